@@ -1,0 +1,142 @@
+"""A real server for a test: `serve()` starts `headwater serve` as a child process and ends it again.
+
+Invariant: when the `with` block is left, the child is gone; one that does not end by itself on SIGTERM fails the test.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_TIMEOUT_SECS = 20.0
+STOP_TIMEOUT_SECS = 20.0
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+_LISTENING = re.compile(r"listening on (http\S+)")
+
+
+class Server:
+    """One running `headwater serve`. Base address in `url`, without a trailing slash."""
+
+    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
+        self.process = process
+        self.directory = directory
+        self.url = ""
+        self._log: list[str] = []
+        self._listening = threading.Event()
+        self._reader = threading.Thread(target=self._read_log, name="server-log", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def stream_url(self, name: str) -> str:
+        return f"{self.url}/v1/stream/{name}"
+
+    def log(self) -> str:
+        """Everything the server has written to stderr so far."""
+        return "".join(self._log)
+
+    def kill(self) -> None:
+        """End it as a crash would: SIGKILL, nothing flushed."""
+        self.process.kill()
+        self.process.wait(timeout=STOP_TIMEOUT_SECS)
+        self._reader.join(timeout=STOP_TIMEOUT_SECS)
+
+    def stop(self) -> int:
+        """Ask it to drain (SIGTERM) and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(timeout=STOP_TIMEOUT_SECS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            message = (
+                f"the server did not end within {STOP_TIMEOUT_SECS} s of SIGTERM; its log:\n{self.log()}"
+            )
+            raise AssertionError(message) from None
+        self._reader.join(timeout=STOP_TIMEOUT_SECS)
+        return code
+
+    def wait_until_listening(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_SECS
+        while not self._listening.wait(timeout=0.05):
+            code = self.process.poll()
+            if code is not None:
+                self._reader.join(timeout=STOP_TIMEOUT_SECS)
+                raise AssertionError(
+                    f"the server ended with code {code} before listening; its log:\n{self.log()}"
+                )
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(
+                    f"no 'listening on' line within {START_TIMEOUT_SECS} s; the server's log:\n{self.log()}"
+                )
+
+    def _read_log(self) -> None:
+        stream = self.process.stderr
+        assert stream is not None
+        with stream:
+            for raw in stream:
+                line = raw.decode("utf-8", "replace")
+                self._log.append(line)
+                found = None if self._listening.is_set() else _LISTENING.search(line)
+                if found is not None:
+                    self.url = found[1].rstrip("/")
+                    self._listening.set()
+
+
+def server_environment(**settings: str) -> dict[str, str]:
+    """The child's environment: ours without DS_… and RUST_LOG, so that only `settings` configure the server."""
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("DS_") and key != "RUST_LOG"
+    }
+    # A checkout that is not installed must still be the code under test.
+    paths = [str(_REPOSITORY / "src"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    environment["PYTHONUNBUFFERED"] = "1"
+    return environment | settings
+
+
+@contextmanager
+def serve(
+    *, arguments: tuple[str, ...] = (), directory: Path | None = None, port: int = 0, **env: str
+) -> Iterator[Server]:
+    """Start a server with the given DS_… variables; wait until it listens; stop it on exit.
+
+    `directory` is its working directory (a temporary one by default): pass the same one twice to start a second
+    server on the data of the first.
+    """
+    with tempfile.TemporaryDirectory(prefix="headwater-test-") as temporary:
+        cwd = directory or Path(temporary)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "headwater", "serve", "--port", str(port), *arguments],
+            cwd=cwd,
+            env=server_environment(**env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        server = Server(process, cwd)
+        try:
+            server.wait_until_listening()
+            yield server
+        except BaseException:
+            if process.poll() is None:
+                server.kill()
+            raise
+        server.stop()
