@@ -1,6 +1,6 @@
 """A real server for a test: `serve()` starts `headwater serve` as a child process and ends it again.
 
-Invariant: when the `with` block is left, the child is gone; one that does not end by itself on SIGTERM fails the test.
+Invariant: when the `with` block is left, the child is gone; one that does not end on SIGTERM fails the test.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Server:
 
 
 def server_environment(**settings: str) -> dict[str, str]:
-    """The child's environment: ours without DS_… and RUST_LOG, so that only `settings` configure the server."""
+    """The child's environment: ours without DS_… and RUST_LOG, so that only `settings` configure it."""
     environment = {
         key: value for key, value in os.environ.items() if not key.startswith("DS_") and key != "RUST_LOG"
     }
@@ -118,8 +118,8 @@ def serve(
 ) -> Iterator[Server]:
     """Start a server with the given DS_… variables; wait until it listens; stop it on exit.
 
-    `directory` is its working directory (a temporary one by default): pass the same one twice to start a second
-    server on the data of the first.
+    `directory` is its working directory (a temporary one by default): pass the same one twice to start a
+    second server on the data of the first.
     """
     with tempfile.TemporaryDirectory(prefix="headwater-test-") as temporary:
         cwd = directory or Path(temporary)

@@ -1,0 +1,41 @@
+"""Settings: what there is (`sections`), where values come from (`layers`), what a log filter is (`filters`).
+
+Invariant: a `Settings` object in hand is complete and valid; nothing that uses it checks a value again.
+"""
+
+from headwater.config.filters import LogFilter
+from headwater.config.layers import LoadedSettings, load_settings
+from headwater.config.sections import (
+    Cursor,
+    Expiry,
+    Http,
+    Limits,
+    Log,
+    Registry,
+    Retention,
+    Server,
+    Settings,
+    Storage,
+    Subscriptions,
+    Tls,
+)
+from headwater.config.trouble import ConfigError
+
+__all__ = [
+    "ConfigError",
+    "Cursor",
+    "Expiry",
+    "Http",
+    "Limits",
+    "LoadedSettings",
+    "Log",
+    "LogFilter",
+    "Registry",
+    "Retention",
+    "Server",
+    "Settings",
+    "Storage",
+    "Subscriptions",
+    "Tls",
+    "load_settings",
+]

@@ -1,0 +1,51 @@
+"""The log filter language: `info`, or `warn,headwater.http=debug`. Parsing only; `telemetry` applies it.
+
+Invariant: a `LogFilter` holds only levels that the `logging` module knows, so applying one cannot fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+
+OFF = logging.CRITICAL + 10
+TRACE = logging.DEBUG - 5
+
+LEVELS = {
+    "trace": TRACE,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": OFF,
+}
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """A level for everything, and levels for the loggers named one by one (and those below them)."""
+
+    default: int
+    modules: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> LogFilter:
+        """Read a comma-separated list of `level` and `module=level`; a bare module name means all of it."""
+        default = logging.INFO
+        modules: list[tuple[str, int]] = []
+        for part in (piece.strip() for piece in text.split(",")):
+            name, equals, level_name = part.partition("=")
+            if not equals and part.lower() in LEVELS:
+                default = LEVELS[part.lower()]
+                continue
+            # `a::b` is how the variable's name-giver writes `a.b`.
+            module = name.strip().replace("::", ".")
+            level = LEVELS.get(level_name.strip().lower()) if equals else TRACE
+            if level is None or not _MODULE.fullmatch(module):
+                raise ValueError(f"{part!r} is neither a level nor module=level")
+            modules.append((module, level))
+        return cls(default, tuple(modules))

@@ -1,0 +1,184 @@
+"""Where values come from: built-in defaults, then files, then the environment, then flags; the later wins.
+
+Invariant: every value in a `LoadedSettings` has an origin, and every name in a file or in a `DS_…` variable
+of a known section is a setting. A typo is an error with a hint, never silently ignored.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import AliasChoices, BaseModel, ValidationError
+from pydantic_settings import TomlConfigSettingsSource
+
+from headwater.config.describe import takes_of
+from headwater.config.sections import Settings
+from headwater.config.trouble import ConfigError, unknown, wrong
+
+CONFIG_DIRECTORY = "config"
+DEFAULT_ORIGIN = "default"
+
+_PREFIX = Settings.model_config.get("env_prefix", "")
+_SEPARATOR = Settings.model_config.get("env_nested_delimiter") or "__"
+_PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSettings:
+    """Settings, and for each `section.key` the place its value came from."""
+
+    settings: Settings
+    origins: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One value somebody gave, before it is checked."""
+
+    section: str
+    key: str
+    value: object
+    origin: str
+
+
+def load_settings(
+    profile: str | None,
+    config_file: Path | None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    flags: Mapping[str, object] | None = None,
+) -> LoadedSettings:
+    """Read all layers. `flags` maps `section.key` to a command-line value. Raises `ConfigError`, one line."""
+    values: dict[str, dict[str, object]] = {}
+    origins = {f"{section}.{key}": DEFAULT_ORIGIN for section, key in _known_keys()}
+    for given in _all_layers(profile, config_file, environ, cwd, flags or {}):
+        values.setdefault(given.section, {})[given.key] = given.value
+        origins[f"{given.section}.{given.key}"] = given.origin
+    try:
+        settings = Settings(**values)  # type: ignore[arg-type]
+    except ValidationError as error:
+        _explain(error, values, origins)
+    return LoadedSettings(settings, origins)
+
+
+def _all_layers(
+    profile: str | None,
+    config_file: Path | None,
+    environ: Mapping[str, str],
+    cwd: Path,
+    flags: Mapping[str, object],
+) -> Iterator[Given]:
+    directory = cwd / CONFIG_DIRECTORY
+    yield from _file(directory / "default.toml", cwd)
+    if profile is not None:
+        yield from _profile(profile, directory, cwd)
+    yield from _file(directory / "local.toml", cwd)
+    if config_file is not None:
+        if not (cwd / config_file).exists():
+            raise ConfigError(f"--config {config_file}: no such file")
+        yield from _file(cwd / config_file, cwd)
+    yield from _environment(environ)
+    for name, value in flags.items():
+        section, _, key = name.partition(".")
+        yield Given(section, key, value, f"--{key.replace('_', '-')}")
+
+
+def _profile(name: str, directory: Path, cwd: Path) -> Iterator[Given]:
+    path = directory / f"{name}.toml"
+    if not _PROFILE_NAME.fullmatch(name) or not path.is_file():
+        present = sorted(found.stem for found in directory.glob("*.toml")) if directory.is_dir() else []
+        there = (
+            f"{CONFIG_DIRECTORY}/ has: {', '.join(present)}" if present else f"{directory} has no profiles"
+        )
+        raise ConfigError(f"--profile {name}: there is no {CONFIG_DIRECTORY}/{name}.toml; {there}")
+    yield from _file(path, cwd)
+
+
+def _file(path: Path, cwd: Path) -> Iterator[Given]:
+    if not path.exists():
+        return
+    origin = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+    try:
+        tables: dict[str, Any] = TomlConfigSettingsSource(Settings, toml_file=path).toml_data
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin}: not valid TOML: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{origin}: not UTF-8 text") from None
+    except OSError as error:
+        raise ConfigError(f"{origin}: cannot be read: {error.strerror}") from None
+    for section, table in tables.items():
+        if section not in Settings.model_fields:
+            raise unknown("section", section, origin, Settings.model_fields)
+        if not isinstance(table, dict):
+            raise wrong(section, table, origin, f"a table: [{section}] and its keys below it")
+        for key, value in table.items():
+            yield Given(section, _canonical_key(section, key, origin), value, origin)
+
+
+def _environment(environ: Mapping[str, str]) -> Iterator[Given]:
+    for name in sorted(environ):
+        section_name, separator, key_name = name.removeprefix(_PREFIX).partition(_SEPARATOR)
+        if not name.startswith(_PREFIX) or not separator:
+            continue
+        section = section_name.lower()
+        if section not in Settings.model_fields:
+            # Other programs have DS_…__… variables too; only what looks like a slip of ours is an error.
+            if get_close_matches(section, Settings.model_fields, n=1, cutoff=0.8):
+                raise unknown("section", section, name, Settings.model_fields)
+            continue
+        yield Given(section, _canonical_key(section, key_name.lower(), name), environ[name], name)
+    # The one variable without our prefix; like any tracing filter, empty means unset.
+    if environ.get("RUST_LOG"):
+        yield Given("log", "rust_log", environ["RUST_LOG"], "RUST_LOG")
+
+
+def _canonical_key(section: str, key: str, origin: str) -> str:
+    """The field that `key` means (an alias gives its field's name), else an error with the nearest one."""
+    fields = _section_model(section).model_fields
+    for name, field in fields.items():
+        alias = field.validation_alias
+        if key == name or (isinstance(alias, AliasChoices) and key in alias.choices):
+            return name
+    raise unknown("key", f"{section}.{key}", origin, (f"{section}.{name}" for name in fields))
+
+
+def _explain(
+    error: ValidationError, values: Mapping[str, Mapping[str, object]], origins: Mapping[str, str]
+) -> NoReturn:
+    """Turn pydantic's report into the one line of ours."""
+    first = error.errors(include_url=False)[0]
+    section, *rest = (str(part) for part in first["loc"])
+    given = values.get(section, {})
+    cause = first.get("ctx", {}).get("error")
+    if not rest:
+        # A rule about several keys of a section: name the section and every place it was set from.
+        places = sorted({origins[f"{section}.{key}"] for key in given})
+        raise ConfigError(f"{section}: {cause} (set by {', '.join(places)})") from None
+    key = rest[0]
+    field = _section_model(section).model_fields[key]
+    raise wrong(
+        f"{section}.{key}",
+        given[key],
+        origins[f"{section}.{key}"],
+        takes_of(field),
+        str(cause) if cause else None,
+    ) from None
+
+
+def _section_model(section: str) -> type[BaseModel]:
+    model = Settings.model_fields[section].annotation
+    assert isinstance(model, type)
+    assert issubclass(model, BaseModel)
+    return model
+
+
+def _known_keys() -> Iterator[tuple[str, str]]:
+    for section in Settings.model_fields:
+        for key in _section_model(section).model_fields:
+            yield section, key

@@ -1,0 +1,323 @@
+"""Every setting there is: one frozen model per section, one `Field` per key with default, limits and purpose.
+
+To add a key, add a `Field` with a description here; files, environment variables, `headwater config show` and
+the table in `docs/configuration.md` follow from it. Invariant: a default obeys the rules of a given value.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    field_validator,
+    model_validator,
+)
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from headwater.config.filters import LogFilter
+
+MEMORY_MODE_MAX_STREAM_BYTES = 10 * 1024 * 1024
+
+_BYTES_MAX = 2**62
+_SECS_MAX = 7 * 24 * 3600.0
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,*]+", re.IGNORECASE)
+
+
+def _no_truth_value(value: object) -> object:
+    # Pydantic reads `true` as 1; `port = true` is a slip, not a port.
+    if isinstance(value, bool):
+        raise ValueError("a truth value is not a number")
+    return value
+
+
+def _empty_is_unset(value: object) -> object:
+    return None if value == "" else value
+
+
+def _split(origins: str) -> tuple[str, ...]:
+    return tuple(piece.strip() for piece in origins.split(",") if piece.strip())
+
+
+Count = Annotated[int, BeforeValidator(_no_truth_value)]
+Bytes = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1, le=_BYTES_MAX)]
+BytesOrOff = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=_BYTES_MAX)]
+Seconds = Annotated[float, BeforeValidator(_no_truth_value), Field(gt=0, le=_SECS_MAX, allow_inf_nan=False)]
+SecondsOrOff = Annotated[
+    float, BeforeValidator(_no_truth_value), Field(ge=0, le=_SECS_MAX, allow_inf_nan=False)
+]
+AgeOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=1e10, allow_inf_nan=False)]
+OptionalBytes = Annotated[BytesOrOff | None, BeforeValidator(_empty_is_unset)]
+OptionalPath = Annotated[Path | None, BeforeValidator(_empty_is_unset)]
+
+
+def takes(sentence: str) -> dict[str, JsonValue]:
+    """For `json_schema_extra`: says what a field takes where its type and bounds alone do not tell."""
+    return {"takes": sentence}
+
+
+class Section(BaseModel):
+    """A table of the settings file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
+
+
+class Server(Section):
+    """The listening socket and how long things on it may take."""
+
+    host: str = Field(
+        "127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network."
+    )
+    port: Count = Field(4437, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one.")
+    long_poll_timeout_secs: Seconds = Field(
+        30.0, description="How long a long-poll waits for data before it answers 204."
+    )
+    sse_reconnect_interval_secs: SecondsOrOff = Field(
+        60.0,
+        description="After this the server ends an SSE response, so that caches and proxies can collapse"
+        " readers; 0 never does.",
+    )
+    read_timeout_secs: Seconds = Field(
+        30.0, description="A request must have arrived whole within this time, else 408."
+    )
+    idle_timeout_secs: Seconds = Field(
+        75.0, description="A kept-alive connection without a request is closed after this."
+    )
+    write_timeout_secs: Seconds = Field(
+        60.0, description="A response of which the reader takes nothing for this long is dropped."
+    )
+    drain_timeout_secs: SecondsOrOff = Field(
+        10.0, description="How long a shutdown waits for requests in flight."
+    )
+    max_connections: Count = Field(
+        10_000, ge=1, le=1_000_000, description="Connections held at once; more are refused with 503."
+    )
+
+
+class Http(Section):
+    """What answers look like, and how large a request may be."""
+
+    cors_origins: str = Field(
+        "*",
+        description="Origins that browsers may call from, comma-separated; `*` is any, empty is none.",
+        json_schema_extra=takes("`*`, or a comma-separated list of origins like https://app.example.com"),
+    )
+    cache_control: Literal["no-store", "private", "public"] = Field(
+        "no-store",
+        description="`Cache-Control` of catch-up reads. With `private` and `public` only full chunks below"
+        " the tail may be cached.",
+    )
+    max_header_bytes: Bytes = Field(32_768, ge=1024, description="All header fields together; more is 431.")
+    max_url_bytes: Bytes = Field(8_192, ge=256, description="The request target; longer is 414.")
+    max_body_bytes: Bytes = Field(67_108_864, description="One request body; larger is 413.")
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: str) -> str:
+        for origin in _split(value):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError(f"{origin!r} is no origin")
+        return value
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """The list, split; `("*",)` when any origin may call."""
+        found = _split(self.cors_origins)
+        return ("*",) if "*" in found else found
+
+
+class Limits(Section):
+    """How much the server takes before it says 413 (or 400 for a name)."""
+
+    max_memory_bytes: Bytes = Field(
+        104_857_600, description="Bytes of stream data held in memory, all streams together."
+    )
+    max_stream_bytes: OptionalBytes = Field(
+        None,
+        description="Bytes in one stream; 0 is no limit. Unset: 10485760 in `memory` mode, else none.",
+        json_schema_extra=takes("a whole number of bytes, 0 for no limit, or empty for the mode's default"),
+    )
+    max_chunk_bytes: Bytes = Field(
+        4_194_304,
+        description="One read answers at most this much, cut at a message; a single larger message is whole.",
+    )
+    max_name_bytes: Count = Field(
+        1_024, ge=1, le=65_535, description="A stream's name, percent-decoded, in UTF-8."
+    )
+    max_producers_per_stream: Count = Field(
+        100_000, ge=1, le=100_000_000, description="Producer ids that one stream remembers; more is 413."
+    )
+
+
+class Storage(Section):
+    """Where bytes live."""
+
+    mode: Literal["memory", "file-fast", "file-durable", "acid"] = Field(
+        "memory",
+        description="`memory`, `file-fast` (no fsync), `file-durable` (group commit), `acid` (LMDB; alias"
+        " `redb`).",
+    )
+    data_dir: Path = Field(Path("./data/streams"), description="Root directory of the persistent modes.")
+    acid_shard_count: Count = Field(
+        16,
+        ge=1,
+        le=256,
+        description="Database shards in `acid` mode.",
+        json_schema_extra=takes("a power of two from 1 to 256"),
+    )
+    hot_tail_bytes: Bytes = Field(
+        67_108_864, description="Newest data kept in memory by the file modes, all streams together."
+    )
+    segment_bytes: Bytes = Field(
+        67_108_864, ge=65_536, description="Log segment size at which the file modes begin a new one."
+    )
+    acid_map_bytes: Bytes = Field(
+        1_099_511_627_776,
+        ge=1_048_576,
+        description="Largest size of one `acid` database. Address space only; the file grows as needed.",
+    )
+    commit: Literal["auto", "inline", "thread"] = Field(
+        "auto",
+        description="Where commits run: on the event loop, on a thread, or whichever suits the disk.",
+    )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _redb_is_acid(cls, value: object) -> object:
+        return "acid" if value == "redb" else value
+
+    @field_validator("acid_shard_count")
+    @classmethod
+    def _power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError("not a power of two")
+        return value
+
+
+class Tls(Section):
+    """Direct TLS; unset, the server speaks plain HTTP."""
+
+    cert_path: OptionalPath = Field(None, description="PEM certificate chain. Set together with `key_path`.")
+    key_path: OptionalPath = Field(None, description="PEM private key. Set together with `cert_path`.")
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Tls:
+        if (self.cert_path is None) != (self.key_path is None):
+            raise ValueError("cert_path and key_path go together: set both or neither")
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        return self.cert_path is not None
+
+
+class Log(Section):
+    """What is logged, to stderr."""
+
+    rust_log: str = Field(
+        "info",
+        validation_alias=AliasChoices("rust_log", "level"),
+        description="Level, or a list like `warn,headwater.http=debug`. The variable `RUST_LOG` wins.",
+        json_schema_extra=takes(
+            "trace, debug, info, warn, error or off, or a list like info,headwater.http=debug"
+        ),
+    )
+    format: Literal["text", "json"] = Field(
+        "text", description="Lines for people, or one JSON object a line."
+    )
+
+    @field_validator("rust_log")
+    @classmethod
+    def _check_filter(cls, value: str) -> str:
+        LogFilter.parse(value)
+        return value
+
+    @property
+    def filter(self) -> LogFilter:
+        return LogFilter.parse(self.rust_log)
+
+
+class Registry(Section):
+    """The `__registry__` stream that lists streams for browsers."""
+
+    enabled: bool = Field(
+        False, description="Keep `__registry__`, a stream that tells of every create and delete."
+    )
+
+
+class Expiry(Section):
+    """The background sweep of expired streams."""
+
+    sweep_interval_secs: Seconds = Field(
+        1.0, description="How often expired streams are looked for. On access they are gone at once anyway."
+    )
+
+
+class Cursor(Section):
+    """The cursor that keeps caches from answering a live read twice."""
+
+    interval_secs: Count = Field(20, ge=1, le=3600, description="Length of one cursor step.")
+
+
+class Subscriptions(Section):
+    """Durable cursors that wake workers."""
+
+    enabled: bool = Field(True, description="Serve `/v1/stream/__ds/…`.")
+    allow_private_webhooks: bool = Field(
+        False, description="Let webhooks call loopback and private addresses. For development only."
+    )
+    webhook_timeout_secs: Seconds = Field(30.0, description="How long one webhook call may take.")
+    webhook_concurrency: Count = Field(64, ge=1, le=4096, description="Webhook calls under way at once.")
+
+
+class Retention(Section):
+    """What is dropped from the front of streams."""
+
+    max_age_secs: AgeOrOff = Field(0.0, description="Drop messages older than this; 0 keeps all.")
+    max_bytes: BytesOrOff = Field(0, description="Keep about this much of each stream; 0 keeps all.")
+
+
+class Settings(BaseSettings):
+    """The whole of it. `Settings()` is the built-in defaults; `load_settings` adds files and environment."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", env_prefix="DS_", env_nested_delimiter="__"
+    )
+
+    server: Server = Server()
+    http: Http = Http()
+    limits: Limits = Limits()
+    storage: Storage = Storage()
+    tls: Tls = Tls()
+    log: Log = Log()
+    registry: Registry = Registry()
+    expiry: Expiry = Expiry()
+    cursor: Cursor = Cursor()
+    subscriptions: Subscriptions = Subscriptions()
+    retention: Retention = Retention()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # `layers` reads files and environment itself, because it must tell where each value came from.
+        return (init_settings,)
+
+    @property
+    def max_stream_bytes(self) -> int | None:
+        """The per-stream limit in force, `None` for none: the default depends on the storage mode."""
+        if self.limits.max_stream_bytes is None:
+            return MEMORY_MODE_MAX_STREAM_BYTES if self.storage.mode == "memory" else None
+        return self.limits.max_stream_bytes or None

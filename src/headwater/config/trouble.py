@@ -1,0 +1,30 @@
+"""The one error of the settings: one line that names the key, its origin, what it got and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ConfigError(Exception):
+    """Settings that cannot be used. `str()` is the one line to show."""
+
+
+def unknown(what: str, name: str, origin: str, known: Iterable[str]) -> ConfigError:
+    """A name that nothing answers to, with the nearest one that does."""
+    candidates = sorted(known)
+    near = get_close_matches(name, candidates, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(candidates)}"
+    return ConfigError(f"{name}: no such {what} (in {origin}); {hint}")
+
+
+def wrong(key: str, value: object, origin: str, takes: str, reason: str | None = None) -> ConfigError:
+    """A value that its key does not take."""
+    because = f" ({reason})" if reason else ""
+    return ConfigError(f"{key}: got {_shown(value)} from {origin}; it takes {takes}{because}")
+
+
+def _shown(value: object) -> str:
+    # One line whatever the value holds, and short enough to read.
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
