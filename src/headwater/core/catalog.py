@@ -1,0 +1,216 @@
+"""The catalog: the state of every stream but for its bytes, and the one function that changes it.
+
+`Catalog.apply(record)` is total and deterministic: the same records in the same order give the same catalog, which
+is all that recovery needs. It decides nothing; what may happen is decided in `rules`, before a record exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Final, Generic, TypeVar
+
+from headwater.core.content import JSON_MEDIA_TYPE, is_text, media_type
+from headwater.core.expiry import deadline_ms
+from headwater.core.offsets import Offset
+from headwater.core.producers import ProducerState
+from headwater.core.records import Append, Create, Delete, ForkPoint, Image, Record, Touch
+
+
+class ContentType:
+    """A stream's content type, with what is asked of it on every request worked out once and shared."""
+
+    __slots__ = ("header", "json", "media", "text")
+
+    def __init__(self, header: str) -> None:
+        self.header: Final = header
+        self.media: Final = media_type(header)
+        self.json: Final = self.media == JSON_MEDIA_TYPE
+        self.text: Final = is_text(header)
+
+
+content_type_of = lru_cache(maxsize=1024)(ContentType)
+
+
+class Stream:
+    """One incarnation of a stream. `index` and `position` are its tail."""
+
+    __slots__ = (
+        "accessed_ms",
+        "children",
+        "closed",
+        "closed_by",
+        "created_ms",
+        "deleted",
+        "expires_at_ms",
+        "fork",
+        "id",
+        "index",
+        "name",
+        "position",
+        "producers",
+        "stream_seq",
+        "ttl_secs",
+        "type",
+        "written_ms",
+    )
+
+    def __init__(self, image: Image) -> None:
+        self.id: Final = image.id
+        self.name: Final = image.name
+        self.created_ms: Final = image.created_ms
+        self.type: Final[ContentType] = content_type_of(image.content_type)
+        self.ttl_secs: Final = image.ttl_secs
+        self.expires_at_ms: Final = image.expires_at_ms
+        self.fork: Final[ForkPoint | None] = image.fork
+        self.index = image.index
+        self.position = image.position
+        self.accessed_ms = image.accessed_ms
+        self.written_ms = image.written_ms
+        self.closed = image.closed
+        self.closed_by = image.closed_by
+        self.stream_seq = image.stream_seq
+        self.producers: dict[str, ProducerState] | None = dict(image.producers) or None
+        self.children = 0
+        self.deleted = image.deleted
+
+    @property
+    def tail(self) -> Offset:
+        return Offset(self.index, self.position)
+
+    @property
+    def base(self) -> Offset:
+        """Where the stream's own data begins: after what a fork shares with its source."""
+        return Offset(self.fork.index, self.fork.position) if self.fork is not None else Offset(0, 0)
+
+    def deadline_ms(self) -> int | None:
+        return deadline_ms(self.ttl_secs, self.expires_at_ms, self.accessed_ms)
+
+    def expired(self, now_ms: int) -> bool:
+        if self.ttl_secs is None and self.expires_at_ms is None:
+            return False
+        deadline = self.deadline_ms()
+        return deadline is not None and now_ms >= deadline
+
+    def image(self) -> Image:
+        return Image(
+            self.id,
+            self.name,
+            self.created_ms,
+            self.type.header,
+            self.ttl_secs,
+            self.expires_at_ms,
+            self.index,
+            self.position,
+            self.accessed_ms,
+            self.written_ms,
+            self.closed,
+            self.closed_by,
+            self.stream_seq,
+            dict(self.producers or {}),
+            self.fork,
+            self.deleted,
+        )
+
+
+StreamT = TypeVar("StreamT", bound=Stream)
+
+
+class Catalog(Generic[StreamT]):
+    """All streams, by name and by incarnation. A deleted stream that forks still need is kept under both."""
+
+    def __init__(self, make_stream: Callable[[Image], StreamT]) -> None:
+        self._make_stream = make_stream
+        self.by_name: dict[str, StreamT] = {}
+        self.by_id: dict[int, StreamT] = {}
+        self._orphans: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def __iter__(self) -> Iterator[StreamT]:
+        return iter(self.by_id.values())
+
+    def apply(self, record: Record) -> tuple[int, ...]:
+        """Change the state as the record says; returns the incarnations that are gone with their bytes."""
+        if type(record) is Append:
+            self.apply_append(self.by_id[record.id], record)
+        elif type(record) is Touch:
+            stream = self.by_id[record.id]
+            stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
+        elif type(record) is Create:
+            self._create(record)
+        elif type(record) is Delete:
+            return self._delete(self.by_id[record.id])
+        elif type(record) is Image:
+            self._install(record)
+        else:
+            raise AssertionError(f"no rule to apply {record!r}")
+        return ()
+
+    def apply_append(self, stream: Stream, record: Append) -> None:
+        if record.index != stream.index or record.position != stream.position:
+            raise AssertionError(f"append at {record.index}_{record.position} to {stream.name!r} at {stream.tail}")
+        stream.index += len(record.lengths)
+        stream.position += len(record.payload)
+        stream.accessed_ms = stream.written_ms = record.at_ms
+        if record.producer_id is not None:
+            if stream.producers is None:
+                stream.producers = {}
+            stream.producers[record.producer_id] = ProducerState(record.epoch, record.seq)
+        if record.stream_seq is not None:
+            stream.stream_seq = record.stream_seq
+        if record.close:
+            stream.closed = True
+            if record.producer_id is not None:
+                stream.closed_by = (record.producer_id, record.epoch, record.seq)
+
+    def _create(self, record: Create) -> None:
+        fork = record.fork
+        self._install(
+            Image(
+                record.id,
+                record.name,
+                record.at_ms,
+                record.content_type,
+                record.ttl_secs,
+                record.expires_at_ms,
+                (fork.index if fork is not None else 0) + len(record.lengths),
+                (fork.position if fork is not None else 0) + len(record.payload),
+                record.at_ms,
+                record.at_ms,
+                record.closed,
+                fork=fork,
+            )
+        )
+
+    def _install(self, image: Image) -> None:
+        stream = self._make_stream(image)
+        self.by_id[stream.id] = stream
+        self.by_name[stream.name] = stream
+        if stream.fork is not None:
+            # A checkpoint may bring a fork before its source, which then counts the forks that wait for it.
+            source = self.by_id.get(stream.fork.source_id)
+            if source is not None:
+                source.children += 1
+            else:
+                self._orphans[stream.fork.source_id] = self._orphans.get(stream.fork.source_id, 0) + 1
+        stream.children += self._orphans.pop(stream.id, 0)
+
+    def _delete(self, stream: StreamT) -> tuple[int, ...]:
+        if stream.children:
+            stream.deleted = True
+            return ()
+        gone = []
+        current: StreamT | None = stream
+        while current is not None:
+            del self.by_id[current.id]
+            if self.by_name.get(current.name) is current:
+                del self.by_name[current.name]
+            gone.append(current.id)
+            source = self.by_id.get(current.fork.source_id) if current.fork is not None else None
+            if source is None:
+                break
+            source.children -= 1
+            current = source if source.deleted and not source.children else None
+        return tuple(gone)

@@ -1,0 +1,94 @@
+"""Content types, and how a request body becomes messages.
+
+Stored bytes are wire bytes. A JSON message is stored followed by one comma, so that any run of messages is a JSON
+array once it is wrapped in brackets and loses its last comma; numbers, key order and escapes stay as they came.
+A body of any other type is one message, stored as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+
+from headwater.core.errors import EmptyBody, InvalidContentType, InvalidJson
+
+DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
+JSON_MEDIA_TYPE: Final = "application/json"
+
+_TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_CONTENT_TYPE: Final = re.compile(rf"\s*({_TOKEN}/{_TOKEN})\s*(;.*)?", re.DOTALL)
+_WHITESPACE: Final = b" \t\r\n"
+
+# `Raw` keeps each element as the client wrote it, without the white space around it, and is 5 to 7 times faster
+# than decoding to objects. It is strict on syntax and on surrogate escapes, but lets invalid UTF-8 pass.
+_elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_value: Final = msgspec.json.Decoder(msgspec.Raw)
+
+
+class Messages(NamedTuple):
+    """The stored form of one append: its bytes, and the length of each message within them."""
+
+    payload: bytes
+    lengths: tuple[int, ...]
+
+
+NO_MESSAGES: Final = Messages(b"", ())
+
+
+def media_type(content_type: str) -> str:
+    """The part of a content type that is compared: lower case, without parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def check_content_type(content_type: str) -> str:
+    """A content type that may name a stream's type, as the client wrote it."""
+    stripped = content_type.strip()
+    if _CONTENT_TYPE.fullmatch(stripped) is None:
+        raise InvalidContentType(
+            f"Content-Type must be a media type such as text/plain or application/json, not {content_type!r}."
+        )
+    return stripped
+
+
+def is_json(content_type: str) -> bool:
+    return media_type(content_type) == JSON_MEDIA_TYPE
+
+
+def is_text(content_type: str) -> bool:
+    """Whether server-sent events carry the stream as text; anything else goes as base64 (protocol §5.8)."""
+    kind = media_type(content_type)
+    return kind == JSON_MEDIA_TYPE or kind.startswith("text/")
+
+
+def split_json(body: bytes, *, allow_empty: bool = False) -> Messages:
+    """The messages of a JSON body: the elements of a top-level array, or the one value that it is (§7.1)."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from None
+    try:
+        if body.lstrip(_WHITESPACE)[:1] != b"[":
+            value = bytes(_value.decode(body))
+            return Messages(value + b",", (len(value) + 1,))
+        elements = _elements.decode(body)
+    except msgspec.DecodeError as error:
+        raise InvalidJson(f"The body is not valid JSON: {error}.") from None
+    except RecursionError:
+        raise InvalidJson("The body is nested too deeply.") from None
+    if not elements:
+        if allow_empty:
+            return NO_MESSAGES
+        raise EmptyBody("An empty JSON array appends nothing; send at least one element.")
+    payload = b",".join(elements) + b","
+    return Messages(payload, tuple([len(element) + 1 for element in elements]))
+
+
+def split_body(content_type: str, body: bytes, *, creating: bool = False) -> Messages:
+    """The messages that a body adds to a stream of this type. An empty body adds none."""
+    if not body:
+        return NO_MESSAGES
+    if is_json(content_type):
+        return split_json(body, allow_empty=creating)
+    return Messages(body, (len(body),))

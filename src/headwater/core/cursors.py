@@ -1,0 +1,29 @@
+"""Cursors: values that make successive live requests differ, so that no cache answers them in a loop.
+
+The cursor is the number of the current interval since a fixed epoch. A client that already holds that number or a
+later one gets a strictly greater one, moved on by a random jitter (protocol §8.1).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+EPOCH_MS: Final = 1_728_432_000_000
+"""2024-10-09T00:00:00Z."""
+JITTER_MAX_SECS: Final = 3600
+CURSOR_MAX: Final = 2**53 - 1
+
+_CURSOR: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
+
+
+def next_cursor(now_ms: int, interval_secs: int, echoed: str | None, jitter: float) -> str:
+    """The cursor for a live response. `jitter` is a random number in [0, 1)."""
+    current = max(0, (now_ms - EPOCH_MS) // (interval_secs * 1000))
+    if echoed is None or _CURSOR.fullmatch(echoed) is None:
+        return str(current)
+    held = int(echoed)
+    if held < current or held >= CURSOR_MAX:
+        return str(current)
+    step_secs = 1 + int(jitter * JITTER_MAX_SECS)
+    return str(held + max(1, step_secs // interval_secs))

@@ -1,0 +1,75 @@
+"""When a stream ends by itself.
+
+``Stream-TTL`` is a sliding window: each read or write restarts it, HEAD does not. ``Stream-Expires-At`` is an
+instant. A stream has at most one of them. Times are milliseconds since the Unix epoch, and `now` is an argument.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Final
+
+from headwater.core.errors import InvalidExpiry
+
+TTL_MAX_SECS: Final = 2**53 - 1
+"""Largest integer that every client can hold; more than any clock needs."""
+
+_TTL: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+_RFC3339: Final = re.compile(
+    r"(\d{4})-(\d{2})-(\d{2})[Tt ](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,9}))?(?:([Zz])|([+-])(\d{2}):(\d{2}))", re.ASCII
+)
+
+
+def parse_ttl(text: str) -> int:
+    """Seconds of a Stream-TTL header: a plain decimal, no sign, no leading zero (protocol §5.1)."""
+    if _TTL.fullmatch(text) is None or int(text) > TTL_MAX_SECS:
+        raise InvalidExpiry(
+            f"Stream-TTL must be a whole number of seconds from 0 to {TTL_MAX_SECS}, without sign or leading zeros."
+        )
+    return int(text)
+
+
+def parse_expires_at(text: str) -> int:
+    """Milliseconds since the epoch of a Stream-Expires-At header (RFC 3339)."""
+    match = _RFC3339.fullmatch(text.strip())
+    if match is None:
+        raise _not_a_time(text)
+    year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
+    fraction = (match[7] or "").ljust(9, "0")[:6]
+    zone: timezone = UTC
+    if match[9]:
+        shift = timedelta(hours=int(match[10]), minutes=int(match[11]))
+        if int(match[10]) > 23 or int(match[11]) > 59:
+            raise _not_a_time(text)
+        zone = timezone(shift if match[9] == "+" else -shift)
+    try:
+        # RFC 3339 allows a leap second; it is the first instant of the next minute.
+        moment = datetime(year, month, day, hour, minute, min(second, 59), int(fraction), zone)
+        if second == 60:
+            moment += timedelta(seconds=1)
+        elif second > 60:
+            raise _not_a_time(text)
+        return round(moment.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise _not_a_time(text) from None
+
+
+def format_instant(at_ms: int) -> str:
+    """An instant as RFC 3339 in UTC, with milliseconds only where there are any."""
+    moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    text = moment.strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{at_ms % 1000:03d}Z" if at_ms % 1000 else f"{text}Z"
+
+
+def deadline_ms(ttl_secs: int | None, expires_at_ms: int | None, accessed_ms: int) -> int | None:
+    """When a stream that was last used at `accessed_ms` ends, if it ever does."""
+    if expires_at_ms is not None:
+        return expires_at_ms
+    if ttl_secs is not None:
+        return accessed_ms + ttl_secs * 1000
+    return None
+
+
+def _not_a_time(text: str) -> InvalidExpiry:
+    return InvalidExpiry(f"Stream-Expires-At must be an RFC 3339 time such as 2030-01-31T12:00:00Z, not {text!r}.")

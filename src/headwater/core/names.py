@@ -1,0 +1,56 @@
+"""Stream names: decoded once, canonicalised once, refused when ambiguous.
+
+The canonical name is the only one that anything behind the router sees, so no two spellings of a path can reach
+one stream by different rules (and none can slip past a check that saw another spelling).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from headwater.core.errors import InvalidName
+
+RESERVED_SEGMENT: Final = "__ds"
+"""First segment of the subscription API; never part of a stream's name."""
+
+
+def canonical_name(raw_path: bytes, max_bytes: int) -> str:
+    """The stream name that a percent-encoded path (below the stream root, no leading slash) stands for."""
+    lowered = raw_path.lower()
+    if b"%2f" in lowered or b"%5c" in lowered:
+        raise InvalidName("A stream name may not contain an encoded slash or backslash.")
+    if b"%" in raw_path and not _escapes_are_whole(raw_path):
+        raise InvalidName("The path has a percent sign that is not followed by two hex digits.")
+    try:
+        name = unquote_to_bytes(raw_path).decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidName("A stream name must be valid UTF-8.") from None
+    return check_name(name, max_bytes)
+
+
+def check_name(name: str, max_bytes: int) -> str:
+    """A decoded name, unless it is empty, too long or could be read in two ways."""
+    if not name:
+        raise InvalidName("The stream name is empty.")
+    if len(name.encode("utf-8", "surrogatepass")) > max_bytes:
+        raise InvalidName(f"The stream name is longer than {max_bytes} bytes.")
+    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in name):
+        raise InvalidName("A stream name may not contain control characters.")
+    if "\\" in name:
+        raise InvalidName("A stream name may not contain a backslash.")
+    segments = name.split("/")
+    if "" in segments:
+        raise InvalidName("A stream name may not contain empty segments or end with a slash.")
+    if "." in segments or ".." in segments:
+        raise InvalidName("A stream name may not contain the segments '.' or '..'.")
+    if segments[0] == RESERVED_SEGMENT:
+        raise InvalidName(f"Names below {RESERVED_SEGMENT}/ are reserved.")
+    return name
+
+
+def _escapes_are_whole(raw_path: bytes) -> bool:
+    for piece in raw_path.split(b"%")[1:]:
+        if len(piece) < 2 or not all(chr(byte) in "0123456789abcdefABCDEF" for byte in piece[:2]):
+            return False
+    return True

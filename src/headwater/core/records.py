@@ -1,0 +1,99 @@
+"""Records: everything that can happen to a stream, one type each.
+
+A record carries all that it changes (data, producer state, closure), so a crash can never split them. Records are
+what the log stores, what recovery replays, and the only thing that `Catalog.apply` takes. A stream is named by the
+random id of its incarnation, so that deleting and re-creating a name never mixes two lives.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from headwater.core.producers import ProducerState
+
+
+class ForkPoint(msgspec.Struct, frozen=True, array_like=True):
+    """Where a fork parts from its source. The fork's own data begins at (index, position)."""
+
+    source_id: int
+    source_name: str
+    index: int
+    position: int
+    asked_offset: str | None = None
+    asked_sub_offset: int = 0
+
+
+class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
+    id: int
+    name: str
+    at_ms: int
+    content_type: str
+    ttl_secs: int | None = None
+    expires_at_ms: int | None = None
+    closed: bool = False
+    payload: bytes = b""
+    lengths: tuple[int, ...] = ()
+    fork: ForkPoint | None = None
+
+
+class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
+    """Messages added at (index, position), with the producer and closure that came with them.
+
+    An append without messages is a plain close.
+    """
+
+    id: int
+    at_ms: int
+    index: int
+    position: int
+    payload: bytes
+    lengths: tuple[int, ...]
+    producer_id: str | None = None
+    epoch: int = 0
+    seq: int = 0
+    stream_seq: str | None = None
+    close: bool = False
+
+
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
+    """The end of a stream: asked for, or by expiry. With forks it lives on unseen until the last is gone."""
+
+    id: int
+    at_ms: int
+    expired: bool = False
+
+
+class Touch(msgspec.Struct, frozen=True, array_like=True, tag="touch"):
+    """A use that restarts a sliding TTL window and leaves nothing else behind."""
+
+    id: int
+    at_ms: int
+
+
+class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
+    """The whole state of one stream but for its bytes: what a checkpoint keeps, and recovery starts from."""
+
+    id: int
+    name: str
+    created_ms: int
+    content_type: str
+    ttl_secs: int | None
+    expires_at_ms: int | None
+    index: int
+    position: int
+    accessed_ms: int
+    written_ms: int
+    closed: bool = False
+    closed_by: tuple[str, int, int] | None = None
+    stream_seq: str | None = None
+    producers: dict[str, ProducerState] = {}
+    fork: ForkPoint | None = None
+    deleted: bool = False
+
+
+Record: TypeAlias = Create | Append | Delete | Touch | Image
+
+encode_record = msgspec.msgpack.Encoder().encode
+decode_record = msgspec.msgpack.Decoder(Record).decode

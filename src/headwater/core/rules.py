@@ -1,0 +1,163 @@
+"""The rules for creating and appending: what a request may do to a stream in a given state.
+
+Each rule is a pure function from (state, request, now) to a decision; a decision that changes something carries the
+record that says so. Order of checks on an append: closed, content type, producer, Stream-Seq (protocol §5.2), so
+that a closed stream always says so, and a producer's retry is a repeat before it could be a regression.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.core.catalog import Stream
+from headwater.core.content import DEFAULT_CONTENT_TYPE, NO_MESSAGES, Messages, media_type, split_body, split_json
+from headwater.core.errors import (
+    BadRequest,
+    ConfigMismatch,
+    ContentTypeMismatch,
+    EmptyBody,
+    InvalidOffset,
+    OffsetGone,
+    SequenceRegression,
+    StreamClosed,
+)
+from headwater.core.offsets import Offset
+from headwater.core.producers import Producer, Verdict, judge
+from headwater.core.records import Append, Create
+
+
+CLOSED_HEADER: Final = ("Stream-Closed", "true")
+
+
+class Outcome(enum.Enum):
+    """What became of an append."""
+
+    ACCEPTED = enum.auto()
+    DUPLICATE = enum.auto()
+    ALREADY_CLOSED = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    name: str
+    content_type: str | None
+    ttl_secs: int | None
+    expires_at_ms: int | None
+    closed: bool
+    body: bytes
+
+
+def decide_create(request: CreateRequest, stream_id: int, now_ms: int) -> Create:
+    """The record that brings a new stream to life, with its initial content."""
+    content_type = request.content_type or DEFAULT_CONTENT_TYPE
+    messages = split_body(content_type, request.body, creating=True)
+    return Create(
+        stream_id,
+        request.name,
+        now_ms,
+        content_type,
+        request.ttl_secs,
+        request.expires_at_ms,
+        request.closed,
+        messages.payload,
+        messages.lengths,
+    )
+
+
+def check_same_config(stream: Stream, request: CreateRequest) -> None:
+    """PUT on a stream that exists succeeds only when it asks for what is there (protocol §5.1)."""
+    asked_type = media_type(request.content_type or DEFAULT_CONTENT_TYPE)
+    if asked_type != stream.type.media:
+        raise ConfigMismatch(f"The stream exists with content type {stream.type.header}, not {asked_type}.")
+    if request.ttl_secs != stream.ttl_secs:
+        raise ConfigMismatch(f"The stream exists with another Stream-TTL ({stream.ttl_secs}).")
+    if request.expires_at_ms != stream.expires_at_ms:
+        raise ConfigMismatch("The stream exists with another Stream-Expires-At.")
+    if request.closed != stream.closed:
+        state = "closed" if stream.closed else "open"
+        raise ConfigMismatch(f"The stream exists and is {state}.")
+
+
+def decide_append(
+    stream: Stream,
+    content_type: str | None,
+    body: bytes,
+    producer: Producer | None,
+    stream_seq: str | None,
+    close: bool,
+    now_ms: int,
+) -> Append | Outcome:
+    """The record of an accepted append, or why there is nothing left to do."""
+    if not body and not close:
+        raise EmptyBody("The body is empty. Send data, or Stream-Closed: true to close the stream.")
+    if stream.closed:
+        return _on_closed(stream, body, producer)
+    if body:
+        if content_type is None:
+            raise BadRequest("Content-Type is missing; it must match the stream's.")
+        if content_type != stream.type.header and media_type(content_type) != stream.type.media:
+            raise ContentTypeMismatch(f"The stream's content type is {stream.type.header}, not {content_type}.")
+    if producer is not None:
+        known = stream.producers.get(producer.id) if stream.producers is not None else None
+        if judge(known, producer) is Verdict.DUPLICATE:
+            return Outcome.DUPLICATE
+    # Header values are decoded as Latin-1, so the order of the strings is the order of the bytes.
+    if stream_seq is not None and stream.stream_seq is not None and stream_seq <= stream.stream_seq:
+        raise SequenceRegression(f"Stream-Seq {stream_seq!r} does not come after {stream.stream_seq!r}.")
+    if not body:
+        messages = NO_MESSAGES
+    elif stream.type.json:
+        messages = split_json(body)
+    else:
+        messages = Messages(body, (len(body),))
+    if producer is None:
+        return Append(
+            stream.id,
+            now_ms,
+            stream.index,
+            stream.position,
+            messages.payload,
+            messages.lengths,
+            None,
+            0,
+            0,
+            stream_seq,
+            close,
+        )
+    return Append(
+        stream.id,
+        now_ms,
+        stream.index,
+        stream.position,
+        messages.payload,
+        messages.lengths,
+        producer.id,
+        producer.epoch,
+        producer.seq,
+        stream_seq,
+        close,
+    )
+
+
+def check_retained(offset: Offset, earliest: Offset) -> None:
+    """Reads may not begin before what is retained."""
+    if offset < earliest:
+        raise OffsetGone(f"The stream is retained from {earliest}; bootstrap again to go on.")
+
+
+def off_boundary(token: str) -> InvalidOffset:
+    return InvalidOffset(f"Offset {token!r} is not a place in this stream. Use one that the server returned.")
+
+
+def _on_closed(stream: Stream, body: bytes, producer: Producer | None) -> Outcome:
+    if producer is not None:
+        if stream.closed_by == (producer.id, producer.epoch, producer.seq):
+            return Outcome.DUPLICATE
+    elif not body:
+        return Outcome.ALREADY_CLOSED
+    raise StreamClosed(
+        "The stream is closed and takes no more data.",
+        (CLOSED_HEADER, ("Stream-Next-Offset", str(stream.tail))),
+    )

@@ -1,0 +1,87 @@
+"""What a storage mode is: where committed records become durable, and bytes become readable.
+
+The engine drives every mode alike, and in this order:
+
+1. `recover()` once, before anything else: the records that rebuild the catalog.
+2. `write(batch)`: make a batch durable, all of it or (after an error) no one knows how much. It may block and may
+   run on a thread, one batch at a time; it must not touch what readers use.
+3. `absorb(batch)`: on the event loop, after `write` returned: let readers have the batch.
+4. `tend(image_of)`: on the event loop, after each absorb and about once a second: a moment for checkpoints and the
+   like. It must return at once; what takes long goes to the store's own thread, in slices that hold up nobody.
+
+Reads happen on the event loop between absorbs, and only below what was absorbed. Positions are absolute: the first
+byte of a fork's own data has the position of its fork point. A storage mode knows one incarnation at a time; how
+forks share bytes is the engine's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from headwater.core.records import Image, Record
+
+
+class StorageError(Exception):
+    """The store cannot do what was asked; the message says what and where, and is fit for an operator's eye."""
+
+
+class WriteFailed(StorageError):
+    """A write or sync failed. What of the batch is on the disk is unknown, so nothing more may be acknowledged."""
+
+
+class Corrupt(StorageError):
+    """Stored bytes do not match their checksum or index. They are never served."""
+
+
+class Committed(NamedTuple):
+    """A record on its way to the disk, with the incarnations that it removes for good."""
+
+    record: Record
+    removed: tuple[int, ...] = ()
+
+
+class Usage(NamedTuple):
+    """What a store holds, for metrics and limits."""
+
+    payload_bytes: int
+    memory_bytes: int
+
+
+ImageOf: TypeAlias = Callable[[int], Image | None]
+"""The state of a stream exactly as absorbed so far; None while it is ahead of that, or gone."""
+
+
+class Storage(Protocol):
+    """One storage mode."""
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether `write` can take long enough to matter: decides if batches gather and may move to a thread."""
+
+    def recover(self) -> Iterable[Record]: ...
+
+    def write(self, batch: Sequence[Committed]) -> None: ...
+
+    def absorb(self, batch: Sequence[Committed]) -> None: ...
+
+    def boundary(self, stream_id: int, index: int) -> int | None:
+        """Position after `index` messages; None outside the incarnation's own data (base excluded)."""
+
+    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        """The last boundary within `max_bytes` of (index, position), at least one message on, at most `end_index`."""
+
+    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
+        """The lengths of the messages from `index` to `end_index`."""
+
+    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
+        """The bytes from `position` to `end_position`, in order, in as many pieces as they lie in."""
+
+    def tend(self, image_of: ImageOf) -> None: ...
+
+    def refusal(self) -> str | None:
+        """Why new writes should be turned down before they begin (a disk nearly full), or None."""
+
+    def usage(self) -> Usage: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,68 @@
+"""Storage mode `memory`: everything in RAM, nothing survives.
+
+Keeps, per incarnation, one `Tail` with all of its bytes, and gives them back the moment the incarnation is removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from headwater.core.records import Append, Create, Record
+from headwater.storage.interface import Committed, ImageOf, Usage
+from headwater.storage.tail import Tail
+
+
+class MemoryStorage:
+    waits_for_disk = False
+
+    def __init__(self) -> None:
+        self._tails: dict[int, Tail] = {}
+        self._bytes = 0
+
+    def recover(self) -> Iterable[Record]:
+        return ()
+
+    def write(self, batch: Sequence[Committed]) -> None:
+        """Nothing to make durable."""
+
+    def absorb(self, batch: Sequence[Committed]) -> None:
+        for record, removed in batch:
+            if type(record) is Append:
+                if record.payload:
+                    self._tails[record.id].extend(record.payload, record.lengths)
+                    self._bytes += len(record.payload)
+            elif type(record) is Create:
+                self._create(record)
+            for stream_id in removed:
+                self._bytes -= len(self._tails.pop(stream_id).data)
+
+    def boundary(self, stream_id: int, index: int) -> int | None:
+        return self._tails[stream_id].boundary(index)
+
+    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        return self._tails[stream_id].cut(index, position, end_index, max_bytes)
+
+    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
+        return self._tails[stream_id].lengths(index, end_index)
+
+    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
+        return (self._tails[stream_id].read(position, end_position),)
+
+    def tend(self, image_of: ImageOf) -> None:
+        """Nothing to tend."""
+
+    def refusal(self) -> str | None:
+        return None
+
+    def usage(self) -> Usage:
+        return Usage(self._bytes, self._bytes)
+
+    def close(self) -> None:
+        self._tails.clear()
+
+    def _create(self, record: Create) -> None:
+        fork = record.fork
+        tail = Tail(fork.index, fork.position) if fork is not None else Tail(0, 0)
+        tail.extend(record.payload, record.lengths)
+        self._tails[record.id] = tail
+        self._bytes += len(record.payload)
