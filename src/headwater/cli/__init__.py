@@ -1,0 +1,61 @@
+"""The `headwater` command: one module per command, and here only how they hang together.
+
+Invariant: a mistake of the caller is one line on stderr and exit code 2; a failure at run time one line and 1.
+To add commands, write a module with a `typer.Typer` and add it below.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import headwater
+from headwater.cli import config, serve
+from headwater.cli.failure import Failure
+
+app = typer.Typer(
+    name="headwater",
+    help="Headwater: a Durable Streams server.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.add_typer(config.app, name="config")
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"headwater {headwater.__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit."""
+    try:
+        code = app(args=arguments, prog_name="headwater", standalone_mode=False)
+    except Failure as failure:
+        _say(str(failure))
+        code = failure.code
+    except KeyboardInterrupt:
+        code = 130
+    except Exception as error:
+        # Typer's report of a wrong flag, told by its method: its class has moved between typer's releases.
+        format_message = getattr(error, "format_message", None)
+        if format_message is None:
+            raise
+        _say(format_message())
+        code = 2
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"headwater: {' '.join(message.split())}\n")

@@ -1,0 +1,34 @@
+"""The flags that choose settings, shared by the commands that load them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwater.cli.failure import USAGE, Failure
+from headwater.config import ConfigError, LoadedSettings, load_settings
+
+Profile = Annotated[
+    str | None,
+    typer.Option("--profile", metavar="NAME", help="Also read config/NAME.toml.", show_default=False),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", help="Read this settings file after all others.", show_default=False
+    ),
+]
+
+
+def settings_from(
+    profile: str | None, config_file: Path | None, flags: Mapping[str, object] | None = None
+) -> LoadedSettings:
+    """Load the settings for this process, or fail with the one line that says what is wrong."""
+    try:
+        return load_settings(profile, config_file, os.environ, Path.cwd(), flags)
+    except ConfigError as error:
+        raise Failure(str(error), USAGE) from None

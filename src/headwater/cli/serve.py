@@ -1,0 +1,79 @@
+"""`headwater serve`: load the settings, set up the log, hand over to the HTTP server until it ends."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from typing import Annotated
+
+import typer
+
+from headwater.cli.failure import USAGE, Failure
+from headwater.cli.options import ConfigFile, Profile, settings_from
+from headwater.config import Settings
+
+
+def serve(
+    profile: Profile = None,
+    config_file: ConfigFile = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="ADDRESS", help="Address to listen on.", show_default=False),
+    ] = None,
+    port: Annotated[
+        str | None,
+        typer.Option(
+            "--port", metavar="PORT", help="Port to listen on; 0 picks a free one.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Run the server until SIGTERM or Ctrl-C."""
+    flags = {"server.host": host, "server.port": port}
+    loaded = settings_from(
+        profile, config_file, {key: value for key, value in flags.items() if value is not None}
+    )
+    settings = loaded.settings
+    _check_tls_files(settings)
+
+    from headwater.http.server import run
+    from headwater.telemetry import set_up_logging
+
+    set_up_logging(settings.log.filter, settings.log.format)
+    try:
+        run(settings)
+    except ssl.SSLError as error:
+        reason = error.reason or error
+        raise Failure(
+            f"tls.cert_path and tls.key_path are not a usable pair of PEM files: {reason}"
+        ) from None
+    except OSError as error:
+        sentence = _why_it_cannot_listen(error, settings)
+        if sentence is None:
+            raise
+        raise Failure(sentence) from None
+
+
+def _check_tls_files(settings: Settings) -> None:
+    for key, path in (("tls.cert_path", settings.tls.cert_path), ("tls.key_path", settings.tls.key_path)):
+        if path is None:
+            continue
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise Failure(f"{key}: cannot read {path}: {error.strerror}", USAGE) from None
+
+
+def _why_it_cannot_listen(error: OSError, settings: Settings) -> str | None:
+    """What to do about an address that cannot be had; `None` when the error is about something else."""
+    host, port = settings.server.host, settings.server.port
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is in use; stop what listens there, or choose another with --port"
+            " (0 picks a free one)"
+        )
+    if error.errno == errno.EACCES and port and port < 1024:
+        return f"port {port} needs a privilege this user does not have; choose one from 1024 up with --port"
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return f"server.host: {host} is not an address of this machine; 127.0.0.1 and 0.0.0.0 always are"
+    return None
