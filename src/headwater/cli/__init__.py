@@ -1,6 +1,6 @@
 """The `headwater` command: one module per command, and here only how they hang together.
 
-Invariant: a mistake of the caller is one line on stderr and exit code 2; a failure at run time one line and 1.
+Invariant: a mistake of the caller is one line on stderr and exit code 2; one at run time is one line and 1.
 To add commands, write a module with a `typer.Typer` and add it below.
 """
 

@@ -1,0 +1,99 @@
+# Everything a fresh machine needs is set up by the targets themselves. Run `make` to see them.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+NPM_DIR := tests/npm
+RUN_ARGS ?= --profile dev
+PYTEST_ARGS ?=
+
+# Tools of the environment come first, among them a Node.js where the system has none.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+CHECKED := src tests scripts bench
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+.PHONY: run
+run: $(VENV)/.runtime ## Set up what is missing and start the server on port 4437 (RUN_ARGS="…")
+	@exec $(BIN)/headwater serve $(RUN_ARGS)
+
+.PHONY: test
+test: setup lint ## Set up what is missing, then run every check and test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-long
+test-long: setup lint ## The same at full size, with the tests that take minutes
+	$(BIN)/python -m pytest --long --timeout 1800 $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: $(VENV)/.dev ## Ruff, mypy --strict and the import contracts
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
+
+.PHONY: fmt
+fmt: $(VENV)/.dev ## Format the code and write the generated parts of the docs
+	$(BIN)/ruff check --fix --exit-zero --quiet $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+	$(BIN)/python scripts/settings_table.py
+
+.PHONY: conformance
+conformance: setup ## The official conformance suite against our server
+	$(BIN)/python -m pytest tests/conformance $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: setup ## Our server and the official Node server side by side
+	@scripts/need-commands wrk
+	$(BIN)/python -m bench.append
+	$(BIN)/python -m bench.sse
+
+.PHONY: setup
+setup: $(VENV)/.dev $(NPM_DIR)/node_modules/.installed ## Everything that the tests need, without running them
+	@scripts/need-commands curl git
+
+.PHONY: lock
+lock: $(VENV)/.dev ## Write the hashed requirements anew
+	$(PIP) install uv
+	scripts/lock
+
+.PHONY: clean
+clean: ## Remove the environment, caches and installed packages (not ./data)
+	rm -rf $(VENV) $(NPM_DIR)/node_modules build dist
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- what the targets stand on; each stamp says that its step is done for the files it depends on
+
+$(BIN)/python:
+	@python=$$(scripts/find-python) && echo "making $(VENV) with $$python" && "$$python" -m venv $(VENV)
+
+$(VENV)/.package: pyproject.toml requirements/build.txt src/headwater/__init__.py | $(BIN)/python
+	@echo "installing the package"
+	@$(PIP) install --require-hashes -r requirements/build.txt
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@touch $@
+
+$(VENV)/.runtime: requirements/runtime.txt $(VENV)/.package
+	@echo "installing what the server needs"
+	@$(PIP) install --require-hashes -r requirements/runtime.txt
+	@touch $@
+
+$(VENV)/.dev: requirements/dev.txt $(VENV)/.package
+	@echo "installing what the tests need"
+	@$(PIP) install --require-hashes -r requirements/dev.txt
+	@touch $@ $(VENV)/.runtime
+
+$(NPM_DIR)/node_modules/.installed: $(NPM_DIR)/package-lock.json $(VENV)/.dev
+	@scripts/need-node $(CURDIR)/$(VENV)
+	@echo "installing the npm packages that the tests use"
+	@cd $(NPM_DIR) && npm ci --ignore-scripts --loglevel=error
+	@touch $@
