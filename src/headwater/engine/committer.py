@@ -1,0 +1,176 @@
+"""The committer: the one way from a decided record to a durable, published one.
+
+What one tick of the loop brought is one batch, committed at the end of the tick: no linger when idle, larger batches
+under load. While the disk is fast the batch is written inline; when it is slow the write moves to a thread, and what
+arrives meanwhile forms the next batch. Batches are written strictly one after the other.
+
+A failed write is fail-stop: how much of it reached the disk is unknown, so neither it nor anything after it is ever
+acknowledged, and a sync is never tried again (a second fsync can report success for pages that the first one lost).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from headwater.core.errors import StorageUnavailable
+from headwater.core.records import Append, Create, Record
+from headwater.engine.metrics import Metrics
+from headwater.engine.scheduler import Scheduler
+from headwater.engine.stream import LiveStream
+from headwater.storage.interface import Committed, Storage, StorageError
+
+log = logging.getLogger("headwater.engine")
+
+CommitMode: TypeAlias = Literal["auto", "inline", "thread"]
+
+SLOW_WRITE_S: Final = 0.0005
+"""A mean write time above this moves commits to the thread: longer would hold up every other connection."""
+FAST_WRITE_S: Final = 0.0003
+"""A mean below this moves them back: handing over to a thread costs about as much."""
+_MEAN_WEIGHT: Final = 0.05
+
+class Entry(NamedTuple):
+    """A record on its way, or (with no record) an answer that must wait for what is queued before it."""
+
+    stream: LiveStream
+    record: Record | None
+    removed: tuple[int, ...]
+    done: Callable[[Any], None] | None
+    """Called once: with `result` when all that it rests on is durable, or with the refusal why it never will be."""
+    result: object
+
+
+class Committer:
+    def __init__(
+        self,
+        storage: Storage,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        publish: Callable[[list[Entry]], None],
+        mode: CommitMode = "auto",
+    ) -> None:
+        self._storage = storage
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._publish = publish
+        self._mode = mode
+        self._queue: list[Entry] = []
+        self._flush_is_due = False
+        self._writing: list[Entry] | None = None
+        self._on_thread = mode == "thread"
+        self._mean_write_s = 0.0
+        self.failure: str | None = None
+
+    @property
+    def idle(self) -> bool:
+        return not self._queue and self._writing is None
+
+    def submit(self, entry: Entry) -> None:
+        """Queue an entry; it is committed at the end of this tick, or at once where no disk is waited for."""
+        self._queue.append(entry)
+        if not self._storage.waits_for_disk:
+            self._flush()
+        elif not self._flush_is_due and self._writing is None:
+            self._flush_is_due = True
+            self._scheduler.soon(self._flush)
+
+    def check(self) -> None:
+        """Refuse a write that could not be made durable."""
+        if self.failure is not None:
+            raise StorageUnavailable(
+                "Storage failed and takes no more writes until the server is restarted; reads go on."
+            )
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        batch = self._queue
+        if not batch or self._writing is not None:
+            return
+        self._queue = []
+        if self.failure is not None:
+            self._refuse(batch)
+            return
+        committed = [Committed(entry.record, entry.removed) for entry in batch if entry.record is not None]
+        if not committed:
+            self._settle(batch, committed)
+        elif self._on_thread and self._storage.waits_for_disk:
+            self._write_on_thread(batch, committed)
+        else:
+            self._write_inline(batch, committed)
+
+    def _write_inline(self, batch: list[Entry], committed: list[Committed]) -> None:
+        started = time.perf_counter()
+        try:
+            self._storage.write(committed)
+        except (StorageError, OSError) as error:
+            self._fail(error, batch)
+            return
+        self._measure(time.perf_counter() - started, len(committed))
+        self._settle(batch, committed)
+
+    def _write_on_thread(self, batch: list[Entry], committed: list[Committed]) -> None:
+        self._writing = batch
+        seconds = 0.0
+
+        def work() -> None:
+            nonlocal seconds
+            started = time.perf_counter()
+            self._storage.write(committed)
+            seconds = time.perf_counter() - started
+
+        def done(error: BaseException | None) -> None:
+            self._writing = None
+            if error is not None:
+                self._fail(error, batch)
+                return
+            self._measure(seconds, len(committed))
+            self._settle(batch, committed)
+            if self._queue:
+                self._flush()
+
+        self._scheduler.on_thread(work, done)
+
+    def _measure(self, seconds: float, records: int) -> None:
+        self._metrics.commit_seconds.observe(seconds)
+        self._metrics.batch_sizes.observe(records)
+        self._mean_write_s += (seconds - self._mean_write_s) * _MEAN_WEIGHT
+        if self._mode == "auto":
+            limit = FAST_WRITE_S if self._on_thread else SLOW_WRITE_S
+            self._on_thread = self._mean_write_s > limit
+
+    def _settle(self, batch: list[Entry], committed: list[Committed]) -> None:
+        if committed:
+            self._storage.absorb(committed)
+        for stream, record, _, _, _ in batch:
+            if record is None:
+                continue
+            stream.in_flight -= 1
+            if type(record) is Append:
+                stream.durable_index = record.index + len(record.lengths)
+                stream.durable_position = record.position + len(record.payload)
+                if record.close:
+                    stream.durable_closed = True
+            elif type(record) is Create:
+                stream.visible = True
+        for entry in batch:
+            if entry.done is not None:
+                entry.done(entry.result)
+        self._publish(batch)
+
+    def _fail(self, error: BaseException, batch: list[Entry]) -> None:
+        self.failure = str(error) or type(error).__name__
+        log.critical("storage failed, no more writes are taken: %s", self.failure, exc_info=error)
+        self._refuse(batch)
+        queued, self._queue = self._queue, []
+        self._refuse(queued)
+
+    def _refuse(self, batch: list[Entry]) -> None:
+        refusal = StorageUnavailable(
+            "The write failed in storage; whether it was kept is unknown until the server is restarted."
+        )
+        for entry in batch:
+            if entry.done is not None:
+                entry.done(refusal)

@@ -1,0 +1,360 @@
+"""The engine: the one place where the rules meet storage.
+
+Every operation is one synchronous step on the event loop: find the stream, let the rules decide against its pending
+state, apply the record, queue it. The answer comes by callback when the record is durable; an answer that rests on
+somebody else's pending record (a duplicate, a conflict) waits for that record too. Reads see durable state only.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+from headwater.core.catalog import Catalog
+from headwater.core.errors import (
+    Conflict,
+    MemoryFull,
+    Refusal,
+    StorageFull,
+    StreamFull,
+    StreamGone,
+    StreamNotFound,
+)
+from headwater.core.offsets import Offset
+from headwater.core.producers import Producer
+from headwater.core.records import Delete, Image, Record, Touch
+from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append, decide_create
+from headwater.engine.clock import Clock
+from headwater.engine.committer import CommitMode, Committer, Entry
+from headwater.engine.metrics import Metrics
+from headwater.engine.reading import StreamReader
+from headwater.engine.scheduler import Scheduler, Timer
+from headwater.engine.stream import Follower, LiveStream
+from headwater.engine.sweeper import Sweeper
+from headwater.storage.interface import Storage
+
+TEND_INTERVAL_S = 1.0
+TOUCH_SHARE = 16
+"""A sliding window is saved once per this share of its length: a read must not cost a write (nor lose a window)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much the server takes in; 0 means no limit."""
+
+    max_total_bytes: int = 0
+    max_stream_bytes: int = 0
+
+
+class Created(NamedTuple):
+    stream: LiveStream
+    is_new: bool
+    tail: Offset
+    closed: bool
+
+
+class Appended(NamedTuple):
+    outcome: Outcome
+    tail_index: int
+    tail_position: int
+    closed: bool
+    producer: Producer | None
+    """The producer of the request with the highest sequence number that the stream has accepted from it."""
+
+
+class Deleted(NamedTuple):
+    name: str
+
+
+OnCreated: TypeAlias = Callable[[Created | Refusal], None]
+OnAppended: TypeAlias = Callable[[Appended | Refusal], None]
+OnDeleted: TypeAlias = Callable[[Deleted | Refusal], None]
+
+
+class Engine:
+    def __init__(
+        self,
+        storage: Storage,
+        clock: Clock,
+        scheduler: Scheduler,
+        limits: Limits,
+        *,
+        sweep_interval_s: float = 1.0,
+        commit: CommitMode = "auto",
+    ) -> None:
+        self._storage = storage
+        self._clock = clock
+        self._scheduler = scheduler
+        self._limits = limits
+        self._total_bytes = 0
+        self._vanishing: dict[str, LiveStream] = {}
+        self._tend_timer: Timer | None = None
+        self.metrics = Metrics()
+        self.catalog: Catalog[LiveStream] = Catalog(LiveStream)
+        self.reader = StreamReader(storage, self.catalog.by_id)
+        self._committer = Committer(storage, scheduler, self.metrics, self._publish, commit)
+        self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire)
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Rebuild the catalog from storage, then begin to sweep and tend."""
+        for record in self._storage.recover():
+            self.catalog.apply(record)
+        now_ms = self._clock.now_ms()
+        for stream in self.catalog:
+            stream.durable_index, stream.durable_position = stream.index, stream.position
+            stream.durable_closed = stream.closed
+            self._total_bytes += stream.position - stream.base.position
+            if stream.ttl_secs is not None:
+                # Uses since the last saved touch are forgotten: grant what they may have been worth.
+                slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
+                stream.accessed_ms = max(stream.accessed_ms, min(now_ms, stream.accessed_ms + slack_ms))
+                stream.touch_saved_ms = stream.accessed_ms
+            self._sweeper.watch(stream)
+        self._sweeper.start()
+        self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
+
+    def stop(self) -> None:
+        """Stop sweeping and close storage. What is queued must have been settled (see `idle`)."""
+        self._sweeper.stop()
+        if self._tend_timer is not None:
+            self._tend_timer.cancel()
+        self._scheduler.close()
+        self._storage.close()
+
+    @property
+    def idle(self) -> bool:
+        return self._committer.idle
+
+    @property
+    def failure(self) -> str | None:
+        """Why writes are refused, if they are."""
+        return self._committer.failure or self._storage.refusal()
+
+    @property
+    def total_bytes(self) -> int:
+        return self._total_bytes
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def create(self, request: CreateRequest, done: OnCreated) -> None:
+        now_ms = self._clock.now_ms()
+        stream = self._existing(request.name, now_ms)
+        if stream is not None:
+            try:
+                if stream.deleted:
+                    raise Conflict("The name is taken by a deleted stream that forks still read from.")
+                check_same_config(stream, request)
+            except Refusal as refusal:
+                self._after_pending(stream, done, refusal)
+                return
+            self._after_pending(stream, done, Created(stream, False, stream.tail, stream.closed))
+            return
+        self._check_writable()
+        record = decide_create(request, secrets.randbits(63), now_ms)
+        self._check_room(0, len(record.payload))
+        self.catalog.apply(record)
+        stream = self.catalog.by_id[record.id]
+        stream.visible = False
+        stream.durable_index = stream.base.index
+        stream.durable_position = stream.base.position
+        self._total_bytes += len(record.payload)
+        self.metrics.created += 1
+        self.metrics.appended_messages += len(record.lengths)
+        self.metrics.append_bytes += len(record.payload)
+        self._sweeper.watch(stream)
+        self._submit(stream, record, (), done, Created(stream, True, stream.tail, stream.closed))
+
+    def append(
+        self,
+        name: str,
+        content_type: str | None,
+        body: bytes,
+        producer: Producer | None,
+        stream_seq: str | None,
+        close: bool,
+        done: OnAppended,
+    ) -> None:
+        now_ms = self._clock.now_ms()
+        stream = self._live(name, now_ms)
+        try:
+            decision = decide_append(stream, content_type, body, producer, stream_seq, close, now_ms)
+        except Refusal as refusal:
+            self._after_pending(stream, done, refusal)
+            return
+        if isinstance(decision, Outcome):
+            if decision is Outcome.DUPLICATE:
+                self.metrics.duplicates += 1
+                assert producer is not None and stream.producers is not None
+                producer = producer._replace(seq=stream.producers[producer.id].seq)
+            result = Appended(decision, stream.index, stream.position, stream.closed, producer)
+            self._after_pending(stream, done, result)
+            return
+        self._check_writable()
+        size = len(decision.payload)
+        self._check_room(stream.position - stream.base.position, size)
+        self.catalog.apply_append(stream, decision)
+        stream.touch_saved_ms = now_ms
+        self._total_bytes += size
+        metrics = self.metrics
+        metrics.appends += 1
+        metrics.append_bytes += size
+        metrics.appended_messages += len(decision.lengths)
+        result = Appended(Outcome.ACCEPTED, stream.index, stream.position, stream.closed, producer)
+        self._submit(stream, decision, (), done, result)
+
+    def delete(self, name: str, done: OnDeleted) -> None:
+        stream = self._live(name, self._clock.now_ms())
+        self._check_writable()
+        self.metrics.deleted += 1
+        self._remove(stream, Delete(stream.id, self._clock.now_ms()), done)
+
+    def look_up(self, name: str, *, touch: bool = False) -> LiveStream:
+        """The stream that readers see under a name. A read restarts a sliding window; a look at metadata does not."""
+        now_ms = self._clock.now_ms()
+        stream = self.catalog.by_name.get(name)
+        if stream is None or not stream.visible:
+            stream = self._vanishing.get(name)
+            if stream is None:
+                raise _not_found(name)
+        if stream.deleted:
+            raise _soft_deleted(name)
+        if stream.expired(now_ms):
+            self._expire(stream)
+            raise _not_found(name)
+        if touch and stream.ttl_secs is not None and stream.id in self.catalog.by_id:
+            self._touch(stream, now_ms)
+        return stream
+
+    def follow(self, stream: LiveStream, follower: Follower) -> None:
+        """Wake the follower whenever something is published. It must look at the tail again after this call."""
+        if stream.followers is None:
+            stream.followers = {}
+        stream.followers[follower] = None
+
+    def unfollow(self, stream: LiveStream, follower: Follower) -> None:
+        if stream.followers is not None:
+            stream.followers.pop(follower, None)
+            if not stream.followers:
+                stream.followers = None
+                stream.frame = None
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _existing(self, name: str, now_ms: int) -> LiveStream | None:
+        """The stream under a name in its pending state, if it has not ended."""
+        stream = self.catalog.by_name.get(name)
+        if stream is not None and not stream.deleted and stream.expired(now_ms):
+            self._expire(stream)
+            return self.catalog.by_name.get(name)
+        return stream
+
+    def _live(self, name: str, now_ms: int) -> LiveStream:
+        stream = self._existing(name, now_ms)
+        if stream is None:
+            raise _not_found(name)
+        if stream.deleted:
+            raise _soft_deleted(name)
+        return stream
+
+    def _check_writable(self) -> None:
+        self._committer.check()
+        refusal = self._storage.refusal()
+        if refusal is not None:
+            raise StorageFull(refusal)
+
+    def _check_room(self, stream_bytes: int, size: int) -> None:
+        limits = self._limits
+        if limits.max_stream_bytes and stream_bytes + size > limits.max_stream_bytes:
+            raise StreamFull(f"The stream would grow beyond its limit of {limits.max_stream_bytes} bytes.")
+        if limits.max_total_bytes and self._total_bytes + size > limits.max_total_bytes:
+            raise MemoryFull(f"All streams together would grow beyond the limit of {limits.max_total_bytes} bytes.")
+
+    def _submit(
+        self,
+        stream: LiveStream,
+        record: Record,
+        removed: tuple[int, ...],
+        done: Callable[..., None] | None,
+        result: object,
+    ) -> None:
+        stream.in_flight += 1
+        self._committer.submit(Entry(stream, record, removed, done, result))
+
+    def _after_pending(self, stream: LiveStream, done: Callable[..., None], result: object) -> None:
+        """Answer now, or once what the answer rests on is durable."""
+        if stream.in_flight:
+            self._committer.submit(Entry(stream, None, (), done, result))
+        else:
+            done(result)
+
+    def _remove(self, stream: LiveStream, record: Delete, done: OnDeleted | None) -> None:
+        owned = {id_: self.catalog.by_id[id_] for id_ in self._lineage(stream)}
+        removed = self.catalog.apply(record)
+        for id_ in removed:
+            gone = owned[id_]
+            self._total_bytes -= gone.position - gone.base.position
+        if stream.visible:
+            self._vanishing[stream.name] = stream
+        self._submit(stream, record, removed, done, Deleted(stream.name))
+
+    def _lineage(self, stream: LiveStream) -> list[int]:
+        """The stream and the sources above it: all that a removal can cascade to."""
+        ids = [stream.id]
+        while stream.fork is not None and stream.fork.source_id in self.catalog.by_id:
+            stream = self.catalog.by_id[stream.fork.source_id]
+            ids.append(stream.id)
+        return ids
+
+    def _expire(self, stream: LiveStream) -> None:
+        if self._committer.failure is not None or stream.id not in self.catalog.by_id:
+            return
+        self.metrics.expired += 1
+        self._remove(stream, Delete(stream.id, self._clock.now_ms(), expired=True), None)
+
+    def _touch(self, stream: LiveStream, now_ms: int) -> None:
+        stream.accessed_ms = now_ms
+        assert stream.ttl_secs is not None
+        if now_ms - stream.touch_saved_ms >= stream.ttl_secs * 1000 // TOUCH_SHARE and not self._committer.failure:
+            stream.touch_saved_ms = now_ms
+            self._submit(stream, Touch(stream.id, now_ms), (), None, None)
+
+    def _publish(self, batch: list[Entry]) -> None:
+        """Let live readers see what a batch made durable. Each stream wakes its followers once."""
+        woken: set[int] = set()
+        for stream, record, _, _, _ in batch:
+            if type(record) is Delete:
+                if self._vanishing.get(stream.name) is stream:
+                    del self._vanishing[stream.name]
+                self._end_followers(stream)
+            elif stream.followers is not None and record is not None and stream.id not in woken:
+                woken.add(stream.id)
+                for follower in tuple(stream.followers):
+                    follower.wake()
+        self._storage.tend(self._image_of)
+
+    def _end_followers(self, stream: LiveStream) -> None:
+        for follower in tuple(stream.followers or ()):
+            follower.gone(_not_found(stream.name))
+
+    def _image_of(self, stream_id: int) -> Image | None:
+        stream = self.catalog.by_id.get(stream_id)
+        return stream.image() if stream is not None and not stream.in_flight else None
+
+    def _tend(self) -> None:
+        self._storage.tend(self._image_of)
+        self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
+
+
+def _not_found(name: str) -> StreamNotFound:
+    return StreamNotFound(f"There is no stream {name!r}.")
+
+
+def _soft_deleted(name: str) -> StreamGone:
+    return StreamGone(f"Stream {name!r} was deleted.")

@@ -1,0 +1,70 @@
+"""Counters of what happens, as plain numbers.
+
+Incrementing a `prometheus_client` counter takes about a microsecond, a plain addition a twentieth of that; so the hot
+path adds to these, and the metrics page reads them when it is asked.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+BATCH_SIZE_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+COMMIT_SECONDS_BOUNDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+class Histogram:
+    """Counts per bucket, and their sum."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """Buckets as Prometheus wants them: upper bound and how many were at or below it."""
+        buckets: list[tuple[str, float]] = []
+        seen = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            seen += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(seen)))
+        return buckets
+
+
+class Metrics:
+    __slots__ = (
+        "append_bytes",
+        "appended_messages",
+        "appends",
+        "batch_sizes",
+        "commit_seconds",
+        "created",
+        "deleted",
+        "duplicates",
+        "expired",
+        "followers",
+        "read_bytes",
+        "requests",
+        "slow_followers",
+    )
+
+    def __init__(self) -> None:
+        self.appends = 0
+        self.duplicates = 0
+        self.appended_messages = 0
+        self.append_bytes = 0
+        self.read_bytes = 0
+        self.created = 0
+        self.deleted = 0
+        self.expired = 0
+        self.slow_followers = 0
+        self.followers: dict[str, int] = {"sse": 0, "long-poll": 0}
+        self.requests: dict[tuple[str, int], int] = {}
+        self.batch_sizes = Histogram(BATCH_SIZE_BOUNDS)
+        self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)

@@ -1,0 +1,182 @@
+"""Reading a stream: resolving offsets, cutting chunks at message boundaries, stitching forks.
+
+A fork's offset space continues its source's: what lies before the fork point is read from the source, at the same
+positions. A read walks up the chain of forks once, so a chunk costs its bytes plus the depth of the chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, NamedTuple
+
+from headwater.core.errors import DataCorrupt, InvalidOffset, StreamNotFound
+from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
+from headwater.core.rules import check_retained, off_boundary
+from headwater.engine.stream import LiveStream
+from headwater.storage.interface import Corrupt, Storage
+
+Buffer = bytes | memoryview
+
+SLICE_BYTES: Final = 256 * 1024
+"""How much of a chunk is taken from storage at a time, so that a slow reader holds this much and no more."""
+
+
+class Span(NamedTuple):
+    """Messages from `start` to `end` that lie in one incarnation."""
+
+    stream_id: int
+    start: Offset
+    end: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one read returns: a run of messages, and where it stands in the stream."""
+
+    stream: LiveStream
+    start: Offset
+    end: Offset
+    spans: Sequence[Span]
+    up_to_date: bool
+    closed: bool
+    """Closed, and this chunk reaches the end."""
+
+    @property
+    def length(self) -> int:
+        return self.end.position - self.start.position
+
+
+class StreamReader:
+    """Reads streams from storage, below their durable tail."""
+
+    def __init__(self, storage: Storage, by_id: Mapping[int, LiveStream]) -> None:
+        self._storage = storage
+        self._by_id = by_id
+
+    def resolve(self, stream: LiveStream, token: str | None) -> Offset:
+        """The place that an offset parameter names in this stream."""
+        if token is None or token == BEGINNING:
+            offset = ZERO
+            check_retained(offset, self.earliest(stream))
+            return offset
+        if token == NOW:
+            return Offset(stream.durable_index, stream.durable_position)
+        parsed = parse_token(token)
+        if parsed is None:
+            raise InvalidOffset(f"Offset {token!r} is malformed. Use -1, now, or one that the server returned.")
+        if parsed.index > stream.durable_index:
+            raise off_boundary(token)
+        check_retained(parsed, self.earliest(stream))
+        if self.boundary(stream, parsed.index) != parsed.position:
+            raise off_boundary(token)
+        return parsed
+
+    def earliest(self, stream: LiveStream) -> Offset:
+        return ZERO
+
+    def boundary(self, stream: LiveStream, index: int) -> int | None:
+        """Position after `index` messages of the stream, wherever they lie."""
+        if index == stream.durable_index:
+            return stream.durable_position
+        while stream.fork is not None and index <= stream.fork.index:
+            if index == stream.fork.index:
+                return stream.fork.position
+            stream = self._by_id[stream.fork.source_id]
+        return self._storage.boundary(stream.id, index)
+
+    def chunk(self, stream: LiveStream, start: Offset, max_bytes: int) -> Chunk:
+        """The messages from `start` that fit into `max_bytes`, at least one if there is one."""
+        tail = Offset(stream.durable_index, stream.durable_position)
+        end = tail
+        spans: Sequence[Span] = ()
+        if start.index < tail.index:
+            spans = self._spans(stream, start, tail)
+            if tail.position - start.position > max_bytes:
+                spans = self._cut(spans, max_bytes)
+                end = spans[-1].end
+        at_tail = end == tail
+        return Chunk(stream, start, end, spans, at_tail, at_tail and stream.durable_closed)
+
+    def buffers(self, chunk: Chunk) -> list[Buffer]:
+        """The bytes of a chunk, in order."""
+        try:
+            pieces = (self._storage.read(id_, start.position, end.position) for id_, start, end in chunk.spans)
+            return list(chain.from_iterable(pieces))
+        except Corrupt as error:
+            raise corrupt(chunk.stream, error) from error
+
+    def slices(self, chunk: Chunk) -> Iterator[Buffer]:
+        """The bytes of a chunk, taken from storage a slice at a time as the reader drains them."""
+        for span in chunk.spans:
+            position = span.start.position
+            while position < span.end.position:
+                until = min(position + SLICE_BYTES, span.end.position)
+                if span.stream_id not in self._by_id:
+                    raise StreamNotFound(f"Stream {chunk.stream.name!r} was deleted while it was being read.")
+                try:
+                    yield from self._storage.read(span.stream_id, position, until)
+                except Corrupt as error:
+                    raise corrupt(chunk.stream, error) from error
+                position = until
+
+    def lengths(self, chunk: Chunk) -> list[int]:
+        """The length of each message of a chunk."""
+        lengths: list[int] = []
+        for stream_id, start, end in chunk.spans:
+            if self._ends_within_message(stream_id, end):
+                whole = self._storage.lengths(stream_id, start.index, end.index - 1)
+                lengths.extend(whole)
+                lengths.append(end.position - start.position - sum(whole))
+            else:
+                lengths.extend(self._storage.lengths(stream_id, start.index, end.index))
+        return lengths
+
+    def _spans(self, stream: LiveStream, start: Offset, end: Offset) -> list[Span]:
+        """The run from `start` to `end`, oldest incarnation first."""
+        spans: list[Span] = []
+        while True:
+            base = stream.base if stream.fork is not None else ZERO
+            if start.index >= base.index:
+                spans.append(Span(stream.id, start, end))
+                break
+            if base.index < end.index:
+                spans.append(Span(stream.id, base, end))
+            assert stream.fork is not None, "only a fork has a base above zero"
+            end = min(end, base)
+            stream = self._by_id[stream.fork.source_id]
+        spans.reverse()
+        return spans
+
+    def _cut(self, spans: Sequence[Span], max_bytes: int) -> list[Span]:
+        """The leading spans that fit, the last of them cut at a message boundary."""
+        kept: list[Span] = []
+        left = max_bytes
+        for span in spans:
+            stream_id, start, end = span
+            if end.position - start.position <= left:
+                kept.append(span)
+                left -= end.position - start.position
+                continue
+            # The last message of a span may be a part of one of the source's: then it is all or nothing.
+            whole_end = end.index - 1 if self._ends_within_message(stream_id, end) else end.index
+            if whole_end == start.index:
+                cut = end
+            else:
+                cut = Offset(*self._storage.cut(stream_id, start.index, start.position, whole_end, left))
+            if not kept or cut.position - start.position <= left:
+                kept.append(Span(stream_id, start, cut))
+            break
+        return kept
+
+    def _ends_within_message(self, stream_id: int, end: Offset) -> bool:
+        owner = self._by_id[stream_id]
+        if owner.fork is not None and end.index == owner.fork.index:
+            return False
+        return self._storage.boundary(stream_id, end.index) != end.position
+
+
+def corrupt(stream: LiveStream, error: Corrupt) -> DataCorrupt:
+    """Stored bytes that fail their checksum, as a client may see it: which stream, and that they are not served."""
+    return DataCorrupt(f"Stored data of stream {stream.name!r} fails its checksum and is not served.")

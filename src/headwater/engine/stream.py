@@ -1,0 +1,48 @@
+"""A stream as the engine sees it: its pending state, and how much of that is durable.
+
+The fields of `core.Stream` are *pending*: what the stream will be once all that is queued is committed. Writers are
+judged by them. The fields added here are *durable*: readers see nothing beyond them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headwater.core.catalog import Stream
+from headwater.core.errors import Refusal
+from headwater.core.records import Image
+
+
+class Follower(Protocol):
+    """A live reader: a cursor on a stream, woken when there may be more for it."""
+
+    def wake(self) -> None:
+        """Something was published: read on from the cursor."""
+
+    def gone(self, refusal: Refusal) -> None:
+        """The stream ended, or the cursor lies before what is retained."""
+
+
+class LiveStream(Stream):
+    __slots__ = (
+        "durable_closed",
+        "durable_index",
+        "durable_position",
+        "followers",
+        "frame",
+        "in_flight",
+        "touch_saved_ms",
+        "visible",
+    )
+
+    def __init__(self, image: Image) -> None:
+        super().__init__(image)
+        self.durable_index = self.index
+        self.durable_position = self.position
+        self.durable_closed = self.closed
+        self.visible = True
+        self.in_flight = 0
+        self.touch_saved_ms = self.accessed_ms
+        self.followers: dict[Follower, None] | None = None
+        self.frame: object = None
+        """The event frame that was encoded last, shared by all followers at the tail."""
