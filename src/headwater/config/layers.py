@@ -12,10 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pydantic import AliasChoices, BaseModel, ValidationError
-from pydantic_settings import TomlConfigSettingsSource
 
 from headwater.config.describe import takes_of
 from headwater.config.sections import Settings
@@ -105,7 +104,8 @@ def _file(path: Path, cwd: Path) -> Iterator[Given]:
         return
     origin = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
     try:
-        tables: dict[str, Any] = TomlConfigSettingsSource(Settings, toml_file=path).toml_data
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin}: not valid TOML: {error}") from None
     except UnicodeDecodeError:

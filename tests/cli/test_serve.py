@@ -1,0 +1,130 @@
+"""`headwater serve`: what it needs to start, what it says when it cannot, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import socket
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.cli.test_commands import headwater_command
+from tests.serving import serve
+
+
+def write_certificate(directory: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost, made for this test run."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=5))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    cert_path, key_path = directory / "cert.pem", directory / "key.pem"
+    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    key_path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    return cert_path, key_path
+
+
+def test_it_listens_answers_and_ends_cleanly_on_sigterm() -> None:
+    with serve() as server:
+        assert httpx.get(f"{server.url}/healthz").text == "ok"
+        assert f"headwater listening on http://127.0.0.1:{server.port}" in server.log()
+        assert server.stop() == 0
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.url}/healthz")
+
+
+def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = headwater_command("serve", "--port", str(port), cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"headwater: port {port} on 127.0.0.1 is in use; stop what listens there, or choose another with"
+        " --port (0 picks a free one)"
+    )
+    assert "Traceback" not in done.stderr
+
+
+def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
+    # 192.0.2.0/24 is set aside for documentation: no machine has it. Nothing is sent there, only bound.
+    done = headwater_command("serve", "--port", "0", "--host", "192.0.2.1", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "192.0.2.1 is not an address of this machine" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
+    done = headwater_command(
+        "serve", "--port", "0", cwd=tmp_path, DS_TLS__CERT_PATH="cert.pem", DS_TLS__KEY_PATH="key.pem"
+    )
+    assert done.returncode == 2
+    assert done.stderr == "headwater: tls.cert_path: cannot read cert.pem: No such file or directory\n"
+
+
+def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+    (tmp_path / "cert.pem").write_text("not a certificate")
+    (tmp_path / "key.pem").write_text("not a key")
+    done = headwater_command(
+        "serve", "--port", "0", cwd=tmp_path, DS_TLS__CERT_PATH="cert.pem", DS_TLS__KEY_PATH="key.pem"
+    )
+    assert done.returncode == 1
+    assert "tls.cert_path and tls.key_path are not a usable pair of PEM files" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
+
+
+def test_it_speaks_tls_when_both_files_are_set(tmp_path: Path) -> None:
+    cert_path, key_path = write_certificate(tmp_path)
+    with serve(DS_TLS__CERT_PATH=str(cert_path), DS_TLS__KEY_PATH=str(key_path)) as server:
+        assert server.url.startswith("https://")
+        answer = httpx.get(f"https://localhost:{server.port}/healthz", verify=str(cert_path))
+        assert answer.text == "ok"
+
+
+def test_the_settings_file_of_the_working_directory_is_used(tmp_path: Path) -> None:
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config/default.toml").write_text('[http]\ncors_origins = "https://app.example.com"\n')
+    with serve(directory=tmp_path) as server:
+        answer = httpx.get(f"{server.url}/healthz", headers={"Origin": "https://app.example.com"})
+    assert answer.headers["access-control-allow-origin"] == "https://app.example.com"
+
+
+def test_json_logs_are_one_object_a_line() -> None:
+    with serve(DS_LOG__FORMAT="json", DS_LOG__RUST_LOG="debug") as server:
+        httpx.get(f"{server.url}/healthz")
+        server.stop()
+        entries = [json.loads(line) for line in server.log().splitlines()]
+    assert any("listening on" in entry["message"] for entry in entries)
+    assert all({"time", "level", "logger", "message"} <= entry.keys() for entry in entries)
+
+
+def test_requests_are_logged_at_debug_and_not_at_info() -> None:
+    def lines_about_the_request(level: str) -> list[str]:
+        with serve(DS_LOG__RUST_LOG=level) as server:
+            httpx.put(server.stream_url("a-name-to-look-for"))
+            server.stop()
+            return [line for line in server.log().splitlines() if "a-name-to-look-for" in line]
+
+    assert lines_about_the_request("info") == []
+    assert len(lines_about_the_request("debug")) == 1

@@ -1,0 +1,109 @@
+"""Logs: one record is one line, times are UTC, levels follow the filter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from headwater.telemetry import JsonLines, TextLines, request_id
+from tests.serving import server_environment
+
+
+def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+    made = logging.getLogger("headwater.test").makeRecord(
+        "headwater.test", logging.INFO, __file__, 1, message, arguments, None, extra=extra
+    )
+    made.created = 1_700_000_000.0625
+    return made
+
+
+def printed(filter_text: str, style: str, statements: str) -> list[str]:
+    """What a fresh process writes to stderr: logging is global, so each case gets its own."""
+    program = (
+        "import logging\n"
+        "from headwater.config import LogFilter\n"
+        "from headwater.telemetry import set_up_logging\n"
+        f"set_up_logging(LogFilter.parse({filter_text!r}), {style!r})\n{statements}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=server_environment(), capture_output=True, timeout=30, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_a_text_line_has_time_level_logger_message_and_fields() -> None:
+    line = TextLines().format(record("took %s", "long", stream="a/b", bytes=3))
+    assert line == "2023-11-14T22:13:20.062Z INFO  headwater.test took long stream=a/b bytes=3"
+
+
+def test_a_json_line_has_the_same_as_keys() -> None:
+    entry: Mapping[str, object] = json.loads(
+        JsonLines().format(record("took %s", "long", stream="a/b", raw=b"\xff"))
+    )
+    assert entry == {
+        "time": "2023-11-14T22:13:20.062Z",
+        "level": "info",
+        "logger": "headwater.test",
+        "message": "took long",
+        "stream": "a/b",
+        "raw": "\\xff",
+    }
+
+
+def test_a_name_cannot_forge_a_line() -> None:
+    evil = "x\n2023-11-14T22:13:20.062Z ERROR headwater.test all is lost\r\x1b[31m\u2028"
+    for formatter in (TextLines(), JsonLines()):
+        line = formatter.format(record("created %s", evil, stream=evil))
+        assert len(line.splitlines()) == 1
+        assert "\x1b" not in line
+
+
+def test_a_field_cannot_replace_the_record_itself() -> None:
+    entry = json.loads(JsonLines().format(record("real", time="fake", level="fake", logger="fake")))
+    assert entry["logger"] == "headwater.test"
+    assert entry["level"] == "info"
+
+
+def test_a_traceback_follows_its_line() -> None:
+    statements = (
+        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    logging.getLogger('headwater.x').exception('bug')"
+    )
+    text = printed("info", "text", statements)
+    assert text[0].endswith("ERROR headwater.x bug")
+    assert text[-1] == "ZeroDivisionError: division by zero"
+    lines = printed("info", "json", statements)
+    assert len(lines) == 1
+    assert json.loads(lines[0])["traceback"].endswith("ZeroDivisionError: division by zero")
+
+
+def test_levels_follow_the_filter() -> None:
+    statements = (
+        "for name in ('headwater.http', 'headwater.engine', 'other'):\n"
+        "    logging.getLogger(name).debug('d')\n"
+        "    logging.getLogger(name).warning('w')\n"
+    )
+
+    def seen(filter_text: str) -> list[str]:
+        return [" ".join(line.split()[1:]) for line in printed(filter_text, "text", statements)]
+
+    assert seen("info") == ["WARNING headwater.http w", "WARNING headwater.engine w", "WARNING other w"]
+    assert seen("error,headwater.http=debug") == ["DEBUG headwater.http d", "WARNING headwater.http w"]
+    assert seen("off") == []
+
+
+def test_chatty_libraries_are_quiet_unless_named() -> None:
+    statements = "logging.getLogger('httpx').info('HTTP Request')"
+    assert printed("debug", "text", statements) == []
+    assert len(printed("info,httpx=info", "text", statements)) == 1
+
+
+def test_request_ids_are_unique_and_short() -> None:
+    ids = [request_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000
+    assert all(re.fullmatch(r"[0-9a-f]{8}-[0-9a-f]+", made) for made in ids)
