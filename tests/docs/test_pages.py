@@ -1,0 +1,118 @@
+"""Documentation is checked where it can be: generated tables, links, the tests it names, foreign hosts."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.markdown import PAGES, REPOSITORY, links
+from tests.serving import server_environment
+
+_NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+
+
+def tracked_files() -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    found = [REPOSITORY / name.decode() for name in listed.stdout.split(b"\0") if name]
+    assert len(found) > 20, "the repository's files could not be listed"
+    return [path for path in found if path.is_file()]
+
+
+def test_the_settings_tables_match_the_settings() -> None:
+    done = subprocess.run(
+        [sys.executable, "scripts/settings_table.py", "--check"],
+        cwd=REPOSITORY,
+        env=server_environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        if not link.startswith(("http:", "https:", "#")):
+            assert (page.parent / link.partition("#")[0]).exists(), f"{page.name} links to {link}"
+
+
+def test_every_test_that_the_traceability_table_names_exists() -> None:
+    named = set(_NAMED_TEST.findall((REPOSITORY / "docs/traceability.md").read_text(encoding="utf-8")))
+    assert len(named) > 30
+    for file, name in sorted(named):
+        path = REPOSITORY / file
+        assert path.exists(), f"docs/traceability.md names {file}"
+        functions = {
+            node.name
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert name in functions, f"docs/traceability.md names {file}::{name}"
+
+
+def test_every_row_of_the_traceability_table_has_a_rule_and_a_test() -> None:
+    rows = [
+        line
+        for line in (REPOSITORY / "docs/traceability.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ") and not line.startswith("| behaviour")
+    ]
+    assert len(rows) > 30
+    for row in rows:
+        behaviour, rule, proof = (cell.strip() for cell in row.strip("|").split("|"))
+        assert behaviour
+        assert rule, row
+        assert _NAMED_TEST.search(proof) or "conformance: " in proof or "gaps.md" in proof, row
+
+
+def test_the_pinned_suite_is_the_one_that_is_installed() -> None:
+    pins = json.loads((REPOSITORY / "tests/npm/package.json").read_text())["dependencies"]
+    page = (REPOSITORY / "docs/SPEC_VERSION.md").read_text(encoding="utf-8")
+    for package in ("server-conformance-tests", "client"):
+        assert f"`@durable-streams/{package}@{pins[f'@durable-streams/{package}']}`" in page
+
+
+def test_no_package_registry_is_named() -> None:
+    # Split, so that this file does not name them either.
+    hosts = [
+        "pypi" + ".org",
+        "pythonhosted" + ".org",
+        "npmjs" + ".org",
+        "npmjs" + ".com",
+        "deb.debian" + ".org",
+    ]
+    for path in tracked_files():
+        content = path.read_bytes()
+        for host in hosts:
+            assert host.encode() not in content, f"{path.relative_to(REPOSITORY)} names {host}"
+
+
+def test_lock_files_hold_hashes_and_no_addresses() -> None:
+    locks = sorted((REPOSITORY / "requirements").glob("*.txt"))
+    assert [lock.stem for lock in locks] == ["build", "dev", "node", "runtime"]
+    for lock in locks:
+        text = lock.read_text(encoding="utf-8")
+        assert "://" not in text
+        for entry in re.split(r"\n(?=\S)", text.strip()):
+            assert re.match(r"[\w.\[\]-]+==\S+", entry), entry
+            assert "--hash=sha256:" in entry, entry
+
+
+def test_no_file_names_a_place_of_one_machine() -> None:
+    places = ["/" + "root/", "/" + "work/main", "/" + "home/"]
+    for path in tracked_files():
+        content = path.read_bytes()
+        for place in places:
+            assert place.encode() not in content, f"{path.relative_to(REPOSITORY)} names {place}"
