@@ -167,6 +167,13 @@ class TooManyConnections(Refusal):
     code = "too_many_connections"
 
 
+class InternalError(Refusal):
+    """A bug. What went wrong is in the log, under the id that the answer carries."""
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    code = "internal_error"
+
+
 class DataCorrupt(Refusal):
     """Stored bytes do not match their checksum. They are never served."""
 

@@ -33,7 +33,7 @@ from headwater.engine.reading import StreamReader
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.stream import Follower, LiveStream
 from headwater.engine.sweeper import Sweeper
-from headwater.storage.interface import Storage
+from headwater.storage.interface import Storage, Usage
 
 TEND_INTERVAL_S = 1.0
 TOUCH_SHARE = 16
@@ -138,6 +138,9 @@ class Engine:
     def total_bytes(self) -> int:
         return self._total_bytes
 
+    def storage_usage(self) -> Usage:
+        return self._storage.usage()
+
     def now_ms(self) -> int:
         return self._clock.now_ms()
 
@@ -228,9 +231,19 @@ class Engine:
         if stream.expired(now_ms):
             self._expire(stream)
             raise _not_found(name)
-        if touch and stream.ttl_secs is not None and stream.id in self.catalog.by_id:
-            self._touch(stream, now_ms)
+        if touch:
+            self.touch(stream)
         return stream
+
+    def touch(self, stream: LiveStream) -> None:
+        """A use of the stream: restarts a sliding window. It is saved now and then, so that reads stay reads."""
+        if stream.ttl_secs is None or stream.id not in self.catalog.by_id:
+            return
+        now_ms = self._clock.now_ms()
+        stream.accessed_ms = now_ms
+        if now_ms - stream.touch_saved_ms >= stream.ttl_secs * 1000 // TOUCH_SHARE and not self._committer.failure:
+            stream.touch_saved_ms = now_ms
+            self._submit(stream, Touch(stream.id, now_ms), (), None, None)
 
     def follow(self, stream: LiveStream, follower: Follower) -> None:
         """Wake the follower whenever something is published. It must look at the tail again after this call."""
@@ -317,13 +330,6 @@ class Engine:
             return
         self.metrics.expired += 1
         self._remove(stream, Delete(stream.id, self._clock.now_ms(), expired=True), None)
-
-    def _touch(self, stream: LiveStream, now_ms: int) -> None:
-        stream.accessed_ms = now_ms
-        assert stream.ttl_secs is not None
-        if now_ms - stream.touch_saved_ms >= stream.ttl_secs * 1000 // TOUCH_SHARE and not self._committer.failure:
-            stream.touch_saved_ms = now_ms
-            self._submit(stream, Touch(stream.id, now_ms), (), None, None)
 
     def _publish(self, batch: list[Entry]) -> None:
         """Let live readers see what a batch made durable. Each stream wakes its followers once."""

@@ -1,0 +1,171 @@
+"""The application: what all connections share, and the router.
+
+A request is routed once, by its canonical name. Everything after the router works with that name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl
+
+import httptools
+
+from headwater.core.errors import BadRequest, MethodNotAllowed, NotFound
+from headwater.core.names import canonical_name
+from headwater.engine.engine import Engine
+from headwater.http import append, create, delete, metadata, options, read, service
+from headwater.http.connection import Connection
+from headwater.http.deadlines import Deadlines
+from headwater.http.request import Request
+from headwater.http.response import CommonHeaders
+
+if TYPE_CHECKING:
+    from headwater.config import Settings
+
+STREAM_ROOT: Final = b"/v1/stream/"
+ROUTE_CACHE_MAX: Final = 8192
+"""Targets without a query whose route is remembered: writers use the same URL over and over."""
+
+
+class Target(NamedTuple):
+    """What a request is about: its handlers by method, and the canonical stream name (empty for service pages)."""
+
+    handlers: Mapping[bytes, Handler]
+    name: str
+    query: Mapping[str, str]
+
+
+Handler: TypeAlias = "Callable[[App, Connection, Request, Target], None]"
+
+STREAM_HANDLERS: Final[Mapping[bytes, Handler]] = {
+    b"POST": append.handle,
+    b"GET": read.handle,
+    b"HEAD": metadata.handle,
+    b"PUT": create.handle,
+    b"DELETE": delete.handle,
+    b"OPTIONS": options.handle,
+}
+SERVICE_PAGES: Final[Mapping[bytes, Mapping[bytes, Handler]]] = {
+    path: {b"GET": handler, b"HEAD": handler, b"OPTIONS": options.handle}
+    for path, handler in (
+        (b"/healthz", service.health),
+        (b"/readyz", service.ready),
+        (b"/metrics", service.metrics),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Sizes and times that the HTTP layer keeps; every one is a setting."""
+
+    max_header_bytes: int
+    max_url_bytes: int
+    max_body_bytes: int
+    max_chunk_bytes: int
+    max_name_bytes: int
+    max_connections: int
+    read_timeout_s: float
+    idle_timeout_s: float
+    write_timeout_s: float
+    long_poll_timeout_s: float
+    sse_reconnect_s: float
+
+
+class App:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: HttpLimits,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        origins: tuple[str, ...],
+        cache_control: str,
+        cursor_interval_secs: int,
+        scheme: str,
+        request_id: Callable[[], str],
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.metrics = engine.metrics
+        self.common_headers = CommonHeaders(origins)
+        self.cache_control = cache_control
+        self.cursor_interval_secs = cursor_interval_secs
+        self.scheme = scheme
+        self.request_id = request_id
+        self.draining = False
+        self.connections: set[Connection] = set()
+        self.loop_time = loop.time
+        self.long_poll_deadlines = Deadlines(loop, limits.long_poll_timeout_s)
+        self.sse_deadlines = Deadlines(loop, limits.sse_reconnect_s) if limits.sse_reconnect_s else None
+        self.max_header_bytes = limits.max_header_bytes
+        self.max_url_bytes = limits.max_url_bytes
+        self.max_body_bytes = limits.max_body_bytes
+        self.read_timeout_s = limits.read_timeout_s
+        self.idle_timeout_s = limits.idle_timeout_s
+        self.write_timeout_s = limits.write_timeout_s
+        self._routes: dict[bytes, Target] = {}
+        self._requests = engine.metrics.requests
+
+    def route(self, connection: Connection, request: Request) -> None:
+        """Hand a request to the handler of its operation."""
+        target = self._routes.get(request.target)
+        if target is None:
+            target = self._resolve(request)
+        if not request.http_1_0 and b"host" not in request.headers:
+            raise BadRequest("The Host header is missing.")
+        handler = target.handlers.get(request.method)
+        if handler is None:
+            allowed = ", ".join(sorted(method.decode() for method in target.handlers))
+            raise MethodNotAllowed(f"This address takes {allowed}.", (("Allow", allowed),))
+        handler(self, connection, request, target)
+
+    def opened(self, connection: Connection) -> None:
+        self.connections.add(connection)
+        if len(self.connections) > self.limits.max_connections or self.draining:
+            connection.close()
+
+    def lost(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+
+    def count(self, operation: str, status: int) -> None:
+        key = (operation, status)
+        self._requests[key] = self._requests.get(key, 0) + 1
+
+    def _resolve(self, request: Request) -> Target:
+        if request.target == b"*" and request.method == b"OPTIONS":
+            return Target({b"OPTIONS": options.handle}, "", {})
+        try:
+            url = httptools.parse_url(request.target)
+        except httptools.HttpParserInvalidURLError:
+            raise BadRequest("The request target is not a valid URL.") from None
+        path = url.path or b"/"
+        query = _parse_query(url.query)
+        if path.startswith(STREAM_ROOT):
+            name = canonical_name(path[len(STREAM_ROOT) :], self.limits.max_name_bytes)
+            target = Target(STREAM_HANDLERS, name, query)
+        elif path in SERVICE_PAGES:
+            target = Target(SERVICE_PAGES[path], "", query)
+        else:
+            raise NotFound("There is nothing at this address. Streams live below /v1/stream/.")
+        if not query:
+            if len(self._routes) >= ROUTE_CACHE_MAX:
+                self._routes.clear()
+            self._routes[request.target] = target
+        return target
+
+
+def _parse_query(raw: bytes | None) -> dict[str, str]:
+    if not raw:
+        return {}
+    try:
+        pairs = parse_qsl(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=32)
+    except (ValueError, UnicodeDecodeError):
+        raise BadRequest("The query is not valid.") from None
+    query = dict(pairs)
+    if len(query) != len(pairs):
+        raise BadRequest("A query parameter is given more than once.")
+    return query

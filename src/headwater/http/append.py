@@ -1,0 +1,54 @@
+"""POST: append to a stream, close it, or both at once (protocol §5.2, §5.3)."""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from headwater.core.producers import parse_producer
+from headwater.core.rules import Outcome
+from headwater.engine.engine import Appended
+from headwater.http.request import Request
+from headwater.http.response import NO_STORE, STREAM_CLOSED, next_offset
+
+if TYPE_CHECKING:
+    from headwater.http.app import App, Target
+    from headwater.http.connection import Connection
+
+
+def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
+    connection.operation = "append"
+    headers = request.headers
+    content_type = headers.get(b"content-type")
+    producer = None
+    if b"producer-id" in headers or b"producer-epoch" in headers or b"producer-seq" in headers:
+        producer = parse_producer(
+            request.header(b"producer-id"), request.header(b"producer-epoch"), request.header(b"producer-seq")
+        )
+    app.engine.append(
+        target.name,
+        content_type.decode("latin-1") if content_type is not None else None,
+        request.body,
+        producer,
+        request.header(b"stream-seq"),
+        request.asks_to_close_stream(),
+        partial(connection.settle, _render),
+    )
+
+
+def _render(connection: Connection, appended: Appended) -> None:
+    offset = next_offset(appended.tail_index, appended.tail_position)
+    producer = appended.producer
+    if producer is None:
+        closed = STREAM_CLOSED if appended.closed else b""
+        connection.reply(HTTPStatus.NO_CONTENT, NO_STORE + offset + closed)
+        return
+    headers = b"%bProducer-Epoch: %d\r\nProducer-Seq: %d\r\n%b" % (
+        NO_STORE + offset,
+        producer.epoch,
+        producer.seq,
+        STREAM_CLOSED if appended.closed else b"",
+    )
+    status = HTTPStatus.OK if appended.outcome is Outcome.ACCEPTED else HTTPStatus.NO_CONTENT
+    connection.reply(status, headers)

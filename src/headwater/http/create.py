@@ -1,0 +1,65 @@
+"""PUT: create a stream, or confirm that it is as asked for (protocol §5.1)."""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from headwater.core.content import check_content_type
+from headwater.core.errors import InvalidExpiry
+from headwater.core.expiry import parse_expires_at, parse_ttl
+from headwater.core.rules import CreateRequest
+from headwater.engine.engine import Created
+from headwater.http.request import Request
+from headwater.http.response import NO_STORE, STREAM_CLOSED, header, next_offset
+
+if TYPE_CHECKING:
+    from headwater.http.app import App, Target
+    from headwater.http.connection import Connection
+
+
+def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
+    connection.operation = "create"
+    content_type = request.header(b"content-type")
+    ttl = request.header(b"stream-ttl")
+    expires_at = request.header(b"stream-expires-at")
+    if ttl is not None and expires_at is not None:
+        raise InvalidExpiry("Send Stream-TTL or Stream-Expires-At, not both.")
+    app.engine.create(
+        CreateRequest(
+            target.name,
+            check_content_type(content_type) if content_type is not None else None,
+            parse_ttl(ttl) if ttl is not None else None,
+            parse_expires_at(expires_at) if expires_at is not None else None,
+            request.asks_to_close_stream(),
+            request.body,
+        ),
+        partial(connection.settle, _render),
+    )
+
+
+def _render(connection: Connection, created: Created) -> None:
+    headers = [
+        NO_STORE,
+        header("Content-Type", created.stream.type.header),
+        next_offset(created.tail.index, created.tail.position),
+    ]
+    if created.closed:
+        headers.append(STREAM_CLOSED)
+    if created.is_new:
+        headers.append(b"Location: " + location(connection) + b"\r\n")
+    connection.reply(HTTPStatus.CREATED if created.is_new else HTTPStatus.OK, b"".join(headers))
+
+
+def location(connection: Connection) -> bytes:
+    """The stream's own URL, as the client reached it."""
+    request = connection.request
+    path = request.target.partition(b"?")[0]
+    host = request.headers.get(b"host")
+    if not path.startswith(b"/") or not host:
+        return path
+    scheme = request.headers.get(b"x-forwarded-proto", connection.app.scheme.encode())
+    if scheme not in (b"http", b"https"):
+        scheme = connection.app.scheme.encode()
+    return scheme + b"://" + host + path

@@ -1,0 +1,31 @@
+"""HEAD: what a stream is, without its data and without restarting its TTL (protocol §5.5)."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from headwater.core.expiry import format_instant
+from headwater.http.request import Request
+from headwater.http.response import NO_STORE, STREAM_CLOSED, header, next_offset
+
+if TYPE_CHECKING:
+    from headwater.http.app import App, Target
+    from headwater.http.connection import Connection
+
+
+def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
+    connection.operation = "head"
+    stream = app.engine.look_up(target.name)
+    headers = [
+        NO_STORE,
+        header("Content-Type", stream.type.header),
+        next_offset(stream.durable_index, stream.durable_position),
+    ]
+    if stream.ttl_secs is not None:
+        headers.append(b"Stream-TTL: %d\r\n" % stream.ttl_secs)
+    if stream.expires_at_ms is not None:
+        headers.append(header("Stream-Expires-At", format_instant(stream.expires_at_ms)))
+    if stream.durable_closed:
+        headers.append(STREAM_CLOSED)
+    connection.reply(HTTPStatus.OK, b"".join(headers))

@@ -1,0 +1,33 @@
+"""A request as the connection read it: method, target, headers and the whole body."""
+
+from __future__ import annotations
+
+from headwater.core.rules import CLOSED_HEADER
+
+
+class Request:
+    """Header names are lower case; values are kept as bytes and decoded as Latin-1 when asked for."""
+
+    __slots__ = ("body", "headers", "http_1_0", "keep_alive", "method", "target")
+
+    def __init__(
+        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes, http_1_0: bool, keep_alive: bool
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.body = body
+        self.http_1_0 = http_1_0
+        self.keep_alive = keep_alive
+
+    def header(self, name: bytes) -> str | None:
+        value = self.headers.get(name)
+        return value.decode("latin-1") if value is not None else None
+
+    def asks_to_close_stream(self) -> bool:
+        """`Stream-Closed` counts only when it says true, in any case (protocol §4.1)."""
+        value = self.headers.get(b"stream-closed")
+        return value is not None and value.lower() == _TRUE
+
+
+_TRUE = CLOSED_HEADER[1].encode()

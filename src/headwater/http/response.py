@@ -1,0 +1,111 @@
+"""Responses: the one place where status lines, security headers, CORS and errors are written.
+
+Everything that does not depend on the request is put together once, at start. A header block is bytes, each line
+ended by CRLF, so that the hot path only joins what is already encoded.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+
+import msgspec
+
+from headwater.core.errors import Refusal
+
+EXPOSED_HEADERS: Final = (
+    "ETag",
+    "Location",
+    "Producer-Epoch",
+    "Producer-Expected-Seq",
+    "Producer-Received-Seq",
+    "Producer-Seq",
+    "Stream-Closed",
+    "Stream-Cursor",
+    "Stream-Expires-At",
+    "Stream-Next-Offset",
+    "Stream-SSE-Data-Encoding",
+    "Stream-Snapshot-Offset",
+    "Stream-TTL",
+    "Stream-Up-To-Date",
+    "X-Request-Id",
+)
+ALLOWED_REQUEST_HEADERS: Final = (
+    "Authorization",
+    "Content-Type",
+    "If-None-Match",
+    "Producer-Epoch",
+    "Producer-Id",
+    "Producer-Seq",
+    "Stream-Closed",
+    "Stream-Expires-At",
+    "Stream-Fork-Offset",
+    "Stream-Fork-Sub-Offset",
+    "Stream-Forked-From",
+    "Stream-Seq",
+    "Stream-TTL",
+)
+ALLOWED_METHODS: Final = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
+PREFLIGHT_MAX_AGE_S: Final = 86_400
+
+STATUS_LINES: Final[dict[int, bytes]] = {
+    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+}
+CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+NO_STORE: Final = b"Cache-Control: no-store\r\n"
+NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
+STREAM_CLOSED: Final = b"Stream-Closed: true\r\n"
+UP_TO_DATE: Final = b"Stream-Up-To-Date: true\r\n"
+_PROBLEM: Final = b"Content-Type: application/problem+json\r\n"
+_SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\n"
+
+_encode_json: Final = msgspec.json.Encoder().encode
+
+
+class CommonHeaders:
+    """Security and CORS headers, which every answer carries, errors included."""
+
+    def __init__(self, origins: tuple[str, ...]) -> None:
+        """`origins` is ("*",) or the list of origins that may read answers."""
+        self._any_origin = "*" in origins
+        self._origins = frozenset(origin.encode("latin-1") for origin in origins)
+        exposed = f"Access-Control-Expose-Headers: {', '.join(EXPOSED_HEADERS)}\r\n".encode()
+        if self._any_origin:
+            self._default = _SECURITY + b"Access-Control-Allow-Origin: *\r\n" + exposed
+        else:
+            self._default = _SECURITY + b"Vary: Origin\r\n"
+        self._exposed = exposed
+        self.preflight = (
+            f"Access-Control-Allow-Methods: {ALLOWED_METHODS}\r\n"
+            f"Access-Control-Allow-Headers: {', '.join(ALLOWED_REQUEST_HEADERS)}\r\n"
+            f"Access-Control-Max-Age: {PREFLIGHT_MAX_AGE_S}\r\n"
+        ).encode()
+
+    def for_origin(self, origin: bytes | None) -> bytes:
+        if self._any_origin or origin is None or origin not in self._origins:
+            return self._default
+        return self._default + b"Access-Control-Allow-Origin: " + origin + b"\r\n" + self._exposed
+
+
+def header(name: str, value: str) -> bytes:
+    return f"{name}: {value}\r\n".encode("latin-1", "replace")
+
+
+def next_offset(index: int, position: int) -> bytes:
+    return b"Stream-Next-Offset: %016x_%016x\r\n" % (index, position)
+
+
+def problem(refusal: Refusal) -> tuple[bytes, bytes]:
+    """The headers and body of a refusal (RFC 9457)."""
+    status = HTTPStatus(refusal.status)
+    body = _encode_json(
+        {
+            "type": "about:blank",
+            "title": status.phrase,
+            "status": status.value,
+            "code": refusal.code,
+            "detail": refusal.detail,
+        }
+    )
+    headers = b"".join(header(name, value) for name, value in refusal.headers)
+    return NO_STORE + _PROBLEM + headers, body

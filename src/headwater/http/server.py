@@ -1,0 +1,143 @@
+"""The server process: builds the house from the settings, listens, and drains on SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from headwater.engine.clock import SteadyClock
+from headwater.engine.engine import Engine, Limits
+from headwater.engine.scheduler import LoopScheduler
+from headwater.engine.stores import open_storage
+from headwater.http.app import App, HttpLimits
+from headwater.http.connection import Connection
+from headwater.telemetry import request_id
+
+if TYPE_CHECKING:
+    from headwater.config import Settings
+
+log = logging.getLogger("headwater.server")
+
+SWEEP_S: Final = 1.0
+BACKLOG: Final = 4096
+
+
+def run(settings: Settings) -> None:
+    """Serve until told to stop. Raises OSError when the address cannot be had."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    engine = _build_engine(settings, loop)
+    engine.start()
+    try:
+        app = _build_app(settings, engine, loop)
+        server = await loop.create_server(
+            lambda: Connection(app),
+            settings.server.host,
+            settings.server.port,
+            ssl=_tls(settings),
+            backlog=BACKLOG,
+            reuse_address=True,
+        )
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        log.info("headwater listening on %s", _address(app, server, settings))
+        sweep = asyncio.create_task(_sweep(app))
+        await stop.wait()
+        sweep.cancel()
+        await _drain(app, server, settings.server.drain_timeout_secs)
+    finally:
+        engine.stop()
+
+
+async def _sweep(app: App) -> None:
+    """Once a second, let every connection see whether it waited too long."""
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        now_s = app.loop_time()
+        for connection in tuple(app.connections):
+            connection.check_time(now_s)
+
+
+async def _drain(app: App, server: asyncio.Server, timeout_s: float) -> None:
+    """Take no new connections, end live reads cleanly, answer what is under way, then go."""
+    log.info("draining %d connections", len(app.connections))
+    app.draining = True
+    server.close()
+    for connection in tuple(app.connections):
+        connection.drain()
+    until_s = app.loop_time() + timeout_s
+    while (app.connections or not app.engine.idle) and app.loop_time() < until_s:
+        await asyncio.sleep(0.01)
+    if app.connections:
+        log.warning("cut %d connections that did not end within %g s", len(app.connections), timeout_s)
+        for connection in tuple(app.connections):
+            connection.abort()
+    log.info("stopped")
+
+
+def _build_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
+    return Engine(
+        open_storage(settings.storage),
+        SteadyClock(),
+        LoopScheduler(loop),
+        _limits(settings),
+        sweep_interval_s=settings.expiry.sweep_interval_secs,
+        commit=settings.storage.commit,
+    )
+
+
+def _limits(settings: Settings) -> Limits:
+    """The memory limit counts all content where content lives in memory; elsewhere the hot tail has its own bound."""
+    total = settings.limits.max_memory_bytes if settings.storage.mode == "memory" else 0
+    return Limits(total, settings.max_stream_bytes or 0)
+
+
+def _build_app(settings: Settings, engine: Engine, loop: asyncio.AbstractEventLoop) -> App:
+    server, http, limits = settings.server, settings.http, settings.limits
+    return App(
+        engine,
+        HttpLimits(
+            max_header_bytes=http.max_header_bytes,
+            max_url_bytes=http.max_url_bytes,
+            max_body_bytes=http.max_body_bytes,
+            max_chunk_bytes=limits.max_chunk_bytes,
+            max_name_bytes=limits.max_name_bytes,
+            max_connections=server.max_connections,
+            read_timeout_s=server.read_timeout_secs,
+            idle_timeout_s=server.idle_timeout_secs,
+            write_timeout_s=server.write_timeout_secs,
+            long_poll_timeout_s=server.long_poll_timeout_secs,
+            sse_reconnect_s=server.sse_reconnect_interval_secs,
+        ),
+        loop,
+        origins=http.origins,
+        cache_control=http.cache_control,
+        cursor_interval_secs=settings.cursor.interval_secs,
+        scheme="https" if settings.tls.cert_path else "http",
+        request_id=request_id,
+    )
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if settings.tls.cert_path is None or settings.tls.key_path is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(settings.tls.cert_path, settings.tls.key_path)
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def _address(app: App, server: asyncio.Server, settings: Settings) -> str:
+    port = server.sockets[0].getsockname()[1]
+    host = settings.server.host
+    return f"{app.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
