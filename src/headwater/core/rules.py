@@ -27,7 +27,6 @@ from headwater.core.offsets import Offset
 from headwater.core.producers import Producer, Verdict, judge
 from headwater.core.records import Append, Create
 
-
 CLOSED_HEADER: Final = ("Stream-Closed", "true")
 
 

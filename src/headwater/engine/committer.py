@@ -32,6 +32,7 @@ FAST_WRITE_S: Final = 0.0003
 """A mean below this moves them back: handing over to a thread costs about as much."""
 _MEAN_WEIGHT: Final = 0.05
 
+
 class Entry(NamedTuple):
     """A record on its way, or (with no record) an answer that must wait for what is queued before it."""
 
@@ -154,6 +155,9 @@ class Committer:
                 if record.close:
                     stream.durable_closed = True
             elif type(record) is Create:
+                stream.durable_index += len(record.lengths)
+                stream.durable_position += len(record.payload)
+                stream.durable_closed = record.closed
                 stream.visible = True
         for entry in batch:
             if entry.done is not None:

@@ -164,7 +164,7 @@ class Engine:
         self._check_room(0, len(record.payload))
         self.catalog.apply(record)
         stream = self.catalog.by_id[record.id]
-        stream.visible = False
+        stream.visible = stream.durable_closed = False
         stream.durable_index = stream.base.index
         stream.durable_position = stream.base.position
         self._total_bytes += len(record.payload)
@@ -194,8 +194,7 @@ class Engine:
         if isinstance(decision, Outcome):
             if decision is Outcome.DUPLICATE:
                 self.metrics.duplicates += 1
-                assert producer is not None and stream.producers is not None
-                producer = producer._replace(seq=stream.producers[producer.id].seq)
+                producer = _highest_accepted(stream, producer)
             result = Appended(decision, stream.index, stream.position, stream.closed, producer)
             self._after_pending(stream, done, result)
             return
@@ -356,6 +355,13 @@ class Engine:
     def _tend(self) -> None:
         self._storage.tend(self._image_of)
         self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
+
+
+def _highest_accepted(stream: LiveStream, producer: Producer | None) -> Producer:
+    """A repeat is answered with how far the stream has got with its producer."""
+    assert producer is not None, "only producers repeat"
+    assert stream.producers is not None, "a repeat has a first"
+    return producer._replace(seq=stream.producers[producer.id].seq)
 
 
 def _not_found(name: str) -> StreamNotFound:

@@ -105,7 +105,7 @@ class StreamReader:
             pieces = (self._storage.read(id_, start.position, end.position) for id_, start, end in chunk.spans)
             return list(chain.from_iterable(pieces))
         except Corrupt as error:
-            raise corrupt(chunk.stream, error) from error
+            raise corrupt(chunk.stream) from error
 
     def slices(self, chunk: Chunk) -> Iterator[Buffer]:
         """The bytes of a chunk, taken from storage a slice at a time as the reader drains them."""
@@ -118,7 +118,7 @@ class StreamReader:
                 try:
                     yield from self._storage.read(span.stream_id, position, until)
                 except Corrupt as error:
-                    raise corrupt(chunk.stream, error) from error
+                    raise corrupt(chunk.stream) from error
                 position = until
 
     def lengths(self, chunk: Chunk) -> list[int]:
@@ -177,6 +177,6 @@ class StreamReader:
         return self._storage.boundary(stream_id, end.index) != end.position
 
 
-def corrupt(stream: LiveStream, error: Corrupt) -> DataCorrupt:
+def corrupt(stream: LiveStream) -> DataCorrupt:
     """Stored bytes that fail their checksum, as a client may see it: which stream, and that they are not served."""
     return DataCorrupt(f"Stored data of stream {stream.name!r} fails its checksum and is not served.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 import httptools
@@ -21,9 +21,6 @@ from headwater.http.connection import Connection
 from headwater.http.deadlines import Deadlines
 from headwater.http.request import Request
 from headwater.http.response import CommonHeaders
-
-if TYPE_CHECKING:
-    from headwater.config import Settings
 
 STREAM_ROOT: Final = b"/v1/stream/"
 ROUTE_CACHE_MAX: Final = 8192

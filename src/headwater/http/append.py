@@ -50,5 +50,6 @@ def _render(connection: Connection, appended: Appended) -> None:
         producer.seq,
         STREAM_CLOSED if appended.closed else b"",
     )
-    status = HTTPStatus.OK if appended.outcome is Outcome.ACCEPTED else HTTPStatus.NO_CONTENT
-    connection.reply(status, headers)
+    # 200 says that data is new (§5.2.1); a repeat, or a close that brought none, is 204.
+    is_new_data = appended.outcome is Outcome.ACCEPTED and connection.request.body
+    connection.reply(HTTPStatus.OK if is_new_data else HTTPStatus.NO_CONTENT, headers)

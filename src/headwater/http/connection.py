@@ -443,4 +443,3 @@ class Connection(asyncio.Protocol):
         self.request = Request(b"GET", self._target, self._headers, b"", http_1_0=False, keep_alive=False)
         self.operation = "malformed"
         self.refuse(refusal)
-

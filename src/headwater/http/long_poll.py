@@ -30,9 +30,7 @@ class LongPoll:
 
     __slots__ = ("_app", "_connection", "_cursor", "_deadline", "_start", "_stream", "_waiting")
 
-    def __init__(
-        self, app: App, connection: Connection, stream: LiveStream, start: Offset, cursor: str | None
-    ) -> None:
+    def __init__(self, app: App, connection: Connection, stream: LiveStream, start: Offset, cursor: str | None) -> None:
         self._app = app
         self._connection = connection
         self._stream = stream

@@ -76,7 +76,7 @@ async def _drain(app: App, server: asyncio.Server, timeout_s: float) -> None:
     for connection in tuple(app.connections):
         connection.drain()
     until_s = app.loop_time() + timeout_s
-    while (app.connections or not app.engine.idle) and app.loop_time() < until_s:
+    while (app.connections or not app.engine.idle) and app.loop_time() < until_s:  # noqa: ASYNC110 - two owners, once
         await asyncio.sleep(0.01)
     if app.connections:
         log.warning("cut %d connections that did not end within %g s", len(app.connections), timeout_s)

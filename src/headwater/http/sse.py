@@ -61,9 +61,7 @@ class EventReader:
         "_stream",
     )
 
-    def __init__(
-        self, app: App, connection: Connection, stream: LiveStream, start: Offset, cursor: str | None
-    ) -> None:
+    def __init__(self, app: App, connection: Connection, stream: LiveStream, start: Offset, cursor: str | None) -> None:
         self._app = app
         self._connection = connection
         self._stream = stream
