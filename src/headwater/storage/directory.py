@@ -1,0 +1,151 @@
+"""A data directory: one process at a time, of a known format, of one family of storage modes.
+
+Two files guard it. `LOCK` is held for as long as the directory is open. `FORMAT` says what the rest is, and is made
+durable before anything else is written, so that a directory without it holds nothing of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headwater.storage.filesystem import AlreadyLocked, Filesystem, Lock
+from headwater.storage.interface import StorageError
+
+FORMAT_VERSION: Final = 1
+
+LOCK_NAME: Final = "LOCK"
+FORMAT_NAME: Final = "FORMAT"
+_NEW_FORMAT_NAME: Final = "FORMAT.new"
+_MODES_OF_FAMILY: Final = {"log": "file-fast or file-durable", "acid": "acid"}
+_FOREIGN: Final = frozenset({"lost+found"})
+"""What a fresh file system may hold that is nobody's data."""
+
+
+class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """What the file `FORMAT` says."""
+
+    version: int
+    family: str
+    created: str
+
+
+class Directory:
+    """An open data directory. It stays locked until `close`."""
+
+    __slots__ = ("_lock", "format", "path")
+
+    def __init__(self, path: Path, format_: Format, lock: Lock) -> None:
+        self.path: Final = path
+        self.format: Final = format_
+        self._lock: Lock | None = lock
+
+    def close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+
+def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: bool = True) -> Directory:
+    """Lock a data directory of this family; make it when it is not there (or empty) and `create` says so.
+
+    Raises `StorageError` with the reason: in use by another process, another version, another mode, not ours.
+    """
+    assert family in _MODES_OF_FAMILY
+    try:
+        if not filesystem.exists(path):
+            if not create:
+                raise StorageError(f"There is no data directory {path}.")
+            _make_directories(filesystem, path)
+        lock = filesystem.lock(path / LOCK_NAME, f"{os.getpid()}\n")
+    except AlreadyLocked as locked:
+        by = f"process {locked.holder}" if locked.holder else "another process"
+        raise StorageError(
+            f"Data directory {path} is in use by {by}. Stop it first, or give this one its own data_dir."
+        ) from None
+    except OSError as error:
+        raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
+    try:
+        return Directory(path, _format_of(filesystem, path, family, create), lock)
+    except OSError as error:
+        lock.release()
+        raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) -> Format:
+    names = set(filesystem.names(path))
+    if FORMAT_NAME not in names:
+        strangers = sorted(
+            name for name in names - {LOCK_NAME, _NEW_FORMAT_NAME} - _FOREIGN if not name.startswith(".")
+        )
+        if strangers:
+            raise StorageError(
+                f"Directory {path} is not a Headwater data directory (it has no {FORMAT_NAME} file) and is not empty:"
+                f" it holds {', '.join(strangers[:3])}{', …' if len(strangers) > 3 else ''}."
+                " Give an empty or a new directory as data_dir."
+            )
+        if not create:
+            raise StorageError(f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file.")
+        return _write_format(filesystem, path, names, family)
+    try:
+        found = msgspec.json.decode(filesystem.read(path / FORMAT_NAME), type=Format)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path / FORMAT_NAME} cannot be read: {error}. It may be damaged.") from None
+    if found.version != FORMAT_VERSION:
+        raise StorageError(
+            f"Data directory {path} has format version {found.version}; this Headwater reads version"
+            f" {FORMAT_VERSION} only. Open it with the Headwater that wrote it."
+        )
+    if found.family != family:
+        modes = _MODES_OF_FAMILY.get(found.family, repr(found.family))
+        raise StorageError(
+            f"Data directory {path} was written by storage mode {modes}, not {_MODES_OF_FAMILY[family]}."
+            " Set storage.mode to match, give another data_dir, or convert it with `headwater store copy`."
+        )
+    # The process that wrote the file may have been killed before it could sync its name.
+    filesystem.sync_directory(path)
+    return found
+
+
+def _write_format(filesystem: Filesystem, path: Path, names: set[str], family: str) -> Format:
+    format_ = Format(FORMAT_VERSION, family, datetime.now(UTC).isoformat(timespec="seconds"))
+    fresh = path / _NEW_FORMAT_NAME
+    if _NEW_FORMAT_NAME in names:
+        filesystem.unlink(fresh)
+    write_file(filesystem, fresh, msgspec.json.encode(format_) + b"\n")
+    filesystem.replace(fresh, path / FORMAT_NAME)
+    filesystem.sync_directory(path)
+    with suppress(PermissionError):
+        # Whoever made the directory may not have synced it; a parent that may not be read was made by others.
+        filesystem.sync_directory(path.absolute().parent)
+    return format_
+
+
+def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
+    """A new file with this content, synced. Its name is durable once its directory is synced."""
+    appender = filesystem.create(path)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[appender.write(rest) :]
+        appender.sync()
+    finally:
+        appender.close()
+
+
+def _make_directories(filesystem: Filesystem, path: Path) -> None:
+    """The directory and those above it that are missing, each durable before the next."""
+    if filesystem.exists(path):
+        return
+    parent = path.absolute().parent
+    _make_directories(filesystem, parent)
+    filesystem.make_directory(path)
+    filesystem.sync_directory(parent)

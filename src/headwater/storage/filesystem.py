@@ -1,0 +1,247 @@
+"""The seam to the file system: every call that storage makes to it, and nothing more.
+
+Storage sees only the `Filesystem` protocol, so a test can put one in its place that forgets what was not synced and
+fails where it likes. Errors are plain `OSError`s; what they mean is for the caller to say.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class AlreadyLocked(Exception):
+    """Another process holds the lock; `holder` is what it wrote about itself, if anything."""
+
+    def __init__(self, holder: str) -> None:
+        super().__init__(holder)
+        self.holder = holder
+
+
+class Appender(Protocol):
+    """A file open for writing at its end."""
+
+    def write(self, data: Bytes) -> int:
+        """One write; returns how many bytes were taken, which may be fewer than given."""
+
+    def sync(self) -> None:
+        """Make everything written so far survive a power loss (not the file's name: see `sync_directory`)."""
+
+    def close(self) -> None: ...
+
+
+class Mapped(Protocol):
+    """A file that no longer changes below its present size, open for reading."""
+
+    view: memoryview
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Exactly these bytes, by a call that can report an I/O error (touching `view` could only crash)."""
+
+    def close(self) -> None:
+        """Let go of it. Slices of `view` stay good for as long as someone holds them."""
+
+
+class Lock(Protocol):
+    def release(self) -> None: ...
+
+
+class Filesystem(Protocol):
+    def create(self, path: Path) -> Appender:
+        """A new file; it must not exist yet."""
+
+    def extend(self, path: Path) -> Appender:
+        """An existing file, to be written at its end."""
+
+    def truncate(self, path: Path, size: int) -> None:
+        """Cut a file to `size` and sync it."""
+
+    def sync(self, path: Path) -> None:
+        """Sync a file that is not open, with its size."""
+
+    def sync_directory(self, path: Path) -> None:
+        """Make creates, renames and removals in a directory survive a power loss."""
+
+    def replace(self, source: Path, target: Path) -> None: ...
+
+    def link(self, source: Path, target: Path) -> None:
+        """A second name for a file that no longer changes."""
+
+    def unlink(self, path: Path) -> None: ...
+
+    def make_directory(self, path: Path) -> None:
+        """One directory; its parent must be there. No error when it exists."""
+
+    def names(self, path: Path) -> list[str]: ...
+
+    def exists(self, path: Path) -> bool: ...
+
+    def size(self, path: Path) -> int: ...
+
+    def read(self, path: Path) -> bytes: ...
+
+    def map(self, path: Path) -> Mapped: ...
+
+    def free_bytes(self, path: Path) -> int:
+        """Space left for this process on the file system that holds `path`."""
+
+    def lock(self, path: Path, note: str) -> Lock:
+        """Take an exclusive lock on a file and leave a note in it, or raise `AlreadyLocked`."""
+
+    def boot_id(self) -> bytes:
+        """16 bytes that differ after a restart of the machine; all zero where the system cannot tell."""
+
+
+class RealFilesystem:
+    """The file system of the machine."""
+
+    def create(self, path: Path) -> Appender:
+        return _RealAppender(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
+
+    def extend(self, path: Path) -> Appender:
+        return _RealAppender(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+
+    def truncate(self, path: Path, size: int) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(descriptor, size)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync(self, path: Path) -> None:
+        _sync_path(path, os.O_RDONLY)
+
+    def sync_directory(self, path: Path) -> None:
+        _sync_path(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    def replace(self, source: Path, target: Path) -> None:
+        source.replace(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        target.hardlink_to(source)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(mode=0o750, exist_ok=True)
+
+    def names(self, path: Path) -> list[str]:
+        return sorted(entry.name for entry in path.iterdir())
+
+    def exists(self, path: Path) -> bool:
+        try:
+            path.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def map(self, path: Path) -> Mapped:
+        return _RealMapped(path)
+
+    def free_bytes(self, path: Path) -> int:
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def lock(self, path: Path, note: str) -> Lock:
+        return _RealLock(path, note)
+
+    def boot_id(self) -> bytes:
+        try:
+            return bytes.fromhex(_BOOT_ID.read_text("ascii").strip().replace("-", ""))
+        except (OSError, ValueError):
+            return bytes(16)
+
+
+class _RealAppender:
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def write(self, data: Bytes) -> int:
+        return os.write(self._descriptor, data)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+class _RealMapped:
+    __slots__ = ("_descriptor", "view")
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(self._descriptor).st_size
+            # The mapping itself refuses a length of zero.
+            self.view = (
+                memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
+            )
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._descriptor, length, offset)
+        while len(data) < length:
+            more = os.pread(self._descriptor, length - len(data), offset + len(data))
+            if not more:
+                raise OSError(errno.EIO, f"the file ends at byte {offset + len(data)}")
+            data += more
+        return data
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+        self.view = memoryview(b"")
+
+
+class _RealLock:
+    """An advisory lock that the kernel drops with the process, however it ends."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, path: Path, note: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, note.encode(), 0)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 256, 0).decode("utf-8", "replace").strip()
+            os.close(self._descriptor)
+            raise AlreadyLocked(holder) from None
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def release(self) -> None:
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+
+def _sync_path(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
