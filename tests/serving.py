@@ -21,7 +21,7 @@ START_TIMEOUT_SECS = 20.0
 STOP_TIMEOUT_SECS = 20.0
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
-_LISTENING = re.compile(r"listening on (http\S+)")
+_LISTENING = re.compile(r"listening on (https?://[^\s\"]+)")
 
 
 class Server:
@@ -65,9 +65,7 @@ class Server:
             code = self.process.wait(timeout=STOP_TIMEOUT_SECS)
         except subprocess.TimeoutExpired:
             self.kill()
-            message = (
-                f"the server did not end within {STOP_TIMEOUT_SECS} s of SIGTERM; its log:\n{self.log()}"
-            )
+            message = f"the server did not end within {STOP_TIMEOUT_SECS} s of SIGTERM; its log:\n{self.log()}"
             raise AssertionError(message) from None
         self._reader.join(timeout=STOP_TIMEOUT_SECS)
         return code
@@ -78,9 +76,7 @@ class Server:
             code = self.process.poll()
             if code is not None:
                 self._reader.join(timeout=STOP_TIMEOUT_SECS)
-                raise AssertionError(
-                    f"the server ended with code {code} before listening; its log:\n{self.log()}"
-                )
+                raise AssertionError(f"the server ended with code {code} before listening; its log:\n{self.log()}")
             if time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(
@@ -102,9 +98,7 @@ class Server:
 
 def server_environment(**settings: str) -> dict[str, str]:
     """The child's environment: ours without DS_… and RUST_LOG, so that only `settings` configure it."""
-    environment = {
-        key: value for key, value in os.environ.items() if not key.startswith("DS_") and key != "RUST_LOG"
-    }
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("DS_") and key != "RUST_LOG"}
     # A checkout that is not installed must still be the code under test.
     paths = [str(_REPOSITORY / "src"), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -37,9 +38,7 @@ def write_certificate(directory: Path) -> tuple[Path, Path]:
     cert_path, key_path = directory / "cert.pem", directory / "key.pem"
     cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     key_path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return cert_path, key_path
 
@@ -98,7 +97,8 @@ def test_it_speaks_tls_when_both_files_are_set(tmp_path: Path) -> None:
     cert_path, key_path = write_certificate(tmp_path)
     with serve(DS_TLS__CERT_PATH=str(cert_path), DS_TLS__KEY_PATH=str(key_path)) as server:
         assert server.url.startswith("https://")
-        answer = httpx.get(f"https://localhost:{server.port}/healthz", verify=str(cert_path))
+        trusting = ssl.create_default_context(cafile=cert_path)
+        answer = httpx.get(f"https://localhost:{server.port}/healthz", verify=trusting)
         assert answer.text == "ok"
 
 

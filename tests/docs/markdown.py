@@ -40,7 +40,7 @@ def examples(page: Path) -> list[Example]:
     """The blocks to run, in order. One that cannot be run says so in a comment line just above it."""
     blocks = list(_blocks(page))
     found = []
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, after in zip(blocks, [*blocks, None][1:], strict=True):
         if block.language != "bash" or not block.run:
             continue
         # The promised output begins on the line below the closing fence.

@@ -77,9 +77,7 @@ def run_example(example: Example, server: Server) -> tuple[list[str], str | None
 @pytest.mark.parametrize("page", _PAGES_WITH_COMMANDS, ids=lambda page: page.stem)
 def test_the_commands_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> None:
     # The same start as `make run`, but for the port and the place of its data.
-    with serve(
-        arguments=("--profile", "dev"), directory=REPOSITORY, DS_STORAGE__DATA_DIR=str(tmp_path)
-    ) as server:
+    with serve(arguments=("--profile", "dev"), directory=REPOSITORY, DS_STORAGE__DATA_DIR=str(tmp_path)) as server:
         for example in examples(page):
             printed, missing = run_example(example, server)
             where = f"{page.name}, line {example.line}: {example.commands[0]}"
@@ -87,9 +85,7 @@ def test_the_commands_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> N
 
 
 def test_the_readme_shows_the_whole_round() -> None:
-    shown = "\n".join(
-        command for example in examples(REPOSITORY / "README.md") for command in example.commands
-    )
+    shown = "\n".join(command for example in examples(REPOSITORY / "README.md") for command in example.commands)
     for part in (
         "-X PUT",
         "-X POST",
