@@ -44,7 +44,7 @@ lint: $(VENV)/.dev ## Ruff, mypy --strict and the import contracts
 fmt: $(VENV)/.dev ## Format the code and write the generated parts of the docs
 	$(BIN)/ruff check --fix --exit-zero --quiet $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
-	$(BIN)/python scripts/settings_table.py
+	$(BIN)/python scripts/generate_docs.py
 
 .PHONY: conformance
 conformance: setup ## The official conformance suite against our server

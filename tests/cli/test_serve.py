@@ -93,6 +93,16 @@ def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_storage_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file where the data directory should be")
+    done = headwater_command(
+        "serve", "--port", "0", cwd=tmp_path, DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR="taken"
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("headwater: storage: ")
+    assert "Traceback" not in done.stderr
+
+
 def test_it_speaks_tls_when_both_files_are_set(tmp_path: Path) -> None:
     cert_path, key_path = write_certificate(tmp_path)
     with serve(DS_TLS__CERT_PATH=str(cert_path), DS_TLS__KEY_PATH=str(key_path)) as server:

@@ -30,9 +30,9 @@ def tracked_files() -> list[Path]:
     return [path for path in found if path.is_file()]
 
 
-def test_the_settings_tables_match_the_settings() -> None:
+def test_the_generated_parts_match_the_code() -> None:
     done = subprocess.run(
-        [sys.executable, "scripts/settings_table.py", "--check"],
+        [sys.executable, "scripts/generate_docs.py", "--check"],
         cwd=REPOSITORY,
         env=server_environment(),
         capture_output=True,

@@ -18,9 +18,7 @@ Profile = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="Read this settings file after all others.", show_default=False
-    ),
+    typer.Option("--config", metavar="FILE", help="Read this settings file after all others.", show_default=False),
 ]
 
 

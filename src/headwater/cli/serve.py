@@ -23,30 +23,27 @@ def serve(
     ] = None,
     port: Annotated[
         str | None,
-        typer.Option(
-            "--port", metavar="PORT", help="Port to listen on; 0 picks a free one.", show_default=False
-        ),
+        typer.Option("--port", metavar="PORT", help="Port to listen on; 0 picks a free one.", show_default=False),
     ] = None,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
     flags = {"server.host": host, "server.port": port}
-    loaded = settings_from(
-        profile, config_file, {key: value for key, value in flags.items() if value is not None}
-    )
+    loaded = settings_from(profile, config_file, {key: value for key, value in flags.items() if value is not None})
     settings = loaded.settings
     _check_tls_files(settings)
 
     from headwater.http.server import run
+    from headwater.storage.interface import StorageError
     from headwater.telemetry import set_up_logging
 
     set_up_logging(settings.log.filter, settings.log.format)
     try:
         run(settings)
+    except StorageError as error:
+        raise Failure(f"storage: {error}") from None
     except ssl.SSLError as error:
         reason = error.reason or error
-        raise Failure(
-            f"tls.cert_path and tls.key_path are not a usable pair of PEM files: {reason}"
-        ) from None
+        raise Failure(f"tls.cert_path and tls.key_path are not a usable pair of PEM files: {reason}") from None
     except OSError as error:
         sentence = _why_it_cannot_listen(error, settings)
         if sentence is None:
