@@ -1,0 +1,1 @@
+"""The protocol from outside: each test states a rule and proves it over real sockets."""  # noqa: A005

@@ -1,0 +1,22 @@
+"""What the protocol tests share: fresh streams on the shared server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from tests.http.protocol import Stream
+
+
+@pytest.fixture
+def stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
+    """A text stream that no other test uses, not yet created."""
+    return Stream(client, stream_name())
+
+
+@pytest.fixture
+def json_stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
+    """The same for JSON."""
+    return Stream(client, stream_name(), "application/json")

@@ -1,0 +1,122 @@
+"""Stopping: on SIGTERM live readers get a clean end, and requests in flight are answered."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+
+import httpx
+import pytest
+
+from tests.http.protocol import offset, stream_on
+from tests.http.raw import RawConnection, connect, encode
+from tests.http.sse_reader import SseReader
+from tests.serving import Server, serve
+
+TEXT = {"Content-Type": "text/plain"}
+
+
+def ask_to_stop(server: Server) -> None:
+    server.process.send_signal(signal.SIGTERM)
+
+
+def test_sse_readers_get_a_clean_end() -> None:
+    with serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as server, stream_on(server, "drained") as stream:
+        stream.create("data")
+        readers = [SseReader(server, stream.name) for _ in range(20)]
+        for reader in readers:
+            reader.until_up_to_date()
+        ask_to_stop(server)
+        for reader in readers:
+            # Iteration ends only if the last chunk of the response came.
+            assert not [event for event in reader if "streamClosed" in event.data]
+            reader.connection.socket.close()
+        assert server.stop() == 0
+
+
+def test_a_waiting_long_poll_is_answered_at_once() -> None:
+    with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="30") as server, stream_on(server, "drained") as stream:
+        stream.create("data")
+        with connect(server) as connection:
+            connection.send(encode("GET", f"{stream.path}?offset=now&live=long-poll"))
+            assert connection.quiet(for_secs=0.2)
+            began = time.monotonic()
+            ask_to_stop(server)
+            answer = connection.response()
+            assert time.monotonic() - began < 2
+            assert answer.status == 204
+            assert answer.header("stream-next-offset") == offset(1, 4)
+            assert answer.header("stream-up-to-date") == "true"
+            assert answer.header("stream-closed") is None
+        assert server.stop() == 0
+
+
+def test_a_write_in_flight_is_answered_and_done() -> None:
+    with serve() as server, stream_on(server, "drained") as stream:
+        stream.create()
+        with connect(server) as connection:
+            request = encode("POST", stream.path, headers=TEXT, body=b"x" * 1000)
+            connection.send(request[:-500])
+            time.sleep(0.2)
+            ask_to_stop(server)
+            time.sleep(0.3)
+            connection.send(request[-500:])
+            answer = connection.response()
+            assert (answer.status, answer.header("stream-next-offset")) == (204, offset(1, 1000))
+            assert answer.header("connection") == "close"
+            assert connection.ends()
+        assert server.stop() == 0
+
+
+def test_idle_connections_are_closed_and_new_ones_refused() -> None:
+    with serve() as server:
+        with connect(server) as idle, connect(server) as busy:
+            assert idle.request("GET", "/healthz").status == 200
+            busy.send(encode("POST", "/v1/stream/x", headers={**TEXT, "Content-Length": "5"}))
+            time.sleep(0.2)
+            ask_to_stop(server)
+            assert idle.ends(within_secs=3)
+            with pytest.raises((ConnectionRefusedError, ConnectionResetError, AssertionError)):
+                RawConnection(server).request("GET", "/healthz")
+        assert server.stop() == 0
+
+
+def test_a_client_that_never_finishes_does_not_hold_up_the_end() -> None:
+    with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="1") as server, connect(server) as connection:
+        connection.send(encode("POST", "/v1/stream/x", headers={**TEXT, "Content-Length": "5"}))
+        time.sleep(0.2)
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 5
+
+
+def test_a_reader_that_never_reads_does_not_hold_up_the_end() -> None:
+    with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="1") as server, stream_on(server, "stuck") as stream:
+        stream.create()
+        for _ in range(8):
+            stream.append(b"x" * 1_000_000)
+        with connect(server) as connection:
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.send(encode("GET", stream.path) * 10)
+            time.sleep(0.5)
+            began = time.monotonic()
+            assert server.stop() == 0
+            assert time.monotonic() - began < 5
+
+
+def test_an_idle_server_ends_at_once_and_says_nothing_bad() -> None:
+    with serve() as server:
+        assert httpx.get(f"{server.url}/healthz").text == "ok"
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 3
+    assert "Traceback" not in server.log()
+    assert "ERROR" not in server.log()
+
+
+def test_sigint_stops_as_sigterm_does() -> None:
+    with serve() as server:
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(timeout=10) in (0, 130)
+        assert "Traceback" not in server.log()

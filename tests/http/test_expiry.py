@@ -1,0 +1,236 @@
+"""Streams that end by themselves: `Stream-TTL`, a sliding window, and `Stream-Expires-At`, an instant."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.http.protocol import Stream, assert_problem, offset, stream_on
+from tests.http.sse_reader import SseReader
+from tests.serving import serve
+
+TTL_MAX = 2**53 - 1
+
+
+def instant(in_secs: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=in_secs)).isoformat().replace("+00:00", "Z")
+
+
+def assert_gone(stream: Stream) -> None:
+    assert stream.head().status_code == 404
+    assert_problem(stream.get(), 404, "stream_not_found")
+    assert_problem(stream.post("x"), 404, "stream_not_found")
+    assert_problem(stream.delete(), 404, "stream_not_found")
+
+
+def test_an_unused_stream_is_gone_after_its_ttl(stream: Stream) -> None:
+    stream.create("data", headers={"Stream-TTL": "1"})
+    assert stream.head().status_code == 200
+    time.sleep(1.1)
+    assert_gone(stream)
+
+
+def test_a_read_restarts_the_ttl(stream: Stream) -> None:
+    stream.create("data", headers={"Stream-TTL": "1"})
+    for _ in range(3):
+        time.sleep(0.6)
+        assert stream.get().status_code == 200
+    time.sleep(1.1)
+    assert_gone(stream)
+
+
+def test_a_write_restarts_the_ttl(stream: Stream) -> None:
+    stream.create("data", headers={"Stream-TTL": "1"})
+    for _ in range(3):
+        time.sleep(0.6)
+        assert stream.post("more").status_code == 204
+    time.sleep(1.1)
+    assert_gone(stream)
+
+
+def test_head_does_not_restart_the_ttl(stream: Stream) -> None:
+    stream.create("data", headers={"Stream-TTL": "1"})
+    for _ in range(2):
+        time.sleep(0.4)
+        assert stream.head().status_code == 200
+    time.sleep(0.4)
+    assert stream.head().status_code == 404
+
+
+def test_head_tells_the_whole_window(stream: Stream) -> None:
+    stream.create(headers={"Stream-TTL": "3600"})
+    time.sleep(1.1)
+    head = stream.head()
+    assert head.headers["stream-ttl"] == "3600"
+    assert "stream-expires-at" not in head.headers
+
+
+def test_expires_at_does_not_slide(stream: Stream) -> None:
+    stream.create("data", headers={"Stream-Expires-At": instant(1.0)})
+    for _ in range(2):
+        time.sleep(0.4)
+        assert stream.get().status_code == 200
+        assert stream.post("more").status_code == 204
+    time.sleep(0.4)
+    assert_gone(stream)
+
+
+def test_head_tells_the_instant(stream: Stream) -> None:
+    stream.create(headers={"Stream-Expires-At": "2999-12-31T23:59:59Z"})
+    head = stream.head()
+    told = datetime.fromisoformat(head.headers["stream-expires-at"])
+    assert told == datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    assert "stream-ttl" not in head.headers
+
+
+def test_a_stream_without_expiry_tells_none(stream: Stream) -> None:
+    stream.create()
+    assert not {"stream-ttl", "stream-expires-at"} & set(stream.head().headers)
+
+
+@pytest.mark.parametrize("headers", [{"Stream-TTL": "0"}, {"Stream-Expires-At": "2001-01-01T00:00:00Z"}])
+def test_a_stream_that_is_already_over_is_gone_at_once(stream: Stream, headers: dict[str, str]) -> None:
+    assert stream.put("data", headers=headers).status_code == 201
+    assert_gone(stream)
+
+
+def test_the_name_of_an_expired_stream_is_free_again(stream: Stream) -> None:
+    stream.create("old", headers={"Stream-TTL": "1"})
+    time.sleep(1.1)
+    stream.create(b'{"new":1}', headers={"Content-Type": "application/json"})
+    assert stream.get().content == b'[{"new":1}]'
+    time.sleep(1.1)
+    assert stream.get().status_code == 200
+
+
+def test_both_expiry_headers_are_400(stream: Stream) -> None:
+    refused = stream.put(headers={"Stream-TTL": "60", "Stream-Expires-At": "2999-01-01T00:00:00Z"})
+    assert_problem(refused, 400, "invalid_expiry")
+    assert not stream.exists()
+
+
+@pytest.mark.parametrize(
+    "ttl",
+    [
+        "+60",
+        "060",
+        "00",
+        "60.0",
+        "6e1",
+        "-1",
+        "",
+        "abc",
+        "1 2",
+        "0x10",
+        "٣",
+        "60s",
+        str(TTL_MAX + 1),
+        "18446744073709551615",
+        "18446744073709551616",
+        "9" * 300,
+    ],
+    ids=lambda text: text[:24] or "empty",
+)
+def test_t27_a_malformed_or_huge_ttl_is_400_and_creates_nothing(stream: Stream, ttl: str) -> None:
+    refused = stream.http.put(stream.path, headers=[(b"Content-Type", b"text/plain"), (b"Stream-TTL", ttl.encode())])
+    assert_problem(refused, 400, "invalid_expiry")
+    assert not stream.exists()
+
+
+def test_the_largest_ttl_works(stream: Stream) -> None:
+    stream.create("a", headers={"Stream-TTL": str(TTL_MAX)})
+    stream.append("b")
+    assert stream.head().headers["stream-ttl"] == str(TTL_MAX)
+    assert stream.content() == b"ab"
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "",
+        "never",
+        "2030-01-01",
+        "2030-01-01T00:00:00",
+        "2030-13-01T00:00:00Z",
+        "2030-02-30T00:00:00Z",
+        "2030-01-01T25:00:00Z",
+        "2030-01-01T00:60:00Z",
+        "2030-01-01T00:00:61Z",
+        "2030-01-01T00:00:00+25:00",
+        "2030-01-01T00:00Z",
+        "1893456000",
+        "Tue, 01 Jan 2030 00:00:00 GMT",
+        "20300101T000000Z",
+        "2030-01-01T00:00:00Z garbage",
+        "-2030-01-01T00:00:00Z",
+        "99999-01-01T00:00:00Z",
+    ],
+)
+def test_t27_a_malformed_expires_at_is_400_and_creates_nothing(stream: Stream, when: str) -> None:
+    assert_problem(stream.put(headers={"Stream-Expires-At": when}), 400, "invalid_expiry")
+    assert not stream.exists()
+
+
+@pytest.mark.parametrize(
+    "when",
+    [
+        "2999-01-01T00:00:00Z",
+        "2999-01-01T00:00:00.5Z",
+        "2999-01-01T00:00:00.123456789Z",
+        "2999-01-01T02:00:00+02:00",
+        "2998-12-31T19:30:00-04:30",
+    ],
+)
+def test_every_rfc_3339_form_is_taken(stream: Stream, when: str) -> None:
+    stream.create(headers={"Stream-Expires-At": when})
+    told = datetime.fromisoformat(stream.head().headers["stream-expires-at"])
+    assert abs(told - datetime(2999, 1, 1, tzinfo=UTC)) < timedelta(seconds=1)
+
+
+def test_the_same_instant_in_another_spelling_is_the_same_configuration(stream: Stream) -> None:
+    stream.create(headers={"Stream-Expires-At": "2999-01-01T00:00:00Z"})
+    assert stream.put(headers={"Stream-Expires-At": "2999-01-01T02:00:00+02:00"}).status_code == 200
+
+
+def test_t21_a_long_poll_on_an_expiring_stream_is_answered_when_it_expires() -> None:
+    with (
+        serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="20", DS_EXPIRY__SWEEP_INTERVAL_SECS="0.2") as server,
+        stream_on(server, "expiring") as stream,
+    ):
+        stream.create("data", headers={"Stream-Expires-At": instant(1.0)})
+        began = time.monotonic()
+        ended = stream.long_poll(offset(1, 4))
+        assert time.monotonic() - began < 3
+        assert ended.status_code == 404
+
+
+def test_t21_an_sse_reader_of_an_expiring_stream_gets_a_clean_end() -> None:
+    with (
+        serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="60", DS_EXPIRY__SWEEP_INTERVAL_SECS="0.2") as server,
+        stream_on(server, "expiring") as stream,
+    ):
+        stream.create("data", headers={"Stream-Expires-At": instant(1.0)})
+        with SseReader(server, stream.name) as events:
+            assert [event.kind for event in events.until_up_to_date()] == ["data", "control"]
+            began = time.monotonic()
+            assert events.ends()
+            assert time.monotonic() - began < 3
+
+
+def test_readers_and_writers_meet_an_expiry_only_as_404(stream: Stream) -> None:
+    stream.create("x", headers={"Stream-Expires-At": instant(1.0)})
+    with ThreadPoolExecutor(4) as pool:
+        ends_at = time.monotonic() + 1.5
+
+        def hammer(write: bool) -> set[int]:
+            seen = set()
+            while time.monotonic() < ends_at:
+                seen.add((stream.post("x") if write else stream.get()).status_code)
+            return seen
+
+        reads, writes = pool.submit(hammer, False), pool.submit(hammer, True)
+        assert reads.result() == {200, 404}
+        assert writes.result() == {204, 404}

@@ -1,0 +1,261 @@
+"""Live reads by long-poll, and the cursor that keeps caches from answering them twice (protocol §5.7, §8.1)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.http.protocol import Stream, assert_problem, offset
+from tests.http.raw import RawConnection, connect, encode
+from tests.serving import Server, serve
+
+CURSOR_EPOCH_SECS = 1_728_432_000
+CURSOR_INTERVAL_SECS = 20
+
+
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Server]:
+    """A server whose long-polls wait long enough that an early answer can only be a wake-up."""
+    with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="30") as running:
+        yield running
+
+
+@pytest.fixture
+def patient_stream(patient: Server, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    from tests.http.protocol import stream_on
+
+    with stream_on(patient, request.node.name) as stream:
+        yield stream
+
+
+def poll(stream: Stream, at: str) -> bytes:
+    return encode("GET", f"{stream.path}?offset={at}&live=long-poll")
+
+
+def post(stream: Stream, body: bytes) -> bytes:
+    return encode("POST", stream.path, headers={"Content-Type": "text/plain"}, body=body)
+
+
+def test_data_that_is_there_is_answered_at_once(stream: Stream) -> None:
+    stream.create("data")
+    read = stream.long_poll("-1")
+    assert (read.status_code, read.content) == (200, b"data")
+    assert read.headers["stream-next-offset"] == offset(1, 4)
+    assert read.headers["stream-up-to-date"] == "true"
+    assert read.headers["stream-cursor"].isdigit()
+
+
+def test_without_data_the_answer_is_204_after_the_time_out(stream: Stream) -> None:
+    stream.create("data")
+    began = time.monotonic()
+    read = stream.long_poll(offset(1, 4))
+    waited = time.monotonic() - began
+    assert 0.9 < waited < 2.0
+    assert (read.status_code, read.content) == (204, b"")
+    assert read.headers["stream-next-offset"] == offset(1, 4)
+    assert read.headers["stream-up-to-date"] == "true"
+    assert read.headers["stream-cursor"].isdigit()
+    assert read.headers["cache-control"] == "no-store"
+    assert "stream-closed" not in read.headers
+
+
+def test_the_offset_is_required(stream: Stream) -> None:
+    stream.create("data")
+    assert stream.get(live="long-poll").status_code == 400
+
+
+def test_an_append_wakes_the_reader(patient_stream: Stream) -> None:
+    patient_stream.create("old")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(patient_stream.long_poll, offset(1, 3))
+        time.sleep(0.3)
+        assert not waiting.done()
+        began = time.monotonic()
+        patient_stream.append("new")
+        read = waiting.result(timeout=5)
+    assert time.monotonic() - began < 1
+    assert (read.status_code, read.content) == (200, b"new")
+    assert read.headers["stream-next-offset"] == offset(2, 6)
+    assert read.headers["stream-up-to-date"] == "true"
+
+
+def test_now_waits_for_what_comes_next(patient_stream: Stream) -> None:
+    patient_stream.create("history")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(patient_stream.long_poll, "now")
+        time.sleep(0.3)
+        patient_stream.append("news")
+        read = waiting.result(timeout=5)
+    assert (read.status_code, read.content) == (200, b"news")
+    assert read.headers["stream-next-offset"] == offset(2, 11)
+
+
+def test_t17_now_that_times_out_tells_the_tail_and_no_etag(stream: Stream) -> None:
+    stream.create("history")
+    read = stream.long_poll("now")
+    assert (read.status_code, read.headers["stream-next-offset"]) == (204, offset(1, 7))
+    assert "etag" not in read.headers
+
+
+def test_a_json_reader_is_woken_with_an_array(patient: Server) -> None:
+    from tests.http.protocol import stream_on
+
+    with stream_on(patient, "woken-json", "application/json") as stream, ThreadPoolExecutor(1) as pool:
+        stream.create()
+        waiting = pool.submit(stream.long_poll, "now")
+        time.sleep(0.2)
+        stream.append('[{"a":1},{"b":2}]')
+        assert waiting.result(timeout=5).content == b'[{"a":1},{"b":2}]'
+
+
+def test_one_append_wakes_every_reader_alike(patient: Server, patient_stream: Stream) -> None:
+    patient_stream.create()
+    connections = [RawConnection(patient) for _ in range(100)]
+    try:
+        for connection in connections:
+            connection.send(poll(patient_stream, "now"))
+        assert connections[-1].quiet(for_secs=0.3)
+        told = patient_stream.append("for all of you")
+        for connection in connections:
+            read = connection.response()
+            assert (read.status, read.body) == (200, b"for all of you")
+            assert read.header("stream-next-offset") == told
+    finally:
+        for connection in connections:
+            connection.socket.close()
+
+
+def test_t19_no_wake_up_is_missed_however_the_two_requests_race(patient: Server, patient_stream: Stream) -> None:
+    patient_stream.create()
+    rng = random.Random(19)
+    with connect(patient) as reader, connect(patient) as writer:
+        at = patient_stream.tail()
+        for number in range(300):
+            body = b"%d;" % number
+            first, second = (reader, poll(patient_stream, at)), (writer, post(patient_stream, body))
+            if rng.random() < 0.5:
+                first, second = second, first
+            first[0].send(first[1])
+            time.sleep(rng.choice((0, 0, 0.0002, 0.001)))
+            second[0].send(second[1])
+            began = time.monotonic()
+            read = reader.response()
+            assert time.monotonic() - began < 5, f"round {number}: the wake-up was missed"
+            assert (read.status, read.body) == (200, body)
+            at = str(read.header("stream-next-offset"))
+            assert writer.response().status == 204
+
+
+def test_t21_deleting_the_stream_answers_the_waiting_reader_at_once(patient: Server, patient_stream: Stream) -> None:
+    patient_stream.create("data")
+    with connect(patient) as reader:
+        reader.send(poll(patient_stream, "now"))
+        assert reader.quiet(for_secs=0.2)
+        began = time.monotonic()
+        patient_stream.delete()
+        read = reader.response()
+        assert time.monotonic() - began < 1
+        assert read.status == 404
+        # The connection is still good for another request.
+        assert reader.request("GET", "/healthz").status == 200
+
+
+def test_t21_a_successor_under_the_same_name_does_not_feed_readers_of_the_deleted(
+    patient: Server, patient_stream: Stream
+) -> None:
+    patient_stream.create("data")
+    with connect(patient) as reader:
+        reader.send(poll(patient_stream, "now"))
+        assert reader.quiet(for_secs=0.2)
+        patient_stream.delete()
+        patient_stream.create("other data")
+        patient_stream.append("more")
+        assert reader.response().status == 404
+
+
+def test_a_reader_that_leaves_harms_nobody(patient: Server, patient_stream: Stream) -> None:
+    patient_stream.create()
+    for _ in range(20):
+        with connect(patient) as leaving:
+            leaving.send(poll(patient_stream, "now"))
+    with connect(patient) as staying:
+        staying.send(poll(patient_stream, "now"))
+        assert staying.quiet(for_secs=0.2)
+        patient_stream.append("x")
+        assert staying.response().body == b"x"
+    assert "Traceback" not in patient.log()
+
+
+def test_a_request_pipelined_behind_a_long_poll_waits_its_turn(patient: Server, patient_stream: Stream) -> None:
+    patient_stream.create()
+    with connect(patient) as connection:
+        connection.send(poll(patient_stream, "now") + encode("GET", "/healthz"))
+        assert connection.quiet(for_secs=0.3)
+        patient_stream.append("x")
+        assert connection.response().body == b"x"
+        assert connection.response().body == b"ok"
+
+
+def test_the_answer_to_a_writer_who_reads_his_own_append(patient: Server, patient_stream: Stream) -> None:
+    """Reader and writer on one pipelined connection: the poll is parsed before the append that wakes it."""
+    patient_stream.create()
+    with connect(patient) as connection, connect(patient) as writer:
+        at = patient_stream.tail()
+        for number in range(20):
+            connection.send(poll(patient_stream, at))
+            writer.send(post(patient_stream, b"%d" % number))
+            read = connection.response()
+            assert read.body == b"%d" % number
+            at = str(read.header("stream-next-offset"))
+            writer.response()
+
+
+def current_cursor() -> int:
+    return int(time.time() - CURSOR_EPOCH_SECS) // CURSOR_INTERVAL_SECS
+
+
+def test_a_cursor_is_the_number_of_the_current_interval(stream: Stream) -> None:
+    stream.create("data")
+    before = current_cursor()
+    cursor = int(stream.long_poll("-1").headers["stream-cursor"])
+    assert before <= cursor <= current_cursor()
+
+
+def test_an_old_cursor_is_answered_with_the_current_one(stream: Stream) -> None:
+    stream.create("data")
+    assert int(stream.long_poll("-1", cursor="1000").headers["stream-cursor"]) >= current_cursor() - 1
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 180, 10_000, 10**9])
+def test_t16_an_equal_or_later_cursor_always_advances(stream: Stream, ahead: int) -> None:
+    stream.create("data")
+    held = current_cursor() + ahead
+    for _ in range(20):
+        answered = int(stream.long_poll("-1", cursor=str(held)).headers["stream-cursor"])
+        assert held < answered <= held + 3600 // CURSOR_INTERVAL_SECS + 1
+        held = answered
+
+
+def test_t16_cursors_do_not_go_in_circles(stream: Stream) -> None:
+    stream.create("data")
+    held, seen = str(stream.long_poll("-1").headers["stream-cursor"]), set()
+    for _ in range(50):
+        assert held not in seen
+        seen.add(held)
+        held = str(stream.long_poll("-1", cursor=held).headers["stream-cursor"])
+
+
+@pytest.mark.parametrize("cursor", ["", "abc", "-5", "1.5", "1e3", "0x10", "9" * 30, "9" * 4000, "٣", "%00"])
+def test_t16_a_cursor_that_is_none_is_answered_with_a_good_one(stream: Stream, cursor: str) -> None:
+    stream.create("data")
+    read = stream.long_poll("-1", cursor=cursor)
+    assert (read.status_code, read.content) == (200, b"data")
+    assert read.headers["stream-cursor"].isdigit()
+
+
+def test_a_poll_of_no_stream_is_404(stream: Stream) -> None:
+    assert_problem(stream.long_poll("-1"), 404, "stream_not_found")

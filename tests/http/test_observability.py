@@ -1,0 +1,172 @@
+"""Health, readiness, metrics, logs, and what a bug looks like from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.http.protocol import Stream, stream_on
+from tests.http.sse_reader import SseReader
+from tests.serving import Server, serve
+
+
+@pytest.fixture(scope="module")
+def observed() -> Iterator[Server]:
+    """A server of its own, so that its numbers are this module's doing."""
+    with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="5", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as running:
+        yield running
+
+
+def samples(server: Server) -> dict[str, float]:
+    """Every sample by name and labels: `name{a=x,b=y}`."""
+    text = httpx.get(f"{server.url}/metrics").text
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+def total(found: dict[str, float], pattern: str) -> float:
+    return sum(value for name, value in found.items() if re.search(pattern, name))
+
+
+def test_healthz_is_ok(client: httpx.Client) -> None:
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.text) == (200, "ok")
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert answer.headers["cache-control"] == "no-store"
+    head = client.head("/healthz")
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_readyz_is_200_when_the_server_serves(client: httpx.Client) -> None:
+    assert client.get("/readyz").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
+def test_other_methods_on_them_are_405(client: httpx.Client, path: str) -> None:
+    refused = client.post(path, content="x")
+    assert refused.status_code == 405
+    assert "GET" in refused.headers["allow"]
+
+
+def test_metrics_are_prometheus_text(observed: Server) -> None:
+    answer = httpx.get(f"{observed.url}/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    names = {family.name for family in text_string_to_metric_families(answer.text)}
+    ours = {name for name in names if name.startswith("headwater_")}
+    for topic in ("requests", "append", "bytes", "live_readers", "streams", "commit", "slow"):
+        assert any(topic in name for name in ours), f"no metric about {topic}: {sorted(ours)}"
+
+
+def test_requests_are_counted_by_operation_and_status(observed: Server) -> None:
+    before = samples(observed)
+    with stream_on(observed, "counted") as stream:
+        stream.create()
+        for _ in range(7):
+            stream.append("x" * 100)
+        for _ in range(3):
+            stream.get(offset="garbage")
+    after = samples(observed)
+
+    def grown(pattern: str) -> float:
+        return total(after, pattern) - total(before, pattern)
+
+    requests = r"^headwater_\w*requests\w*_total\{"
+    assert grown(requests + r".*operation=append.*status=204") == 7
+    assert grown(requests + r".*operation=create.*status=201") == 1
+    assert grown(requests + r".*status=400") == 3
+    assert grown(r"^headwater_\w*append\w*_bytes\w*_total|^headwater_bytes_appended_total") == 700
+
+
+def test_live_readers_are_counted_while_they_wait(observed: Server) -> None:
+    pattern = r"^headwater_live_readers\{.*{}"
+    with stream_on(observed, "watched") as stream:
+        stream.create()
+        before = total(samples(observed), pattern.replace("{}", "sse"))
+        with SseReader(observed, stream.name) as one, SseReader(observed, stream.name) as two:
+            one.until_up_to_date()
+            two.until_up_to_date()
+            assert total(samples(observed), pattern.replace("{}", "sse")) == before + 2
+        deadline = time.monotonic() + 5
+        while total(samples(observed), pattern.replace("{}", "sse")) != before:
+            assert time.monotonic() < deadline, "readers that left are still counted"
+            time.sleep(0.05)
+
+
+def test_streams_are_counted(observed: Server) -> None:
+    pattern = r"^headwater_(open_)?streams(_open)?(\{|$)"
+    before = total(samples(observed), pattern)
+    with stream_on(observed, "counted-stream") as stream:
+        stream.create()
+        assert total(samples(observed), pattern) == before + 1
+        stream.delete()
+        assert total(samples(observed), pattern) == before
+
+
+def test_metrics_do_not_grow_with_names(observed: Server) -> None:
+    """A label per stream would let any client fill the memory of whoever scrapes."""
+    with httpx.Client(base_url=observed.url) as http:
+        Stream(http, "first-name").create()
+        before = len(samples(observed))
+        for number in range(50):
+            Stream(http, f"label-{number}").create()
+            http.get(f"/nowhere/{number}")
+            http.request(f"METHOD{number}", "/v1/stream/x")
+        after = samples(observed)
+    assert len(after) <= before + 10
+    assert not any("label-" in name for name in after)
+
+
+def test_at_info_no_line_is_logged_per_request() -> None:
+    with serve(DS_LOG__RUST_LOG="info") as server, stream_on(server, "quiet") as stream:
+        stream.create()
+        lines = server.log().count("\n")
+        for _ in range(20):
+            stream.append("x")
+            stream.get(offset="garbage")
+        time.sleep(0.2)
+        assert server.log().count("\n") == lines
+
+
+def test_at_debug_one_line_is_logged_per_request() -> None:
+    with (
+        serve(DS_LOG__RUST_LOG="debug", DS_LOG__FORMAT="json") as server,
+        stream_on(server, "talkative") as stream,
+    ):
+        stream.create()
+        stream.append("secret content")
+        stream.get(offset="garbage")
+        deadline = time.monotonic() + 5
+        while server.log().count("talkative") < 3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        lines = [json.loads(line) for line in server.log().splitlines() if "talkative" in line]
+    assert len(lines) == 3
+    assert [str(line.get("status")) for line in lines] == ["201", "204", "400"]
+    assert "secret content" not in server.log()
+
+
+# A server with one deliberate bug: reading a stream named `bug` raises.
+_BUGGY = """
+import sys
+from headwater.engine.engine import Engine
+def broken(original):
+    def read(self, *arguments, **named):
+        if "bug" in repr(arguments):
+            raise RuntimeError("the secret inside of a bug")
+        return original(self, *arguments, **named)
+    return read
+Engine.{method} = broken(Engine.{method})
+from headwater.cli import main
+sys.argv = ["headwater", "serve", "--port", "0"]
+main()
+"""

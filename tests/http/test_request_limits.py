@@ -1,0 +1,270 @@
+"""Limits on what a request may be and how long it may take, enforced while it is read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from tests.http.protocol import Stream, stream_on
+from tests.http.raw import RawConnection, chunked, connect, encode
+from tests.serving import Server, serve
+
+TEXT = {"Content-Type": "text/plain"}
+CHUNKED = {**TEXT, "Transfer-Encoding": "chunked"}
+BODY_BYTES = 10_000
+HEADER_BYTES = 4_096
+URL_BYTES = 1_024
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Server]:
+    """A server with small limits and short patience."""
+    with serve(
+        DS_HTTP__MAX_BODY_BYTES=str(BODY_BYTES),
+        DS_HTTP__MAX_HEADER_BYTES=str(HEADER_BYTES),
+        DS_HTTP__MAX_URL_BYTES=str(URL_BYTES),
+        DS_SERVER__READ_TIMEOUT_SECS="1",
+        DS_SERVER__IDLE_TIMEOUT_SECS="1.5",
+        DS_SERVER__WRITE_TIMEOUT_SECS="2",
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="4",
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def stream(strict: Server, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    with stream_on(strict, request.node.name) as one:
+        yield one
+
+
+def send_slowly(connection: RawConnection, data: bytes, *, every_secs: float, for_secs: float) -> None:
+    """One byte at a time, until the server has had enough."""
+    ends_at = time.monotonic() + for_secs
+    for byte in data:
+        if time.monotonic() > ends_at:
+            return
+        try:
+            connection.send(bytes([byte]))
+        except OSError:
+            return
+        time.sleep(every_secs)
+
+
+def test_a_body_of_exactly_the_limit_is_taken(stream: Stream) -> None:
+    stream.create()
+    stream.append(b"x" * BODY_BYTES)
+    assert stream.content() == b"x" * BODY_BYTES
+
+
+def test_t31_a_body_over_the_limit_is_413_before_it_is_sent(strict: Server, stream: Stream) -> None:
+    stream.create()
+    with connect(strict) as connection:
+        connection.send(encode("POST", stream.path, headers={**TEXT, "Content-Length": str(BODY_BYTES + 1)}))
+        answer = connection.response()
+        assert answer.status == 413
+        assert b'"payload_too_large"' in answer.body
+        assert connection.ends()
+    assert stream.content() == b""
+
+
+def test_t31_expect_100_continue_with_too_large_a_body_is_413_without_100(strict: Server, stream: Stream) -> None:
+    stream.create()
+    headers = {**TEXT, "Content-Length": str(BODY_BYTES * 100), "Expect": "100-continue"}
+    with connect(strict) as connection:
+        connection.send(encode("POST", stream.path, headers=headers))
+        assert connection.response().status == 413
+
+
+def test_t31_an_endless_chunked_body_is_413_while_it_is_read(strict: Server, stream: Stream) -> None:
+    stream.create()
+    with connect(strict) as connection:
+        connection.send(encode("POST", stream.path, headers=CHUNKED))
+        piece = b"%x\r\n%s\r\n" % (1000, b"x" * 1000)
+        sent = 0
+        with suppress(OSError):
+            for _ in range(100):
+                connection.send(piece)
+                sent += 1000
+                if not connection.quiet(for_secs=0.01):
+                    break
+        assert connection.response().status == 413
+        assert BODY_BYTES <= sent < 40_000
+    assert stream.content() == b""
+
+
+def test_a_chunked_body_may_be_many_small_chunks(stream: Stream, strict: Server) -> None:
+    stream.create()
+    with connect(strict) as connection:
+        answer = connection.request("POST", stream.path, headers=CHUNKED, body=chunked(*[b"x"] * 5_000))
+        assert answer.status == 204
+    assert stream.content() == b"x" * 5_000
+
+
+def test_a_client_that_sends_all_of_too_large_a_body_can_read_the_413(strict: Server, stream: Stream) -> None:
+    """The answer must not be lost in a connection reset because bytes were still on their way."""
+    stream.create()
+    for _ in range(5):
+        with connect(strict) as connection:
+            with suppress(OSError):
+                connection.send(encode("POST", stream.path, headers=TEXT, body=b"x" * 2_000_000))
+            assert connection.response().status == 413
+
+
+def test_t31_a_url_over_the_limit_is_414(strict: Server) -> None:
+    with connect(strict) as connection:
+        connection.send(encode("GET", "/v1/stream/" + "x" * URL_BYTES))
+        assert connection.response().status == 414
+        assert connection.ends()
+
+
+def test_t31_an_endless_url_is_414_while_it_is_read(strict: Server) -> None:
+    with connect(strict) as connection:
+        connection.send(b"GET /v1/stream/")
+        assert_cut_off(connection, b"x" * 500, 414, at_most_bytes=20_000)
+
+
+def test_t31_headers_over_the_limit_are_431(strict: Server) -> None:
+    for headers in (
+        {"X-Large": "x" * HEADER_BYTES},
+        {f"X-{number}": "y" * 20 for number in range(200)},
+        {"X" * HEADER_BYTES: "name"},
+    ):
+        with connect(strict) as connection:
+            connection.send(encode("GET", "/healthz", headers=headers))
+            assert connection.response().status == 431
+            assert connection.ends()
+
+
+def test_t31_an_endless_header_is_431_while_it_is_read(strict: Server) -> None:
+    with connect(strict) as connection:
+        connection.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ")
+        assert_cut_off(connection, b"x" * 500, 431, at_most_bytes=40_000)
+
+
+def test_t31_endless_header_lines_are_431_while_they_are_read(strict: Server) -> None:
+    with connect(strict) as connection:
+        connection.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        assert_cut_off(connection, b"X: y\r\n" * 50, 431, at_most_bytes=40_000)
+
+
+def test_endless_trailers_are_refused_while_they_are_read(strict: Server, stream: Stream) -> None:
+    stream.create()
+    with connect(strict) as connection:
+        connection.send(encode("POST", stream.path, headers=CHUNKED) + b"4\r\ndata\r\n0\r\n")
+        assert_cut_off(connection, b"X: y\r\n" * 50, 431, at_most_bytes=40_000)
+    assert stream.content() == b""
+
+
+def assert_cut_off(connection: RawConnection, piece: bytes, status: int, *, at_most_bytes: int) -> None:
+    sent = 0
+    with suppress(OSError):
+        while sent < at_most_bytes * 2 and connection.quiet(for_secs=0.005):
+            connection.send(piece)
+            sent += len(piece)
+    assert sent <= at_most_bytes, "the server went on reading"
+    assert connection.response().status == status
+
+
+def test_limits_begin_anew_with_each_request(strict: Server) -> None:
+    request = encode("GET", "/healthz", headers={"X": "x" * (HEADER_BYTES - 500)})
+    with connect(strict) as connection:
+        connection.send(request * 10)
+        assert [connection.response().status for _ in range(10)] == [200] * 10
+
+
+@pytest.mark.parametrize("part", ["request line", "header", "body", "chunk size"])
+def test_a_slow_loris_is_408_and_cut_off(strict: Server, stream: Stream, part: str) -> None:
+    stream.create()
+    whole = encode("POST", stream.path, headers={**TEXT, "X-Padding": "y" * 200, "Content-Length": "200"})
+    begin = {
+        "request line": b"",
+        "header": whole[: whole.index(b"X-Padding")],
+        "body": whole,
+        "chunk size": encode("POST", stream.path, headers=CHUNKED),
+    }[part]
+    rest = whole if part == "request line" else (b"y" * 200 if part != "chunk size" else b"0" * 200)
+    with connect(strict) as connection:
+        began = time.monotonic()
+        connection.send(begin)
+        send_slowly(connection, rest, every_secs=0.1, for_secs=2.5)
+        answer = connection.response()
+        assert time.monotonic() - began < 4
+        assert answer.status == 408
+        assert b'"request_timeout"' in answer.body
+        assert connection.ends()
+    assert stream.content() == b""
+
+
+def test_a_request_that_never_comes_ends_the_connection(strict: Server) -> None:
+    with connect(strict) as connection:
+        began = time.monotonic()
+        assert connection.ends(within_secs=5)
+        assert time.monotonic() - began > 0.8
+
+
+def test_an_idle_connection_is_closed_without_a_word(strict: Server) -> None:
+    with connect(strict) as connection:
+        connection.request("GET", "/healthz")
+        began = time.monotonic()
+        assert connection.ends(within_secs=5)
+        assert 1 < time.monotonic() - began < 4
+
+
+def test_a_connection_in_use_is_not_idle(strict: Server) -> None:
+    with connect(strict) as connection:
+        for _ in range(6):
+            time.sleep(0.5)
+            assert connection.request("GET", "/healthz").status == 200
+
+
+def test_waiting_for_data_is_not_being_slow(strict: Server, stream: Stream) -> None:
+    """The time-outs are the client's to obey: a long-poll that outlasts them all is answered."""
+    stream.create("data")
+    with connect(strict) as connection:
+        began = time.monotonic()
+        answer = connection.request("GET", f"{stream.path}?offset=now&live=long-poll")
+        assert answer.status == 204
+        assert time.monotonic() - began > 3
+
+
+def test_a_reader_that_takes_nothing_is_dropped(strict: Server, stream: Stream) -> None:
+    stream.create()
+    for _ in range(300):
+        stream.append(b"x" * BODY_BYTES)
+    with connect(strict) as connection:
+        connection.send(encode("GET", stream.path) * 20)
+        time.sleep(5)
+        received = 0
+        connection.socket.settimeout(3)
+        while True:
+            try:
+                piece = connection.socket.recv(1 << 20)
+            except ConnectionResetError:
+                break
+            if not piece:
+                break
+            received += len(piece)
+        assert received < 20 * 300 * BODY_BYTES
+
+
+def test_more_connections_than_allowed_are_503() -> None:
+    with serve(DS_SERVER__MAX_CONNECTIONS="5") as server:
+        held = [RawConnection(server) for _ in range(5)]
+        try:
+            for connection in held:
+                assert connection.request("GET", "/healthz").status == 200
+            with connect(server) as extra:
+                extra.send(encode("GET", "/healthz"))
+                answer = extra.response()
+                assert answer.status == 503
+                assert b'"too_many_connections"' in answer.body
+                assert extra.ends()
+        finally:
+            for connection in held:
+                connection.socket.close()
+        time.sleep(0.2)
+        with connect(server) as again:
+            assert again.request("GET", "/healthz").status == 200

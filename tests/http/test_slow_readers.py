@@ -1,0 +1,135 @@
+"""Readers that do not read: they fall behind on the log, and cost the server and its writers next to nothing."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import httpx
+import psutil
+import pytest
+
+from tests.http.protocol import Stream
+from tests.http.raw import RawConnection, encode
+from tests.http.sse_reader import SseReader
+from tests.serving import Server, serve
+
+READERS = 200
+MESSAGE_BYTES = 50_000
+
+# What one stopped reader may cost: the socket's own buffer, one chunk on its way out, and its state.
+READER_COST_BYTES = 512 * 1024
+
+
+def stopped_reader(server: Server, path: str) -> RawConnection:
+    """Connected, asked for events, and never reading."""
+    connection = RawConnection(server)
+    connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.send(encode("GET", f"{path}?offset=now&live=sse"))
+    return connection
+
+
+def rss_bytes(server: Server) -> int:
+    return int(psutil.Process(server.pid).memory_info().rss)
+
+
+@pytest.mark.timeout(180)
+def test_t22_stopped_sse_readers_cost_bounded_memory_and_no_writer_waits(long: bool) -> None:
+    messages = 4000 if long else 800
+    with (
+        serve(
+            DS_LIMITS__MAX_STREAM_BYTES="0",
+            DS_LIMITS__MAX_MEMORY_BYTES=str(2**30),
+            DS_SERVER__WRITE_TIMEOUT_SECS="600",
+            DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0",
+        ) as server,
+        httpx.Client(base_url=server.url, timeout=10.0) as http,
+    ):
+        stream = Stream(http, "slow").create()
+        readers = [stopped_reader(server, stream.path) for _ in range(READERS)]
+        try:
+            with SseReader(server, stream.name, offset="now") as attentive:
+                attentive.until_up_to_date()
+                before, waits = rss_bytes(server), []
+                for number in range(messages):
+                    body = (b"%06d" % number).ljust(MESSAGE_BYTES, b".")
+                    began = time.monotonic()
+                    assert stream.post(body).status_code == 204
+                    waits.append(time.monotonic() - began)
+                    # One who reads is not held up by those who do not.
+                    assert attentive.pair()[0].data.startswith(f"{number:06d}")
+                grown = rss_bytes(server) - before
+        finally:
+            for reader in readers:
+                reader.socket.close()
+        stored = messages * MESSAGE_BYTES
+        assert grown < 1.5 * stored + READERS * READER_COST_BYTES, f"{grown / 2**20:.0f} MiB for {READERS} readers"
+        waits.sort()
+        assert waits[len(waits) // 2] < 0.05
+        assert waits[int(len(waits) * 0.99)] < 0.5
+        # The server outlives the readers' going.
+        assert stream.append("x") == stream.tail()
+
+
+def test_a_reader_that_wakes_up_again_gets_everything_in_order() -> None:
+    with (
+        serve(DS_LIMITS__MAX_STREAM_BYTES="0", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        stream = Stream(http, "asleep").create()
+        with SseReader(server, stream.name, offset="now") as reader:
+            reader.until_up_to_date()
+            for number in range(400):
+                stream.append(f"{number:06d}".ljust(MESSAGE_BYTES, "."))
+            pairs = [reader.pair() for _ in range(400)]
+            assert [int(data.data[:6]) for data, _ in pairs] == list(range(400))
+            assert pairs[-1][1]["upToDate"] is True
+            stream.append("awake")
+            assert reader.pair()[0].data == "awake"
+
+
+def test_stopped_readers_are_dropped_after_the_write_time_out() -> None:
+    with (
+        serve(
+            DS_LIMITS__MAX_STREAM_BYTES="0",
+            DS_SERVER__WRITE_TIMEOUT_SECS="1",
+            DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0",
+        ) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        stream = Stream(http, "dropped").create()
+        readers = [stopped_reader(server, stream.path) for _ in range(20)]
+        try:
+            process = psutil.Process(server.pid)
+            connected = len(process.net_connections("tcp"))
+            for _ in range(200):
+                stream.append(b"x" * MESSAGE_BYTES)
+            deadline = time.monotonic() + 10
+            while len(process.net_connections("tcp")) > connected - 20:
+                assert time.monotonic() < deadline, "stopped readers are still connected"
+                time.sleep(0.1)
+        finally:
+            for reader in readers:
+                reader.socket.close()
+        assert stream.append("still here") == stream.tail()
+
+
+def test_one_byte_at_a_time_is_slow_but_not_stopped() -> None:
+    """A reader that takes a little within every time-out is not dropped."""
+    with (
+        serve(DS_SERVER__WRITE_TIMEOUT_SECS="1", DS_LIMITS__MAX_STREAM_BYTES="0") as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        stream = Stream(http, "dripping").create()
+        for _ in range(160):
+            stream.append(b"x" * MESSAGE_BYTES)
+        connection = RawConnection(server)
+        try:
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+            connection.send(encode("GET", stream.path))
+            ends_at = time.monotonic() + 4
+            while time.monotonic() < ends_at:
+                assert connection.socket.recv(65_536), "a slow reader was cut off"
+                time.sleep(0.1)
+        finally:
+            connection.socket.close()

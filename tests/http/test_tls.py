@@ -1,0 +1,90 @@
+"""Direct TLS from PEM files."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http.certificates import Certificate, make_certificate
+from tests.http.protocol import Stream
+from tests.http.raw import RawConnection, connect, encode
+from tests.http.sse_reader import SseReader
+from tests.serving import Server, serve
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="module")
+def secure(certificate: Certificate) -> Iterator[Server]:
+    with serve(
+        DS_TLS__CERT_PATH=str(certificate.cert_path),
+        DS_TLS__KEY_PATH=str(certificate.key_path),
+        DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0",
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def stream(secure: Server, certificate: Certificate, request: pytest.FixtureRequest) -> Iterator[Stream]:
+    address = f"https://localhost:{secure.port}"
+    with httpx.Client(base_url=address, verify=certificate.client_context(), timeout=10.0) as http:
+        yield Stream(http, request.node.name)
+
+
+def test_the_server_says_that_it_speaks_https(secure: Server) -> None:
+    assert secure.url.startswith("https://")
+
+
+def test_streams_work_over_tls(stream: Stream) -> None:
+    created = stream.put("hello ")
+    assert created.status_code == 201
+    assert created.headers["location"].startswith("https://")
+    stream.append("world" * 100_000)
+    assert stream.content() == b"hello " + b"world" * 100_000
+
+
+def test_events_are_live_over_tls(secure: Server, certificate: Certificate, stream: Stream) -> None:
+    stream.create()
+    connection = RawConnection(secure, tls=certificate.client_context())
+    with SseReader(secure, stream.name, connection=connection) as events:
+        events.until_up_to_date()
+        for number in range(10):
+            stream.append(f"{number}")
+            assert events.pair()[0].data == f"{number}"
+        stream.close("last")
+        assert events.pair()[1]["streamClosed"] is True
+        assert events.ends()
+
+
+def test_plain_http_on_the_tls_port_is_turned_away(secure: Server, stream: Stream) -> None:
+    with connect(secure) as connection:
+        connection.send(encode("GET", "/healthz"))
+        assert connection.ends()
+    assert stream.http.get("/healthz").text == "ok"
+
+
+def test_a_client_that_does_not_trust_the_certificate_gets_nothing(secure: Server, stream: Stream) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        RawConnection(secure, tls=ssl.create_default_context())
+    assert stream.http.get("/healthz").text == "ok"
+
+
+def test_the_version_of_tls_is_a_modern_one(secure: Server, certificate: Certificate) -> None:
+    with RawConnection(secure, tls=certificate.client_context()) as connection:
+        assert isinstance(connection.socket, ssl.SSLSocket)
+        assert connection.socket.version() in ("TLSv1.2", "TLSv1.3")
+
+
+def test_a_certificate_that_is_missing_stops_the_start(tmp_path: Path, certificate: Certificate) -> None:
+    with (
+        pytest.raises(AssertionError, match="ended with code"),
+        serve(DS_TLS__CERT_PATH=str(tmp_path / "none.crt"), DS_TLS__KEY_PATH=str(certificate.key_path)),
+    ):
+        pass
