@@ -15,9 +15,7 @@ _counter = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--long", action="store_true", default=False, help="also run tests marked `long`, at full size"
-    )
+    parser.addoption("--long", action="store_true", default=False, help="also run tests marked `long`, at full size")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -43,9 +43,7 @@ def test_a_text_line_has_time_level_logger_message_and_fields() -> None:
 
 
 def test_a_json_line_has_the_same_as_keys() -> None:
-    entry: Mapping[str, object] = json.loads(
-        JsonLines().format(record("took %s", "long", stream="a/b", raw=b"\xff"))
-    )
+    entry: Mapping[str, object] = json.loads(JsonLines().format(record("took %s", "long", stream="a/b", raw=b"\xff")))
     assert entry == {
         "time": "2023-11-14T22:13:20.062Z",
         "level": "info",
@@ -71,9 +69,7 @@ def test_a_field_cannot_replace_the_record_itself() -> None:
 
 
 def test_a_traceback_follows_its_line() -> None:
-    statements = (
-        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    logging.getLogger('headwater.x').exception('bug')"
-    )
+    statements = "try:\n    1 / 0\nexcept ZeroDivisionError:\n    logging.getLogger('headwater.x').exception('bug')"
     text = printed("info", "text", statements)
     assert text[0].endswith("ERROR headwater.x bug")
     assert text[-1] == "ZeroDivisionError: division by zero"

@@ -64,9 +64,7 @@ def test_each_layer_beats_the_ones_before_it(cwd: Path) -> None:
     loaded = load(cwd, "dev", "extra.toml", DS_SERVER__PORT="5")
     assert (loaded.settings.server.port, loaded.origins["server.port"]) == (5, "DS_SERVER__PORT")
 
-    loaded = load_settings(
-        "dev", Path("extra.toml"), {"DS_SERVER__PORT": "5"}, cwd, flags={"server.port": "6"}
-    )
+    loaded = load_settings("dev", Path("extra.toml"), {"DS_SERVER__PORT": "5"}, cwd, flags={"server.port": "6"})
     assert (loaded.settings.server.port, loaded.origins["server.port"]) == (6, "--port")
 
 
@@ -117,9 +115,7 @@ def test_a_missing_config_file_is_an_error(cwd: Path) -> None:
     assert refusal(cwd, config="nowhere.toml") == "--config nowhere.toml: no such file"
 
 
-def test_an_absolute_config_file_is_named_as_given(
-    cwd: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_an_absolute_config_file_is_named_as_given(cwd: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "my.toml"
     elsewhere.write_text(port(7))
     loaded = load(cwd, config=str(elsewhere))
@@ -189,8 +185,7 @@ def test_variables_that_are_not_ours_are_left_alone(cwd: Path) -> None:
         (
             "DS_STORAGE__MODE",
             "disk",
-            "storage.mode: got 'disk' from DS_STORAGE__MODE;"
-            " it takes memory, file-fast, file-durable or acid",
+            "storage.mode: got 'disk' from DS_STORAGE__MODE; it takes memory, file-fast, file-durable or acid",
         ),
         (
             "DS_STORAGE__ACID_SHARD_COUNT",
@@ -225,9 +220,7 @@ def test_a_wrong_value_is_one_line_that_says_all(cwd: Path, variable: str, value
 def test_a_wrong_value_in_a_file_names_the_file(cwd: Path) -> None:
     write(cwd, "config/default.toml", '[limits]\nmax_chunk_bytes = "many"\n')
     line = refusal(cwd)
-    assert line.startswith(
-        "limits.max_chunk_bytes: got 'many' from config/default.toml; it takes a whole number"
-    )
+    assert line.startswith("limits.max_chunk_bytes: got 'many' from config/default.toml; it takes a whole number")
 
 
 def test_a_long_or_many_lined_value_stays_one_short_line(cwd: Path) -> None:

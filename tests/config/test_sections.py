@@ -82,9 +82,7 @@ def test_origins_are_split(given: str, origins: tuple[str, ...]) -> None:
     assert Http(cors_origins=given).origins == origins
 
 
-@pytest.mark.parametrize(
-    "given", ["a.example", "https://a.example/", "https://a.example/path", "https://*.example"]
-)
+@pytest.mark.parametrize("given", ["a.example", "https://a.example/", "https://a.example/path", "https://*.example"])
 def test_what_is_no_origin_is_refused(given: str) -> None:
     with pytest.raises(ValidationError, match="is no origin"):
         Http(cors_origins=given)

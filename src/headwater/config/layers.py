@@ -92,9 +92,7 @@ def _profile(name: str, directory: Path, cwd: Path) -> Iterator[Given]:
     path = directory / f"{name}.toml"
     if not _PROFILE_NAME.fullmatch(name) or not path.is_file():
         present = sorted(found.stem for found in directory.glob("*.toml")) if directory.is_dir() else []
-        there = (
-            f"{CONFIG_DIRECTORY}/ has: {', '.join(present)}" if present else f"{directory} has no profiles"
-        )
+        there = f"{CONFIG_DIRECTORY}/ has: {', '.join(present)}" if present else f"{directory} has no profiles"
         raise ConfigError(f"--profile {name}: there is no {CONFIG_DIRECTORY}/{name}.toml; {there}")
     yield from _file(path, cwd)
 

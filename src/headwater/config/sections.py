@@ -50,9 +50,7 @@ Count = Annotated[int, BeforeValidator(_no_truth_value)]
 Bytes = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1, le=_BYTES_MAX)]
 BytesOrOff = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=_BYTES_MAX)]
 Seconds = Annotated[float, BeforeValidator(_no_truth_value), Field(gt=0, le=_SECS_MAX, allow_inf_nan=False)]
-SecondsOrOff = Annotated[
-    float, BeforeValidator(_no_truth_value), Field(ge=0, le=_SECS_MAX, allow_inf_nan=False)
-]
+SecondsOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=_SECS_MAX, allow_inf_nan=False)]
 AgeOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=1e10, allow_inf_nan=False)]
 OptionalBytes = Annotated[BytesOrOff | None, BeforeValidator(_empty_is_unset)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_empty_is_unset)]
@@ -72,9 +70,7 @@ class Section(BaseModel):
 class Server(Section):
     """The listening socket and how long things on it may take."""
 
-    host: str = Field(
-        "127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network."
-    )
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network.")
     port: Count = Field(4437, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one.")
     long_poll_timeout_secs: Seconds = Field(
         30.0, description="How long a long-poll waits for data before it answers 204."
@@ -93,9 +89,7 @@ class Server(Section):
     write_timeout_secs: Seconds = Field(
         60.0, description="A response of which the reader takes nothing for this long is dropped."
     )
-    drain_timeout_secs: SecondsOrOff = Field(
-        10.0, description="How long a shutdown waits for requests in flight."
-    )
+    drain_timeout_secs: SecondsOrOff = Field(10.0, description="How long a shutdown waits for requests in flight.")
     max_connections: Count = Field(
         10_000, ge=1, le=1_000_000, description="Connections held at once; more are refused with 503."
     )
@@ -148,9 +142,7 @@ class Limits(Section):
         4_194_304,
         description="One read answers at most this much, cut at a message; a single larger message is whole.",
     )
-    max_name_bytes: Count = Field(
-        1_024, ge=1, le=65_535, description="A stream's name, percent-decoded, in UTF-8."
-    )
+    max_name_bytes: Count = Field(1_024, ge=1, le=65_535, description="A stream's name, percent-decoded, in UTF-8.")
     max_producers_per_stream: Count = Field(
         100_000, ge=1, le=100_000_000, description="Producer ids that one stream remembers; more is 413."
     )
@@ -161,8 +153,7 @@ class Storage(Section):
 
     mode: Literal["memory", "file-fast", "file-durable", "acid"] = Field(
         "memory",
-        description="`memory`, `file-fast` (no fsync), `file-durable` (group commit), `acid` (LMDB; alias"
-        " `redb`).",
+        description="`memory`, `file-fast` (no fsync), `file-durable` (group commit), `acid` (LMDB; alias `redb`).",
     )
     data_dir: Path = Field(Path("./data/streams"), description="Root directory of the persistent modes.")
     acid_shard_count: Count = Field(
@@ -225,13 +216,9 @@ class Log(Section):
         "info",
         validation_alias=AliasChoices("rust_log", "level"),
         description="Level, or a list like `warn,headwater.http=debug`. The variable `RUST_LOG` wins.",
-        json_schema_extra=takes(
-            "trace, debug, info, warn, error or off, or a list like info,headwater.http=debug"
-        ),
+        json_schema_extra=takes("trace, debug, info, warn, error or off, or a list like info,headwater.http=debug"),
     )
-    format: Literal["text", "json"] = Field(
-        "text", description="Lines for people, or one JSON object a line."
-    )
+    format: Literal["text", "json"] = Field("text", description="Lines for people, or one JSON object a line.")
 
     @field_validator("rust_log")
     @classmethod
@@ -247,9 +234,7 @@ class Log(Section):
 class Registry(Section):
     """The `__registry__` stream that lists streams for browsers."""
 
-    enabled: bool = Field(
-        False, description="Keep `__registry__`, a stream that tells of every create and delete."
-    )
+    enabled: bool = Field(False, description="Keep `__registry__`, a stream that tells of every create and delete.")
 
 
 class Expiry(Section):
@@ -287,9 +272,7 @@ class Retention(Section):
 class Settings(BaseSettings):
     """The whole of it. `Settings()` is the built-in defaults; `load_settings` adds files and environment."""
 
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix="DS_", env_nested_delimiter="__"
-    )
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="DS_", env_nested_delimiter="__")
 
     server: Server = Server()
     http: Http = Http()
