@@ -37,6 +37,8 @@ class Stream:
 
     __slots__ = (
         "accessed_ms",
+        "base_index",
+        "base_position",
         "children",
         "closed",
         "closed_by",
@@ -63,6 +65,9 @@ class Stream:
         self.ttl_secs: Final = image.ttl_secs
         self.expires_at_ms: Final = image.expires_at_ms
         self.fork: Final[ForkPoint | None] = image.fork
+        # Where the stream's own data begins: after what a fork shares with its source.
+        self.base_index: Final = image.fork.index if image.fork is not None else 0
+        self.base_position: Final = image.fork.position if image.fork is not None else 0
         self.index = image.index
         self.position = image.position
         self.accessed_ms = image.accessed_ms
@@ -80,8 +85,7 @@ class Stream:
 
     @property
     def base(self) -> Offset:
-        """Where the stream's own data begins: after what a fork shares with its source."""
-        return Offset(self.fork.index, self.fork.position) if self.fork is not None else Offset(0, 0)
+        return Offset(self.base_index, self.base_position)
 
     def deadline_ms(self) -> int | None:
         return deadline_ms(self.ttl_secs, self.expires_at_ms, self.accessed_ms)

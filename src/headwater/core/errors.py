@@ -6,14 +6,13 @@ and the headers that the protocol asks for. Nothing else in the house decides on
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import ClassVar
 
 
 class Refusal(Exception):
     """A request that the rules turn down. Nothing was changed."""
 
-    status: ClassVar[int] = HTTPStatus.BAD_REQUEST
+    status: ClassVar[int] = 400
     code: ClassVar[str] = "bad_request"
 
     def __init__(self, detail: str, headers: tuple[tuple[str, str], ...] = ()) -> None:
@@ -57,34 +56,34 @@ class InvalidContentType(Refusal):
 class StaleEpoch(Refusal):
     """A zombie: the producer's epoch was taken over (protocol §5.2.1)."""
 
-    status = HTTPStatus.FORBIDDEN
+    status = 403
     code = "stale_epoch"
 
 
 class StreamNotFound(Refusal):
-    status = HTTPStatus.NOT_FOUND
+    status = 404
     code = "stream_not_found"
 
 
 class NotFound(Refusal):
     """No such resource at this address."""
 
-    status = HTTPStatus.NOT_FOUND
+    status = 404
     code = "not_found"
 
 
 class MethodNotAllowed(Refusal):
-    status = HTTPStatus.METHOD_NOT_ALLOWED
+    status = 405
     code = "method_not_allowed"
 
 
 class RequestTimeout(Refusal):
-    status = HTTPStatus.REQUEST_TIMEOUT
+    status = 408
     code = "request_timeout"
 
 
 class Conflict(Refusal):
-    status = HTTPStatus.CONFLICT
+    status = 409
     code = "conflict"
 
 
@@ -111,19 +110,19 @@ class SequenceRegression(Conflict):
 class StreamGone(Refusal):
     """The stream was deleted while forks still read from it."""
 
-    status = HTTPStatus.GONE
+    status = 410
     code = "stream_deleted"
 
 
 class OffsetGone(Refusal):
     """The offset lies before the earliest retained one."""
 
-    status = HTTPStatus.GONE
+    status = 410
     code = "offset_gone"
 
 
 class TooLarge(Refusal):
-    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    status = 413
     code = "payload_too_large"
 
 
@@ -136,46 +135,46 @@ class MemoryFull(TooLarge):
 
 
 class UrlTooLong(Refusal):
-    status = HTTPStatus.REQUEST_URI_TOO_LONG
+    status = 414
     code = "url_too_long"
 
 
 class HeadersTooLarge(Refusal):
-    status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+    status = 431
     code = "headers_too_large"
 
 
 class StorageUnavailable(Refusal):
     """A write to the disk failed: nothing more is acknowledged until a restart has read back what is durable."""
 
-    status = HTTPStatus.SERVICE_UNAVAILABLE
+    status = 503
     code = "storage_unavailable"
 
 
 class StorageFull(Refusal):
-    status = HTTPStatus.INSUFFICIENT_STORAGE
+    status = 507
     code = "storage_full"
 
 
 class Draining(Refusal):
-    status = HTTPStatus.SERVICE_UNAVAILABLE
+    status = 503
     code = "draining"
 
 
 class TooManyConnections(Refusal):
-    status = HTTPStatus.SERVICE_UNAVAILABLE
+    status = 503
     code = "too_many_connections"
 
 
 class InternalError(Refusal):
     """A bug. What went wrong is in the log, under the id that the answer carries."""
 
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    status = 500
     code = "internal_error"
 
 
 class DataCorrupt(Refusal):
     """Stored bytes do not match their checksum. They are never served."""
 
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    status = 500
     code = "data_corrupt"

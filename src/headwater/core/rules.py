@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.core.catalog import Stream
-from headwater.core.content import DEFAULT_CONTENT_TYPE, NO_MESSAGES, Messages, media_type, split_body, split_json
+from headwater.core.content import DEFAULT_CONTENT_TYPE, media_type, split_body, split_json
 from headwater.core.errors import (
     BadRequest,
     ConfigMismatch,
@@ -105,36 +105,18 @@ def decide_append(
     # Header values are decoded as Latin-1, so the order of the strings is the order of the bytes.
     if stream_seq is not None and stream.stream_seq is not None and stream_seq <= stream.stream_seq:
         raise SequenceRegression(f"Stream-Seq {stream_seq!r} does not come after {stream.stream_seq!r}.")
-    if not body:
-        messages = NO_MESSAGES
-    elif stream.type.json:
-        messages = split_json(body)
-    else:
-        messages = Messages(body, (len(body),))
-    if producer is None:
-        return Append(
-            stream.id,
-            now_ms,
-            stream.index,
-            stream.position,
-            messages.payload,
-            messages.lengths,
-            None,
-            0,
-            0,
-            stream_seq,
-            close,
-        )
+    payload, lengths = split_json(body) if body and stream.type.json else (body, (len(body),) if body else ())
+    producer_id, epoch, seq = producer if producer is not None else (None, 0, 0)
     return Append(
         stream.id,
         now_ms,
         stream.index,
         stream.position,
-        messages.payload,
-        messages.lengths,
-        producer.id,
-        producer.epoch,
-        producer.seq,
+        payload,
+        lengths,
+        producer_id,
+        epoch,
+        seq,
         stream_seq,
         close,
     )

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
 
 from headwater.core.errors import StorageUnavailable
 from headwater.core.records import Append, Create, Record
@@ -33,8 +35,11 @@ FAST_WRITE_S: Final = 0.0003
 _MEAN_WEIGHT: Final = 0.05
 
 
-class Entry(NamedTuple):
-    """A record on its way, or (with no record) an answer that must wait for what is queued before it."""
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """A record on its way, or (with no record) an answer that must wait for what is queued before it.
+
+    A struct, because making one takes a third of the time of a named tuple.
+    """
 
     stream: LiveStream
     record: Record | None
@@ -50,7 +55,7 @@ class Committer:
         storage: Storage,
         scheduler: Scheduler,
         metrics: Metrics,
-        publish: Callable[[list[Entry]], None],
+        publish: Callable[[Sequence[Entry]], None],
         mode: CommitMode = "auto",
     ) -> None:
         self._storage = storage
@@ -71,10 +76,17 @@ class Committer:
 
     def submit(self, entry: Entry) -> None:
         """Queue an entry; it is committed at the end of this tick, or at once where no disk is waited for."""
-        self._queue.append(entry)
         if not self._storage.waits_for_disk:
-            self._flush()
-        elif not self._flush_is_due and self._writing is None:
+            record = entry.record
+            if record is not None:
+                self._storage.absorb((Committed(record, entry.removed),))
+                _advance(entry.stream, record)
+            if entry.done is not None:
+                entry.done(entry.result)
+            self._publish((entry,))
+            return
+        self._queue.append(entry)
+        if not self._flush_is_due and self._writing is None:
             self._flush_is_due = True
             self._scheduler.soon(self._flush)
 
@@ -97,7 +109,7 @@ class Committer:
         committed = [Committed(entry.record, entry.removed) for entry in batch if entry.record is not None]
         if not committed:
             self._settle(batch, committed)
-        elif self._on_thread and self._storage.waits_for_disk:
+        elif self._on_thread:
             self._write_on_thread(batch, committed)
         else:
             self._write_inline(batch, committed)
@@ -145,20 +157,9 @@ class Committer:
     def _settle(self, batch: list[Entry], committed: list[Committed]) -> None:
         if committed:
             self._storage.absorb(committed)
-        for stream, record, _, _, _ in batch:
-            if record is None:
-                continue
-            stream.in_flight -= 1
-            if type(record) is Append:
-                stream.durable_index = record.index + len(record.lengths)
-                stream.durable_position = record.position + len(record.payload)
-                if record.close:
-                    stream.durable_closed = True
-            elif type(record) is Create:
-                stream.durable_index += len(record.lengths)
-                stream.durable_position += len(record.payload)
-                stream.durable_closed = record.closed
-                stream.visible = True
+        for entry in batch:
+            if entry.record is not None:
+                _advance(entry.stream, entry.record)
         for entry in batch:
             if entry.done is not None:
                 entry.done(entry.result)
@@ -178,3 +179,18 @@ class Committer:
         for entry in batch:
             if entry.done is not None:
                 entry.done(refusal)
+
+
+def _advance(stream: LiveStream, record: Record) -> None:
+    """What a record made of the stream is durable now."""
+    stream.in_flight -= 1
+    if type(record) is Append:
+        stream.durable_index = record.index + len(record.lengths)
+        stream.durable_position = record.position + len(record.payload)
+        if record.close:
+            stream.durable_closed = True
+    elif type(record) is Create:
+        stream.durable_index += len(record.lengths)
+        stream.durable_position += len(record.payload)
+        stream.durable_closed = record.closed
+        stream.visible = True

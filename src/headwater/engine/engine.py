@@ -8,9 +8,11 @@ somebody else's pending record (a duplicate, a conflict) waits for that record t
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from headwater.core.catalog import Catalog
 from headwater.core.errors import (
@@ -48,14 +50,14 @@ class Limits:
     max_stream_bytes: int = 0
 
 
-class Created(NamedTuple):
+class Created(msgspec.Struct, frozen=True, gc=False):
     stream: LiveStream
     is_new: bool
     tail: Offset
     closed: bool
 
 
-class Appended(NamedTuple):
+class Appended(msgspec.Struct, frozen=True, gc=False):
     outcome: Outcome
     tail_index: int
     tail_position: int
@@ -64,7 +66,7 @@ class Appended(NamedTuple):
     """The producer of the request with the highest sequence number that the stream has accepted from it."""
 
 
-class Deleted(NamedTuple):
+class Deleted(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
@@ -107,7 +109,7 @@ class Engine:
         for stream in self.catalog:
             stream.durable_index, stream.durable_position = stream.index, stream.position
             stream.durable_closed = stream.closed
-            self._total_bytes += stream.position - stream.base.position
+            self._total_bytes += stream.position - stream.base_position
             if stream.ttl_secs is not None:
                 # Uses since the last saved touch are forgotten: grant what they may have been worth.
                 slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
@@ -165,8 +167,8 @@ class Engine:
         self.catalog.apply(record)
         stream = self.catalog.by_id[record.id]
         stream.visible = stream.durable_closed = False
-        stream.durable_index = stream.base.index
-        stream.durable_position = stream.base.position
+        stream.durable_index = stream.base_index
+        stream.durable_position = stream.base_position
         self._total_bytes += len(record.payload)
         self.metrics.created += 1
         self.metrics.appended_messages += len(record.lengths)
@@ -185,7 +187,9 @@ class Engine:
         done: OnAppended,
     ) -> None:
         now_ms = self._clock.now_ms()
-        stream = self._live(name, now_ms)
+        stream = self.catalog.by_name.get(name)
+        if stream is None or stream.deleted or stream.expired(now_ms):
+            stream = self._live(name, now_ms)
         try:
             decision = decide_append(stream, content_type, body, producer, stream_seq, close, now_ms)
         except Refusal as refusal:
@@ -200,7 +204,7 @@ class Engine:
             return
         self._check_writable()
         size = len(decision.payload)
-        self._check_room(stream.position - stream.base.position, size)
+        self._check_room(stream.position - stream.base_position, size)
         self.catalog.apply_append(stream, decision)
         stream.touch_saved_ms = now_ms
         self._total_bytes += size
@@ -311,7 +315,7 @@ class Engine:
         removed = self.catalog.apply(record)
         for id_ in removed:
             gone = owned[id_]
-            self._total_bytes -= gone.position - gone.base.position
+            self._total_bytes -= gone.position - gone.base_position
         if stream.visible:
             self._vanishing[stream.name] = stream
         self._submit(stream, record, removed, done, Deleted(stream.name))
@@ -330,19 +334,22 @@ class Engine:
         self.metrics.expired += 1
         self._remove(stream, Delete(stream.id, self._clock.now_ms(), expired=True), None)
 
-    def _publish(self, batch: list[Entry]) -> None:
-        """Let live readers see what a batch made durable. Each stream wakes its followers once."""
-        woken: set[int] = set()
-        for stream, record, _, _, _ in batch:
-            if type(record) is Delete:
+    def _publish(self, batch: Sequence[Entry]) -> None:
+        """Let live readers see what a batch made durable: once per stream, however much it brought."""
+        woken: dict[int, LiveStream] = {}
+        for entry in batch:
+            stream = entry.stream
+            if type(entry.record) is Delete:
                 if self._vanishing.get(stream.name) is stream:
                     del self._vanishing[stream.name]
                 self._end_followers(stream)
-            elif stream.followers is not None and record is not None and stream.id not in woken:
-                woken.add(stream.id)
-                for follower in tuple(stream.followers):
-                    follower.wake()
-        self._storage.tend(self._image_of)
+            elif stream.followers is not None:
+                woken[stream.id] = stream
+        for stream in woken.values():
+            for follower in tuple(stream.followers or ()):
+                follower.wake()
+        if self._storage.waits_for_disk:
+            self._storage.tend(self._image_of)
 
     def _end_followers(self, stream: LiveStream) -> None:
         for follower in tuple(stream.followers or ()):

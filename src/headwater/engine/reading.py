@@ -137,10 +137,10 @@ class StreamReader:
         """The run from `start` to `end`, oldest incarnation first."""
         spans: list[Span] = []
         while True:
-            base = stream.base if stream.fork is not None else ZERO
-            if start.index >= base.index:
+            if start.index >= stream.base_index:
                 spans.append(Span(stream.id, start, end))
                 break
+            base = stream.base
             if base.index < end.index:
                 spans.append(Span(stream.id, base, end))
             assert stream.fork is not None, "only a fork has a base above zero"

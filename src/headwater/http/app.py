@@ -6,6 +6,7 @@ A request is routed once, by its canonical name. Everything after the router wor
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -21,6 +22,8 @@ from headwater.http.connection import Connection
 from headwater.http.deadlines import Deadlines
 from headwater.http.request import Request
 from headwater.http.response import CommonHeaders
+
+log = logging.getLogger("headwater.http")
 
 STREAM_ROOT: Final = b"/v1/stream/"
 ROUTE_CACHE_MAX: Final = 8192
@@ -105,7 +108,10 @@ class App:
         self.idle_timeout_s = limits.idle_timeout_s
         self.write_timeout_s = limits.write_timeout_s
         self._routes: dict[bytes, Target] = {}
-        self._requests = engine.metrics.requests
+        self.requests = engine.metrics.requests
+        self.debug = log.isEnabledFor(logging.DEBUG)
+        self.now_s = loop.time()
+        """The loop's time to about a second: enough for time-outs, and free to read."""
 
     def route(self, connection: Connection, request: Request) -> None:
         """Hand a request to the handler of its operation."""
@@ -128,9 +134,11 @@ class App:
     def lost(self, connection: Connection) -> None:
         self.connections.discard(connection)
 
-    def count(self, operation: str, status: int) -> None:
-        key = (operation, status)
-        self._requests[key] = self._requests.get(key, 0) + 1
+    def sweep(self) -> None:
+        """About once a second: let every connection see whether it waited too long."""
+        self.now_s = self.loop_time()
+        for connection in tuple(self.connections):
+            connection.check_time(self.now_s)
 
     def _resolve(self, request: Request) -> Target:
         if request.target == b"*" and request.method == b"OPTIONS":

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from headwater.core.producers import parse_producer
 from headwater.core.rules import Outcome
 from headwater.engine.engine import Appended
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE, STREAM_CLOSED, next_offset
+from headwater.http.response import NO_CONTENT, NO_STORE, OK, STREAM_CLOSED, next_offset
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -31,8 +30,8 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         content_type.decode("latin-1") if content_type is not None else None,
         request.body,
         producer,
-        request.header(b"stream-seq"),
-        request.asks_to_close_stream(),
+        request.header(b"stream-seq") if b"stream-seq" in headers else None,
+        b"stream-closed" in headers and request.asks_to_close_stream(),
         partial(connection.settle, _render),
     )
 
@@ -42,7 +41,7 @@ def _render(connection: Connection, appended: Appended) -> None:
     producer = appended.producer
     if producer is None:
         closed = STREAM_CLOSED if appended.closed else b""
-        connection.reply(HTTPStatus.NO_CONTENT, NO_STORE + offset + closed)
+        connection.reply(NO_CONTENT, NO_STORE + offset + closed)
         return
     headers = b"%bProducer-Epoch: %d\r\nProducer-Seq: %d\r\n%b" % (
         NO_STORE + offset,
@@ -52,4 +51,4 @@ def _render(connection: Connection, appended: Appended) -> None:
     )
     # 200 says that data is new (§5.2.1); a repeat, or a close that brought none, is 204.
     is_new_data = appended.outcome is Outcome.ACCEPTED and connection.request.body
-    connection.reply(HTTPStatus.OK if is_new_data else HTTPStatus.NO_CONTENT, headers)
+    connection.reply(OK if is_new_data else NO_CONTENT, headers)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httptools
@@ -25,7 +24,7 @@ from headwater.core.errors import (
     UrlTooLong,
 )
 from headwater.http.request import Request
-from headwater.http.response import CONTINUE, STATUS_LINES, problem
+from headwater.http.response import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, problem
 
 if TYPE_CHECKING:
     from headwater.http.app import App
@@ -36,7 +35,7 @@ PIPELINE_MAX: Final = 32
 """Requests parsed ahead of their turn; beyond this the socket is not read."""
 LINGER_S: Final = 2.0
 """How long the rest of a refused request is discarded before the connection is cut."""
-_BODILESS: Final = frozenset((HTTPStatus.NO_CONTENT.value, HTTPStatus.NOT_MODIFIED.value))
+_BODILESS: Final = frozenset((NO_CONTENT, NOT_MODIFIED))
 _CLOSE: Final = b"Connection: close\r\n"
 _KEEP_ALIVE: Final = b"Connection: keep-alive\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -116,7 +115,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport  # type: ignore[assignment]
-        self._since_s = self.app.loop_time()
+        self._since_s = self.app.now_s
         self.app.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -153,11 +152,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.paused = True
-        self._since_s = self.app.loop_time()
+        self._since_s = self.app.now_s
 
     def resume_writing(self) -> None:
         self.paused = False
-        self._since_s = self.app.loop_time()
+        self._since_s = self.app.now_s
         if self._slices is not None:
             self._send_slices()
         elif self.live is not None:
@@ -174,7 +173,7 @@ class Connection(asyncio.Protocol):
         self._body = []
         self._body_bytes = 0
         if not self.busy:
-            self._since_s = self.app.loop_time()
+            self._since_s = self.app.now_s
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -219,13 +218,12 @@ class Connection(asyncio.Protocol):
             return
         body = self._body
         parser = self._parser
-        version = parser.get_http_version()
         request = Request(
             parser.get_method(),
             self._target,
             self._headers,
             body[0] if len(body) == 1 else b"".join(body),
-            version == "1.0",
+            parser.get_http_version() == "1.0",
             parser.should_keep_alive(),
         )
         if self.busy:
@@ -240,15 +238,25 @@ class Connection(asyncio.Protocol):
     def reply(self, status: int, headers: bytes, body: bytes = b"") -> None:
         """Answer the current request whole."""
         request = self.request
-        common = self.app.common_headers.for_origin(request.headers.get(b"origin"))
+        app = self.app
+        if b"origin" in request.headers:
+            head = app.common_headers.begin(status, request.headers[b"origin"])
+        else:
+            head = app.common_headers.beginnings[status]
         if status in _BODILESS or request.method == b"HEAD":
             length = body = b""
         else:
             length = b"Content-Length: %d\r\n" % len(body)
-        self.transport.write(
-            b"".join((STATUS_LINES[status], common, headers, length, self._connection_header(), b"\r\n", body))
-        )
-        self._finished(status)
+        if request.keep_alive and not self.closing and not request.http_1_0:
+            self.transport.write(b"%b%b%b\r\n%b" % (head, headers, length, body))
+        else:
+            self.transport.write(b"%b%b%b%b\r\n%b" % (head, headers, length, self._connection_header(), body))
+        key = (self.operation, status)
+        counts = app.requests
+        counts[key] = counts.get(key, 0) + 1
+        if app.debug:
+            log.debug("%s %s %d", request.method.decode(), request.target.decode("latin-1"), status)
+        self._next()
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer the current request with an error."""
@@ -270,7 +278,6 @@ class Connection(asyncio.Protocol):
     def reply_slices(self, status: int, headers: bytes, length: int, slices: Iterator[Buffer]) -> None:
         """Answer with a body of known length that is taken from storage as the reader drains it."""
         self._begin(status, headers + b"Content-Length: %d\r\n" % length)
-        self.app.count(self.operation, status)
         self._slices = slices
         self._send_slices()
 
@@ -278,10 +285,9 @@ class Connection(asyncio.Protocol):
         """Begin a body of unknown length; `write_events` goes on with it and `end_events` ends it."""
         if self.request.http_1_0:
             self.request.keep_alive = False
-            self._begin(HTTPStatus.OK, headers)
+            self._begin(OK, headers)
         else:
-            self._begin(HTTPStatus.OK, headers + b"Transfer-Encoding: chunked\r\n")
-        self.app.count(self.operation, HTTPStatus.OK)
+            self._begin(OK, headers + b"Transfer-Encoding: chunked\r\n")
 
     def end_events(self) -> None:
         self.live = None
@@ -356,8 +362,10 @@ class Connection(asyncio.Protocol):
         )
 
     def _begin(self, status: int, headers: bytes) -> None:
-        common = self.app.common_headers.for_origin(self.request.headers.get(b"origin"))
-        self.transport.write(b"".join((STATUS_LINES[status], common, headers, self._connection_header(), b"\r\n")))
+        head = self.app.common_headers.begin(status, self.request.headers.get(b"origin"))
+        self.transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
+        key = (self.operation, status)
+        self.app.requests[key] = self.app.requests.get(key, 0) + 1
 
     def _connection_header(self) -> bytes:
         request = self.request
@@ -380,13 +388,6 @@ class Connection(asyncio.Protocol):
             self._slices = None
             self.abort()
 
-    def _finished(self, status: int) -> None:
-        self.app.count(self.operation, status)
-        if log.isEnabledFor(logging.DEBUG):
-            request = self.request
-            log.debug("%s %s %d", request.method.decode(), request.target.decode("latin-1"), status)
-        self._next()
-
     def _next(self) -> None:
         """The current response is complete: take the next request, or close."""
         self.busy = False
@@ -405,7 +406,7 @@ class Connection(asyncio.Protocol):
         elif self._refused is not None:
             self._refuse_while_reading()
         else:
-            self._since_s = self.app.loop_time()
+            self._since_s = self.app.now_s
 
     def _linger(self) -> None:
         """Close without a reset: a client in the middle of its body must still be able to read the answer."""
@@ -413,7 +414,7 @@ class Connection(asyncio.Protocol):
         self.busy = False
         self._in_message = False
         self._lingering = True
-        self._since_s = self.app.loop_time()
+        self._since_s = self.app.now_s
         if self.transport.can_write_eof():
             self.transport.write_eof()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from headwater.core.content import check_content_type
@@ -12,7 +11,7 @@ from headwater.core.expiry import parse_expires_at, parse_ttl
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Created
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE, STREAM_CLOSED, header, next_offset
+from headwater.http.response import CREATED, NO_STORE, OK, STREAM_CLOSED, header, next_offset
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -49,7 +48,7 @@ def _render(connection: Connection, created: Created) -> None:
         headers.append(STREAM_CLOSED)
     if created.is_new:
         headers.append(b"Location: " + location(connection) + b"\r\n")
-    connection.reply(HTTPStatus.CREATED if created.is_new else HTTPStatus.OK, b"".join(headers))
+    connection.reply(CREATED if created.is_new else OK, b"".join(headers))
 
 
 def location(connection: Connection) -> bytes:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from headwater.engine.engine import Deleted
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE
+from headwater.http.response import NO_CONTENT, NO_STORE
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -21,4 +20,4 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
 
 
 def _render(connection: Connection, deleted: Deleted) -> None:
-    connection.reply(HTTPStatus.NO_CONTENT, NO_STORE)
+    connection.reply(NO_CONTENT, NO_STORE)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.engine.stream import LiveStream
 from headwater.http import read
-from headwater.http.response import NO_STORE, STREAM_CLOSED, UP_TO_DATE, header, next_offset
+from headwater.http.response import NO_CONTENT, NO_STORE, STREAM_CLOSED, UP_TO_DATE, header, next_offset
 
 if TYPE_CHECKING:
     from headwater.http.app import App
@@ -73,7 +72,7 @@ class LongPoll:
     def _nothing(self, closed: bytes) -> None:
         headers = NO_STORE + next_offset(self._start.index, self._start.position) + UP_TO_DATE + closed
         headers += header("Stream-Cursor", read.cursor_for(self._app, self._cursor))
-        self._connection.reply(HTTPStatus.NO_CONTENT, headers)
+        self._connection.reply(NO_CONTENT, headers)
 
     def _end(self) -> None:
         if self._waiting:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from headwater.core.expiry import format_instant
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE, STREAM_CLOSED, header, next_offset
+from headwater.http.response import NO_STORE, OK, STREAM_CLOSED, header, next_offset
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -28,4 +27,4 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         headers.append(header("Stream-Expires-At", format_instant(stream.expires_at_ms)))
     if stream.durable_closed:
         headers.append(STREAM_CLOSED)
-    connection.reply(HTTPStatus.OK, b"".join(headers))
+    connection.reply(OK, b"".join(headers))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from headwater.http.request import Request
-from headwater.http.response import ALLOWED_METHODS, NO_STORE
+from headwater.http.response import ALLOWED_METHODS, NO_CONTENT, NO_STORE
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -16,4 +15,4 @@ if TYPE_CHECKING:
 def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
     connection.operation = "options"
     allow = f"Allow: {ALLOWED_METHODS}\r\n".encode()
-    connection.reply(HTTPStatus.NO_CONTENT, NO_STORE + allow + app.common_headers.preflight)
+    connection.reply(NO_CONTENT, NO_STORE + allow + app.common_headers.preflight)

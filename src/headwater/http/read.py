@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from headwater.core.cursors import next_cursor
@@ -13,7 +12,7 @@ from headwater.engine.reading import SLICE_BYTES, Chunk
 from headwater.http import long_poll, sse
 from headwater.http.events import as_array
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE, STREAM_CLOSED, UP_TO_DATE, header, next_offset
+from headwater.http.response import NO_STORE, NOT_MODIFIED, OK, STREAM_CLOSED, UP_TO_DATE, header, next_offset
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -44,7 +43,7 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         body = b"[]" if stream.type.json else b""
         headers = NO_STORE + header("Content-Type", stream.type.header) + next_offset(start.index, start.position)
         closed = STREAM_CLOSED if stream.durable_closed else b""
-        connection.reply(HTTPStatus.OK, headers + UP_TO_DATE + closed, body)
+        connection.reply(OK, headers + UP_TO_DATE + closed, body)
         return
     chunk = app.engine.reader.chunk(stream, start, app.limits.max_chunk_bytes)
     reply_chunk(app, connection, request, chunk)
@@ -66,19 +65,19 @@ def reply_chunk(app: App, connection: Connection, request: Request, chunk: Chunk
     )
     asked = request.headers.get(b"if-none-match")
     if asked is not None and _matches(asked, etag):
-        connection.reply(HTTPStatus.NOT_MODIFIED, headers)
+        connection.reply(NOT_MODIFIED, headers)
         return
     reader = app.engine.reader
     json = chunk.stream.type.json
     app.metrics.read_bytes += chunk.length
     if chunk.length <= SLICE_BYTES:
         data = b"".join(reader.buffers(chunk))
-        connection.reply(HTTPStatus.OK, headers, b"[" + data[:-1] + b"]" if json else data)
+        connection.reply(OK, headers, b"[" + data[:-1] + b"]" if json else data)
     elif json:
         slices = as_array(reader.slices(chunk), chunk.length)
-        connection.reply_slices(HTTPStatus.OK, headers, chunk.length + 1, slices)
+        connection.reply_slices(OK, headers, chunk.length + 1, slices)
     else:
-        connection.reply_slices(HTTPStatus.OK, headers, chunk.length, reader.slices(chunk))
+        connection.reply_slices(OK, headers, chunk.length, reader.slices(chunk))
 
 
 def etag_of(chunk: Chunk) -> bytes:

@@ -48,6 +48,13 @@ ALLOWED_REQUEST_HEADERS: Final = (
 ALLOWED_METHODS: Final = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 PREFLIGHT_MAX_AGE_S: Final = 86_400
 
+# Plain numbers: hashing an HTTPStatus runs Python code, three times per response.
+OK: Final = 200
+CREATED: Final = 201
+NO_CONTENT: Final = 204
+NOT_MODIFIED: Final = 304
+SERVICE_UNAVAILABLE: Final = 503
+
 STATUS_LINES: Final[dict[int, bytes]] = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
@@ -81,10 +88,17 @@ class CommonHeaders:
             f"Access-Control-Max-Age: {PREFLIGHT_MAX_AGE_S}\r\n"
         ).encode()
 
-    def for_origin(self, origin: bytes | None) -> bytes:
+        self.beginnings: Final[dict[int, bytes]] = {
+            status: line + self._default for status, line in STATUS_LINES.items()
+        }
+        """Status line and common headers for each status, for a request without an origin."""
+
+    def begin(self, status: int, origin: bytes | None) -> bytes:
+        """Status line and common headers."""
+        beginning = self.beginnings[status]
         if self._any_origin or origin is None or origin not in self._origins:
-            return self._default
-        return self._default + b"Access-Control-Allow-Origin: " + origin + b"\r\n" + self._exposed
+            return beginning
+        return beginning + b"Access-Control-Allow-Origin: " + origin + b"\r\n" + self._exposed
 
 
 def header(name: str, value: str) -> bytes:

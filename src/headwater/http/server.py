@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("headwater.server")
 
-SWEEP_S: Final = 1.0
+SWEEP_S: Final = 0.5
 BACKLOG: Final = 4096
 
 
@@ -60,12 +60,9 @@ async def _serve(settings: Settings) -> None:
 
 
 async def _sweep(app: App) -> None:
-    """Once a second, let every connection see whether it waited too long."""
     while True:
         await asyncio.sleep(SWEEP_S)
-        now_s = app.loop_time()
-        for connection in tuple(app.connections):
-            connection.check_time(now_s)
+        app.sweep()
 
 
 async def _drain(app: App, server: asyncio.Server, timeout_s: float) -> None:

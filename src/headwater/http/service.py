@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE
+from headwater.http.response import NO_STORE, OK, SERVICE_UNAVAILABLE
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -23,25 +22,25 @@ _METRICS: Final = NO_STORE + b"Content-Type: text/plain; version=0.0.4; charset=
 
 def health(app: App, connection: Connection, request: Request, target: Target) -> None:
     connection.operation = "health"
-    connection.reply(HTTPStatus.OK, _TEXT, b"ok")
+    connection.reply(OK, _TEXT, b"ok")
 
 
 def ready(app: App, connection: Connection, request: Request, target: Target) -> None:
     """Ready means: takes writes. A server that drains or whose storage failed still answers reads."""
     connection.operation = "ready"
     if app.draining:
-        connection.reply(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"draining")
+        connection.reply(SERVICE_UNAVAILABLE, _TEXT, b"draining")
     elif app.engine.failure is not None:
-        connection.reply(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"storage does not take writes")
+        connection.reply(SERVICE_UNAVAILABLE, _TEXT, b"storage does not take writes")
     else:
-        connection.reply(HTTPStatus.OK, _TEXT, b"ready")
+        connection.reply(OK, _TEXT, b"ready")
 
 
 def metrics(app: App, connection: Connection, request: Request, target: Target) -> None:
     connection.operation = "metrics"
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ServerCollector(app))
-    connection.reply(HTTPStatus.OK, _METRICS, generate_latest(registry))
+    connection.reply(OK, _METRICS, generate_latest(registry))
 
 
 class ServerCollector(Collector):
