@@ -63,6 +63,7 @@ class Committer:
         self._metrics = metrics
         self._publish = publish
         self._mode = mode
+        self._gathers = storage.waits_for_disk
         self._queue: list[Entry] = []
         self._flush_is_due = False
         self._writing: list[Entry] | None = None
@@ -76,19 +77,22 @@ class Committer:
 
     def submit(self, entry: Entry) -> None:
         """Queue an entry; it is committed at the end of this tick, or at once where no disk is waited for."""
-        if not self._storage.waits_for_disk:
-            record = entry.record
-            if record is not None:
-                self._storage.absorb((Committed(record, entry.removed),))
-                _advance(entry.stream, record)
-            if entry.done is not None:
-                entry.done(entry.result)
-            self._publish((entry,))
+        if not self._gathers:
+            self._commit_now(entry)
             return
         self._queue.append(entry)
         if not self._flush_is_due and self._writing is None:
             self._flush_is_due = True
             self._scheduler.soon(self._flush)
+
+    def _commit_now(self, entry: Entry) -> None:
+        record = entry.record
+        if record is not None:
+            self._storage.absorb((Committed(record, entry.removed),))
+            _advance(entry.stream, record)
+        if entry.done is not None:
+            entry.done(entry.result)
+        self._publish((entry,))
 
     def check(self) -> None:
         """Refuse a write that could not be made durable."""

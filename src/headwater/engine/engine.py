@@ -212,8 +212,9 @@ class Engine:
         metrics.appends += 1
         metrics.append_bytes += size
         metrics.appended_messages += len(decision.lengths)
+        stream.in_flight += 1
         result = Appended(Outcome.ACCEPTED, stream.index, stream.position, stream.closed, producer)
-        self._submit(stream, decision, (), done, result)
+        self._committer.submit(Entry(stream, decision, (), done, result))
 
     def delete(self, name: str, done: OnDeleted) -> None:
         stream = self._live(name, self._clock.now_ms())
@@ -280,7 +281,8 @@ class Engine:
         return stream
 
     def _check_writable(self) -> None:
-        self._committer.check()
+        if self._committer.failure is not None:
+            self._committer.check()
         refusal = self._storage.refusal()
         if refusal is not None:
             raise StorageFull(refusal)

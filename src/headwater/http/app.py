@@ -20,6 +20,7 @@ from headwater.engine.engine import Engine
 from headwater.http import append, create, delete, metadata, options, read, service
 from headwater.http.connection import Connection
 from headwater.http.deadlines import Deadlines
+from headwater.http.heads import KnownHeads
 from headwater.http.request import Request
 from headwater.http.response import CommonHeaders
 
@@ -107,6 +108,7 @@ class App:
         self.read_timeout_s = limits.read_timeout_s
         self.idle_timeout_s = limits.idle_timeout_s
         self.write_timeout_s = limits.write_timeout_s
+        self.known_heads = KnownHeads()
         self._routes: dict[bytes, Target] = {}
         self.requests = engine.metrics.requests
         self.debug = log.isEnabledFor(logging.DEBUG)

@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         "_since_s",
         "_slices",
         "_target",
+        "_whole",
         "app",
         "busy",
         "closing",
@@ -98,6 +99,8 @@ class Connection(asyncio.Protocol):
         # Per request being read.
         self._in_message = False
         self._head_done = False
+        self._whole = b""
+        """What was received, while it began with this request."""
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
@@ -130,6 +133,16 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused is not None:
             return  # Discarded until the client has seen the answer.
+        if not self._in_message:
+            if not self.busy:
+                request = self.app.known_heads.request(data)
+                if request is not None:
+                    self._since_s = self.app.now_s
+                    self._dispatch(request)
+                    return
+            self._whole = data
+        else:
+            self._whole = b""
         began_earlier = self._in_message and not self._head_done
         try:
             self._parser.feed_data(data)
@@ -226,6 +239,9 @@ class Connection(asyncio.Protocol):
             parser.get_http_version() == "1.0",
             parser.should_keep_alive(),
         )
+        if self._whole:
+            self.app.known_heads.remember(self._whole, request)
+            self._whole = b""
         if self.busy:
             self._pending.append(request)
             if len(self._pending) >= PIPELINE_MAX:

@@ -33,8 +33,9 @@ class MemoryStorage:
                     self._bytes += len(record.payload)
             elif type(record) is Create:
                 self._create(record)
-            for stream_id in removed:
-                self._bytes -= len(self._tails.pop(stream_id).data)
+            if removed:
+                for stream_id in removed:
+                    self._bytes -= len(self._tails.pop(stream_id).data)
 
     def boundary(self, stream_id: int, index: int) -> int | None:
         return self._tails[stream_id].boundary(index)

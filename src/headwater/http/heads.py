@@ -1,0 +1,56 @@
+"""Request heads that were parsed before.
+
+A client that appends or polls sends the same head over and over, byte for byte. What httptools made of it the first
+time is remembered, so that the next time the head is looked up instead of parsed: the same bytes at the start of a
+message can only mean the same request. This takes about 40 % off a small append (see `docs/decisions.md`).
+
+Only complete HTTP/1.1 keep-alive requests are remembered, with a Content-Length or without a body; anything else, and
+any head that is not known to the last byte, goes through the parser.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from headwater.http.request import Request
+
+HEAD_MAX_BYTES: Final = 1024
+KNOWN_MAX: Final = 4096
+_ONCE_ONLY: Final = (b"producer-seq", b"stream-seq", b"if-none-match", b"transfer-encoding", b"expect", b"upgrade")
+"""Headers that make a head unlike the next one, or that need the parser."""
+
+
+class KnownHead(NamedTuple):
+    method: bytes
+    target: bytes
+    headers: dict[bytes, bytes]
+    body_bytes: int
+
+
+class KnownHeads:
+    def __init__(self) -> None:
+        self._heads: dict[bytes, KnownHead] = {}
+
+    def request(self, data: bytes) -> Request | None:
+        """The one whole request that `data` is, if its head is known."""
+        end = data.find(b"\r\n\r\n") + 4
+        known = self._heads.get(data[:end])
+        if known is None or len(data) - end != known.body_bytes:
+            return None
+        return Request(known.method, known.target, known.headers, data[end:], False, True)
+
+    def remember(self, data: bytes, request: Request) -> None:
+        """Keep the head of a request that arrived as exactly `data`."""
+        headers = request.headers
+        if request.http_1_0 or not request.keep_alive or b"?" in request.target:
+            return
+        end = data.find(b"\r\n\r\n") + 4
+        if end > HEAD_MAX_BYTES or len(data) - end != len(request.body):
+            return
+        if request.body and int(headers.get(b"content-length", b"-1")) != len(request.body):
+            return
+        if any(name in headers for name in _ONCE_ONLY):
+            return
+        if len(self._heads) >= KNOWN_MAX:
+            self._heads.clear()
+        self._heads[data[:end]] = KnownHead(request.method, request.target, headers, len(request.body))
