@@ -25,7 +25,7 @@ from headwater.core.errors import (
 )
 from headwater.core.offsets import Offset
 from headwater.core.producers import Producer, Verdict, judge
-from headwater.core.records import Append, Create
+from headwater.core.records import Append, Create, ForkPoint
 
 CLOSED_HEADER: Final = ("Stream-Closed", "true")
 
@@ -39,6 +39,15 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """Which stream to part from, and where: an offset token (None: its tail) and a step beyond it."""
+
+    source_name: str
+    offset: str | None
+    sub_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class CreateRequest:
     name: str
     content_type: str | None
@@ -46,6 +55,7 @@ class CreateRequest:
     expires_at_ms: int | None
     closed: bool
     body: bytes
+    fork: ForkRequest | None = None
 
 
 def decide_create(request: CreateRequest, stream_id: int, now_ms: int) -> Create:
@@ -65,14 +75,41 @@ def decide_create(request: CreateRequest, stream_id: int, now_ms: int) -> Create
     )
 
 
+def decide_fork(request: CreateRequest, source: Stream, point: ForkPoint, stream_id: int, now_ms: int) -> Create:
+    """The record of a fork: its source's type, and its expiry unless the request brings one; none of its writers."""
+    if request.content_type is not None and media_type(request.content_type) != source.type.media:
+        raise ContentTypeMismatch(f"A fork has its source's content type, {source.type.header}.")
+    messages = split_body(source.type.header, request.body, creating=True)
+    inherits = request.ttl_secs is None and request.expires_at_ms is None
+    return Create(
+        stream_id,
+        request.name,
+        now_ms,
+        source.type.header,
+        source.ttl_secs if inherits else request.ttl_secs,
+        source.expires_at_ms if inherits else request.expires_at_ms,
+        request.closed,
+        messages.payload,
+        messages.lengths,
+        point,
+    )
+
+
 def check_same_config(stream: Stream, request: CreateRequest) -> None:
     """PUT on a stream that exists succeeds only when it asks for what is there (protocol §5.1)."""
-    asked_type = media_type(request.content_type or DEFAULT_CONTENT_TYPE)
-    if asked_type != stream.type.media:
-        raise ConfigMismatch(f"The stream exists with content type {stream.type.header}, not {asked_type}.")
-    if request.ttl_secs != stream.ttl_secs:
+    if (request.fork is not None) != (stream.fork is not None):
+        raise ConfigMismatch("The stream exists, and one of it and the request is a fork and the other is not.")
+    if request.fork is not None and stream.fork is not None:
+        _check_same_fork(stream.fork, request.fork)
+    is_fork = stream.fork is not None
+    if not is_fork or request.content_type is not None:
+        asked_type = media_type(request.content_type or DEFAULT_CONTENT_TYPE)
+        if asked_type != stream.type.media:
+            raise ConfigMismatch(f"The stream exists with content type {stream.type.header}, not {asked_type}.")
+    inherits = is_fork and request.ttl_secs is None and request.expires_at_ms is None
+    if not inherits and request.ttl_secs != stream.ttl_secs:
         raise ConfigMismatch(f"The stream exists with another Stream-TTL ({stream.ttl_secs}).")
-    if request.expires_at_ms != stream.expires_at_ms:
+    if not inherits and request.expires_at_ms != stream.expires_at_ms:
         raise ConfigMismatch("The stream exists with another Stream-Expires-At.")
     if request.closed != stream.closed:
         state = "closed" if stream.closed else "open"
@@ -120,6 +157,13 @@ def decide_append(
         stream_seq,
         close,
     )
+
+
+def _check_same_fork(point: ForkPoint, asked: ForkRequest) -> None:
+    if point.source_name != asked.source_name:
+        raise ConfigMismatch(f"The stream exists as a fork of {point.source_name!r}.")
+    if (point.asked_offset, point.asked_sub_offset) != (asked.offset, asked.sub_offset):
+        raise ConfigMismatch("The stream exists as a fork of the same source at another place.")
 
 
 def check_retained(offset: Offset, earliest: Offset) -> None:

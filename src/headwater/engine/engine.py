@@ -26,8 +26,8 @@ from headwater.core.errors import (
 )
 from headwater.core.offsets import Offset
 from headwater.core.producers import Producer
-from headwater.core.records import Delete, Image, Record, Touch
-from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append, decide_create
+from headwater.core.records import Create, Delete, Image, Record, Touch
+from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append, decide_create, decide_fork
 from headwater.engine.clock import Clock
 from headwater.engine.committer import CommitMode, Committer, Entry
 from headwater.engine.metrics import Metrics
@@ -162,7 +162,7 @@ class Engine:
             self._after_pending(stream, done, Created(stream, False, stream.tail, stream.closed))
             return
         self._check_writable()
-        record = decide_create(request, secrets.randbits(63), now_ms)
+        record = self._decide_create(request, now_ms)
         self._check_room(0, len(record.payload))
         self.catalog.apply(record)
         stream = self.catalog.by_id[record.id]
@@ -271,6 +271,18 @@ class Engine:
             self._expire(stream)
             return self.catalog.by_name.get(name)
         return stream
+
+    def _decide_create(self, request: CreateRequest, now_ms: int) -> Create:
+        stream_id = secrets.randbits(63)
+        if request.fork is None:
+            return decide_create(request, stream_id, now_ms)
+        source = self._existing(request.fork.source_name, now_ms)
+        if source is None or not (source.visible or source.deleted):
+            raise _not_found(request.fork.source_name)
+        if source.deleted:
+            raise Conflict(f"The source {source.name!r} was deleted; it can no longer be forked.")
+        # The point lies in what is durable: a fork must never outlive bytes that it shares.
+        return decide_fork(request, source, self.reader.fork_point(source, request.fork), stream_id, now_ms)
 
     def _live(self, name: str, now_ms: int) -> LiveStream:
         stream = self._existing(name, now_ms)

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple
 
 from headwater.core.errors import DataCorrupt, InvalidOffset, StreamNotFound
 from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
-from headwater.core.rules import check_retained, off_boundary
+from headwater.core.records import ForkPoint
+from headwater.core.rules import ForkRequest, check_retained, off_boundary
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Corrupt, Storage
 
@@ -72,6 +73,25 @@ class StreamReader:
         if self.boundary(stream, parsed.index) != parsed.position:
             raise off_boundary(token)
         return parsed
+
+    def fork_point(self, source: LiveStream, asked: ForkRequest) -> ForkPoint:
+        """Where a fork parts: at an offset, moved on by messages of a JSON stream or by bytes within a message."""
+        start = self.resolve(source, asked.offset if asked.offset is not None else NOW)
+        index, position = start.index, start.position
+        if asked.sub_offset:
+            if source.type.json:
+                index += asked.sub_offset
+                after = self.boundary(source, index) if index <= source.durable_index else None
+                if after is None:
+                    raise InvalidOffset(f"There are fewer than {asked.sub_offset} messages after the fork offset.")
+                position = after
+            else:
+                index += 1
+                after = self.boundary(source, index) if index <= source.durable_index else None
+                position += asked.sub_offset
+                if after is None or position > after:
+                    raise InvalidOffset(f"The message at the fork offset has fewer than {asked.sub_offset} bytes.")
+        return ForkPoint(source.id, source.name, index, position, asked.offset, asked.sub_offset)
 
     def earliest(self, stream: LiveStream) -> Offset:
         return ZERO

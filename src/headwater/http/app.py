@@ -128,6 +128,12 @@ class App:
             raise MethodNotAllowed(f"This address takes {allowed}.", (("Allow", allowed),))
         handler(self, connection, request, target)
 
+    def name_of_path(self, path: bytes) -> str:
+        """The canonical name of a stream that a header names by its path."""
+        if not path.startswith(STREAM_ROOT):
+            raise BadRequest(f"A stream is named by its path, which begins with {STREAM_ROOT.decode()}.")
+        return canonical_name(path[len(STREAM_ROOT) :], self.limits.max_name_bytes)
+
     def opened(self, connection: Connection) -> None:
         self.connections.add(connection)
         if len(self.connections) > self.limits.max_connections or self.draining:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headwater.core.content import check_content_type
-from headwater.core.errors import InvalidExpiry
+from headwater.core.errors import BadRequest, InvalidExpiry
 from headwater.core.expiry import parse_expires_at, parse_ttl
-from headwater.core.rules import CreateRequest
+from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.engine import Created
 from headwater.http.request import Request
 from headwater.http.response import CREATED, NO_STORE, OK, STREAM_CLOSED, header, next_offset
@@ -16,6 +17,9 @@ from headwater.http.response import CREATED, NO_STORE, OK, STREAM_CLOSED, header
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
     from headwater.http.connection import Connection
+
+
+_SUB_OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
 
 def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
@@ -33,9 +37,24 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
             parse_expires_at(expires_at) if expires_at is not None else None,
             request.asks_to_close_stream(),
             request.body,
+            _fork(app, request),
         ),
         partial(connection.settle, _render),
     )
+
+
+def _fork(app: App, request: Request) -> ForkRequest | None:
+    """What the fork headers ask for; they mean nothing without a source."""
+    source = request.headers.get(b"stream-forked-from")
+    offset = request.header(b"stream-fork-offset")
+    sub_offset = request.header(b"stream-fork-sub-offset")
+    if source is None:
+        if offset is not None or sub_offset is not None:
+            raise BadRequest("Stream-Fork-Offset and Stream-Fork-Sub-Offset need Stream-Forked-From.")
+        return None
+    if sub_offset is not None and _SUB_OFFSET.fullmatch(sub_offset) is None:
+        raise BadRequest("Stream-Fork-Sub-Offset must be a whole number without sign or leading zeros.")
+    return ForkRequest(app.name_of_path(source), offset, int(sub_offset or 0))
 
 
 def _render(connection: Connection, created: Created) -> None:
