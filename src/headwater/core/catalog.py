@@ -14,7 +14,7 @@ from headwater.core.content import JSON_MEDIA_TYPE, is_text, media_type
 from headwater.core.expiry import deadline_ms
 from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerState
-from headwater.core.records import Append, Create, Delete, ForkPoint, Image, Record, Touch
+from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
 
 
 class ContentType:
@@ -51,6 +51,9 @@ class Stream:
         "name",
         "position",
         "producers",
+        "retained_index",
+        "retained_position",
+        "snapshot",
         "stream_seq",
         "ttl_secs",
         "type",
@@ -76,12 +79,20 @@ class Stream:
         self.closed_by = image.closed_by
         self.stream_seq = image.stream_seq
         self.producers: dict[str, ProducerState] | None = dict(image.producers) or None
+        self.retained_index = image.retained_index
+        self.retained_position = image.retained_position
+        self.snapshot = image.snapshot
         self.children = 0
         self.deleted = image.deleted
 
     @property
     def tail(self) -> Offset:
         return Offset(self.index, self.position)
+
+    @property
+    def retained(self) -> Offset:
+        """The earliest offset that can still be read."""
+        return Offset(self.retained_index, self.retained_position)
 
     @property
     def base(self) -> Offset:
@@ -114,6 +125,9 @@ class Stream:
             dict(self.producers or {}),
             self.fork,
             self.deleted,
+            self.retained_index,
+            self.retained_position,
+            self.snapshot,
         )
 
 
@@ -127,6 +141,7 @@ class Catalog(Generic[StreamT]):
         self._make_stream = make_stream
         self.by_name: dict[str, StreamT] = {}
         self.by_id: dict[int, StreamT] = {}
+        self.documents: dict[str, bytes] = {}
         self._orphans: dict[int, int] = {}
 
     def __len__(self) -> int:
@@ -148,6 +163,13 @@ class Catalog(Generic[StreamT]):
             return self._delete(self.by_id[record.id])
         elif type(record) is Image:
             self._install(record)
+        elif type(record) is Document:
+            if record.value is None:
+                self.documents.pop(record.key, None)
+            else:
+                self.documents[record.key] = record.value
+        elif type(record) is Retain:
+            self._retain(self.by_id[record.id], record)
         else:
             raise AssertionError(f"no rule to apply {record!r}")
         return ()
@@ -185,8 +207,16 @@ class Catalog(Generic[StreamT]):
                 record.at_ms,
                 record.closed,
                 fork=fork,
+                retained_index=record.retained_index,
+                retained_position=record.retained_position,
             )
         )
+
+    def _retain(self, stream: Stream, record: Retain) -> None:
+        stream.retained_index = record.index
+        stream.retained_position = record.position
+        if record.snapshot is not None:
+            stream.snapshot = record.snapshot
 
     def _install(self, image: Image) -> None:
         stream = self._make_stream(image)

@@ -36,6 +36,9 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
     payload: bytes = b""
     lengths: tuple[int, ...] = ()
     fork: ForkPoint | None = None
+    retained_index: int = 0
+    retained_position: int = 0
+    """A fork begins with what its source had retained at the time."""
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
@@ -72,6 +75,34 @@ class Touch(msgspec.Struct, frozen=True, array_like=True, tag="touch"):
     at_ms: int
 
 
+class SnapshotRef(msgspec.Struct, frozen=True, array_like=True):
+    """The latest snapshot of a stream: what it covers, and where its bytes are kept."""
+
+    index: int
+    position: int
+    content_type: str
+    blob_id: int
+    size: int
+    at_ms: int
+
+
+class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
+    """The earliest retained offset moves on, with the snapshot that covers what goes away if there is one."""
+
+    id: int
+    at_ms: int
+    index: int
+    position: int
+    snapshot: SnapshotRef | None = None
+
+
+class Document(msgspec.Struct, frozen=True, array_like=True, tag="document"):
+    """A small value under a key, beside the streams: a bucket, a subscription, its cursors. None removes it."""
+
+    key: str
+    value: bytes | None
+
+
 class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     """The whole state of one stream but for its bytes: what a checkpoint keeps, and recovery starts from."""
 
@@ -91,9 +122,12 @@ class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     producers: dict[str, ProducerState] = {}
     fork: ForkPoint | None = None
     deleted: bool = False
+    retained_index: int = 0
+    retained_position: int = 0
+    snapshot: SnapshotRef | None = None
 
 
-Record: TypeAlias = Create | Append | Delete | Touch | Image
+Record: TypeAlias = Create | Append | Delete | Touch | Retain | Document | Image
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(Record).decode

@@ -92,6 +92,8 @@ def decide_fork(request: CreateRequest, source: Stream, point: ForkPoint, stream
         messages.payload,
         messages.lengths,
         point,
+        source.retained_index,
+        source.retained_position,
     )
 
 

@@ -41,7 +41,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
     A struct, because making one takes a third of the time of a named tuple.
     """
 
-    stream: LiveStream
+    stream: LiveStream | None
     record: Record | None
     removed: tuple[int, ...]
     done: Callable[[Any], None] | None
@@ -185,8 +185,10 @@ class Committer:
                 entry.done(refusal)
 
 
-def _advance(stream: LiveStream, record: Record) -> None:
-    """What a record made of the stream is durable now."""
+def _advance(stream: LiveStream | None, record: Record) -> None:
+    """What a record made of the stream is durable now. A document has no stream, and no reader that looks at it."""
+    if stream is None:
+        return
     stream.in_flight -= 1
     if type(record) is Append:
         stream.durable_index = record.index + len(record.lengths)

@@ -26,7 +26,7 @@ from headwater.core.errors import (
 )
 from headwater.core.offsets import Offset
 from headwater.core.producers import Producer
-from headwater.core.records import Create, Delete, Image, Record, Touch
+from headwater.core.records import Create, Delete, Document, Image, Record, Touch
 from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append, decide_create, decide_fork
 from headwater.engine.clock import Clock
 from headwater.engine.committer import CommitMode, Committer, Entry
@@ -93,6 +93,10 @@ class Engine:
         self._total_bytes = 0
         self._vanishing: dict[str, LiveStream] = {}
         self._tend_timer: Timer | None = None
+        self.on_created: list[Callable[[LiveStream], None]] = []
+        """Called when a new stream is durable, before its first followers are woken."""
+        self.on_deleted: list[Callable[[LiveStream], None]] = []
+        """Called when the end of a stream is durable, by request or by expiry."""
         self.metrics = Metrics()
         self.catalog: Catalog[LiveStream] = Catalog(LiveStream)
         self.reader = StreamReader(storage, self.catalog.by_id)
@@ -262,6 +266,20 @@ class Engine:
                 stream.followers = None
                 stream.frame = None
 
+    def put_document(self, key: str, value: bytes | None, done: Callable[..., None] | None, result: object) -> None:
+        """Keep a small value under a key, durable when `done` is called; None removes it."""
+        self._check_writable()
+        record = Document(key, value)
+        self.catalog.apply(record)
+        self._committer.submit(Entry(None, record, (), done, result))
+
+    def after_all_pending(self, done: Callable[..., None], result: object) -> None:
+        """Answer once everything that was decided so far is durable: for answers that rest on documents."""
+        if self._committer.idle:
+            done(result)
+        else:
+            self._committer.submit(Entry(None, None, (), done, result))
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _existing(self, name: str, now_ms: int) -> LiveStream | None:
@@ -353,11 +371,18 @@ class Engine:
         woken: dict[int, LiveStream] = {}
         for entry in batch:
             stream = entry.stream
+            if stream is None:
+                continue
             if type(entry.record) is Delete:
                 if self._vanishing.get(stream.name) is stream:
                     del self._vanishing[stream.name]
                 self._end_followers(stream)
-            elif stream.followers is not None:
+                for ended in self.on_deleted:
+                    ended(stream)
+            elif type(entry.record) is Create:
+                for began in self.on_created:
+                    began(stream)
+            if stream.followers is not None:
                 woken[stream.id] = stream
         for stream in woken.values():
             for follower in tuple(stream.followers or ()):

@@ -59,9 +59,9 @@ class StreamReader:
     def resolve(self, stream: LiveStream, token: str | None) -> Offset:
         """The place that an offset parameter names in this stream."""
         if token is None or token == BEGINNING:
-            offset = ZERO
-            check_retained(offset, self.earliest(stream))
-            return offset
+            if stream.retained_index:
+                check_retained(ZERO, stream.retained)
+            return ZERO
         if token == NOW:
             return Offset(stream.durable_index, stream.durable_position)
         parsed = parse_token(token)
@@ -69,7 +69,8 @@ class StreamReader:
             raise InvalidOffset(f"Offset {token!r} is malformed. Use -1, now, or one that the server returned.")
         if parsed.index > stream.durable_index:
             raise off_boundary(token)
-        check_retained(parsed, self.earliest(stream))
+        if parsed.index < stream.retained_index:
+            check_retained(parsed, stream.retained)
         if self.boundary(stream, parsed.index) != parsed.position:
             raise off_boundary(token)
         return parsed
@@ -92,9 +93,6 @@ class StreamReader:
                 if after is None or position > after:
                     raise InvalidOffset(f"The message at the fork offset has fewer than {asked.sub_offset} bytes.")
         return ForkPoint(source.id, source.name, index, position, asked.offset, asked.sub_offset)
-
-    def earliest(self, stream: LiveStream) -> Offset:
-        return ZERO
 
     def boundary(self, stream: LiveStream, index: int) -> int | None:
         """Position after `index` messages of the stream, wherever they lie."""
