@@ -1,0 +1,199 @@
+"""The changes that one transaction makes to a shard, worked out stream by stream.
+
+The rules of what a record does to a stream are the catalog's; here they run on a catalog that holds only the streams
+touched. What changed is then written once per stream, however many records touched it: its row, the producers that
+moved, and its new bytes joined into pieces.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import lmdb
+import msgspec
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
+from headwater.storage.acid.pieces import PieceWriter
+from headwater.storage.acid.rows import (
+    ID,
+    BadRow,
+    crc_of,
+    decode_image,
+    document_key,
+    encode_document,
+    encode_image,
+    encode_producer,
+    producer_key,
+)
+from headwater.storage.interface import Corrupt
+
+if TYPE_CHECKING:
+    from headwater.storage.acid.shard import Databases
+
+
+class _Touched:
+    """A stream that the transaction changes."""
+
+    __slots__ = ("pieces", "producers_replaced", "row_crc", "stream")
+
+    def __init__(self, stream: Stream, row_crc: int | None) -> None:
+        self.stream = stream
+        self.row_crc = row_crc
+        """The checksum of its row as it lies in the shard, or None while it has none."""
+        self.pieces: PieceWriter | None = None
+        self.producers_replaced = False
+
+
+class Changes:
+    def __init__(self, txn: lmdb.Transaction[memoryview], databases: Databases, path: Path) -> None:
+        self._txn = txn
+        self._databases = databases
+        self._path = path
+        self._catalog: Catalog[Stream] = Catalog(Stream)
+        self._touched: dict[int, _Touched] = {}
+        self.row_sum = 0
+        """By how much the sum of all row checksums changes."""
+        self.graves_dug: Final[list[int]] = []
+
+    def apply(self, record: Record) -> None:
+        if type(record) is Append:
+            touched = self._touch(record.id)
+            stream = touched.stream
+            if (stream.index, stream.position) != (record.index, record.position):
+                raise Corrupt(
+                    f"{self._path}: stream {stream.name!r} ends at {stream.tail}, and the journal goes on at"
+                    f" position {record.position}: something between them is missing."
+                )
+            self._catalog.apply_append(stream, record)
+            if record.payload:
+                self._add(touched, record.index, record.position, record)
+        elif type(record) is Create:
+            self._create(record)
+        elif type(record) is Delete:
+            # Whether anything is removed for good is in the journal; without that, forks keep the stream alive.
+            self._touch(record.id).stream.deleted = True
+        elif type(record) is Image:
+            self._replace(record)
+        elif type(record) is Document:
+            self._write_document(record)
+        else:
+            assert type(record) is Touch or type(record) is Retain, f"no rule to carry {record!r}"
+            self._touch(record.id)
+            self._catalog.apply(record)
+
+    def remove(self, stream_id: int) -> None:
+        """Take a stream away for good. Its bytes go as fast as one transaction allows, the rest later."""
+        touched = self._touched.pop(stream_id, None)
+        self._catalog.by_id.pop(stream_id, None)
+        if touched is not None and touched.row_crc is None:
+            return
+        key = ID.pack(stream_id)
+        row = self._txn.get(key, db=self._databases.streams)
+        if row is None:
+            raise Corrupt(f"{self._path}: stream id {key.hex()} is to be removed and is not there.")
+        self.row_sum -= crc_of(row)
+        self._txn.delete(key, db=self._databases.streams)
+        self._txn.put(key, b"", db=self._databases.graves)
+        self.graves_dug.append(stream_id)
+
+    def flush(self) -> list[tuple[int, int]]:
+        """Write what changed; returns the index that each stream touched has reached."""
+        for stream_id in sorted(self._touched):
+            touched = self._touched[stream_id]
+            self._write_row(touched)
+            self._write_producers(touched)
+            if touched.pieces is not None:
+                for key, value in touched.pieces.finish():
+                    if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
+                        raise Corrupt(
+                            f"{self._path}: stream {touched.stream.name!r} has bytes beyond its end, where new ones"
+                            " belong."
+                        )
+        return [(stream_id, touched.stream.index) for stream_id, touched in self._touched.items()]
+
+    def _touch(self, stream_id: int) -> _Touched:
+        touched = self._touched.get(stream_id)
+        if touched is not None:
+            return touched
+        key = ID.pack(stream_id)
+        row = self._txn.get(key, db=self._databases.streams)
+        if row is None:
+            raise Corrupt(f"{self._path}: stream id {key.hex()} is in the journal and not in its shard.")
+        try:
+            image = decode_image(key, row)
+        except (BadRow, msgspec.MsgspecError) as error:
+            raise Corrupt(f"{self._path}: the state of stream id {key.hex()} is damaged: {error}.") from error
+        return self._install(image, crc_of(row))
+
+    def _install(self, image: Image, row_crc: int | None) -> _Touched:
+        self._catalog.apply(image)
+        touched = self._touched[image.id] = _Touched(self._catalog.by_id[image.id], row_crc)
+        return touched
+
+    def _create(self, record: Create) -> None:
+        self._catalog.apply(record)
+        stream = self._catalog.by_id[record.id]
+        touched = self._touched[record.id] = _Touched(stream, None)
+        if record.payload:
+            self._add(touched, stream.base.index, stream.base.position, record)
+
+    def _replace(self, image: Image) -> None:
+        """A whole state, as a copy from another store brings it: new, or in place of what is there."""
+        key = ID.pack(image.id)
+        known = self._touched.get(image.id)
+        if known is not None:
+            row_crc, pieces = known.row_crc, known.pieces
+        else:
+            row = self._txn.get(key, db=self._databases.streams)
+            row_crc, pieces = (crc_of(row) if row is not None else None), None
+        touched = self._install(image, row_crc)
+        touched.pieces = pieces
+        touched.producers_replaced = True
+
+    def _add(self, touched: _Touched, index: int, position: int, record: Append | Create) -> None:
+        if touched.pieces is None:
+            touched.pieces = PieceWriter(record.id, index, position)
+        touched.pieces.add(record.payload, record.lengths)
+
+    def _write_row(self, touched: _Touched) -> None:
+        stream = touched.stream
+        row = encode_image(msgspec.structs.replace(stream.image(), producers={}))
+        self._txn.put(ID.pack(stream.id), row, db=self._databases.streams)
+        self.row_sum += crc_of(row) - (touched.row_crc or 0)
+
+    def _write_producers(self, touched: _Touched) -> None:
+        stream = touched.stream
+        producers = self._databases.producers
+        if touched.producers_replaced and touched.row_crc is not None:
+            self._drop_producers(stream.id)
+        for producer_id, state in (stream.producers or {}).items():
+            key = producer_key(stream.id, producer_id)
+            before = self._txn.get(key, db=producers)
+            if before is not None:
+                self.row_sum -= crc_of(before)
+            row = encode_producer(key, producer_id, state)
+            self._txn.put(key, row, db=producers)
+            self.row_sum += crc_of(row)
+
+    def _write_document(self, document: Document) -> None:
+        documents = self._databases.documents
+        key = document_key(document.key)
+        before = self._txn.get(key, db=documents)
+        if before is not None:
+            self.row_sum -= crc_of(before)
+        if document.value is not None:
+            row = encode_document(document)
+            self._txn.put(key, row, db=documents)
+            self.row_sum += crc_of(row)
+        elif before is not None:
+            self._txn.delete(key, db=documents)
+
+    def _drop_producers(self, stream_id: int) -> None:
+        prefix = ID.pack(stream_id)
+        with self._txn.cursor(self._databases.producers) as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key()[: ID.size] == prefix:
+                self.row_sum -= crc_of(cursor.value())
+                found = cursor.delete() and bool(cursor.key())

@@ -1,0 +1,101 @@
+"""LMDB environments as this store opens them, and LMDB's errors in the words of the storage interface.
+
+LMDB is not behind the file-system seam that tests of the log replace: it writes through its own memory map and file
+descriptors. It need not be. It never overwrites a page that the last commit uses; a commit writes new pages, syncs
+them, then writes and syncs the page that points to them, so a crash leaves the old state or the new one, whole. All
+that we must do for that is to leave `sync` and `metasync` on and `writemap` off, which is done here and nowhere else;
+what the tests check instead of a simulated disk is the sequence of writes and syncs that reaches the kernel, cut at
+every point (tests/storage/acid/test_power_cut.py), and real processes that are killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from headwater.storage.interface import Corrupt, StorageError, WriteFailed
+
+ADDRESS_SPACE_BYTES: Final = 64 * 2**40
+"""What all maps of a store may take together: half of what a 64-bit process has."""
+
+_DAMAGED: Final = (
+    lmdb.CorruptedError,
+    lmdb.PageNotFoundError,
+    lmdb.InvalidError,
+    lmdb.VersionMismatchError,
+    lmdb.BadValsizeError,
+)
+
+
+def map_bytes_each(map_bytes: int, databases: int) -> int:
+    """The size of each map: what is asked, or an equal share of the address space when that is less."""
+    return min(map_bytes, ADDRESS_SPACE_BYTES // databases)
+
+
+def open_environment(path: Path, map_bytes: int, databases: int, *, readonly: bool = False) -> lmdb.Environment:
+    """Open the environment in a directory that is there; a failure says which, and what can be done."""
+    try:
+        environment = lmdb.open(
+            str(path),
+            map_size=map_bytes,
+            max_dbs=databases,
+            max_spare_txns=4,
+            readonly=readonly,
+            create=not readonly,
+            sync=True,
+            metasync=True,
+            writemap=False,
+        )
+        if not readonly:
+            environment.reader_check()
+    except lmdb.MemoryError as error:
+        raise StorageError(
+            f"The operating system grants no {map_bytes} bytes of address space to map {path}; lower"
+            f" storage.acid_map_bytes or lift the process's limit (ulimit -v). ({error})"
+        ) from error
+    except _DAMAGED as error:
+        raise Corrupt(f"{path} is damaged or not an LMDB database: {error}") from error
+    except (lmdb.Error, OSError) as error:
+        raise StorageError(f"{path} cannot be opened: {error}") from error
+    return environment
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """LMDB's errors while a transaction is written, as `WriteFailed`."""
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise WriteFailed(
+            f"{path} has reached the largest size that storage.acid_map_bytes allows; raise it and start again."
+            f" ({error})"
+        ) from error
+    except (lmdb.Error, OSError) as error:
+        raise WriteFailed(f"Writing to {path} failed: {error}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """LMDB's errors while pages are read, as `Corrupt` where they mean that."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise Corrupt(f"{path} is damaged: {error}. `headwater store check` shows where.") from error
+    except lmdb.Error as error:
+        raise StorageError(f"Reading {path} failed: {error}") from error
+
+
+def room_bytes(environment: lmdb.Environment, databases: Iterable[lmdb._Database]) -> int:
+    """How much the map can still take: beyond the end of what was ever used, and in pages that are free again."""
+    with environment.begin() as txn:
+        main = txn.stat()
+        used = _pages(main) + sum(_pages(txn.stat(database)) for database in databases)
+    return environment.info()["map_size"] - used * main["psize"]
+
+
+def _pages(stat: lmdb._StatDict) -> int:
+    return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]

@@ -1,0 +1,137 @@
+"""Pieces: how the bytes of a stream lie in a shard, each piece with the checksums that guard it.
+
+A piece is a run of consecutive bytes of one incarnation, at most `PIECE_BYTES` long, filed under (stream id, position
+of its first byte), so a range of bytes is one seek and a walk. It says how many messages end before it and where
+messages end inside it; a message may span pieces, so what one read must verify is bounded whatever its size.
+
+Layout of a value: head checksum, body checksum, index, count, length; `count` ends relative to the piece; the bytes.
+The head checksum covers the key too: a piece that strays to another stream or position is as corrupt as a flipped
+bit. Nothing is taken from a piece before its head has been verified, and no byte of its body before the body has.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+PIECE_BYTES: Final = 65_536
+"""Small enough to verify for a short read, large enough that a long read is made of few pieces."""
+
+KEY: Final = struct.Struct(">QQ")
+_HEAD: Final = struct.Struct("<IIQII")
+_HEAD_FIELDS: Final = struct.Struct("<QII")
+
+
+class BadPiece(Exception):
+    """A piece does not match its checksums."""
+
+
+class Piece(NamedTuple):
+    """A piece whose head has been verified. `ends` and `body` are views that live as long as their transaction."""
+
+    position: int
+    start_index: int
+    """How many messages end before the piece."""
+    ends: memoryview
+    body: memoryview
+    body_crc: int
+
+    @property
+    def end_position(self) -> int:
+        return self.position + len(self.body)
+
+    @property
+    def end_index(self) -> int:
+        return self.start_index + len(self.ends)
+
+    def verified_body(self) -> memoryview:
+        if zlib.crc32(self.body) != self.body_crc:
+            raise BadPiece("its bytes do not match their checksum")
+        return self.body
+
+
+def _native(ends: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        ends = array("I", ends)
+        ends.byteswap()
+    return ends.tobytes()
+
+
+def encode_piece(key: bytes, index: int, ends: array[int], body: bytes | bytearray | memoryview) -> bytes:
+    """The value to file under `key`."""
+    body_crc = zlib.crc32(body)
+    fields = _HEAD_FIELDS.pack(index, len(ends), len(body))
+    ends_bytes = _native(ends)
+    head_crc = zlib.crc32(ends_bytes, zlib.crc32(fields, zlib.crc32(body_crc.to_bytes(4, "little"), zlib.crc32(key))))
+    return b"".join((_HEAD.pack(head_crc, body_crc, index, len(ends), len(body)), ends_bytes, body))
+
+
+def decode_piece(key: bytes | memoryview, value: memoryview) -> Piece:
+    """The piece filed under `key`, its head verified."""
+    if len(key) != KEY.size or len(value) < _HEAD.size:
+        raise BadPiece("it is too short")
+    head_crc, body_crc, index, count, length = _HEAD.unpack_from(value)
+    body_at = _HEAD.size + 4 * count
+    if body_at + length != len(value) or not length:
+        raise BadPiece("its length does not add up")
+    if zlib.crc32(value[4 + 4 : body_at], zlib.crc32(value[4:8], zlib.crc32(key))) != head_crc:
+        raise BadPiece("its index does not match its checksum")
+    ends = value[_HEAD.size : body_at]
+    if sys.byteorder == "big":
+        swapped = array("I", ends)
+        swapped.byteswap()
+        ends = memoryview(swapped.tobytes())
+    return Piece(KEY.unpack(key)[1], index, ends.cast("I"), value[body_at:], body_crc)
+
+
+class PieceWriter:
+    """Cuts what is added to a stream into pieces, joining small appends into one piece."""
+
+    __slots__ = ("_body", "_ends", "_id", "_index", "_position", "_sealed")
+
+    def __init__(self, stream_id: int, index: int, position: int) -> None:
+        self._id = stream_id
+        self._index = index
+        self._position = position
+        self._body = bytearray()
+        self._ends: array[int] = array("I")
+        self._sealed: list[tuple[bytes, bytes]] = []
+
+    def add(self, payload: bytes, lengths: Sequence[int]) -> None:
+        if len(self._body) + len(payload) <= PIECE_BYTES:
+            end = len(self._body)
+            self._body += payload
+            for length in lengths:
+                end += length
+                self._ends.append(end)
+            return
+        view = memoryview(payload)
+        at = 0
+        for length in lengths:
+            message_end = at + length
+            while at < message_end:
+                if len(self._body) == PIECE_BYTES:
+                    self._seal()
+                taken = min(message_end - at, PIECE_BYTES - len(self._body))
+                self._body += view[at : at + taken]
+                at += taken
+            self._ends.append(len(self._body))
+
+    def finish(self) -> Iterator[tuple[bytes, bytes]]:
+        """The keys and values of all pieces, in order."""
+        if self._body:
+            self._seal()
+        sealed, self._sealed = self._sealed, []
+        return iter(sealed)
+
+    def _seal(self) -> None:
+        key = KEY.pack(self._id, self._position)
+        self._sealed.append((key, encode_piece(key, self._index, self._ends, self._body)))
+        self._index += len(self._ends)
+        self._position += len(self._body)
+        self._body.clear()
+        self._ends = array("I")

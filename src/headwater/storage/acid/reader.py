@@ -1,0 +1,201 @@
+"""Reading the bytes of a stream from its shard: boundaries, lengths and ranges, none of it unverified.
+
+Every call is one short read transaction; what it returns is copied out, because LMDB may reuse a page once the
+transaction that sees it is over. Invariant: the pieces walked follow each other without a gap, each belongs to the
+stream and carries its checksum, or the call raises `Corrupt` with the stream's name and the position.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Final
+
+import lmdb
+import msgspec
+
+from headwater.core.records import Image
+from headwater.storage.acid.environment import reading
+from headwater.storage.acid.pieces import KEY, BadPiece, Piece, decode_piece
+from headwater.storage.acid.rows import ID, BadRow, decode_image
+from headwater.storage.acid.shard import Shard
+from headwater.storage.interface import Corrupt
+
+_AFTER_ANY_POSITION: Final = b"\xff" * 9
+
+
+class ShardReader:
+    def __init__(self, shard: Shard) -> None:
+        self._shard: Final = shard
+        self._environment: Final = shard.environment
+        self._data: Final = shard.databases.data
+
+    def read(self, stream_id: int, position: int, end_position: int) -> list[bytes]:
+        """The bytes of a range that is wholly in this shard."""
+        parts: list[bytes] = []
+        with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
+            for piece in self._walk(txn, stream_id, position):
+                try:
+                    body = piece.verified_body()
+                except BadPiece as error:
+                    raise self._corrupt(txn, stream_id, piece.position, error) from error
+                begin = position - piece.position
+                if piece.end_position >= end_position:
+                    parts.append(bytes(body[begin : end_position - piece.position]))
+                    break
+                parts.append(bytes(body[begin:]))
+                position = piece.end_position
+        return parts
+
+    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        """The last boundary within `max_bytes` of (index, position), at least one message on, at most `end_index`."""
+        limit = position + max_bytes
+        best = (index, position)
+        with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
+            for piece in self._walk(txn, stream_id, position):
+                low = max(best[0] - piece.start_index, 0)
+                high = min(end_index - piece.start_index, len(piece.ends))
+                at = bisect_right(piece.ends, limit - piece.position, low, high)
+                if at == low and best[0] == index and low < high:
+                    at = low + 1
+                if at > low:
+                    best = (piece.start_index + at, piece.position + piece.ends[at - 1])
+                if best[0] == end_index or (piece.end_position >= limit and best[0] > index):
+                    break
+        return best
+
+    def lengths(self, stream_id: int, index: int, end_index: int) -> list[int]:
+        """The lengths of the messages from `index` to `end_index`, all of which are in this shard."""
+        lengths: list[int] = []
+        with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
+            last = self._find(txn, stream_id, index)
+            if last is None:
+                raise self._missing(txn, stream_id, index)
+            for piece in self._walk(txn, stream_id, last):
+                low = max(index + len(lengths) - piece.start_index, 0)
+                for end in piece.ends[low : end_index - piece.start_index]:
+                    lengths.append(piece.position + end - last)
+                    last = piece.position + end
+                if index + len(lengths) == end_index:
+                    break
+        return lengths
+
+    def boundary(self, stream_id: int, index: int) -> int | None:
+        """Position after `index` messages, from the stream's base to its end in this shard; None outside."""
+        with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
+            position = self._find(txn, stream_id, index)
+            if position is not None:
+                return position
+            image = self._image(txn, stream_id)
+            base_index, base_position = (image.fork.index, image.fork.position) if image.fork else (0, 0)
+            if index == base_index and image.index == base_index:
+                return base_position
+            if base_index <= index <= image.index:
+                raise self._missing(txn, stream_id, index)
+            return None
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _find(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> int | None:
+        """The position after `index` messages by what the pieces say, or None when none of them can tell.
+
+        A search over positions: guesses in proportion and in the middle take turns, so that even messages cost a
+        few seeks and no stream costs more than twice the logarithm of its length.
+        """
+        with txn.cursor(self._data) as cursor:
+            first = self._first(txn, cursor, stream_id)
+            last = self._last(txn, cursor, stream_id)
+            if first is None or last is None or not first.start_index <= index <= last.end_index:
+                return None
+            if index == first.start_index:
+                return first.position
+            low, low_index = first.position, first.start_index
+            high, high_index = last.end_position, last.end_index
+            proportional = True
+            while low < high:
+                middle = (low + high) // 2
+                if proportional:
+                    middle = low + (high - low) * (index - low_index) // max(high_index - low_index, 1)
+                    middle = min(max(middle, low), high - 1)
+                proportional = not proportional
+                piece = self._at(txn, cursor, stream_id, middle)
+                if index <= piece.start_index:
+                    high, high_index = piece.position, piece.start_index
+                elif index > piece.end_index:
+                    low, low_index = piece.end_position, piece.end_index
+                else:
+                    return piece.position + piece.ends[index - piece.start_index - 1]
+        raise self._missing(txn, stream_id, index)
+
+    def _walk(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int) -> Iterator[Piece]:
+        """The pieces from the one that holds `position` on; never ends quietly, so the caller stops it."""
+        with txn.cursor(self._data) as cursor:
+            piece = self._at(txn, cursor, stream_id, position)
+            while True:
+                yield piece
+                position, index = piece.end_position, piece.end_index
+                following = self._next(txn, cursor, stream_id)
+                if following is None or following.position != position or following.start_index != index:
+                    raise self._corrupt(txn, stream_id, position, "the piece that begins there is missing")
+                piece = following
+
+    def _at(
+        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, position: int
+    ) -> Piece:
+        """The piece that holds the byte at `position`."""
+        key = KEY.pack(stream_id, position)
+        found = cursor.set_range(key)
+        if not found:
+            found = cursor.last()
+        elif cursor.key() != key:
+            found = cursor.prev()
+        piece = self._current(txn, cursor, stream_id, position) if found else None
+        if piece is None or not piece.position <= position < piece.end_position:
+            raise self._corrupt(txn, stream_id, position, "the piece that holds it is missing")
+        return piece
+
+    def _first(
+        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int
+    ) -> Piece | None:
+        return self._current(txn, cursor, stream_id, 0) if cursor.set_range(KEY.pack(stream_id, 0)) else None
+
+    def _last(self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int) -> Piece | None:
+        beyond = cursor.set_range(ID.pack(stream_id) + _AFTER_ANY_POSITION)
+        found = cursor.prev() if beyond else cursor.last()
+        return self._current(txn, cursor, stream_id, 0) if found else None
+
+    def _next(self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int) -> Piece | None:
+        return self._current(txn, cursor, stream_id, 0) if cursor.next() else None
+
+    def _current(
+        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, position: int
+    ) -> Piece | None:
+        """The piece under the cursor, or None when it is another stream's."""
+        key = bytes(cursor.key())
+        if len(key) != KEY.size:
+            raise self._corrupt(txn, stream_id, position, "a piece is filed under a key of the wrong size")
+        owner, at = KEY.unpack(key)
+        if owner != stream_id:
+            return None
+        try:
+            return decode_piece(key, cursor.value())
+        except BadPiece as error:
+            raise self._corrupt(txn, stream_id, at, error) from error
+
+    def _image(self, txn: lmdb.Transaction[memoryview], stream_id: int) -> Image:
+        key = ID.pack(stream_id)
+        row = txn.get(key, db=self._shard.databases.streams)
+        if row is None:
+            raise Corrupt(f"{self._shard.path}: stream id {key.hex()} is missing.")
+        try:
+            return decode_image(key, row)
+        except (BadRow, msgspec.MsgspecError) as error:
+            raise Corrupt(f"{self._shard.path}: the state of stream id {key.hex()} is damaged: {error}.") from error
+
+    def _missing(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> Corrupt:
+        name = self._image(txn, stream_id).name
+        return Corrupt(f"Stream {name!r}: the piece with message {index} is missing from {self._shard.path}.")
+
+    def _corrupt(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int, why: object) -> Corrupt:
+        name = self._image(txn, stream_id).name
+        return Corrupt(f"Stream {name!r}, position {position}: {why} ({self._shard.path}).")

@@ -1,0 +1,246 @@
+"""A shard: one LMDB environment with the streams that route to it, and the transaction that carries journal entries in.
+
+    streams    id                  -> the state of a stream, without its producers
+    producers  id, digest          -> what a stream remembers of one producer
+    data       id, position        -> a piece of a stream's bytes
+    documents  digest of a key     -> a document
+    graves     id                  -> a removed stream whose pieces are still being taken away
+    (main)     ledger              -> up to which journal entry the shard has come, and the sum of all row checksums
+
+Invariant: one transaction moves the ledger from entry n to entry m together with everything that the entries between
+them change here, so carrying them in again after a crash is harmless: entries up to the ledger are passed over. The
+sum in the ledger is checked when the rows are read at boot, so a row that is missing or out of date is found even if
+it is intact in itself.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import lmdb
+import msgspec
+
+from headwater.core.producers import ProducerState
+from headwater.core.records import Document, Image, Record
+from headwater.storage.acid.changes import Changes
+from headwater.storage.acid.environment import open_environment, reading, room_bytes, writing
+from headwater.storage.acid.layout import shard_of
+from headwater.storage.acid.rows import ID, BadRow, crc_of, decode_document, decode_image, decode_producer
+from headwater.storage.interface import Corrupt, StorageError
+
+REAPED_AT_ONCE: Final = 512
+"""Rows and pieces of removed streams that one transaction takes away: about 32 MiB, some milliseconds."""
+
+LEDGER_KEY: Final = b"\0ledger"
+_LEDGER: Final = struct.Struct(">16sHQQ")
+SUM_MASK: Final = 2**64 - 1
+
+
+class Change(NamedTuple):
+    """What one record of the journal does to this shard."""
+
+    record: Record | None
+    removed: tuple[int, ...]
+
+
+class Ledger(NamedTuple):
+    seq: int
+    row_sum: int
+
+
+class Databases(NamedTuple):
+    streams: lmdb._Database
+    producers: lmdb._Database
+    data: lmdb._Database
+    documents: lmdb._Database
+    graves: lmdb._Database
+
+
+class Shard:
+    def __init__(
+        self, path: Path, number: int, shard_count: int, map_bytes: int, store_id: bytes, *, readonly: bool = False
+    ) -> None:
+        self.path: Final = path
+        self.number: Final = number
+        self.map_bytes: Final = map_bytes
+        self._shard_count = shard_count
+        self._store_id = store_id
+        self.environment: Final = open_environment(path, map_bytes, len(Databases._fields), readonly=readonly)
+        try:
+            with reading(path):
+                self.databases: Final = _open_databases(self.environment, create=False)
+                with self.environment.begin() as txn:
+                    self.ledger = self.read_ledger(txn)
+                    self.has_graves = txn.stat(self.databases.graves)["entries"] > 0
+        except BaseException:
+            self.environment.close()
+            raise
+
+    # -- writing, on the thread that carries the journal in --------------------------------------------------------
+
+    def apply(self, seq: int, changes: Sequence[Change]) -> list[tuple[int, int]]:
+        """Carry changes in, in one transaction, and move the ledger to `seq`.
+
+        Returns the incarnations that gained data, each with its index up to which it is now here.
+        """
+        with writing(self.path), self.environment.begin(write=True, buffers=True) as txn:
+            work = Changes(txn, self.databases, self.path)
+            for record, removed in changes:
+                if record is not None:
+                    work.apply(record)
+                for stream_id in removed:
+                    work.remove(stream_id)
+            reached = work.flush()
+            more, reaped_sum = self._reap(txn, REAPED_AT_ONCE) if work.graves_dug else (self.has_graves, 0)
+            ledger = Ledger(seq, (self.ledger.row_sum + work.row_sum - reaped_sum) & SUM_MASK)
+            self._put_ledger(txn, ledger)
+        self.ledger = ledger
+        self.has_graves = more
+        return reached
+
+    def reap(self) -> None:
+        """Take away some more of what removed streams left."""
+        with writing(self.path), self.environment.begin(write=True, buffers=True) as txn:
+            more, reaped_sum = self._reap(txn, REAPED_AT_ONCE)
+            ledger = Ledger(self.ledger.seq, (self.ledger.row_sum - reaped_sum) & SUM_MASK)
+            self._put_ledger(txn, ledger)
+        self.ledger = ledger
+        self.has_graves = more
+
+    def _reap(self, txn: lmdb.Transaction[memoryview], budget: int) -> tuple[bool, int]:
+        """Whether graves are left, and the sum of the row checksums that went."""
+        row_sum = 0
+        with txn.cursor(self.databases.graves) as graves:
+            while graves.first():
+                prefix = bytes(graves.key())
+                for database, is_row in ((self.databases.producers, True), (self.databases.data, False)):
+                    with txn.cursor(database) as cursor:
+                        found = cursor.set_range(prefix)
+                        while found and cursor.key()[: ID.size] == prefix:
+                            if not budget:
+                                return True, row_sum
+                            if is_row:
+                                row_sum += crc_of(cursor.value())
+                            found = cursor.delete() and bool(cursor.key())
+                            budget -= 1
+                graves.delete()
+        return False, row_sum
+
+    # -- reading back, at boot and when checking -------------------------------------------------------------------
+
+    def states(self) -> Iterator[Image | Document]:
+        """The state of every stream, and every document. Raises `Corrupt` where one is damaged, missing or old."""
+        with reading(self.path), self.environment.begin(buffers=True) as txn:
+            ledger = self.read_ledger(txn)
+            row_sum = 0
+            for crc, document in self._documents(txn):
+                row_sum += crc
+                yield document
+            producers = self._producers(txn)
+            waiting = next(producers, None)
+            for crc, image in self._images(txn):
+                row_sum += crc
+                known: dict[str, ProducerState] = {}
+                while waiting is not None and waiting[1] <= image.id:
+                    producer_crc, stream_id, producer_id, state = waiting
+                    row_sum += producer_crc
+                    if stream_id == image.id:
+                        known[producer_id] = state
+                    waiting = next(producers, None)
+                yield msgspec.structs.replace(image, producers=known) if known else image
+            while waiting is not None:
+                row_sum += waiting[0]
+                waiting = next(producers, None)
+            if row_sum & SUM_MASK != ledger.row_sum:
+                raise Corrupt(
+                    f"{self.path}: the state of one or more streams is missing or out of date (the sum over all of"
+                    " them is wrong)."
+                )
+
+    def read_ledger(self, txn: lmdb.Transaction[bytes] | lmdb.Transaction[memoryview]) -> Ledger:
+        ledger = txn.get(LEDGER_KEY)
+        if ledger is None or len(ledger) != 4 + _LEDGER.size or zlib.crc32(ledger[4:]) != crc_of(ledger):
+            raise Corrupt(f"{self.path}: its ledger is missing or does not match its checksum.")
+        store_id, number, seq, row_sum = _LEDGER.unpack_from(ledger, 4)
+        if store_id != self._store_id or number != self.number:
+            raise StorageError(f"{self.path} belongs to another store, or is another shard; files were mixed up.")
+        return Ledger(seq, row_sum)
+
+    def room_bytes(self) -> int:
+        return room_bytes(self.environment, self.databases)
+
+    def close(self) -> None:
+        self.environment.close()
+
+    def _images(self, txn: lmdb.Transaction[memoryview]) -> Iterator[tuple[int, Image]]:
+        for key, row in self._rows(txn, self.databases.streams):
+            try:
+                image = decode_image(key, row)
+            except (BadRow, msgspec.MsgspecError) as error:
+                raise Corrupt(f"{self.path}: the state of stream id {key.hex()} is damaged: {error}.") from error
+            if shard_of(image.name, self._shard_count) != self.number:
+                raise Corrupt(f"{self.path}: stream {image.name!r} does not belong to this shard.")
+            yield crc_of(row), image
+
+    def _producers(self, txn: lmdb.Transaction[memoryview]) -> Iterator[tuple[int, int, str, ProducerState]]:
+        """Producers in the order of their streams."""
+        for key, row in self._rows(txn, self.databases.producers):
+            try:
+                producer_id, state = decode_producer(key, row)
+                stream_id: int = ID.unpack_from(key)[0]
+            except (BadRow, msgspec.MsgspecError, struct.error) as error:
+                raise Corrupt(
+                    f"{self.path}: a producer of stream id {key[: ID.size].hex()} is damaged: {error}."
+                ) from error
+            yield crc_of(row), stream_id, producer_id, state
+
+    def _documents(self, txn: lmdb.Transaction[memoryview]) -> Iterator[tuple[int, Document]]:
+        for key, row in self._rows(txn, self.databases.documents):
+            try:
+                document = decode_document(key, row)
+            except (BadRow, msgspec.MsgspecError) as error:
+                raise Corrupt(f"{self.path}: document {key.hex()} is damaged: {error}.") from error
+            yield crc_of(row), document
+
+    def _rows(self, txn: lmdb.Transaction[memoryview], database: lmdb._Database) -> Iterator[tuple[bytes, memoryview]]:
+        """All rows of a database, seen to be in order and as many as LMDB has counted."""
+        previous = b""
+        count = 0
+        with txn.cursor(database) as cursor:
+            for view, row in cursor:
+                key = bytes(view)
+                if key <= previous:
+                    raise Corrupt(f"{self.path}: rows are out of order at {key.hex()}.")
+                previous = key
+                count += 1
+                yield key, row
+        if count != txn.stat(database)["entries"]:
+            raise Corrupt(f"{self.path}: {count} rows are there instead of {txn.stat(database)['entries']}.")
+
+    def _put_ledger(self, txn: lmdb.Transaction[memoryview], ledger: Ledger) -> None:
+        txn.put(LEDGER_KEY, _encode_ledger(self._store_id, self.number, ledger))
+
+
+def make_shard(path: Path, number: int, store_id: bytes) -> None:
+    """A shard with nothing in it, durable but for its name."""
+    environment = open_environment(path, 1_048_576, len(Databases._fields))
+    try:
+        with writing(path):
+            _open_databases(environment, create=True)
+            with environment.begin(write=True) as txn:
+                txn.put(LEDGER_KEY, _encode_ledger(store_id, number, Ledger(0, 0)))
+    finally:
+        environment.close()
+
+
+def _open_databases(environment: lmdb.Environment, *, create: bool) -> Databases:
+    return Databases(*(environment.open_db(name.encode(), create=create) for name in Databases._fields))
+
+
+def _encode_ledger(store_id: bytes, number: int, ledger: Ledger) -> bytes:
+    content = _LEDGER.pack(store_id, number, *ledger)
+    return zlib.crc32(content).to_bytes(4, "big") + content

@@ -1,0 +1,152 @@
+"""Drives a store as the engine does, and looks at all that it holds: shared by the tests of `acid`.
+
+A `Driver` decides like the engine (against its catalog), queues records, and commits them as one batch: write, then
+absorb, then tend. `contents` reads a store back in every way that the interface offers and checks that they agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
+from headwater.storage.acid import AcidStorage
+from headwater.storage.interface import Committed, Storage
+
+MIB: Final = 2**20
+
+
+class State(NamedTuple):
+    """All that a catalog knows."""
+
+    images: dict[int, Image]
+    documents: dict[str, bytes]
+
+
+@dataclass
+class Driver:
+    """A catalog, and the stores that follow it."""
+
+    stores: Sequence[Storage]
+    catalog: Catalog[Stream] = field(default_factory=lambda: Catalog(Stream))
+    queue: list[Committed] = field(default_factory=list)
+    now_ms: int = 1_000
+    next_id: int = 1
+
+    def recover(self, store: Storage) -> None:
+        for record in store.recover():
+            self.catalog.apply(record)
+        self.next_id = max(self.catalog.by_id, default=0) + 1
+
+    def create(
+        self, name: str, messages: Sequence[bytes] = (), *, fork: ForkPoint | None = None, closed: bool = False
+    ) -> Stream:
+        # Spread over the whole range of ids, as random ones are.
+        stream_id = (self.next_id * 0x9E3779B97F4A7C15) % 2**63
+        self.next_id += 1
+        payload, lengths = b"".join(messages), tuple(map(len, messages))
+        self._queue(Create(stream_id, name, self._tick(), "text/plain", 60, None, closed, payload, lengths, fork))
+        return self.catalog.by_id[stream_id]
+
+    def append(
+        self,
+        stream: Stream,
+        messages: Sequence[bytes],
+        *,
+        producer: tuple[str, int, int] | None = None,
+        stream_seq: str | None = None,
+        close: bool = False,
+    ) -> None:
+        who, epoch, seq = producer or (None, 0, 0)
+        payload, lengths = b"".join(messages), tuple(map(len, messages))
+        self._queue(
+            Append(
+                stream.id,
+                self._tick(),
+                stream.index,
+                stream.position,
+                payload,
+                lengths,
+                who,
+                epoch,
+                seq,
+                stream_seq,
+                close,
+            )
+        )
+
+    def touch(self, stream: Stream) -> None:
+        self._queue(Touch(stream.id, self._tick()))
+
+    def retain(self, stream: Stream, index: int, position: int) -> None:
+        self._queue(Retain(stream.id, self._tick(), index, position))
+
+    def document(self, key: str, value: bytes | None) -> None:
+        self._queue(Document(key, value))
+
+    def delete(self, stream: Stream) -> tuple[int, ...]:
+        return self._queue(Delete(stream.id, self._tick()))
+
+    def commit(self) -> None:
+        batch, self.queue = self.queue, []
+        if not batch:
+            return
+        for store in self.stores:
+            store.write(batch)
+            store.absorb(batch)
+            store.tend(lambda _: None)
+
+    def state(self) -> State:
+        return state_of(self.catalog)
+
+    def _queue(self, record: Record) -> tuple[int, ...]:
+        removed = self.catalog.apply(record)
+        self.queue.append(Committed(record, removed))
+        return removed
+
+    def _tick(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+
+def state_of(catalog: Catalog[Stream]) -> State:
+    return State({stream.id: stream.image() for stream in catalog}, dict(catalog.documents))
+
+
+def recovered(store: Storage) -> State:
+    """What a fresh store recovers."""
+    catalog: Catalog[Stream] = Catalog(Stream)
+    for record in store.recover():
+        catalog.apply(record)
+    return state_of(catalog)
+
+
+def whole(store: Storage, stream: Stream) -> bytes:
+    """All bytes of an incarnation's own."""
+    return b"".join(store.read(stream.id, stream.base.position, stream.position))
+
+
+def messages_of(store: Storage, stream: Stream) -> list[bytes]:
+    """The messages of an incarnation's own, cut as the store says that they were sent."""
+    if stream.index == stream.base.index:
+        return []
+    data = whole(store, stream)
+    messages = []
+    at = 0
+    for length in store.lengths(stream.id, stream.base.index, stream.index):
+        messages.append(data[at : at + length])
+        at += length
+    assert at == len(data)
+    return messages
+
+
+def settle(store: AcidStorage) -> None:
+    """Wait until the carrier has brought everything into the shards, and the store has taken note."""
+    deadline = time.monotonic() + 30
+    while store._carrier.waiting_bytes:
+        assert time.monotonic() < deadline, "the carrier does not come to an end"
+        time.sleep(0.001)
+    store.tend(lambda _: None)

@@ -1,0 +1,225 @@
+"""`acid` behaves as `memory` does, through carrying, closing, reopening and crashing between batches.
+
+A state machine drives both stores with the same random records. The pieces are made absurdly small and the hot tail
+tiny, so that messages span pieces, reads span shard and tail, and removals take several transactions.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from headwater.core.catalog import Stream
+from headwater.core.records import ForkPoint
+from headwater.storage.acid import AcidStorage, pieces, shard
+from headwater.storage.memory import MemoryStorage
+from tests.storage.acid.driving import Driver, messages_of, recovered, settle
+
+NAMES = [f"name-{n}" for n in range(8)]
+MESSAGES = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5)
+PRODUCERS = st.sampled_from(["p", "q", "x" * 700])
+
+
+class Machine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.home = Path(tempfile.mkdtemp(prefix="headwater-acid-"))
+        self.generation = 0
+        self.memory = MemoryStorage()
+        self.acid: AcidStorage | None = None
+
+    @initialize(shards=st.sampled_from([1, 2, 8]), hot=st.sampled_from([1, 3_000, 10**6]), eager=st.booleans())
+    def begin(self, shards: int, hot: int, eager: bool) -> None:
+        self.options: dict[str, Any] = {"shard_count": shards, "map_bytes": 2**26, "hot_tail_bytes": hot}
+        self.eager = eager
+        self.acid = self.open()
+        assert recovered(self.acid) == ({}, {})
+        self.driver = Driver([self.memory, self.acid])
+
+    def path(self) -> Path:
+        return self.home / str(self.generation)
+
+    def open(self) -> AcidStorage:
+        # Either the carrier follows every batch, or it never moves by itself and all stays in the journal.
+        carry_bytes, carry_after_s = (1, 0.0) if self.eager else (2**40, 1e6)
+        return AcidStorage(self.path(), **self.options, carry_bytes=carry_bytes, carry_after_s=carry_after_s)
+
+    def some(self, draw: Any) -> Stream | None:
+        streams = [stream for stream in self.driver.catalog if not stream.deleted]
+        return streams[draw % len(streams)] if streams else None
+
+    # -- what clients do -------------------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(NAMES), messages=st.one_of(st.just([]), MESSAGES), closed=st.booleans())
+    def create(self, name: str, messages: list[bytes], closed: bool) -> None:
+        if name not in self.driver.catalog.by_name:
+            self.driver.create(name, messages, closed=closed)
+
+    @rule(name=st.sampled_from(NAMES), draw=st.integers(0, 99), cut=st.integers(0, 99), messages=MESSAGES)
+    def fork(self, name: str, draw: int, cut: int, messages: list[bytes]) -> None:
+        source = self.some(draw)
+        if source is None or name in self.driver.catalog.by_name:
+            return
+        self.driver.commit()
+        index = source.base.index + cut % (source.index - source.base.index + 1)
+        position = self.memory.boundary(source.id, index)
+        assert position is not None
+        self.driver.create(name, messages, fork=ForkPoint(source.id, source.name, index, position))
+
+    @rule(draw=st.integers(0, 99), messages=MESSAGES, close=st.booleans(), seq=st.one_of(st.none(), st.text("abc")))
+    def append(self, draw: int, messages: list[bytes], close: bool, seq: str | None) -> None:
+        stream = self.some(draw)
+        if stream is not None and not stream.closed:
+            self.driver.append(stream, messages, stream_seq=seq, close=close and draw % 4 == 0)
+
+    @rule(draw=st.integers(0, 99), who=PRODUCERS, messages=MESSAGES, bump=st.booleans(), close=st.booleans())
+    def produce(self, draw: int, who: str, messages: list[bytes], bump: bool, close: bool) -> None:
+        stream = self.some(draw)
+        if stream is None or stream.closed:
+            return
+        known = (stream.producers or {}).get(who)
+        if known is None:
+            epoch, seq = 0, 0
+        else:
+            epoch, seq = (known.epoch + 1, 0) if bump else (known.epoch, known.seq + 1)
+        self.driver.append(stream, messages, producer=(who, epoch, seq), close=close and draw % 4 == 0)
+
+    @rule(draw=st.integers(0, 99))
+    def touch(self, draw: int) -> None:
+        stream = self.some(draw)
+        if stream is not None:
+            self.driver.touch(stream)
+
+    @rule(draw=st.integers(0, 99), cut=st.integers(0, 99))
+    def retain(self, draw: int, cut: int) -> None:
+        stream = self.some(draw)
+        if stream is None:
+            return
+        self.driver.commit()
+        index = stream.base.index + cut % (stream.index - stream.base.index + 1)
+        position = self.memory.boundary(stream.id, index)
+        assert position is not None
+        self.driver.retain(stream, index, position)
+
+    @rule(key=st.sampled_from(["a", "b", "k" * 900]), value=st.one_of(st.none(), st.binary(max_size=20)))
+    def document(self, key: str, value: bytes | None) -> None:
+        self.driver.document(key, value)
+
+    @rule(draw=st.integers(0, 99))
+    def delete(self, draw: int) -> None:
+        stream = self.some(draw)
+        if stream is not None:
+            self.driver.delete(stream)
+
+    # -- what happens to the store ---------------------------------------------------------------------------------
+
+    @rule()
+    def commit(self) -> None:
+        self.driver.commit()
+
+    @precondition(lambda self: self.eager)
+    @rule()
+    def carry(self) -> None:
+        assert self.acid is not None
+        self.driver.commit()
+        settle(self.acid)
+
+    @rule(eager=st.booleans())
+    def reopen(self, eager: bool) -> None:
+        assert self.acid is not None
+        self.driver.commit()
+        self.acid.close()
+        self.eager = eager
+        self.replace(self.open())
+
+    @precondition(lambda self: not self.eager)
+    @rule(eager=st.booleans())
+    def crash(self, eager: bool) -> None:
+        """What the disk holds goes on as another store; the queue is lost, as it was never acknowledged."""
+        assert self.acid is not None
+        self.driver.commit()
+        before = self.path()
+        self.generation += 1
+        shutil.copytree(before, self.path(), ignore=shutil.ignore_patterns("LOCK", "lock.mdb"))
+        self.acid.close()
+        shutil.rmtree(before)
+        self.eager = eager
+        self.replace(self.open())
+
+    def replace(self, store: AcidStorage) -> None:
+        self.acid = store
+        self.driver.stores = [self.memory, store]
+        assert recovered(store) == self.driver.state()
+
+    # -- what must always hold -------------------------------------------------------------------------------------
+
+    @rule(draw=st.integers(0, 99), low=st.integers(0, 99), high=st.integers(0, 99), room=st.integers(0, 200))
+    def read(self, draw: int, low: int, high: int, room: int) -> None:
+        self.driver.commit()
+        streams = list(self.driver.catalog)
+        if not streams:
+            return
+        assert self.acid is not None
+        stream = streams[draw % len(streams)]
+        base, count = stream.base.index, stream.index - stream.base.index
+        begin, end = sorted((base + low % (count + 1), base + high % (count + 1)))
+        for store_side, memory_side in ((begin, begin), (end, end), (stream.index + 1, stream.index + 1)):
+            assert self.acid.boundary(stream.id, store_side) == self.memory.boundary(stream.id, memory_side)
+        at, until = self.memory.boundary(stream.id, begin), self.memory.boundary(stream.id, end)
+        assert at is not None
+        assert until is not None
+        inside = at + room % (until - at + 1)
+        for first, last in ((at, until), (inside, until), (at, inside)):
+            assert b"".join(self.acid.read(stream.id, first, last)) == b"".join(
+                self.memory.read(stream.id, first, last)
+            )
+        if begin < end:
+            assert list(self.acid.lengths(stream.id, begin, end)) == self.memory.lengths(stream.id, begin, end)
+            assert self.acid.cut(stream.id, begin, at, end, room) == self.memory.cut(stream.id, begin, at, end, room)
+
+    @invariant()
+    def all_bytes_are_there(self) -> None:
+        if self.acid is None or self.driver.queue:
+            return
+        for stream in self.driver.catalog:
+            assert messages_of(self.acid, stream) == messages_of(self.memory, stream)
+        assert self.acid.usage().payload_bytes == self.memory.usage().payload_bytes
+
+    def teardown(self) -> None:
+        if self.acid is not None:
+            self.driver.commit()
+            self.all_bytes_are_there()
+            self.acid.close()
+            again = AcidStorage(self.path(), **self.options)
+            assert recovered(again) == self.driver.state()
+            again.close()
+        shutil.rmtree(self.home)
+
+
+@pytest.mark.timeout(900)
+def test_acid_behaves_as_memory_does(long: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 37)
+    monkeypatch.setattr(shard, "REAPED_AT_ONCE", 3)
+    run_state_machine_as_test(
+        Machine,
+        settings=settings(
+            max_examples=400 if long else 60,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
