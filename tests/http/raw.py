@@ -127,11 +127,9 @@ class RawConnection:
 
     def quiet(self, *, for_secs: float) -> bool:
         """Whether nothing at all comes for this long: neither bytes nor an end."""
-        if self._buffer:
-            return False
         self.socket.settimeout(for_secs)
         try:
-            self._fill()
+            self.socket.recv(1, socket.MSG_PEEK)
         except TimeoutError:
             return True
         finally:

@@ -1,7 +1,7 @@
 """A reader of server-sent events over a raw connection, parsing as the WHATWG standard says.
 
 Invariant: lines end at CR, LF or CRLF and nowhere else, one leading space of a value is dropped, and an event is
-dispatched by a blank line only. What the server puts into a field beyond that comes out as it is.
+dispatched by a blank line only. What is no UTF-8 becomes U+FFFD, as in a browser.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class SseReader:
             pending += piece
             # A CR at the very end may be half of a CRLF: wait for what follows.
             while (found := _LINE.search(pending)) and (found[0] != b"\r" or found.end() < len(pending)):
-                line, pending = pending[: found.start()].decode("utf-8"), pending[found.end() :]
+                line, pending = pending[: found.start()].decode("utf-8", "replace"), pending[found.end() :]
                 if not line:
                     if data:
                         yield Event(kind, "\n".join(data))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.http.protocol import Stream, assert_problem, offset
+from tests.http.protocol import Stream, assert_problem, offset, stream_on
 from tests.http.raw import RawConnection, connect, encode
 from tests.serving import Server, serve
 
@@ -25,10 +25,8 @@ def patient() -> Iterator[Server]:
 
 
 @pytest.fixture
-def patient_stream(patient: Server, request: pytest.FixtureRequest) -> Iterator[Stream]:
-    from tests.http.protocol import stream_on
-
-    with stream_on(patient, request.node.name) as stream:
+def patient_stream(patient: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
+    with stream_on(patient, stream_name()) as stream:
         yield stream
 
 
@@ -102,8 +100,6 @@ def test_t17_now_that_times_out_tells_the_tail_and_no_etag(stream: Stream) -> No
 
 
 def test_a_json_reader_is_woken_with_an_array(patient: Server) -> None:
-    from tests.http.protocol import stream_on
-
     with stream_on(patient, "woken-json", "application/json") as stream, ThreadPoolExecutor(1) as pool:
         stream.create()
         waiting = pool.submit(stream.long_poll, "now")

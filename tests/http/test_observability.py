@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.http.protocol import Stream, stream_on
+from tests.http.protocol import Stream, assert_problem, stream_on
 from tests.http.sse_reader import SseReader
-from tests.serving import Server, serve
+from tests.serving import Server, serve, server_environment
 
 
 @pytest.fixture(scope="module")
@@ -155,18 +158,50 @@ def test_at_debug_one_line_is_logged_per_request() -> None:
     assert "secret content" not in server.log()
 
 
-# A server with one deliberate bug: reading a stream named `bug` raises.
-_BUGGY = """
+# The real server with one bug put in: whatever touches the stream named `bug` raises.
+_BUGGY_SERVER = """
 import sys
 from headwater.engine.engine import Engine
-def broken(original):
-    def read(self, *arguments, **named):
-        if "bug" in repr(arguments):
-            raise RuntimeError("the secret inside of a bug")
-        return original(self, *arguments, **named)
-    return read
-Engine.{method} = broken(Engine.{method})
-from headwater.cli import main
+
+look_up = Engine.look_up
+
+def buggy(self, name, *arguments, **named):
+    if name == "bug":
+        raise RuntimeError("a secret of the inside")
+    return look_up(self, name, *arguments, **named)
+
+Engine.look_up = buggy
 sys.argv = ["headwater", "serve", "--port", "0"]
+from headwater.cli import main
 main()
 """
+
+
+def test_a_bug_answers_500_with_an_id_that_is_in_the_log_and_nothing_of_the_inside() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", _BUGGY_SERVER],
+        env=server_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    server = Server(process, Path())
+    try:
+        server.wait_until_listening()
+        with stream_on(server, "bug") as bug, stream_on(server, "sound") as sound:
+            sound.create("data")
+            with httpx.Client(base_url=server.url) as http:
+                failed = http.get(bug.path)
+                # The connection, and the server, go on.
+                assert http.get(sound.path).content == b"data"
+            assert_problem(failed, 500, "internal_error")
+            assert failed.headers["x-content-type-options"] == "nosniff"
+            assert "secret" not in failed.text
+            request_id = failed.headers["x-request-id"]
+            again = httpx.get(f"{server.url}{bug.path}?offset=-1&live=sse")
+            assert (again.status_code, again.headers["x-request-id"] == request_id) == (500, False)
+    finally:
+        server.stop()
+    line = next(line for line in server.log().splitlines() if request_id in line)
+    assert "ERROR" in line
+    assert "a secret of the inside" in server.log()

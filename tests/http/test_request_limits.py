@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
@@ -35,8 +35,8 @@ def strict() -> Iterator[Server]:
 
 
 @pytest.fixture
-def stream(strict: Server, request: pytest.FixtureRequest) -> Iterator[Stream]:
-    with stream_on(strict, request.node.name) as one:
+def stream(strict: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
+    with stream_on(strict, stream_name()) as one:
         yield one
 
 

@@ -25,9 +25,9 @@ def lasting() -> Iterator[Server]:
 
 
 @pytest.fixture
-def live(lasting: Server, request: pytest.FixtureRequest) -> Iterator[Stream]:
+def live(lasting: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
     """A text stream on that server, not yet created."""
-    with stream_on(lasting, f"live-{abs(hash(request.node.name))}") as stream:
+    with stream_on(lasting, stream_name()) as stream:
         yield stream
 
 
@@ -265,6 +265,18 @@ def test_t25_bytes_that_are_no_text_are_marked_and_the_reader_goes_on(
     text = "".join(event.data for event in got if event.kind == "data")
     assert text == (broken + b" and on").decode("utf-8", "replace")
     assert live.content() == broken + b" and on"
+
+
+@pytest.mark.parametrize("broken", [b"end\xff", b"end\xc0", b"end\xf8", b"end\xe0\x80", b"end\x80"])
+def test_t25_a_message_whose_end_can_never_become_a_character_is_sent_at_once(
+    lasting: Server, live: Stream, broken: bytes
+) -> None:
+    live.create()
+    with SseReader(lasting, live.name) as events:
+        events.until_up_to_date()
+        live.append(broken)
+        assert not events.connection.quiet(for_secs=1)
+        assert events.pair()[0].data == broken.decode("utf-8", "replace")
 
 
 def test_t18_the_last_message_comes_before_stream_closed(lasting: Server) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -32,10 +32,10 @@ def secure(certificate: Certificate) -> Iterator[Server]:
 
 
 @pytest.fixture
-def stream(secure: Server, certificate: Certificate, request: pytest.FixtureRequest) -> Iterator[Stream]:
+def stream(secure: Server, certificate: Certificate, stream_name: Callable[[], str]) -> Iterator[Stream]:
     address = f"https://localhost:{secure.port}"
     with httpx.Client(base_url=address, verify=certificate.client_context(), timeout=10.0) as http:
-        yield Stream(http, request.node.name)
+        yield Stream(http, stream_name())
 
 
 def test_the_server_says_that_it_speaks_https(secure: Server) -> None:
