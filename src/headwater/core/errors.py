@@ -134,6 +134,10 @@ class MemoryFull(TooLarge):
     code = "memory_full"
 
 
+class TooManyProducers(TooLarge):
+    code = "too_many_producers"
+
+
 class UrlTooLong(Refusal):
     status = 414
     code = "url_too_long"

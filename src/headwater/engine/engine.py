@@ -23,6 +23,7 @@ from headwater.core.errors import (
     StreamFull,
     StreamGone,
     StreamNotFound,
+    TooManyProducers,
 )
 from headwater.core.offsets import Offset
 from headwater.core.producers import Producer
@@ -48,6 +49,8 @@ class Limits:
 
     max_total_bytes: int = 0
     max_stream_bytes: int = 0
+    max_producers: int = 0
+    """Producers that one stream remembers."""
 
 
 class Created(msgspec.Struct, frozen=True, gc=False):
@@ -207,6 +210,8 @@ class Engine:
             self._after_pending(stream, done, result)
             return
         self._check_writable()
+        if decision.producer_id is not None:
+            self._check_producers(stream, decision.producer_id)
         size = len(decision.payload)
         self._check_room(stream.position - stream.base_position, size)
         self.catalog.apply_append(stream, decision)
@@ -323,6 +328,11 @@ class Engine:
             raise StreamFull(f"The stream would grow beyond its limit of {limits.max_stream_bytes} bytes.")
         if limits.max_total_bytes and self._total_bytes + size > limits.max_total_bytes:
             raise MemoryFull(f"All streams together would grow beyond the limit of {limits.max_total_bytes} bytes.")
+
+    def _check_producers(self, stream: LiveStream, producer_id: str) -> None:
+        known = stream.producers or {}
+        if self._limits.max_producers and producer_id not in known and len(known) >= self._limits.max_producers:
+            raise TooManyProducers(f"The stream knows {len(known)} producers and takes no more.")
 
     def _submit(
         self,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
@@ -14,7 +15,7 @@ from urllib.parse import parse_qsl
 
 import httptools
 
-from headwater.core.errors import BadRequest, MethodNotAllowed, NotFound
+from headwater.core.errors import BadRequest, MethodNotAllowed, NotFound, TooManyConnections
 from headwater.core.names import canonical_name
 from headwater.engine.engine import Engine
 from headwater.http import append, create, delete, metadata, options, read, service
@@ -112,6 +113,7 @@ class App:
         self._routes: dict[bytes, Target] = {}
         self.requests = engine.metrics.requests
         self.debug = log.isEnabledFor(logging.DEBUG)
+        self.common_headers.set_date(time.time())
         self.now_s = loop.time()
         """The loop's time to about a second: enough for time-outs, and free to read."""
 
@@ -136,15 +138,20 @@ class App:
 
     def opened(self, connection: Connection) -> None:
         self.connections.add(connection)
-        if len(self.connections) > self.limits.max_connections or self.draining:
+        if self.draining:
             connection.close()
+        elif len(self.connections) > self.limits.max_connections:
+            connection.turn_away(
+                TooManyConnections(f"The server holds {self.limits.max_connections} connections and takes no more.")
+            )
 
     def lost(self, connection: Connection) -> None:
         self.connections.discard(connection)
 
     def sweep(self) -> None:
-        """About once a second: let every connection see whether it waited too long."""
+        """About twice a second: set the date, and let every connection see whether it waited too long."""
         self.now_s = self.loop_time()
+        self.common_headers.set_date(time.time())
         for connection in tuple(self.connections):
             connection.check_time(self.now_s)
 

@@ -18,13 +18,14 @@ from headwater.core.errors import (
     BadRequest,
     HeadersTooLarge,
     InternalError,
+    MethodNotAllowed,
     Refusal,
     RequestTimeout,
     TooLarge,
     UrlTooLong,
 )
 from headwater.http.request import Request
-from headwater.http.response import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, problem
+from headwater.http.response import ALLOWED_METHODS, CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, problem
 
 if TYPE_CHECKING:
     from headwater.http.app import App
@@ -72,6 +73,7 @@ class Connection(asyncio.Protocol):
         "_since_s",
         "_slices",
         "_target",
+        "_upgrading",
         "_whole",
         "app",
         "busy",
@@ -99,6 +101,7 @@ class Connection(asyncio.Protocol):
         # Per request being read.
         self._in_message = False
         self._head_done = False
+        self._upgrading = False
         self._whole = b""
         """What was received, while it began with this request."""
         self._target = b""
@@ -146,9 +149,8 @@ class Connection(asyncio.Protocol):
         began_earlier = self._in_message and not self._head_done
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # No other protocol is spoken here: the request was answered as it is, and nothing may follow it.
-            self._stop_reading()
+        except httptools.HttpParserUpgrade as offer:
+            self._pass_over_upgrade(data[offer.args[0] :])
         except httptools.HttpParserError as error:
             if self._refused is None:
                 self._refused = BadRequest(f"The request is not valid HTTP: {error}.")
@@ -160,8 +162,9 @@ class Connection(asyncio.Protocol):
             self._refuse_while_reading()
 
     def eof_received(self) -> bool:
-        # A client that half-closes still gets the answer to what it sent.
-        return self.busy or bool(self._pending)
+        # A client that half-closes still gets the answer to what it sent; one that waits for more looks like one
+        # that went away, and is let go.
+        return self.live is None and (self.busy or bool(self._pending))
 
     def pause_writing(self) -> None:
         self.paused = True
@@ -198,7 +201,10 @@ class Connection(asyncio.Protocol):
         if self._head_bytes > self.app.max_header_bytes:
             self._check_head()
             return
+        if self._head_done:
+            return  # A trailer: what was checked in the head must not be changed behind its back (RFC 9110 §6.5.1).
         key = name.lower()
+        value = value.strip(b" \t")
         if key in self._headers:
             if key == b"host":
                 self._refused = BadRequest("More than one Host header.")
@@ -210,8 +216,11 @@ class Connection(asyncio.Protocol):
         self._head_done = True
         headers = self._headers
         length = headers.get(b"content-length")
-        if length is not None and len(length) > 7 and int(length) > self.app.max_body_bytes:
+        if length is not None and int(length) > self.app.max_body_bytes:
             self._refused = self._body_too_large()
+            return
+        if self._parser.should_upgrade():
+            self._upgrading = True
             return
         expect = headers.get(b"expect")
         if expect is not None and expect.lower() == b"100-continue" and not self.busy and self._refused is None:
@@ -226,9 +235,9 @@ class Connection(asyncio.Protocol):
         self._body.append(body)
 
     def on_message_complete(self) -> None:
-        self._in_message = False
-        if self._refused is not None:
+        if self._refused is not None or self._upgrading:
             return
+        self._in_message = False
         body = self._body
         parser = self._parser
         request = Request(
@@ -271,7 +280,7 @@ class Connection(asyncio.Protocol):
         counts = app.requests
         counts[key] = counts.get(key, 0) + 1
         if app.debug:
-            log.debug("%s %s %d", request.method.decode(), request.target.decode("latin-1"), status)
+            self._log(status)
         self._next()
 
     def refuse(self, refusal: Refusal) -> None:
@@ -315,6 +324,11 @@ class Connection(asyncio.Protocol):
         """Cut the connection: the only honest end of a body that cannot be completed."""
         self.closing = True
         self.transport.abort()
+
+    def turn_away(self, refusal: Refusal) -> None:
+        """Answer before anything was asked, and close."""
+        self._refused = refusal
+        self._refuse_while_reading()
 
     # -- the server's sweep ----------------------------------------------------------------------------------------
 
@@ -377,11 +391,35 @@ class Connection(asyncio.Protocol):
             )
         )
 
+    def _pass_over_upgrade(self, rest: bytes) -> None:
+        """No other protocol is spoken here: go on with the same request as if the offer had not been made.
+
+        The parser stops at an offer and leaves the body alone, so a new one gets the head again without it.
+        """
+        self._upgrading = False
+        method = self._parser.get_method()
+        if method == b"CONNECT":
+            self._refused = MethodNotAllowed("This is not a proxy.", (("Allow", ALLOWED_METHODS),))
+            return
+        kept = {name: value for name, value in self._headers.items() if name not in (b"upgrade", b"connection")}
+        head = b"%b %b HTTP/1.1\r\n" % (method, self._target)
+        fields = b"".join(b"%b: %b\r\n" % field for field in kept.items())
+        self._parser = httptools.HttpRequestParser(self)
+        self._in_message = False
+        self.data_received(head + fields + b"\r\n" + rest)
+
     def _begin(self, status: int, headers: bytes) -> None:
         head = self.app.common_headers.begin(status, self.request.headers.get(b"origin"))
         self.transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
         key = (self.operation, status)
         self.app.requests[key] = self.app.requests.get(key, 0) + 1
+        if self.app.debug:
+            self._log(status)
+
+    def _log(self, status: int) -> None:
+        method = self.request.method.decode("latin-1")
+        path = self.request.target.decode("latin-1")
+        log.debug("answered", extra={"method": method, "path": path, "status": status})
 
     def _connection_header(self) -> bytes:
         request = self.request

@@ -90,11 +90,15 @@ def _line(text: bytes) -> bytes:
 
 
 def _ends_within_character(message: bytes) -> bool:
-    """Whether the message ends in the first bytes of a longer UTF-8 sequence."""
+    """Whether the message ends in the first bytes of a UTF-8 sequence that the next message may complete."""
     for back in range(1, min(3, len(message)) + 1):
         byte = message[-back]
-        if byte & 0xC0 == 0x80:
-            continue
-        needed = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
-        return needed > back
+        if byte < 0x80:
+            return False
+        if byte >= 0xC0:
+            try:
+                message[-back:].decode("utf-8")
+            except UnicodeDecodeError as error:
+                return error.reason == "unexpected end of data"
+            return False
     return False

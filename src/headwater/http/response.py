@@ -6,6 +6,7 @@ ended by CRLF, so that the hot path only joins what is already encoded.
 
 from __future__ import annotations
 
+from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final
 
@@ -88,10 +89,14 @@ class CommonHeaders:
             f"Access-Control-Max-Age: {PREFLIGHT_MAX_AGE_S}\r\n"
         ).encode()
 
-        self.beginnings: Final[dict[int, bytes]] = {
-            status: line + self._default for status, line in STATUS_LINES.items()
-        }
+        self.beginnings: dict[int, bytes] = {}
         """Status line and common headers for each status, for a request without an origin."""
+        self.set_date(0.0)
+
+    def set_date(self, now_s: float) -> None:
+        """Put the date (RFC 9110 §6.6.1) into what every answer begins with; called about twice a second."""
+        common = f"Date: {formatdate(now_s, usegmt=True)}\r\n".encode() + self._default
+        self.beginnings = {status: line + common for status, line in STATUS_LINES.items()}
 
     def begin(self, status: int, origin: bytes | None) -> bytes:
         """Status line and common headers."""

@@ -96,7 +96,7 @@ def _build_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine
 def _limits(settings: Settings) -> Limits:
     """The memory limit counts all content where content lives in memory; elsewhere the hot tail has its own bound."""
     total = settings.limits.max_memory_bytes if settings.storage.mode == "memory" else 0
-    return Limits(total, settings.max_stream_bytes or 0)
+    return Limits(total, settings.max_stream_bytes or 0, settings.limits.max_producers_per_stream)
 
 
 def _build_app(settings: Settings, engine: Engine, loop: asyncio.AbstractEventLoop) -> App:
