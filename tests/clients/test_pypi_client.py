@@ -1,0 +1,282 @@
+"""The official Python client, synchronous and asynchronous, against a real server: what is written is what is read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import httpx
+import pytest
+from durable_streams import (
+    AsyncDurableStream,
+    DurableStream,
+    SeqConflictError,
+    StreamExistsError,
+    StreamNotFoundError,
+    astream,
+    stream,
+)
+
+from tests.serving import Server, serve
+
+LiveMode = Literal["long-poll", "sse"]
+LIVE_MODES: list[LiveMode] = ["long-poll", "sse"]
+
+
+@pytest.fixture(scope="module")
+def brief() -> Iterator[Server]:
+    """A server that soon ends live responses, so that readers have to come back."""
+    with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="1", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="1") as running:
+        yield running
+
+
+@pytest.fixture
+def url(brief: Server, stream_name: Callable[[], str]) -> str:
+    return brief.stream_url(stream_name())
+
+
+def numbers(first: int, last: int) -> list[dict[str, int]]:
+    return [{"n": number} for number in range(first, last)]
+
+
+def read_json(url: str) -> list[Any]:
+    with stream(url, live=False) as response:
+        return list(response.read_json())
+
+
+def take(events: Iterator[Any], count: int) -> list[Any]:
+    """The next items of a live reader, which would go on for ever."""
+    return [next(events) for _ in range(count)]
+
+
+def test_create_head_append_read_delete(url: str) -> None:
+    with DurableStream.create(url, content_type="text/plain", ttl_seconds=3600) as handle:
+        assert handle.append("hello ").next_offset == "0000000000000001_0000000000000006"
+        assert handle.append("world").next_offset == "0000000000000002_000000000000000b"
+        head = handle.head()
+        assert (head.content_type, head.offset) == ("text/plain", "0000000000000002_000000000000000b")
+        with stream(url, live=False) as response:
+            assert response.read_text() == "hello world"
+        handle.delete()
+        with pytest.raises(StreamNotFoundError):
+            handle.head()
+
+
+def test_creating_again_is_harmless_and_with_another_type_refused(url: str) -> None:
+    with DurableStream.create(url, content_type="application/json", body=b"[1]"):
+        pass
+    with DurableStream.create(url, content_type="application/json"):
+        pass
+    with pytest.raises(StreamExistsError):
+        DurableStream.create(url, content_type="text/plain")
+    assert read_json(url) == [1]
+
+
+def test_what_is_missing_is_not_found(url: str) -> None:
+    with pytest.raises(StreamNotFoundError):
+        stream(url, live=False)
+    with pytest.raises(StreamNotFoundError):
+        DurableStream.head_static(url)
+
+
+def test_a_sequence_that_goes_back_is_refused(url: str) -> None:
+    with DurableStream.create(url, content_type="text/plain", batching=False) as handle:
+        handle.append("a", seq="001")
+        handle.append("b", seq="002")
+        with pytest.raises(SeqConflictError):
+            handle.append("c", seq="001")
+        with stream(url, live=False) as response:
+            assert response.read_text() == "ab"
+
+
+def test_appends_from_many_threads_share_requests_and_lose_nothing(url: str) -> None:
+    with DurableStream.create(url, content_type="application/json") as handle:
+        with ThreadPoolExecutor(16) as pool:
+            results = list(pool.map(handle.append, numbers(0, 400)))
+        assert {result.next_offset for result in results} >= {handle.head().offset}
+    assert sorted(read_json(url), key=lambda message: message["n"]) == numbers(0, 400)
+
+
+def test_json_values_come_back_as_they_were(url: str) -> None:
+    values: list[Any] = [{"a": [1, 2.5, None, True]}, "text", 9007199254740993, [], [[1]], {"é": "🎈\n"}]
+    with DurableStream.create(url, content_type="application/json", batching=False) as handle:
+        for value in values:
+            handle.append(value)
+    assert read_json(url) == values
+
+
+def test_every_byte_value_survives(url: str) -> None:
+    everything = bytes(range(256))
+    with DurableStream.create(url, content_type="application/octet-stream") as handle:
+        handle.append(everything)
+        handle.append(everything)
+    with stream(url, live=False) as response:
+        assert response.read_bytes() == everything * 2
+
+
+def test_every_204_tells_the_next_offset(url: str) -> None:
+    """The client raises when one does not: for appends, repeats of them, and closes alike."""
+    with DurableStream.create(url, content_type="text/plain", batching=False) as handle:
+        producer = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
+        with DurableStream(url, content_type="text/plain", headers=dict(producer), batching=False) as producing:
+            first, repeat = producing.append("a"), producing.append("a")
+        assert first == repeat
+        with DurableStream(
+            url, content_type="text/plain", headers={"Stream-Closed": "true"}, batching=False
+        ) as closing:
+            assert closing.append("z").next_offset == handle.head().offset
+
+
+def test_reading_resumes_from_an_offset(url: str) -> None:
+    with DurableStream.create(url, content_type="application/json", batching=False) as handle:
+        offsets = [handle.append(message).next_offset for message in numbers(0, 10)]
+    for number, at in enumerate(offsets):
+        with stream(url, live=False, offset=at) as response:
+            assert response.read_json() == numbers(number + 1, 10)
+
+
+def in_background(action: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=action)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("live", LIVE_MODES)
+def test_json_that_is_appended_meanwhile_arrives_once_and_in_order(url: str, live: LiveMode) -> None:
+    with DurableStream.create(url, content_type="application/json", batching=False) as handle:
+        for message in numbers(0, 20):
+            handle.append(message)
+
+        def write() -> None:
+            for message in numbers(20, 60):
+                handle.append(message)
+                time.sleep(0.005)
+
+        writer = in_background(write)
+        with stream(url, offset="-1", live=live) as response:
+            assert take(response.iter_json(), 60) == numbers(0, 60)
+        writer.join()
+
+
+@pytest.mark.parametrize("live", LIVE_MODES)
+def test_text_arrives_live_and_unchanged(url: str, live: LiveMode) -> None:
+    pieces = ["one\ntwo\n", " leading", "🎈", "\n\n", "\u2028", "end "]
+    with DurableStream.create(url, content_type="text/plain", batching=False) as handle:
+
+        def write() -> None:
+            for piece in pieces:
+                time.sleep(0.05)
+                handle.append(piece)
+
+        writer = in_background(write)
+        with stream(url, offset="-1", live=live) as response:
+            got = ""
+            for text in response.iter_text():
+                got += text
+                if len(got) >= len("".join(pieces)):
+                    break
+        writer.join()
+    assert got == "".join(pieces)
+
+
+def test_bytes_arrive_live_by_long_poll(url: str) -> None:
+    everything = bytes(range(256))
+    with DurableStream.create(url, content_type="application/octet-stream", batching=False) as handle:
+
+        def write() -> None:
+            for _ in range(5):
+                time.sleep(0.05)
+                handle.append(everything)
+
+        writer = in_background(write)
+        got = b""
+        with stream(url, offset="-1", live="long-poll") as response:
+            for piece in response:
+                got += piece
+                if len(got) >= 5 * 256:
+                    break
+        writer.join()
+    assert got == everything * 5
+
+
+@pytest.mark.parametrize("live", LIVE_MODES)
+def test_events_carry_the_offset_to_resume_from(url: str, live: LiveMode) -> None:
+    got: list[Any] = []
+    at = "-1"
+    with DurableStream.create(url, content_type="application/json", batching=False) as handle:
+        for life in range(3):
+            for message in numbers(life * 10, life * 10 + 10):
+                handle.append(message)
+            with stream(url, offset=at, live=live) as response:
+                for event in response.iter_events(mode="json"):
+                    got += event.data if isinstance(event.data, list) else [event.data]
+                    at = event.next_offset
+                    if len(got) >= life * 10 + 10:
+                        break
+    assert got == numbers(0, 30)
+
+
+def test_a_long_poll_reader_outlives_the_servers_time_outs(url: str) -> None:
+    with DurableStream.create(url, content_type="application/json", batching=False) as handle:
+
+        def write() -> None:
+            for message in numbers(0, 3):
+                time.sleep(1.3)
+                handle.append(message)
+
+        writer = in_background(write)
+        with stream(url, offset="-1", live="long-poll") as response:
+            assert take(response.iter_json(), 3) == numbers(0, 3)
+        writer.join()
+
+
+def test_the_asynchronous_client_creates_appends_and_reads(url: str) -> None:
+    async def scenario() -> None:
+        async with await AsyncDurableStream.create(url, content_type="application/json") as handle:
+            results = await asyncio.gather(*(handle.append(message) for message in numbers(0, 200)))
+            head = await handle.head()
+            assert results[-1].next_offset == head.offset
+            async with astream(url, live=False) as response:
+                assert await response.read_json() == numbers(0, 200)
+            await handle.delete()
+            with pytest.raises(StreamNotFoundError):
+                await handle.head()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("live", LIVE_MODES)
+def test_the_asynchronous_client_reads_live(url: str, live: LiveMode) -> None:
+    async def scenario() -> list[Any]:
+        async with await AsyncDurableStream.create(url, content_type="application/json", batching=False) as handle:
+
+            async def write() -> None:
+                for message in numbers(0, 40):
+                    await handle.append(message)
+                    await asyncio.sleep(0.005)
+
+            writing = asyncio.create_task(write())
+            got: list[Any] = []
+            async with astream(url, offset="-1", live=live) as response:
+                async for message in response.iter_json():
+                    got.append(message)
+                    if len(got) == 40:
+                        break
+            await writing
+            return got
+
+    assert asyncio.run(scenario()) == numbers(0, 40)
+
+
+def test_what_the_client_wrote_is_on_the_wire_as_the_protocol_says(url: str) -> None:
+    with DurableStream.create(url, content_type="application/json", batching=False) as handle:
+        handle.append({"n": 1})
+        handle.append([1, 2])
+    read = httpx.get(url)
+    assert json.loads(read.content) == [{"n": 1}, [1, 2]]
+    assert read.headers["stream-up-to-date"] == "true"
