@@ -6,6 +6,7 @@ absorb, then tend. `contents` reads a store back in every way that the interface
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,19 +35,16 @@ class Driver:
     catalog: Catalog[Stream] = field(default_factory=lambda: Catalog(Stream))
     queue: list[Committed] = field(default_factory=list)
     now_ms: int = 1_000
-    next_id: int = 1
+    ids: random.Random = field(default_factory=lambda: random.Random(1))
 
     def recover(self, store: Storage) -> None:
         for record in store.recover():
             self.catalog.apply(record)
-        self.next_id = max(self.catalog.by_id, default=0) + 1
 
     def create(
         self, name: str, messages: Sequence[bytes] = (), *, fork: ForkPoint | None = None, closed: bool = False
     ) -> Stream:
-        # Spread over the whole range of ids, as random ones are.
-        stream_id = (self.next_id * 0x9E3779B97F4A7C15) % 2**63
-        self.next_id += 1
+        stream_id = self.ids.getrandbits(63)
         payload, lengths = b"".join(messages), tuple(map(len, messages))
         self._queue(Create(stream_id, name, self._tick(), "text/plain", 60, None, closed, payload, lengths, fork))
         return self.catalog.by_id[stream_id]

@@ -89,12 +89,16 @@ def reading(path: Path) -> Iterator[None]:
         raise StorageError(f"Reading {path} failed: {error}") from error
 
 
+def used_bytes(txn: lmdb.Transaction, databases: Iterable[lmdb._Database]) -> int:
+    """What the pages in use take; the rest of the file is free to be used again."""
+    main = txn.stat()
+    return (_pages(main) + sum(_pages(txn.stat(database)) for database in databases)) * main["psize"]
+
+
 def room_bytes(environment: lmdb.Environment, databases: Iterable[lmdb._Database]) -> int:
     """How much the map can still take: beyond the end of what was ever used, and in pages that are free again."""
     with environment.begin() as txn:
-        main = txn.stat()
-        used = _pages(main) + sum(_pages(txn.stat(database)) for database in databases)
-    return environment.info()["map_size"] - used * main["psize"]
+        return environment.info()["map_size"] - used_bytes(txn, databases)
 
 
 def _pages(stat: lmdb._StatDict) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from headwater.core.records import Append, Create, Document, Image
+from headwater.core.records import Append, Create, Document, Image, Record
 from headwater.storage.acid.carrier import CARRY_AFTER_S, CARRY_BYTES, Carrier, Load
 from headwater.storage.acid.environment import map_bytes_each
 from headwater.storage.acid.hot import HotTails
@@ -138,15 +138,18 @@ class AcidStorage:
         if self._failure is not None:
             raise WriteFailed(self._failure)
         self._carrier.wait_for_room()
-        routed = [self._route(committed) for committed in batch]
+        known = self._known
+        routed = [
+            Routed(known[record.id].shard, record) if type(record) is Append else self._route(record, removed)
+            for record, removed in batch
+        ]
         try:
             seq = self._opened_journal().write(routed, self._carrier.mark)
         except BaseException as error:
             # Whether the batch is in the journal is unknown now; a second try could acknowledge what was lost.
             self._failure = str(error) or type(error).__name__
             raise
-        size = sum(_size(record) for record, _ in batch)
-        self._written.append(_Written(seq, routed, size))
+        self._written.append(_Written(seq, routed, sum(_size(record) for record, _ in batch)))
 
     def absorb(self, batch: Sequence[Committed]) -> None:
         for record, removed in batch:
@@ -284,8 +287,7 @@ class AcidStorage:
                     " the journal is from an older copy, or damaged. Restore all of the store from one backup."
                 )
 
-    def _route(self, committed: Committed) -> Routed:
-        record, removed = committed
+    def _route(self, record: Record, removed: tuple[int, ...]) -> Routed:
         if isinstance(record, Document):
             shard = shard_of(record.key, len(self._shards))
         elif type(record) is Create or (type(record) is Image and record.id not in self._known):

@@ -1,0 +1,233 @@
+"""A process made to be killed: appends to an `acid` store and says, line by line, what it is about to do and has done.
+
+    python -m tests.storage.acid.victim DIRECTORY SEED RESUME [FAULT]
+
+RESUME is a JSON object: for every producer the last sequence number that was acknowledged. The process goes on after
+it as a retrying client does, so what the store kept of an unanswered append must be found as a duplicate. Lines:
+
+- `ready`: the store is open and recovered.
+- `try RECORDS`: the batch that is written next, as base64 of its encoded records.
+- `ack SEQS`: that batch is durable; a JSON object with the producers' sequence numbers that are now acknowledged.
+- `reject MARK`: an append with this payload was turned down by the rules; it must never be seen.
+
+FAULT names a deliberately broken store, to show that the checker of the killed one would notice.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from headwater.core.catalog import Stream
+from headwater.core.errors import Refusal
+from headwater.core.producers import Producer
+from headwater.core.records import Append, ForkPoint, Image, Record
+from headwater.core.rules import Outcome, decide_append
+from headwater.storage.acid import AcidStorage, journal, pieces, shard
+from headwater.storage.acid.carrier import Carrier, Load
+from headwater.storage.acid.journal import Journal, Mark, Routed
+from tests.storage.acid.driving import Driver
+
+PRODUCERS = [f"producer-{n}" for n in range(6)]
+STREAMS = ["left", "right", "middle"]
+SHARDS = 4
+
+Batch = list[tuple[Record, tuple[int, ...]]]
+encode_batch = msgspec.msgpack.Encoder().encode
+decode_batch = msgspec.msgpack.Decoder(Batch).decode
+
+
+def say(*words: str) -> None:
+    sys.stdout.write(" ".join(words) + "\n")
+    sys.stdout.flush()
+
+
+def stream_of(producer: str) -> str:
+    return STREAMS[PRODUCERS.index(producer) % len(STREAMS)]
+
+
+def message(producer: str, seq: int) -> bytes:
+    """What a producer sends: its length varies, so that pieces and batches do."""
+    return f"{producer}:{seq};".encode() + b"." * (seq * 7 % 90) + b"\n"
+
+
+class Victim:
+    def __init__(self, directory: Path, seed: int, resume: dict[str, int]) -> None:
+        self.random = random.Random(seed)
+        self.storage = open_store(directory, self.random)
+        self.driver = Driver([self.storage], ids=random.Random(f"ids of {seed}"))
+        self.driver.recover(self.storage)
+        self.acknowledged = dict(resume)
+        self.acknowledge_first = False
+
+    def run(self) -> None:
+        say("ready")
+        for name in STREAMS:
+            if name not in self.driver.catalog.by_name:
+                self.driver.create(name)
+        while True:
+            answered = self.produce()
+            self.disturb()
+            if self.driver.queue:
+                self.commit(answered)
+
+    def produce(self) -> dict[str, int]:
+        """Some producers send their next message; a repeat counts as answered once the batch is durable."""
+        answered: dict[str, int] = {}
+        for producer in self.random.sample(PRODUCERS, self.random.randint(1, len(PRODUCERS))):
+            stream = self.driver.catalog.by_name[stream_of(producer)]
+            seq = self.acknowledged.get(producer, -1) + 1
+            decision = decide_append(
+                stream, "text/plain", message(producer, seq), Producer(producer, 0, seq), None, False, 1
+            )
+            if isinstance(decision, Append):
+                self.driver.append(stream, [decision.payload], producer=(producer, 0, seq))
+            else:
+                assert decision is Outcome.DUPLICATE
+            answered[producer] = seq
+        return answered
+
+    def disturb(self) -> None:
+        """Life beside the producers: short-lived streams, forks of them that outlive them, closures, documents."""
+        dice = self.random
+        driver = self.driver
+        short_lived = [stream for stream in driver.catalog if stream.name not in STREAMS and not stream.deleted]
+        if dice.random() < 0.3 and len(short_lived) < 8:
+            fresh = driver.create(f"brief-{dice.getrandbits(40):x}", [b"first"])
+            driver.append(fresh, [b"x" * dice.randint(1, 400)] * dice.randint(1, 5), close=dice.random() < 0.5)
+        if not short_lived:
+            return
+        stream = dice.choice(short_lived)
+        if dice.random() < 0.3:
+            self.try_closed(stream)
+        if dice.random() < 0.2:
+            point = ForkPoint(stream.id, stream.name, stream.index, stream.position)
+            driver.create(f"brief-{dice.getrandbits(40):x}", [b"forked"], fork=point)
+        if dice.random() < 0.3:
+            driver.delete(stream)
+        if dice.random() < 0.3:
+            driver.document(f"key-{dice.randint(0, 3)}", dice.choice([None, b"value-%d" % dice.randint(0, 99)]))
+
+    def try_closed(self, stream: Stream) -> None:
+        mark = f"REJECTED-{self.random.getrandbits(40):x}"
+        try:
+            decision = decide_append(stream, "text/plain", mark.encode(), None, None, False, 1)
+        except Refusal:
+            say("reject", mark)
+        else:
+            assert isinstance(decision, Append)
+
+    def commit(self, answered: dict[str, int]) -> None:
+        batch = [(record, removed) for record, removed in self.driver.queue]
+        say("try", base64.b64encode(encode_batch(batch)).decode())
+        self.acknowledged |= answered
+        acknowledgement = json.dumps(answered)
+        if self.acknowledge_first:
+            say("ack", acknowledgement)
+            time.sleep(0.003)
+        self.driver.commit()
+        if not self.acknowledge_first:
+            say("ack", acknowledgement)
+
+
+def open_store(directory: Path, dice: random.Random) -> AcidStorage:
+    """Small pieces, a small hot tail and an eager carrier: everything happens all the time."""
+    pieces.PIECE_BYTES = 200  # type: ignore[misc]
+    shard.REAPED_AT_ONCE = 4  # type: ignore[misc]
+    journal.ENTRY_BYTES = 300  # type: ignore[misc]
+    return AcidStorage(
+        directory,
+        SHARDS,
+        2**26,
+        4_000,
+        carry_bytes=dice.choice([1, 1_000, 30_000]),
+        carry_after_s=dice.choice([0.0, 0.005, 0.05]),
+    )
+
+
+# -- stores that are broken on purpose -----------------------------------------------------------------------------
+
+
+def acknowledge_before_commit(victim: Victim) -> None:
+    victim.acknowledge_first = True
+
+
+def producers_in_another_transaction(victim: Victim) -> None:
+    """T-1: data first, then what is known of its producer."""
+    write = Journal.write
+
+    def write_twice(self: Journal, batch: Sequence[Routed], mark: Mark) -> int:
+        bare = [
+            msgspec.structs.replace(routed, record=msgspec.structs.replace(routed.record, producer_id=None))
+            if isinstance(routed.record, Append)
+            else routed
+            for routed in batch
+        ]
+        write(self, bare, mark)
+        time.sleep(0.003)
+        states: list[Routed] = []
+        for routed in batch:
+            if isinstance(routed.record, Append) and routed.record.id in victim.driver.catalog.by_id:
+                image: Image = victim.driver.catalog.by_id[routed.record.id].image()
+                states.append(Routed(routed.shard, image))
+        return write(self, states, mark) if states else self.last_seq
+
+    Journal.write = write_twice  # type: ignore[method-assign]
+
+
+def trim_before_the_shards_have_it(_: Victim) -> None:
+    carry = Carrier.carry
+
+    def mark_then_carry(self: Carrier, loads: Iterable[Load]) -> None:
+        due = list(loads)
+        self.mark = Mark(due[-1].seq, self.mark.shard_seqs)
+        time.sleep(0.02)
+        carry(self, due)
+
+    Carrier.carry = mark_then_carry  # type: ignore[method-assign]
+
+
+def shards_in_two_transactions(_: Victim) -> None:
+    """The rows and pieces of a shard first, its ledger later."""
+    put_ledger = shard.Shard._put_ledger
+    apply = shard.Shard.apply
+
+    def apply_then_ledger(self: shard.Shard, seq: int, changes: Sequence[shard.Change]) -> list[tuple[int, int]]:
+        shard.Shard._put_ledger = lambda *_: None  # type: ignore[method-assign]
+        reached = apply(self, seq, changes)
+        time.sleep(0.003)
+        with self.environment.begin(write=True, buffers=True) as txn:
+            put_ledger(self, txn, self.ledger)
+        return reached
+
+    shard.Shard.apply = apply_then_ledger  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, Callable[[Victim], None]] = {
+    fault.__name__: fault
+    for fault in (
+        acknowledge_before_commit,
+        producers_in_another_transaction,
+        trim_before_the_shards_have_it,
+        shards_in_two_transactions,
+    )
+}
+
+
+def main() -> None:
+    directory, seed, resume, *fault = sys.argv[1:]
+    victim = Victim(Path(directory), int(seed), json.loads(resume))
+    if fault:
+        FAULTS[fault[0]](victim)
+    victim.run()
+
+
+if __name__ == "__main__":
+    main()
