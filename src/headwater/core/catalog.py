@@ -48,6 +48,7 @@ class Stream:
         "fork",
         "id",
         "index",
+        "mortal",
         "name",
         "position",
         "producers",
@@ -67,6 +68,7 @@ class Stream:
         self.type: Final[ContentType] = content_type_of(image.content_type)
         self.ttl_secs: Final = image.ttl_secs
         self.expires_at_ms: Final = image.expires_at_ms
+        self.mortal: Final = image.ttl_secs is not None or image.expires_at_ms is not None
         self.fork: Final[ForkPoint | None] = image.fork
         # Where the stream's own data begins: after what a fork shares with its source.
         self.base_index: Final = image.fork.index if image.fork is not None else 0
@@ -102,8 +104,6 @@ class Stream:
         return deadline_ms(self.ttl_secs, self.expires_at_ms, self.accessed_ms)
 
     def expired(self, now_ms: int) -> bool:
-        if self.ttl_secs is None and self.expires_at_ms is None:
-            return False
         deadline = self.deadline_ms()
         return deadline is not None and now_ms >= deadline
 

@@ -87,12 +87,14 @@ class Committer:
 
     def _commit_now(self, entry: Entry) -> None:
         record = entry.record
+        stream = entry.stream
         if record is not None:
             self._storage.absorb((Committed(record, entry.removed),))
-            _advance(entry.stream, record)
+            _advance(stream, record)
         if entry.done is not None:
             entry.done(entry.result)
-        self._publish((entry,))
+        if type(record) is not Append or stream is None or stream.followers is not None:
+            self._publish((entry,))
 
     def check(self) -> None:
         """Refuse a write that could not be made durable."""

@@ -195,7 +195,7 @@ class Engine:
     ) -> None:
         now_ms = self._clock.now_ms()
         stream = self.catalog.by_name.get(name)
-        if stream is None or stream.deleted or stream.expired(now_ms):
+        if stream is None or stream.deleted or (stream.mortal and stream.expired(now_ms)):
             stream = self._live(name, now_ms)
         try:
             decision = decide_append(stream, content_type, body, producer, stream_seq, close, now_ms)

@@ -10,7 +10,9 @@ any head that is not known to the last byte, goes through the parser.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from headwater.http.request import Request
 
@@ -20,7 +22,7 @@ _ONCE_ONLY: Final = (b"producer-seq", b"stream-seq", b"if-none-match", b"transfe
 """Headers that make a head unlike the next one, or that need the parser."""
 
 
-class KnownHead(NamedTuple):
+class KnownHead(msgspec.Struct, frozen=True):
     method: bytes
     target: bytes
     headers: dict[bytes, bytes]

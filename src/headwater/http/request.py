@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from headwater.core.rules import CLOSED_HEADER
 
 
-class Request:
+class Request(msgspec.Struct, gc=False):
     """Header names are lower case; values are kept as bytes and decoded as Latin-1 when asked for."""
 
-    __slots__ = ("body", "headers", "http_1_0", "keep_alive", "method", "target")
-
-    def __init__(
-        self, method: bytes, target: bytes, headers: dict[bytes, bytes], body: bytes, http_1_0: bool, keep_alive: bool
-    ) -> None:
-        self.method = method
-        self.target = target
-        self.headers = headers
-        self.body = body
-        self.http_1_0 = http_1_0
-        self.keep_alive = keep_alive
+    method: bytes
+    target: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    http_1_0: bool
+    keep_alive: bool
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
