@@ -36,7 +36,8 @@ class Appender(Protocol):
     def sync(self) -> None:
         """Make everything written so far survive a power loss (not the file's name: see `sync_directory`)."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of it; a second time does nothing."""
 
 
 class Mapped(Protocol):
@@ -182,7 +183,10 @@ class _RealAppender:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        # A number that is closed twice may by then be somebody else's file.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class _RealMapped:
@@ -210,7 +214,9 @@ class _RealMapped:
         return data
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
         self.view = memoryview(b"")
 
 

@@ -1,0 +1,193 @@
+"""A checkpoint: what is only in the log and in memory goes into packs and the manifest, and the log grows shorter.
+
+It is fuzzy. A checkpoint has a record up to which it holds; the streams that changed before it are frozen one by one,
+while all go on, and each is saved as of its own last record. That is sound because bytes, state and the number of that
+record are taken in the same moment, and replay leaves out, stream by stream, what an image already takes in.
+
+Which streams there are is not fuzzy: it is saved exactly as of the checkpoint's record, with streams that were removed
+while it was being made, and without those created meanwhile. Creations and deletions after it are replayed in order,
+because what a deletion takes with it depends on all the forks there are at that moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import NamedTuple
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.records import Delete, Document, Image
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.log import extents
+from headwater.storage.log.extents import Extent
+from headwater.storage.log.manifest import Commit, Kept, Key, Manifest
+from headwater.storage.log.packs import EXTENT_MAX_BYTES, PackInfo, PackWriter
+from headwater.storage.log.replay import records_of
+from headwater.storage.log.segments import Segment, segment_path
+from headwater.storage.log.shelf import BIG
+from headwater.storage.tail import Tail
+
+log = logging.getLogger("headwater.storage")
+
+_STEP_EXTENTS = 64
+
+
+class Frozen(NamedTuple):
+    """A stream as of record `lsn`, but for its end: whether it is deleted is told as of the checkpoint's record.
+
+    Without an image, the stream was too busy (or too soon gone) to give one: the log tells.
+    """
+
+    stream_id: int
+    lsn: int
+    image: Image | None
+    tail: Tail | None
+
+
+class Plan(NamedTuple):
+    """A checkpoint to be made. It can be carried out again after a failure: every attempt writes other files."""
+
+    lsn: int
+    segment: int
+    frozen: list[Frozen]
+    documents: dict[str, bytes | None]
+    """As of record `lsn`; None for one that was removed."""
+    gone: tuple[int, ...]
+
+
+class Saved(NamedTuple):
+    """What came of it: the extents in which each frozen tail was saved."""
+
+    blobs: list[tuple[int, bytes]]
+    packs: tuple[PackInfo, ...]
+
+
+class Workshop(NamedTuple):
+    """What the jobs of the store's worker work with."""
+
+    filesystem: Filesystem
+    log_directory: Path
+    pack_directory: Path
+    manifest: Manifest
+    segments: list[Segment]
+    next_pack: Callable[[], int]
+    extents_of: Callable[[int], bytes]
+    """The present extents of a stream, none when the manifest does not know it any more. Safe from any thread."""
+    big_bytes: int
+
+
+class PackPair:
+    """The packs that one job fills: one for extents that will be merged on, one for large ones."""
+
+    def __init__(self, shop: Workshop, tier: int, born: int | None = None) -> None:
+        self._shop = shop
+        self._tier = tier
+        self._born = born
+        self._writers: dict[int, PackWriter] = {}
+
+    def writer(self, size: int) -> PackWriter:
+        """The pack for an extent of this size."""
+        tier = BIG if size >= self._shop.big_bytes else self._tier
+        writer = self._writers.get(tier)
+        if writer is None:
+            number = self._shop.next_pack()
+            born = number if self._born is None else self._born
+            writer = PackWriter(self._shop.filesystem, self._shop.pack_directory, number, tier, born)
+            self._writers[tier] = writer
+        return writer
+
+    def finish(self) -> tuple[PackInfo, ...]:
+        infos = tuple(writer.finish() for writer in self._writers.values())
+        if infos:
+            self._shop.filesystem.sync_directory(self._shop.pack_directory)
+        return infos
+
+    def abandon(self) -> None:
+        for writer in self._writers.values():
+            writer.abandon()
+
+
+def save_checkpoint(shop: Workshop, plan: Plan) -> Generator[None, None, Saved]:
+    """The job: packs first, then the manifest that names them, then the log may go."""
+    kept = yield from _kept(shop, plan)
+    kept += [Kept(key, plan.lsn, Document(key, value)) for key, value in plan.documents.items() if value is not None]
+    removed: list[Key] = [*plan.gone, *(key for key, value in plan.documents.items() if value is None)]
+    gone = tuple(key for key in removed if key in shop.manifest.at)
+    blobs: list[tuple[int, bytes]] = []
+    packs = PackPair(shop, tier=0)
+    try:
+        with_bytes = [(frozen.stream_id, frozen.tail) for frozen in plan.frozen if frozen.tail is not None]
+        with_bytes.sort(key=lambda item: item[0])
+        for steps, (stream_id, tail) in enumerate(with_bytes, 1):
+            blobs.append((stream_id, extents.join(_save_tail(packs, stream_id, tail))))
+            if steps % _STEP_EXTENTS == 0 or len(tail.data) > shop.big_bytes:
+                yield
+        infos = packs.finish()
+    except BaseException:
+        packs.abandon()
+        raise
+    # From here on the packs stay: should this fail, the manifest may or may not name them after a crash.
+    yield from shop.manifest.save(Commit(True, plan.lsn, plan.segment, infos, (), gone), kept)
+    _drop_segments(shop, plan.segment)
+    return Saved(blobs, infos)
+
+
+def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
+    saved = []
+    index, position = tail.index, tail.position
+    data = memoryview(tail.data)
+    while index < tail.end_index:
+        end_index, end_position = tail.cut(index, position, tail.end_index, EXTENT_MAX_BYTES)
+        ends = tail.ends[index - tail.index : end_index - tail.index]
+        distances = array("I", [end - position for end in ends])
+        piece = data[position - tail.position : end_position - tail.position]
+        saved.append(packs.writer(len(piece)).add(stream_id, index, position, (piece,), distances))
+        index, position = end_index, end_position
+    return saved
+
+
+def _kept(shop: Workshop, plan: Plan) -> Generator[None, None, list[Kept]]:
+    starved = {each.stream_id: each.lsn for each in plan.frozen if each.image is None}
+    told = (yield from _told_by_log(shop, starved, plan.lsn)) if starved else {}
+    kept = []
+    for stream_id, lsn, image, tail in plan.frozen:
+        found = image if image is not None else told[stream_id]
+        assert tail is None or (found.index, found.position) == (tail.end_index, tail.end_position)
+        kept.append(Kept(stream_id, lsn, found))
+    return kept
+
+
+def _told_by_log(shop: Workshop, wanted: dict[int, int], lsn: int) -> Generator[None, None, dict[int, Image]]:
+    """The state of streams as of given records: their last image, and what the log adds to it."""
+    catalog: Catalog[Stream] = Catalog(Stream)
+    known: dict[int, int] = {}
+    for stream_id in wanted:
+        kept = shop.manifest.kept(stream_id)
+        if kept is not None:
+            catalog.apply(kept.state)
+            known[stream_id] = kept.lsn
+    records = records_of(shop.filesystem, shop.log_directory, shop.manifest.segment, wanted)
+    for steps, logged in enumerate(records, 1):
+        if logged.lsn <= max(known.get(logged.stream_id, 0), shop.manifest.lsn):
+            continue
+        record = logged.record
+        if not isinstance(record, Delete):
+            catalog.apply(record)
+        elif logged.lsn <= lsn:
+            # It lives on for its forks. A later end of it is left to the replay: see `Frozen`.
+            catalog.by_id[record.id].deleted = True
+        if steps % 256 == 0:
+            yield
+    return {stream_id: catalog.by_id[stream_id].image() for stream_id in wanted}
+
+
+def _drop_segments(shop: Workshop, first_needed: int) -> None:
+    while shop.segments and shop.segments[0].number < first_needed:
+        path = segment_path(shop.log_directory, shop.segments[0].number)
+        try:
+            shop.filesystem.unlink(path)
+        except OSError as error:
+            log.warning("%s is no longer needed but stays until the next start: %s", path, error)
+        del shop.segments[0]

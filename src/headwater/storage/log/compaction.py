@@ -1,0 +1,107 @@
+"""Rewriting packs: the living extents of some packs move to fresh ones, neighbours of a stream joined on the way.
+
+The old packs stay readable until every stream has been told of the new place, and their files until after that. A
+crash at any point leaves either the old packs in the manifest, or the new ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Generator, Iterator
+from typing import Final, NamedTuple
+
+from headwater.storage.log import extents
+from headwater.storage.log.checkpoint import PackPair, Workshop
+from headwater.storage.log.extents import Extent
+from headwater.storage.log.manifest import Commit
+from headwater.storage.log.packs import Pack, PackInfo
+from headwater.storage.log.shelf import BIG, Rewrite
+
+MERGED_MAX_BYTES: Final = 64 * 1024 * 1024
+_STEP_BYTES: Final = 1024 * 1024
+
+
+class Move(NamedTuple):
+    """`runs` extents of a stream, the first of them `first`, are now also at `merged`."""
+
+    stream_id: int
+    first: Extent
+    runs: int
+    merged: Extent
+
+
+class Rewritten(NamedTuple):
+    moves: list[Move]
+    added: tuple[PackInfo, ...]
+    dropped: tuple[int, ...]
+
+
+def rewrite_packs(shop: Workshop, rewrite: Rewrite) -> Generator[None, None, Rewritten]:
+    """The job."""
+    sources: dict[int, Pack] = {}
+    small_tier = 0 if rewrite.tier == BIG else rewrite.tier
+    fresh = PackPair(shop, small_tier, min(info.born for info in rewrite.sources))
+    moves: list[Move] = []
+    written = 0
+    try:
+        for info in rewrite.sources:
+            sources[info.number] = Pack(shop.filesystem, shop.pack_directory, info)
+        for stream_id in _streams_in(sources):
+            for group in _neighbours(shop.extents_of(stream_id), sources):
+                moves.append(Move(stream_id, group[0], len(group), _merge(fresh, sources, stream_id, group)))
+                written += moves[-1].merged.length + 4096
+                if written >= _STEP_BYTES:
+                    written = 0
+                    yield
+        added = fresh.finish()
+    except BaseException:
+        fresh.abandon()
+        raise
+    finally:
+        for pack in sources.values():
+            pack.close()
+    dropped = tuple(info.number for info in rewrite.sources)
+    manifest = shop.manifest
+    for _ in manifest.save(Commit(True, manifest.lsn, manifest.segment, added, dropped), []):
+        # In one step: a checkpoint that came in between would be undone by what this says of the log.
+        pass
+    return Rewritten(moves, added, dropped)
+
+
+def _streams_in(sources: dict[int, Pack]) -> Iterator[int]:
+    """The streams that have extents in these packs, each once, in order."""
+    previous = -1
+    for located in heapq.merge(*(pack.extents() for pack in sources.values()), key=lambda located: located.stream_id):
+        if located.stream_id != previous:
+            previous = located.stream_id
+            yield previous
+
+
+def _neighbours(blob: bytes, sources: dict[int, Pack]) -> Iterator[list[Extent]]:
+    """A stream's extents in the sources, those that follow each other together."""
+    group: list[Extent] = []
+    size = 0
+    for extent in extents.split(blob):
+        if group and (extent.pack not in sources or size + extent.length > MERGED_MAX_BYTES):
+            yield group
+            group, size = [], 0
+        if extent.pack in sources:
+            group.append(extent)
+            size += extent.length
+    if group:
+        yield group
+
+
+def _merge(fresh: PackPair, sources: dict[int, Pack], stream_id: int, group: list[Extent]) -> Extent:
+    first = group[0]
+    ends = array("I")
+    for extent in group:
+        theirs = sources[extent.pack].ends(extent).slice(0, extent.messages)
+        shift = extent.position - first.position
+        if shift:
+            ends.extend([end + shift for end in theirs])
+        else:
+            ends.frombytes(theirs.cast("B"))
+    pieces = (sources[extent.pack].data(extent.offset, extent.offset + extent.length) for extent in group)
+    return fresh.writer(ends[-1]).add(stream_id, first.first_index, first.position, pieces, ends)

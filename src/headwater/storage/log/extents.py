@@ -1,0 +1,87 @@
+"""Extents: where the saved bytes of a stream lie, in the compact form that is kept for every stream.
+
+An extent is a run of whole messages in one pack. A stream's extents are one `bytes` object of fixed-size entries in
+the order of the stream, without gap or overlap: 48 bytes each, so that a hundred thousand idle streams cost little.
+The object is replaced, never changed, so that another thread may look at it at any time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+EXTENT: Final = struct.Struct("<6Q")
+NO_EXTENTS: Final = b""
+
+_PAIR: Final = struct.Struct("<QQ")
+_INDEX_AT: Final = 16
+_unpack = EXTENT.unpack_from
+
+
+class Extent(NamedTuple):
+    """Messages from `first_index`, bytes from `position` of a stream; they lie at `offset` of a pack."""
+
+    pack: int
+    offset: int
+    first_index: int
+    position: int
+    messages: int
+    length: int
+
+    @property
+    def end_index(self) -> int:
+        return self.first_index + self.messages
+
+    @property
+    def end_position(self) -> int:
+        return self.position + self.length
+
+
+def join(extents: Iterable[Extent]) -> bytes:
+    return b"".join([EXTENT.pack(*extent) for extent in extents])
+
+
+def split(blob: bytes) -> Iterator[Extent]:
+    return map(Extent._make, EXTENT.iter_unpack(blob))
+
+
+def count(blob: bytes) -> int:
+    return len(blob) // EXTENT.size
+
+
+def at(blob: bytes, number: int) -> Extent:
+    return Extent._make(_unpack(blob, number * EXTENT.size))
+
+
+def last(blob: bytes) -> Extent:
+    return Extent._make(_unpack(blob, len(blob) - EXTENT.size))
+
+
+def find_index(blob: bytes, index: int) -> int:
+    """The number of the extent that holds message `index`: the last one that begins at or before it."""
+    return _find(blob, index, 0)
+
+
+def find_position(blob: bytes, position: int) -> int:
+    """The number of the extent that holds the byte at `position`."""
+    return _find(blob, position, 1)
+
+
+def _find(blob: bytes, wanted: int, field: int) -> int:
+    low, high = 0, len(blob) // EXTENT.size
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _PAIR.unpack_from(blob, middle * EXTENT.size + _INDEX_AT)[field] <= wanted:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def replace_run(blob: bytes, first: Extent, runs: int, merged: Extent) -> bytes:
+    """`runs` consecutive extents, of which `first` is the first, become `merged`."""
+    start = find_position(blob, first.position) * EXTENT.size
+    assert EXTENT.unpack_from(blob, start) == first, "an extent moved while it was being merged"
+    end = start + runs * EXTENT.size
+    return blob[:start] + EXTENT.pack(*merged) + blob[end:]

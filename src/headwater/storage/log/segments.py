@@ -1,0 +1,197 @@
+"""The write-ahead log: all streams in one file at a time, one write (and in `file-durable` one sync) per batch.
+
+Invariants: a segment's header and name are durable before its first batch; a segment is begun only when every batch
+before it is as durable as the mode promises; no segment is ever written by a second process, re-created or filled
+ahead. After the first error nothing more is written: what a failed write or sync left behind is unknown, and a second
+sync can report success for pages that the first one lost.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from headwater.storage.filesystem import Appender, Bytes, Filesystem
+from headwater.storage.interface import Committed, WriteFailed
+from headwater.storage.log.frames import BODY_MAX_BYTES, FRAME, BatchEncoder, seal
+
+SEGMENT_MAX_BYTES: Final = 2**30
+"""A segment is read whole at boot; a larger setting is taken as this."""
+
+_HEADER: Final = struct.Struct("<8sQQQQ16sI")
+_CHECKSUM: Final = struct.Struct("<I")
+HEADER_BYTES: Final = _HEADER.size + _CHECKSUM.size
+_MAGIC: Final = b"HWLOG\x00\x00\x01"
+_SYNCED: Final = 1
+_SUFFIX: Final = ".log"
+
+
+class SegmentHeader(NamedTuple):
+    number: int
+    first_lsn: int
+    previous_lsn: int
+    """The last record before this segment: a gap before it would show."""
+    salt: int
+    boot_id: bytes
+    synced: bool
+    """Whether each batch was synced before it was acknowledged."""
+
+
+class Segment(NamedTuple):
+    """A segment of the running log, as far as dropping it is concerned."""
+
+    number: int
+    first_lsn: int
+
+
+def segment_path(directory: Path, number: int) -> Path:
+    return directory / f"{number:016d}{_SUFFIX}"
+
+
+def segment_numbers(filesystem: Filesystem, directory: Path) -> list[int]:
+    """The segments in a directory, in order."""
+    names = (name.removesuffix(_SUFFIX) for name in filesystem.names(directory) if name.endswith(_SUFFIX))
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) == 16)
+
+
+def pack_header(header: SegmentHeader) -> bytes:
+    flags = _SYNCED if header.synced else 0
+    packed = _HEADER.pack(
+        _MAGIC, header.number, header.first_lsn, header.previous_lsn, header.salt, header.boot_id, flags
+    )
+    return packed + _CHECKSUM.pack(zlib.crc32(packed))
+
+
+def unpack_header(data: Bytes) -> SegmentHeader | None:
+    """The header at the start of a segment, or None when it is not whole and sound."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, number, first_lsn, previous_lsn, salt, boot_id, flags = _HEADER.unpack_from(data)
+    (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
+    if magic != _MAGIC or zlib.crc32(data[: _HEADER.size]) != checksum:
+        return None
+    return SegmentHeader(number, first_lsn, previous_lsn, salt, boot_id, bool(flags & _SYNCED))
+
+
+class LogWriter:
+    """The end of the log. `write` and `rest` may be called from any thread."""
+
+    def __init__(
+        self,
+        filesystem: Filesystem,
+        directory: Path,
+        *,
+        number: int,
+        last_lsn: int,
+        previous_lsn: int,
+        segment_bytes: int,
+        durable: bool,
+        older: Sequence[Segment] = (),
+    ) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._segment_bytes = min(segment_bytes, SEGMENT_MAX_BYTES)
+        self._durable = durable
+        self._encoder = BatchEncoder()
+        self._lock = threading.Lock()
+        self._at_rest = True
+        self.last_lsn = last_lsn
+        self.failure: str | None = None
+        self.segments: list[Segment] = list(older)
+        self._file, self._size, self._salt = self._begin(number, previous_lsn)
+
+    def write(self, batch: Sequence[Committed]) -> None:
+        """Append a batch; when this returns it is as durable as the mode promises."""
+        with self._lock:
+            self._check()
+            frame = self._encoder.encode(batch, self.last_lsn + 1, self._salt)
+            if len(frame) - FRAME.size > BODY_MAX_BYTES:
+                raise WriteFailed(f"A batch of {len(frame)} bytes is more than the log can take.")
+            try:
+                self._append(frame)
+            except BaseException as error:
+                raise self._fail(error) from error
+            self.last_lsn += len(batch)
+            self._at_rest = False
+
+    def rest(self) -> None:
+        """Mark that all before is whole, so that damage at rest to the last batch cannot pass for a torn write."""
+        with self._lock:
+            if self._at_rest or self.failure is not None:
+                return
+            frame = bytearray(FRAME.size)
+            seal(frame, self._salt, self.last_lsn + 1, 0)
+            try:
+                self._append(frame)
+            except BaseException as error:
+                raise self._fail(error) from error
+            self._at_rest = True
+
+    @property
+    def at_rest(self) -> bool:
+        return self._at_rest
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the segment that is being written."""
+        return self._size
+
+    def fail(self, reason: str) -> None:
+        """Take no more writes, because something else that the log relies on has failed."""
+        self.failure = self.failure or reason
+
+    def close(self) -> None:
+        with self._lock:
+            self.fail("The store is closed.")
+            self._file.close()
+
+    def _append(self, frame: bytearray) -> None:
+        if self._size >= self._segment_bytes:
+            full = self._file
+            self._file, self._size, self._salt = self._begin(self.segments[-1].number + 1, self.last_lsn)
+            full.close()
+            # The frame carries the salt of the segment that it was meant for.
+            _, _, _, number, count = FRAME.unpack_from(frame)
+            seal(frame, self._salt, number, count)
+        write_whole(self._file, frame)
+        if self._durable:
+            self._file.sync()
+        self._size += len(frame)
+
+    def _begin(self, number: int, previous_lsn: int) -> tuple[Appender, int, int]:
+        salt = secrets.randbits(64)
+        path = segment_path(self._directory, number)
+        file = self._filesystem.create(path)
+        try:
+            header = SegmentHeader(
+                number, self.last_lsn + 1, previous_lsn, salt, self._filesystem.boot_id(), self._durable
+            )
+            write_whole(file, pack_header(header))
+            file.sync()
+            self._filesystem.sync_directory(self._directory)
+        except BaseException:
+            file.close()
+            raise
+        self.segments.append(Segment(number, self.last_lsn + 1))
+        return file, HEADER_BYTES, salt
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise WriteFailed(self.failure)
+
+    def _fail(self, error: BaseException) -> WriteFailed:
+        path = segment_path(self._directory, self.segments[-1].number)
+        self.fail(f"Writing {path} failed: {error}")
+        return WriteFailed(self.failure)
+
+
+def write_whole(file: Appender, data: Bytes) -> None:
+    """Write all of it, in as many calls as the system needs."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]

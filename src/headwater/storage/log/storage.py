@@ -1,0 +1,320 @@
+"""Storage modes `file-fast` and `file-durable`: a shared log, hot tails in memory, the rest in packs.
+
+A write is one append to the log, synced in `file-durable`; it touches nothing that readers use. What is in the log but
+not yet in a pack is held in memory, at most `hot_tail_bytes` of it: when half is full a checkpoint begins, and while
+it cannot keep up, writes wait for it. Both modes have the same format, so a directory can change between them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from headwater.core.records import Append, Create, Delete, Document, Record
+from headwater.storage.directory import Directory, open_directory
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.interface import Committed, Corrupt, ImageOf, StorageError, Usage, WriteFailed
+from headwater.storage.log import holdings
+from headwater.storage.log.checkpoint import Workshop
+from headwater.storage.log.holdings import Damaged, Holding, memory_of
+from headwater.storage.log.manifest import REWRITE_FLOOR_BYTES, Manifest
+from headwater.storage.log.recovery import LOG_NAME, PACKS_NAME, Recovery, name_of
+from headwater.storage.log.segments import LogWriter
+from headwater.storage.log.shelf import FANOUT, OPEN_MAX, Shelf
+from headwater.storage.log.tending import SEGMENTS_MAX, Hot, Tender, document_bytes
+from headwater.storage.log.worker import ThreadWorker, Worker
+
+log = logging.getLogger("headwater.storage")
+
+FREE_CHECK_S: Final = 1.0
+FAMILY: Final = "log"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The sizes that shape a store. The defaults suit a server; tests make them tiny."""
+
+    segment_bytes: int = 64 * 1024 * 1024
+    hot_tail_bytes: int = 64 * 1024 * 1024
+    reserve_bytes: int | None = None
+    """New writes are turned down when less is free. By default enough for a checkpoint and two segments."""
+    big_bytes: int = 1024 * 1024
+    """Extents of this size are not merged any more."""
+    segments_max: int = SEGMENTS_MAX
+    fanout: int = FANOUT
+    open_packs_max: int = OPEN_MAX
+    manifest_floor_bytes: int = REWRITE_FLOOR_BYTES
+
+    @property
+    def reserve(self) -> int:
+        if self.reserve_bytes is not None:
+            return self.reserve_bytes
+        return self.hot_tail_bytes + 2 * self.segment_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LogStats:
+    """What a store is made of."""
+
+    streams: int
+    payload_bytes: int
+    memory_bytes: int
+    segments: int
+    packs: int
+    live_bytes: int
+    dead_bytes: int
+    free_bytes: int
+
+
+class LogStorage:
+    def __init__(
+        self,
+        filesystem: Filesystem,
+        directory: Path,
+        *,
+        durable: bool,
+        settings: LogSettings | None = None,
+        worker: Worker | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._filesystem = filesystem
+        self._path = directory
+        self._durable = durable
+        self._settings = settings if settings is not None else LogSettings()
+        self._worker = worker if worker is not None else ThreadWorker()
+        self._clock = clock
+        self._directory: Directory = open_directory(filesystem, directory, FAMILY)
+        self._manifest = Manifest(filesystem, directory, rewrite_floor=self._settings.manifest_floor_bytes)
+        self._shelf = Shelf(
+            filesystem,
+            directory / PACKS_NAME,
+            fanout=self._settings.fanout,
+            open_max=self._settings.open_packs_max,
+        )
+        self._hot = Hot()
+        self._holdings = self._hot.holdings
+        self._payload_bytes = 0
+        self._writer: LogWriter | None = None
+        self._tender: Tender | None = None
+        self._free_bytes = 0
+        self._free_checked_at: float | None = None
+
+    @property
+    def waits_for_disk(self) -> bool:
+        return self._durable
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def recover(self) -> Iterator[Record]:
+        recovery = Recovery(self._filesystem, self._path, self._manifest)
+        try:
+            yield from recovery.records()
+            self._writer = recovery.settle(durable=self._durable, segment_bytes=self._settings.segment_bytes)
+        except OSError as error:
+            # A file that cannot be read may hold anything: going on without it would lose what it holds.
+            raise StorageError(f"Data directory {self._path} cannot be recovered: {error}") from error
+        hot = self._hot
+        hot.holdings = self._holdings = recovery.holdings
+        hot.dirty = recovery.dirty
+        hot.documents = recovery.documents
+        hot.gone = list(recovery.condemned)
+        hot.condemned = recovery.condemned
+        hot.lsn = recovery.last_lsn
+        hot.bytes = sum(document_bytes(key, value) for key, value in hot.documents.items())
+        for info in self._manifest.packs.values():
+            self._shelf.add(info)
+        for holding in hot.holdings.values():
+            self._shelf.hold(holding.extents)
+            self._payload_bytes += holding.payload_bytes
+            hot.bytes += memory_of(holding.tail)
+        for holding in hot.condemned.values():
+            self._shelf.hold(holding.extents)
+            hot.condemned_bytes += holding.payload_bytes
+        self._shelf.settle(self._manifest.packs.values())
+        shop = Workshop(
+            self._filesystem,
+            self._path / LOG_NAME,
+            self._path / PACKS_NAME,
+            self._manifest,
+            self._writer.segments,
+            itertools.count(recovery.last_pack + 1).__next__,
+            hot.extents_of,
+            self._settings.big_bytes,
+        )
+        self._tender = Tender(
+            shop,
+            hot,
+            self._shelf,
+            self._writer,
+            self._worker,
+            hot_tail_bytes=self._settings.hot_tail_bytes,
+            segments_max=self._settings.segments_max,
+            clock=self._clock,
+        )
+
+    def close(self) -> None:
+        """End in good order. What is only in the log stays there for the next start."""
+        self._worker.close()
+        if self._writer is not None:
+            try:
+                self._writer.rest()
+            except WriteFailed as error:
+                log.error("the log could not be marked as whole: %s", error)
+            self._writer.close()
+        self._manifest.close()
+        self._shelf.close()
+        self._directory.close()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def write(self, batch: Sequence[Committed]) -> None:
+        writer, tender = self._writer, self._tender
+        assert writer is not None
+        assert tender is not None
+        if tender.crowded:
+            tender.wait()
+        writer.write(batch)
+
+    def absorb(self, batch: Sequence[Committed]) -> None:
+        hot = self._hot
+        all_holdings = self._holdings
+        dirty = hot.dirty
+        for record, removed in batch:
+            if isinstance(record, Append):
+                stream_id = record.id
+                dirty.add(stream_id)
+                payload = record.payload
+                if payload:
+                    holding = all_holdings[stream_id]
+                    tail = holding.tail
+                    if tail is None:
+                        tail = holding.growing_tail()
+                        hot.bytes += memory_of(tail)
+                    tail.extend(payload, record.lengths)
+                    size = len(payload)
+                    hot.bytes += size + 8 * len(record.lengths)
+                    self._payload_bytes += size
+            elif isinstance(record, Document):
+                self._absorb_document(record)
+            else:
+                dirty.add(record.id)
+                if isinstance(record, Create):
+                    self._absorb_create(record)
+                elif isinstance(record, Delete) and record.id not in removed:
+                    hot.ended.add(record.id)
+            if removed:
+                for stream_id in removed:
+                    self._remove(stream_id, hot.lsn)
+            hot.lsn += 1
+
+    def tend(self, image_of: ImageOf) -> None:
+        assert self._tender is not None
+        self._tender.tend(image_of)
+
+    def refusal(self) -> str | None:
+        if self._writer is not None and self._writer.failure is not None:
+            return self._writer.failure
+        if self._tender is not None and self._tender.trouble is not None:
+            return self._tender.trouble
+        free = self._free()
+        if free < self._settings.reserve:
+            return (
+                f"The disk is nearly full: {free} bytes are free in {self._path}, and {self._settings.reserve}"
+                " are kept in reserve."
+            )
+        return None
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def boundary(self, stream_id: int, index: int) -> int | None:
+        holding = self._holdings[stream_id]
+        return self._guarded(stream_id, lambda: holdings.boundary(holding, self._shelf, index))
+
+    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        holding = self._holdings[stream_id]
+        return self._guarded(
+            stream_id, lambda: holdings.cut(holding, self._shelf, index, position, end_index, max_bytes)
+        )
+
+    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
+        holding = self._holdings[stream_id]
+        return self._guarded(stream_id, lambda: holdings.lengths(holding, self._shelf, index, end_index))
+
+    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
+        holding = self._holdings[stream_id]
+        tail = holding.tail
+        if tail is not None and position >= tail.position:
+            return (tail.read(position, end_position),)
+        return self._guarded(stream_id, lambda: holdings.read(holding, self._shelf, position, end_position))
+
+    # -- figures ---------------------------------------------------------------------------------------------------
+
+    def usage(self) -> Usage:
+        return Usage(self._payload_bytes, self._hot.bytes + self._hot.frozen_bytes)
+
+    def stats(self) -> LogStats:
+        assert self._writer is not None
+        live = self._shelf.live_bytes
+        return LogStats(
+            streams=len(self._holdings),
+            payload_bytes=self._payload_bytes,
+            memory_bytes=self._hot.bytes + self._hot.frozen_bytes,
+            segments=len(self._writer.segments),
+            packs=len(self._shelf),
+            live_bytes=live,
+            dead_bytes=self._shelf.data_bytes - live,
+            free_bytes=self._free(),
+        )
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _absorb_create(self, record: Create) -> None:
+        fork = record.fork
+        holding = Holding(fork.index, fork.position) if fork is not None else Holding(0, 0)
+        self._holdings[record.id] = holding
+        if record.payload:
+            tail = holding.growing_tail()
+            tail.extend(record.payload, record.lengths)
+            self._hot.bytes += memory_of(tail)
+            self._payload_bytes += len(record.payload)
+
+    def _absorb_document(self, record: Document) -> None:
+        hot = self._hot
+        if record.key in hot.documents:
+            hot.bytes -= document_bytes(record.key, hot.documents[record.key])
+        hot.documents[record.key] = record.value
+        hot.bytes += document_bytes(record.key, record.value)
+
+    def _remove(self, stream_id: int, lsn: int) -> None:
+        assert self._tender is not None
+        hot = self._hot
+        holding = self._holdings.pop(stream_id)
+        self._payload_bytes -= holding.payload_bytes
+        self._tender.capture(stream_id, holding, lsn)
+        hot.bytes -= memory_of(holding.tail)
+        holding.tail = None
+        hot.dirty.discard(stream_id)
+        hot.gone.append(stream_id)
+        hot.condemned[stream_id] = holding
+        hot.condemned_bytes += holding.payload_bytes
+
+    def _guarded(self, stream_id: int, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except Damaged as damage:
+            name = name_of(self._manifest, stream_id)
+            raise Corrupt(f"{name} is damaged at position {damage.position}: {damage}") from damage
+
+    def _free(self) -> int:
+        now = self._clock()
+        if self._free_checked_at is None or now - self._free_checked_at >= FREE_CHECK_S:
+            self._free_checked_at = now
+            self._free_bytes = self._filesystem.free_bytes(self._path)
+        return self._free_bytes

@@ -1,0 +1,337 @@
+"""Tending: when checkpoints and rewrites happen, and how their results reach the readers.
+
+All of this runs on the event loop, in slices of a few milliseconds; the long parts are jobs of the worker. A
+checkpoint goes through three phases: *freezing* the streams that changed, *saving* (a job), and *telling* each stream
+where its bytes lie now. Until a stream is told, it reads from what was frozen. One checkpoint at a time.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from headwater.core.records import Image
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.interface import ImageOf
+from headwater.storage.log.checkpoint import Frozen, Plan, Saved, Workshop, save_checkpoint
+from headwater.storage.log.compaction import Rewritten, rewrite_packs
+from headwater.storage.log.extents import NO_EXTENTS, join, replace_run
+from headwater.storage.log.holdings import Holding, memory_of
+from headwater.storage.log.packs import pack_path
+from headwater.storage.log.segments import LogWriter
+from headwater.storage.log.shelf import Rewrite, Shelf
+from headwater.storage.log.worker import Outcome, Worker
+
+log = logging.getLogger("headwater.storage")
+
+SLICE_S: Final = 0.002
+SEGMENTS_MAX: Final = 2
+"""More log than this is saved even if little of it is data, so that a boot never has much to replay."""
+REST_S: Final = 1.0
+RETRY_S: Final = 1.0
+REWRITE_RETRY_S: Final = 60.0
+ASKS_MAX: Final = 8
+"""How often a busy stream is asked for its state before it is read back from the log."""
+
+_PASSING: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Errors that go away: the attempt is given up and made again, in other files."""
+
+
+class Step(enum.Enum):
+    """What comes next in a piece of work: more of it, or nothing until somebody else is done."""
+
+    MORE = enum.auto()
+    WAIT = enum.auto()
+
+
+Steps: TypeAlias = Iterator[Step]
+
+
+class Hot:
+    """What is not saved yet, and so is held in memory. Belongs to the event loop."""
+
+    __slots__ = (
+        "bytes",
+        "condemned",
+        "condemned_bytes",
+        "dirty",
+        "documents",
+        "doomed",
+        "ended",
+        "frozen_bytes",
+        "gone",
+        "holdings",
+        "lsn",
+    )
+
+    def __init__(self) -> None:
+        self.holdings: dict[int, Holding] = {}
+        self.dirty: set[int] = set()
+        self.documents: dict[str, bytes | None] = {}
+        self.gone: list[int] = []
+        """Streams that were removed since the last checkpoint began."""
+        self.ended: set[int] = set()
+        """Streams that were deleted since the last checkpoint began, but live on for their forks."""
+        self.condemned: dict[int, Holding] = {}
+        """What the manifest still knows of streams that are gone: their bytes stay until it has forgotten them."""
+        self.doomed: dict[int, Holding] = {}
+        """Those that the checkpoint under way makes it forget."""
+        self.condemned_bytes = 0
+        self.lsn = 0
+        """The last record that was absorbed."""
+        self.bytes = 0
+        self.frozen_bytes = 0
+
+    def find(self, stream_id: int) -> Holding | None:
+        """What there is of a stream, be it gone or not. Safe from any thread."""
+        return self.holdings.get(stream_id) or self.condemned.get(stream_id) or self.doomed.get(stream_id)
+
+    def extents_of(self, stream_id: int) -> bytes:
+        # From any thread: the extents of a stream are replaced as a whole, never changed.
+        holding = self.find(stream_id)
+        return holding.extents if holding is not None else NO_EXTENTS
+
+
+class Tender:
+    def __init__(
+        self,
+        shop: Workshop,
+        hot: Hot,
+        shelf: Shelf,
+        writer: LogWriter,
+        worker: Worker,
+        *,
+        hot_tail_bytes: int,
+        segments_max: int = SEGMENTS_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shop = shop
+        self._hot = hot
+        self._shelf = shelf
+        self._writer = writer
+        self._worker = worker
+        self._hot_max = hot_tail_bytes
+        self._segments_max = segments_max
+        self._clock = clock
+        self._steps: Steps | None = None
+        self._image_of: ImageOf | None = None
+        self._to_freeze: set[int] = set()
+        self._frozen: list[Frozen] = []
+        self._saving: Outcome | None = None
+        self._chores: Steps | None = None
+        self._look_at = 0.0
+        self._seen_lsn = -1
+        self.trouble: str | None = None
+        """Why saving is held up for the moment, if it is."""
+
+    @property
+    def crowded(self) -> bool:
+        """Whether memory is so full that new data must wait for the checkpoint under way."""
+        return self._hot.bytes + self._hot.frozen_bytes >= self._hot_max
+
+    def wait(self) -> None:
+        """Block until the worker has saved what it is saving, if it is. From any thread."""
+        saving = self._saving
+        if saving is not None and not saving.done:
+            self._worker.wait(saving)
+
+    def tend(self, image_of: ImageOf) -> None:
+        hot = self._hot
+        if self._writer.failure is not None:
+            return
+        if self._steps is None and (2 * hot.bytes >= self._hot_max or len(self._writer.segments) > self._segments_max):
+            self._steps = self._checkpoint()
+        if self._steps is not None:
+            self._image_of = image_of
+            self._steps = self._advance(self._steps)
+            self._image_of = None
+        now = self._clock()
+        if self._chores is None and now >= self._look_at and self._steps is None:
+            self._look_at = now + REST_S
+            self._chores = self._chore()
+        if self._chores is not None:
+            self._chores = self._advance(self._chores)
+
+    def _advance(self, steps: Steps) -> Steps | None:
+        """Go on for a slice, or until there is something to wait for; without limit while new data has to wait."""
+        deadline = self._clock() + SLICE_S
+        for step in steps:
+            if step is Step.WAIT or (self._clock() >= deadline and not self.crowded):
+                return steps
+        return None
+
+    # -- a checkpoint ----------------------------------------------------------------------------------------------
+
+    def _checkpoint(self) -> Steps:
+        hot = self._hot
+        lsn = hot.lsn
+        segment = max(segment.number for segment in self._writer.segments if segment.first_lsn <= lsn + 1)
+        documents, hot.documents = hot.documents, {}
+        hot.bytes -= sum(document_bytes(key, value) for key, value in documents.items())
+        gone, hot.gone = tuple(hot.gone), []
+        hot.doomed, hot.condemned, hot.condemned_bytes = hot.condemned, {}, 0
+        hot.ended.clear()
+        self._to_freeze, hot.dirty = hot.dirty, set()
+        yield from self._freeze()
+        frozen, self._frozen = self._frozen, []
+        plan = Plan(lsn, segment, frozen, documents, gone)
+        saved: Saved | None = None
+        while saved is None:
+            saved = yield from self._save(plan)
+            if self._writer.failure is not None:
+                return
+        yield from self._tell(saved)
+        for holding in hot.doomed.values():
+            self._shelf.release(holding.extents)
+        hot.doomed = {}
+        hot.frozen_bytes = 0
+        self._look_at = 0.0
+
+    def _freeze(self) -> Steps:
+        """Take each stream's bytes and state in the same moment. Busy ones are asked again, and at last not asked."""
+        for asks in range(ASKS_MAX, -1, -1):
+            for steps, stream_id in enumerate(tuple(self._to_freeze), 1):
+                # A stream that is gone since was captured when it went.
+                if stream_id in self._to_freeze:
+                    self._freeze_one(stream_id, insist=not asks)
+                if steps % 16 == 0:
+                    yield Step.MORE
+            if not self._to_freeze:
+                break
+            yield Step.WAIT
+
+    def _freeze_one(self, stream_id: int, *, insist: bool) -> None:
+        hot = self._hot
+        assert self._image_of is not None
+        image = self._image_of(stream_id)
+        if image is None and not insist:
+            return
+        holding = hot.holdings[stream_id]
+        assert image is None or (image.index, image.position) == holding.end
+        if stream_id not in hot.ended:
+            hot.dirty.discard(stream_id)
+        elif image is not None:
+            # Its end is left to the replay now, and to the next checkpoint then.
+            image = msgspec.structs.replace(image, deleted=False)
+        self._set_aside(stream_id, holding, hot.lsn, image)
+
+    def capture(self, stream_id: int, holding: Holding, lsn: int) -> None:
+        """A stream is about to be removed, and was as given after record `lsn`: the last moment to save it as it was.
+
+        A checkpoint under way has to know it if it was there when that began.
+        """
+        if stream_id in self._to_freeze:
+            self._set_aside(stream_id, holding, lsn, None)
+
+    def _set_aside(self, stream_id: int, holding: Holding, lsn: int, image: Image | None) -> None:
+        tail = holding.freeze()
+        size = memory_of(tail)
+        self._hot.bytes -= size
+        self._hot.frozen_bytes += size
+        self._to_freeze.discard(stream_id)
+        self._frozen.append(Frozen(stream_id, lsn, image, tail))
+
+    def _save(self, plan: Plan) -> Generator[Step, None, Saved | None]:
+        self._saving = outcome = self._worker.submit(save_checkpoint(self._shop, plan), urgent=True)
+        while not outcome.done:
+            yield Step.WAIT
+        self._saving = None
+        error = outcome.error
+        if error is None:
+            self.trouble = None
+            saved: Saved = outcome.result
+            return saved
+        if not (isinstance(error, OSError) and error.errno in _PASSING):
+            log.critical("a checkpoint failed, no more writes are taken: %s", error, exc_info=error)
+            self._writer.fail(f"Saving a checkpoint failed: {error}")
+            return None
+        log.error("a checkpoint failed and will be tried again: %s", error)
+        self.trouble = f"Stored data cannot be saved for the moment: {error}"
+        again_at = self._clock() + RETRY_S
+        while self._clock() < again_at:
+            yield Step.WAIT
+        return None
+
+    def _tell(self, saved: Saved) -> Steps:
+        hot = self._hot
+        for info in saved.packs:
+            self._shelf.add(info)
+        for steps, (stream_id, blob) in enumerate(saved.blobs, 1):
+            holding = hot.find(stream_id)
+            assert holding is not None
+            hot.frozen_bytes -= memory_of(holding.frozen)
+            holding.extents += blob
+            holding.frozen = None
+            self._shelf.hold(blob)
+            if steps % 16 == 0:
+                yield Step.MORE
+        self._shelf.settle(saved.packs)
+
+    # -- chores ----------------------------------------------------------------------------------------------------
+
+    def _chore(self) -> Steps:
+        """Whatever else there is to do, one thing at a time."""
+        if self._seen_lsn == self._hot.lsn and not self._writer.at_rest and self._writer.failure is None:
+            outcome = self._worker.submit(_rest(self._writer), urgent=False)
+            while not outcome.done:
+                yield Step.WAIT
+        self._seen_lsn = self._hot.lsn
+        while (rewrite := self._shelf.next_rewrite()) is not None and self._writer.failure is None:
+            if not (yield from self._rewrite(rewrite)):
+                return
+
+    def _rewrite(self, rewrite: Rewrite) -> Generator[Step, None, bool]:
+        outcome = self._worker.submit(rewrite_packs(self._shop, rewrite), urgent=False)
+        while not outcome.done:
+            yield Step.WAIT
+        if outcome.error is not None:
+            numbers = [info.number for info in rewrite.sources]
+            log.error("packs %s could not be rewritten: %s", numbers, outcome.error)
+            if not isinstance(outcome.error, OSError):
+                self._shelf.spare(numbers)
+            self._look_at = self._clock() + REWRITE_RETRY_S
+            return False
+        rewritten: Rewritten = outcome.result
+        for info in rewritten.added:
+            self._shelf.add(info)
+        for steps, move in enumerate(rewritten.moves, 1):
+            holding = self._hot.find(move.stream_id)
+            if holding is not None:
+                holding.extents = replace_run(holding.extents, move.first, move.runs, move.merged)
+                self._shelf.hold(join((move.merged,)))
+            if steps % 16 == 0:
+                yield Step.MORE
+        self._shelf.settle(rewritten.added)
+        for number in rewritten.dropped:
+            self._shelf.remove(number)
+        paths = [pack_path(self._shop.pack_directory, number) for number in rewritten.dropped]
+        outcome = self._worker.submit(_unlink(self._shop.filesystem, paths), urgent=False)
+        while not outcome.done:
+            yield Step.WAIT
+        return True
+
+
+def document_bytes(key: str, value: bytes | None) -> int:
+    """About how much memory an unsaved document takes."""
+    return 200 + len(key) + len(value or b"")
+
+
+def _rest(writer: LogWriter) -> Generator[None, None, None]:
+    writer.rest()
+    yield
+
+
+def _unlink(filesystem: Filesystem, paths: list[Path]) -> Generator[None, None, None]:
+    for path in paths:
+        try:
+            filesystem.unlink(path)
+        except OSError as error:
+            log.warning("%s is no longer needed but stays until the next start: %s", path, error)
+        yield

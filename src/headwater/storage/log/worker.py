@@ -1,0 +1,112 @@
+"""The store's own worker: long jobs, done in small steps beside the event loop.
+
+A job is a generator: it does a little, yields, and at its end returns a result. An urgent job goes before background
+ones, between any two of their steps. All jobs run on one thread, so they need no locks among themselves. What a job
+changes on the loop's side is applied there, from its result.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Generator
+from typing import Any, Final, Protocol, TypeAlias
+
+Job: TypeAlias = Generator[None, None, Any]
+
+_BREATH_S: Final = 0.0002
+"""Sleeping this long after a step lets the event loop have the interpreter when it wants it."""
+
+
+class Outcome:
+    """What became of a job: `done` turns true once, then either `error` or `result` is set."""
+
+    __slots__ = ("done", "error", "job", "result")
+
+    def __init__(self, job: Job) -> None:
+        self.job: Final = job
+        self.done = False
+        self.error: BaseException | None = None
+        self.result: Any = None
+
+    def step(self) -> None:
+        """One step of the job, to be called by a worker until it is done."""
+        try:
+            next(self.job)
+        except StopIteration as stop:
+            self.result = stop.value
+            self.done = True
+        except BaseException as error:
+            self.error = error
+            self.done = True
+
+
+class Worker(Protocol):
+    def submit(self, job: Job, *, urgent: bool) -> Outcome: ...
+
+    def wait(self, outcome: Outcome) -> None:
+        """Block until this job is done."""
+
+    def close(self) -> None:
+        """Finish urgent jobs, break off the others, and end."""
+
+
+class ThreadWorker:
+    """Runs jobs on a thread of its own, which is started with the first of them."""
+
+    def __init__(self) -> None:
+        self._urgent: deque[Outcome] = deque()
+        self._background: deque[Outcome] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._waiting = 0
+        self._closing = False
+
+    def submit(self, job: Job, *, urgent: bool) -> Outcome:
+        outcome = Outcome(job)
+        with self._changed:
+            (self._urgent if urgent else self._background).append(outcome)
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="headwater-store", daemon=True)
+            self._thread.start()
+        return outcome
+
+    def wait(self, outcome: Outcome) -> None:
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: outcome.done)
+            finally:
+                self._waiting -= 1
+
+    def close(self) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (outcome := self._next()) is not None:
+            outcome.step()
+            if outcome.done:
+                with self._changed:
+                    queue = self._urgent if outcome in self._urgent else self._background
+                    queue.remove(outcome)
+                    self._changed.notify_all()
+            elif not self._waiting:
+                time.sleep(_BREATH_S)
+        for outcome in self._background:
+            # A job that is broken off tidies up behind itself.
+            outcome.job.close()
+
+    def _next(self) -> Outcome | None:
+        with self._changed:
+            while not self._urgent and not self._background and not self._closing:
+                self._changed.wait()
+            if self._urgent:
+                return self._urgent[0]
+            return None if self._closing else self._background[0]

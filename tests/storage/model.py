@@ -1,0 +1,166 @@
+"""What a store should hold, kept in the plainest way: a list of messages for each stream.
+
+`Model` shares no code with the catalog or with any storage mode, so that a mistake in those cannot hide in both.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.records import Append, Create, Delete, Document, Record, Touch
+from headwater.storage.interface import Committed, Storage
+
+
+@dataclass
+class ModelStream:
+    name: str
+    content_type: str
+    ttl_secs: int | None
+    base: tuple[int, int]
+    fork_of: int | None
+    messages: list[bytes]
+    accessed_ms: int
+    written_ms: int
+    closed: bool
+    closed_by: tuple[str, int, int] | None = None
+    stream_seq: str | None = None
+    producers: dict[str, tuple[int, int]] = field(default_factory=dict)
+    deleted: bool = False
+
+    @property
+    def end(self) -> tuple[int, int]:
+        return self.base[0] + len(self.messages), self.base[1] + sum(map(len, self.messages))
+
+
+def split(payload: bytes, lengths: tuple[int, ...]) -> list[bytes]:
+    messages, at = [], 0
+    for length in lengths:
+        messages.append(payload[at : at + length])
+        at += length
+    assert at == len(payload)
+    return messages
+
+
+class Model:
+    def __init__(self) -> None:
+        self.streams: dict[int, ModelStream] = {}
+        self.documents: dict[str, bytes] = {}
+
+    def copy(self) -> Model:
+        return copy.deepcopy(self)
+
+    def after(self, batch: list[Committed]) -> Model:
+        later = self.copy()
+        later.apply_all(batch)
+        return later
+
+    def apply_all(self, batch: list[Committed]) -> None:
+        for record, removed in batch:
+            self.apply(record)
+            for stream_id in removed:
+                del self.streams[stream_id]
+
+    def apply(self, record: Record) -> None:
+        if isinstance(record, Create):
+            fork = record.fork
+            self.streams[record.id] = ModelStream(
+                record.name,
+                record.content_type,
+                record.ttl_secs,
+                (fork.index, fork.position) if fork is not None else (0, 0),
+                fork.source_id if fork is not None else None,
+                split(record.payload, record.lengths),
+                record.at_ms,
+                record.at_ms,
+                record.closed,
+            )
+        elif isinstance(record, Append):
+            stream = self.streams[record.id]
+            assert stream.end == (record.index, record.position)
+            stream.messages += split(record.payload, record.lengths)
+            stream.accessed_ms = stream.written_ms = record.at_ms
+            if record.producer_id is not None:
+                stream.producers[record.producer_id] = (record.epoch, record.seq)
+                if record.close:
+                    stream.closed_by = (record.producer_id, record.epoch, record.seq)
+            if record.stream_seq is not None:
+                stream.stream_seq = record.stream_seq
+            stream.closed = stream.closed or record.close
+        elif isinstance(record, Delete):
+            self.streams[record.id].deleted = True
+        elif isinstance(record, Touch):
+            stream = self.streams[record.id]
+            stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
+        elif isinstance(record, Document):
+            if record.value is None:
+                self.documents.pop(record.key, None)
+            else:
+                self.documents[record.key] = record.value
+        else:
+            raise AssertionError(f"unexpected {record!r}")
+
+    def dump(self) -> dict[str, Any]:
+        streams: dict[str, Any] = {}
+        for stream_id, stream in self.streams.items():
+            streams[f"{stream_id:x}"] = {**vars(stream)}
+        return {"streams": streams, "documents": dict(self.documents)}
+
+
+def read_messages(storage: Storage, stream_id: int, base: tuple[int, int], end: tuple[int, int]) -> list[bytes]:
+    """All messages of a stream, as its index cuts its bytes."""
+    data = b"".join(storage.read(stream_id, base[1], end[1]))
+    assert len(data) == end[1] - base[1], f"{len(data)} bytes where {end[1] - base[1]} were asked for"
+    messages = []
+    position = base[1]
+    for index in range(base[0] + 1, end[0] + 1):
+        boundary = storage.boundary(stream_id, index)
+        assert boundary is not None, f"message {index} of {stream_id:x} has no end"
+        messages.append(data[position - base[1] : boundary - base[1]])
+        position = boundary
+    assert position == end[1]
+    assert storage.boundary(stream_id, end[0] + 1) is None
+    return messages
+
+
+def dump_store(catalog: Catalog[Stream], storage: Storage) -> dict[str, Any]:
+    """The state of a store in the shape of `Model.dump`, everything read back through its interface."""
+    streams: dict[str, Any] = {}
+    for stream in catalog:
+        base = (stream.base.index, stream.base.position)
+        streams[f"{stream.id:x}"] = {
+            "name": stream.name,
+            "content_type": stream.type.header,
+            "ttl_secs": stream.ttl_secs,
+            "base": base,
+            "fork_of": stream.fork.source_id if stream.fork is not None else None,
+            "messages": read_messages(storage, stream.id, base, (stream.index, stream.position)),
+            "accessed_ms": stream.accessed_ms,
+            "written_ms": stream.written_ms,
+            "closed": stream.closed,
+            "closed_by": stream.closed_by,
+            "stream_seq": stream.stream_seq,
+            "producers": {key: tuple(state) for key, state in (stream.producers or {}).items()},
+            "deleted": stream.deleted,
+        }
+    return {"streams": streams, "documents": dict(catalog.documents)}
+
+
+def difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
+    """The first few ways in which two dumps differ, for a failure message."""
+    told: list[str] = []
+    for stream_id in sorted(expected["streams"].keys() | found["streams"].keys()):
+        wanted, got = expected["streams"].get(stream_id), found["streams"].get(stream_id)
+        if wanted is None or got is None:
+            told.append(f"stream {stream_id} is {'missing' if got is None else 'not expected'}: {wanted or got}")
+            continue
+        told += [
+            f"stream {stream_id} {key}: expected {wanted[key]!r}, found {got[key]!r}"
+            for key in wanted
+            if wanted[key] != got[key]
+        ]
+    if expected["documents"] != found["documents"]:
+        told.append(f"documents: expected {expected['documents']}, found {found['documents']}")
+    return "; ".join(told[:4])[:1500]

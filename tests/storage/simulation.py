@@ -1,0 +1,397 @@
+"""A store run step by step in one thread, on a disk that crashes: everything follows from one seed.
+
+`Life` is one process: it decides operations by the real rules, writes them in batches, lets the worker do a few steps
+now and then, and checks what it reads. `Simulation` strings lives together with crashes in between, also in the
+middle of recoveries, and holds every recovery against an oracle with three outcomes: what was acknowledged is there,
+whole, in order and once; what was under way is there whole or not at all; what was refused is not there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.errors import Refusal
+from headwater.core.producers import Producer
+from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Touch
+from headwater.core.rules import CreateRequest, decide_append, decide_create
+from headwater.storage.interface import Committed, Corrupt, StorageError
+from headwater.storage.log.storage import LogSettings, LogStorage
+from headwater.storage.log.worker import Job, Outcome
+from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
+from tests.storage.model import Model, difference, dump_store
+
+DATA = Path("/data")
+
+TINY = LogSettings(
+    segment_bytes=4096,
+    hot_tail_bytes=6000,
+    reserve_bytes=0,
+    big_bytes=2048,
+    fanout=3,
+    open_packs_max=3,
+    manifest_floor_bytes=2048,
+)
+"""So small that a few dozen appends roll segments, make checkpoints, merge packs and rewrite the manifest."""
+
+
+class SteppedWorker:
+    """A worker that moves only when told to, one step of one job at a time."""
+
+    def __init__(self) -> None:
+        self.urgent: deque[Outcome] = deque()
+        self.background: deque[Outcome] = deque()
+
+    def submit(self, job: Job, *, urgent: bool) -> Outcome:
+        outcome = Outcome(job)
+        (self.urgent if urgent else self.background).append(outcome)
+        return outcome
+
+    def step(self) -> bool:
+        queue = self.urgent or self.background
+        if not queue:
+            return False
+        queue[0].step()
+        error = queue[0].error
+        if error is not None and not isinstance(error, OSError | Corrupt):
+            # A mistake of ours, or the end: the store would only log it.
+            raise error
+        if queue[0].done:
+            queue.popleft()
+        return True
+
+    def wait(self, outcome: Outcome) -> None:
+        while not outcome.done:
+            self.step()
+
+    def close(self) -> None:
+        while self.urgent:
+            self.step()
+        for outcome in self.background:
+            outcome.job.close()
+
+
+class Ticks:
+    """A clock that moves on a little whenever it is looked at."""
+
+    def __init__(self, step_s: float = 0.0005) -> None:
+        self.now_s = 0.0
+        self._step_s = step_s
+
+    def __call__(self) -> float:
+        self.now_s += self._step_s
+        return self.now_s
+
+
+class Life:
+    """One process on the disk, from boot to whatever ends it."""
+
+    def __init__(
+        self,
+        filesystem: FaultyFilesystem,
+        random: Random,
+        *,
+        durable: bool = True,
+        settings: LogSettings = TINY,
+        make: Callable[..., LogStorage] = LogStorage,
+    ) -> None:
+        self.filesystem = filesystem
+        self.random = random
+        self.worker = SteppedWorker()
+        self.clock = Ticks()
+        self.now_ms = 1_700_000_000_000
+        self.catalog: Catalog[Stream] = Catalog(Stream)
+        self.queue: list[Committed] = []
+        self.unknown: list[Committed] = []
+        self.model = Model()
+        self.storage = make(
+            filesystem.mount(), DATA, durable=durable, settings=settings, worker=self.worker, clock=self.clock
+        )
+        for record in self.storage.recover():
+            self.catalog.apply(record)
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def create(self, name: str, body: bytes = b"", *, content_type: str = "text/plain", ttl: int | None = None) -> int:
+        assert name not in self.catalog.by_name
+        request = CreateRequest(name, content_type, ttl, None, False, body)
+        return self._decide(decide_create(request, self.random.getrandbits(63) | 1, self._now()))
+
+    def fork(self, name: str, source_name: str, index: int, position: int) -> int:
+        source = self.catalog.by_name[source_name]
+        point = ForkPoint(source.id, source.name, index, position)
+        return self._decide(Create(self.random.getrandbits(63) | 1, name, self._now(), source.type.header, fork=point))
+
+    def append(
+        self,
+        name: str,
+        body: bytes,
+        *,
+        producer: Producer | None = None,
+        stream_seq: str | None = None,
+        close: bool = False,
+    ) -> None:
+        stream = self.catalog.by_name[name]
+        decision = decide_append(stream, stream.type.header, body, producer, stream_seq, close, self._now())
+        if isinstance(decision, Append):
+            self._decide(decision)
+
+    def delete(self, name: str) -> None:
+        record = Delete(self.catalog.by_name[name].id, self._now())
+        self.queue.append(Committed(record, self.catalog.apply(record)))
+
+    def touch(self, name: str) -> None:
+        self._decide(Touch(self.catalog.by_name[name].id, self._now()))
+
+    def document(self, key: str, value: bytes | None) -> None:
+        record = Document(key, value)
+        self.catalog.apply(record)
+        self.queue.append(Committed(record))
+
+    def _decide(self, record: Create | Append | Touch) -> int:
+        self.catalog.apply(record)
+        self.queue.append(Committed(record))
+        return record.id
+
+    def _now(self) -> int:
+        self.now_ms += 1
+        return self.now_ms
+
+    # -- committing ------------------------------------------------------------------------------------------------
+
+    def commit(self, size: int | None = None) -> None:
+        """Write what is queued, or only the first of it: the rest stays pending, as while a thread writes."""
+        batch = self.queue[:size]
+        del self.queue[:size]
+        if not batch:
+            return
+        self.unknown = batch
+        self.storage.write(batch)
+        self.unknown = []
+        self.model.apply_all(batch)
+        self.storage.absorb(batch)
+        self.tend()
+
+    def tend(self) -> None:
+        self.storage.tend(self.image_of)
+
+    def image_of(self, stream_id: int) -> Image | None:
+        stream = self.catalog.by_id.get(stream_id)
+        if stream is None or any(not isinstance(r, Document) and r.id == stream_id for r, _ in self.queue):
+            return None
+        return stream.image()
+
+    def rest(self, seconds: float = 2.0) -> None:
+        """Let time pass, and the worker finish what it has."""
+        for _ in range(8):
+            self.clock.now_s += seconds
+            self.tend()
+            while self.worker.step():
+                pass
+
+    # -- checking --------------------------------------------------------------------------------------------------
+
+    def check_state(self) -> None:
+        """With nothing pending, the whole of the store is the whole of the model."""
+        assert not self.queue
+        expected, found = self.model.dump(), dump_store(self.catalog, self.storage)
+        assert expected == found, difference(expected, found)
+
+    def check_reads(self) -> None:
+        """A reader's questions about one stream, as long as what is absorbed of it is what the model has."""
+        if not self.model.streams:
+            return
+        stream_id = self.random.choice(list(self.model.streams))
+        stream = self.model.streams[stream_id]
+        ends = [stream.base[1]]
+        for message in stream.messages:
+            ends.append(ends[-1] + len(message))
+        data = b"".join(stream.messages)
+        low = self.random.randrange(len(ends))
+        high = self.random.randrange(low, len(ends))
+        base_index, base = stream.base
+        storage = self.storage
+        assert storage.boundary(stream_id, base_index + low) == ends[low]
+        read = b"".join(storage.read(stream_id, ends[low], ends[high]))
+        assert read == data[ends[low] - base : ends[high] - base], f"wrong bytes of {stream.name}"
+        if high == low:
+            return
+        lengths = [len(message) for message in stream.messages[low:high]]
+        assert list(storage.lengths(stream_id, base_index + low, base_index + high)) == lengths
+        max_bytes = self.random.choice((0, 1, 100, 1000, 5000, 10**6))
+        fitting = [at for at in range(low + 1, high + 1) if ends[at] - ends[low] <= max_bytes]
+        at = fitting[-1] if fitting else low + 1
+        found = storage.cut(stream_id, base_index + low, ends[low], base_index + high, max_bytes)
+        assert found == (base_index + at, ends[at]), f"cut {found}, expected {(base_index + at, ends[at])}"
+
+
+class Simulation:
+    """Lives and crashes on one disk."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        durable: bool = True,
+        settings: LogSettings = TINY,
+        power: bool = True,
+        make: Callable[..., LogStorage] = LogStorage,
+    ) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.filesystem = FaultyFilesystem(Random(seed + 1))
+        self.filesystem._root.names["data"] = type(self.filesystem._root)()
+        self.filesystem._root.sync()
+        self.model = Model()
+        self._durable = durable
+        self._settings = settings
+        self._power = power
+        self._make = make
+        self._names = 0
+        self.recoveries = 0
+
+    def run(self, generations: int = 5, steps: int = 60) -> None:
+        try:
+            candidates = [self.model]
+            for _ in range(generations):
+                life = self._boot(candidates)
+                candidates = self._live(life, steps)
+            life = self._boot(candidates)
+            life.rest()
+            life.check_state()
+            life.storage.close()
+            self.filesystem.crash(power=False)
+            self._boot([life.model]).storage.close()
+        except (AssertionError, StorageError, OSError, LookupError) as error:
+            raise AssertionError(f"seed {self.seed}: {type(error).__name__}: {error}") from error
+
+    def _boot(self, candidates: list[Model]) -> Life:
+        """Recover, with crashes on the way, and see which of the possible states came out."""
+        life = None
+        while life is None:
+            if self.random.random() < 0.4:
+                self.filesystem.crash_at = self.filesystem.calls + self.random.randint(1, 60)
+            try:
+                life = Life(
+                    self.filesystem,
+                    self.random,
+                    durable=self._durable,
+                    settings=self._settings,
+                    make=self._make,
+                )
+            except (Crashed, StorageError):
+                if not self.filesystem.dead:
+                    raise
+                self._crash()
+        self.filesystem.crash_at = None
+        self.recoveries += 1
+        found = dump_store(life.catalog, life.storage)
+        for model in candidates:
+            if model.dump() == found:
+                life.model = model.copy()
+                life.now_ms += self.recoveries * 1_000_000
+                return life
+        raise AssertionError(f"after recovery {self.recoveries}: {difference(candidates[0].dump(), found)}")
+
+    def _crash(self) -> None:
+        self.filesystem.crash(power=self._power and self.random.random() < 0.6)
+
+    def _live(self, life: Life, steps: int) -> list[Model]:
+        """Go on until the process dies; returns the states that may be found afterwards."""
+        if self.random.random() < 0.7:
+            self.filesystem.crash_at = self.filesystem.calls + self.random.randint(1, 300)
+        try:
+            for _ in range(self.random.randint(1, steps)):
+                self._step(life)
+            if self.random.random() < 0.2:
+                life.commit()
+                life.storage.close()
+        except (Crashed, StorageError):
+            if not self.filesystem.dead:
+                raise
+        self._crash()
+        return [life.model, life.model.after(life.unknown)] if life.unknown else [life.model]
+
+    def _step(self, life: Life) -> None:
+        random = self.random
+        for _ in range(random.choice((1, 1, 2, 5))):
+            self._operation(life)
+        if random.random() < 0.8:
+            life.commit(random.choice((None, None, 1, 2)))
+        for _ in range(random.choice((0, 0, 1, 3, 20))):
+            life.worker.step()
+        if random.random() < 0.3:
+            life.check_reads()
+        if random.random() < 0.1:
+            life.clock.now_s += 1.0
+            life.tend()
+
+    def _operation(self, life: Life) -> None:
+        random = self.random
+        living = [name for name, stream in life.catalog.by_name.items() if not stream.deleted]
+        if not living or (len(living) < 6 and random.random() < 0.15):
+            self._names += 1
+            reuse = f"s{random.randint(0, 5)}"
+            name = reuse if reuse not in life.catalog.by_name else f"n{self._names}"
+            life.create(name, self._body() if random.random() < 0.3 else b"", ttl=random.choice((None, 60)))
+            return
+        name = random.choice(living)
+        stream = life.catalog.by_name[name]
+        fate = random.random()
+        try:
+            if fate < 0.06:
+                life.delete(name)
+            elif fate < 0.10:
+                life.touch(name)
+            elif fate < 0.14:
+                life.document(f"k{random.randint(0, 3)}", random.choice((None, random.randbytes(20))))
+            elif fate < 0.18:
+                self._fork(life, stream)
+            else:
+                self._append(life, name, stream)
+        except Refusal:
+            pass
+
+    def _append(self, life: Life, name: str, stream: Stream) -> None:
+        random = self.random
+        producer = None
+        if random.random() < 0.4:
+            producer_id = f"p{random.randint(0, 2)}"
+            state = (stream.producers or {}).get(producer_id)
+            if state is None:
+                producer = Producer(producer_id, 0, 0)
+            else:
+                producer = random.choice(
+                    (
+                        Producer(producer_id, state.epoch, state.seq + 1),
+                        Producer(producer_id, state.epoch, state.seq),
+                        Producer(producer_id, state.epoch + 1, 0),
+                    )
+                )
+        seq = f"{life.now_ms:020d}" if random.random() < 0.2 else None
+        life.append(name, self._body(), producer=producer, stream_seq=seq, close=random.random() < 0.04)
+
+    def _fork(self, life: Life, stream: Stream) -> None:
+        self._names += 1
+        if stream.closed:
+            life.append(stream.name, b"")
+        life.fork(f"f{self._names}", stream.name, stream.index, stream.position)
+
+    def _body(self) -> bytes:
+        size = self.random.choice((1, 20, 100, 100, 300, 700, 2500))
+        return self.random.randbytes(size)
+
+
+def run_seeds(seeds: range, **options: Any) -> int:
+    """Run a simulation for each seed; returns how many recoveries were checked."""
+    generations, steps = options.pop("generations", 5), options.pop("steps", 60)
+    checked = 0
+    for seed in seeds:
+        simulation = Simulation(seed, **options)
+        simulation.run(generations, steps)
+        checked += simulation.recoveries
+    return checked
