@@ -1,0 +1,136 @@
+"""Idempotent producers: every row of the table in protocol §5.2.1, and what may stand in the headers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.core.errors import InvalidProducer, Refusal, SequenceGap, StaleEpoch
+from headwater.core.producers import ID_MAX_BYTES, NUMBER_MAX, Producer, ProducerState, Verdict, judge, parse_producer
+
+numbers = st.integers(min_value=0, max_value=NUMBER_MAX)
+
+
+@pytest.mark.parametrize(
+    ("state", "epoch", "seq", "verdict"),
+    [
+        # An unknown producer begins at 0, in whatever epoch it says.
+        (None, 0, 0, Verdict.NEW),
+        (None, 7, 0, Verdict.NEW),
+        # In the same epoch, the next number is new and any earlier one is a repeat.
+        ((0, 0), 0, 1, Verdict.NEW),
+        ((3, 9), 3, 10, Verdict.NEW),
+        ((0, 0), 0, 0, Verdict.DUPLICATE),
+        ((3, 9), 3, 9, Verdict.DUPLICATE),
+        ((3, 9), 3, 0, Verdict.DUPLICATE),
+        # A later epoch takes over, from 0.
+        ((0, 41), 1, 0, Verdict.NEW),
+        ((0, 41), 9, 0, Verdict.NEW),
+    ],
+)
+def test_an_append_is_new_or_a_repeat(state: tuple[int, int] | None, epoch: int, seq: int, verdict: Verdict) -> None:
+    known = ProducerState(*state) if state is not None else None
+    assert judge(known, Producer("p", epoch, seq)) is verdict
+
+
+@pytest.mark.parametrize(
+    ("state", "epoch", "seq", "expected"), [(None, 0, 1, 0), (None, 5, 3, 0), ((0, 0), 0, 2, 1), ((3, 9), 3, 99, 10)]
+)
+def test_a_gap_says_what_was_expected_and_received(
+    state: tuple[int, int] | None, epoch: int, seq: int, expected: int
+) -> None:
+    known = ProducerState(*state) if state is not None else None
+    with pytest.raises(SequenceGap) as refused:
+        judge(known, Producer("p", epoch, seq))
+    assert refused.value.status == 409
+    assert dict(refused.value.headers) == {
+        "Producer-Expected-Seq": str(expected),
+        "Producer-Received-Seq": str(seq),
+    }
+
+
+@pytest.mark.parametrize("seq", [0, 1, 9, 10, 11])
+def test_a_zombie_is_403_and_told_the_current_epoch(seq: int) -> None:
+    with pytest.raises(StaleEpoch) as refused:
+        judge(ProducerState(3, 9), Producer("p", 2, seq))
+    assert refused.value.status == 403
+    assert dict(refused.value.headers) == {"Producer-Epoch": "3"}
+
+
+@pytest.mark.parametrize("seq", [1, 10, NUMBER_MAX])
+def test_a_new_epoch_that_does_not_begin_at_0_is_400(seq: int) -> None:
+    with pytest.raises(InvalidProducer) as refused:
+        judge(ProducerState(3, 9), Producer("p", 4, seq))
+    assert refused.value.status == 400
+
+
+@given(st.one_of(st.none(), st.builds(ProducerState, numbers, numbers)), numbers, numbers)
+def test_only_the_next_append_is_ever_new(state: ProducerState | None, epoch: int, seq: int) -> None:
+    try:
+        verdict = judge(state, Producer("p", epoch, seq))
+    except Refusal:
+        return
+    starts_epoch = seq == 0 and (state is None or epoch > state.epoch)
+    continues = state is not None and (epoch, seq) == (state.epoch, state.seq + 1)
+    assert (verdict is Verdict.NEW) == (starts_epoch or continues)
+    assert verdict is Verdict.NEW or (state is not None and epoch == state.epoch and seq <= state.seq)
+
+
+@given(numbers, numbers)
+def test_the_three_headers_make_a_producer(epoch: int, seq: int) -> None:
+    assert parse_producer("p", str(epoch), str(seq)) == Producer("p", epoch, seq)
+
+
+def test_no_header_is_no_producer() -> None:
+    assert parse_producer(None, None, None) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        ("p", None, None),
+        (None, "0", None),
+        (None, None, "0"),
+        ("p", "0", None),
+        ("p", None, "0"),
+        (None, "0", "0"),
+        ("", "0", "0"),
+    ],
+)
+def test_the_headers_go_together(headers: tuple[str | None, str | None, str | None]) -> None:
+    with pytest.raises(InvalidProducer):
+        parse_producer(*headers)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "-1",
+        "+1",
+        "1.0",
+        "1e3",
+        "0x1",
+        "1 ",
+        " 1",
+        "1_0",
+        "abc",
+        "\u0661",
+        str(NUMBER_MAX + 1),
+        str(2**64),
+        "9" * 99,
+    ],
+)
+def test_a_number_is_plain_digits_up_to_2_53_minus_1(text: str) -> None:
+    with pytest.raises(InvalidProducer):
+        parse_producer("p", text, "0")
+    with pytest.raises(InvalidProducer):
+        parse_producer("p", "0", text)
+
+
+def test_an_id_has_a_limit_in_bytes() -> None:
+    assert parse_producer("é" * (ID_MAX_BYTES // 2), "0", "0") is not None
+    with pytest.raises(InvalidProducer):
+        parse_producer("é" * (ID_MAX_BYTES // 2) + "x", "0", "0")

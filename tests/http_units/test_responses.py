@@ -1,0 +1,155 @@
+"""Pure pieces of answers: If-None-Match, ETags, header blocks and problems."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from headwater.core.errors import Refusal, SequenceGap, StreamClosed
+from headwater.core.offsets import ZERO, Offset
+from headwater.core.records import Image
+from headwater.engine.reading import Chunk
+from headwater.engine.stream import LiveStream
+from headwater.http.read import _matches, etag_of
+from headwater.http.response import CommonHeaders, header, next_offset, problem
+
+ETAG = b'"00000000000000ab:s:e"'
+
+
+# -- If-None-Match (RFC 9110 §13.1.2, T-14)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ETAG,
+        b"W/" + ETAG,
+        b"*",
+        b" * ",
+        b" " + ETAG + b"\t",
+        b'"other", ' + ETAG,
+        ETAG + b',"other"',
+        b'W/"other",W/' + ETAG + b', "third"',
+        b'"a","b","c",' + ETAG,
+        b", ," + ETAG,
+    ],
+)
+def test_a_list_a_weak_tag_and_the_star_match(asked: bytes) -> None:
+    assert _matches(asked, ETAG)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"",
+        b",",
+        b'""',
+        b'"other"',
+        b'W/"other"',
+        ETAG.strip(b'"'),
+        b"w/" + ETAG,
+        b"W/ " + ETAG,
+        ETAG[:-1],
+        ETAG.upper(),
+        b'"*"',
+        b'"00000000000000ab:s:e:c"',
+        b'"00000000000000ab:s:"',
+    ],
+)
+def test_anything_else_does_not(asked: bytes) -> None:
+    assert not _matches(asked, ETAG)
+
+
+# -- ETags (§8.1, T-11 to T-13)
+
+
+TAIL = Offset(2, 9)
+
+
+def chunk(stream_id: int = 0xAB, start: Offset = ZERO, end: Offset = TAIL, closed: bool = False) -> Chunk:
+    stream = LiveStream(Image(stream_id, "a", 0, "text/plain", None, None, 2, 9, 0, 0))
+    return Chunk(stream, start, end, (), True, closed)
+
+
+def test_an_etag_is_quoted_and_names_incarnation_start_and_end() -> None:
+    assert etag_of(chunk()) == (
+        b'"00000000000000ab:0000000000000000_0000000000000000:0000000000000002_0000000000000009"'
+    )
+
+
+def test_an_etag_differs_with_incarnation_start_end_and_closure() -> None:
+    chunks = [
+        chunk(),
+        chunk(stream_id=0xAC),
+        chunk(start=Offset(1, 3)),
+        chunk(end=Offset(1, 3)),
+        chunk(closed=True),
+        chunk(start=Offset(2, 9)),
+        chunk(start=Offset(2, 9), closed=True),
+    ]
+    assert len({etag_of(one) for one in chunks}) == len(chunks)
+
+
+# -- headers
+
+
+def test_an_offset_header_is_spelled_as_the_token() -> None:
+    assert next_offset(1, 255) == header("Stream-Next-Offset", str(Offset(1, 255)))
+
+
+@pytest.mark.parametrize("origin", [None, b"https://a.example", b"null"])
+def test_any_origin_may_read_when_all_may(origin: bytes | None) -> None:
+    block = CommonHeaders(("*",)).begin(200, origin)
+    assert block.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Access-Control-Allow-Origin: *\r\n" in block
+    assert b"Vary" not in block
+
+
+def test_only_listed_origins_may_read_and_caches_are_told() -> None:
+    common = CommonHeaders(("https://a.example",))
+    assert b"Access-Control-Allow-Origin: https://a.example\r\n" in common.begin(200, b"https://a.example")
+    for origin in (None, b"https://b.example", b"https://a.example.evil", b"HTTPS://A.EXAMPLE", b"*"):
+        block = common.begin(404, origin)
+        assert b"Access-Control-Allow-Origin" not in block
+        assert b"Vary: Origin\r\n" in block
+
+
+# -- problems (RFC 9457)
+
+
+def test_a_refusal_is_a_problem_with_its_headers() -> None:
+    headers, body = problem(SequenceGap("A gap.", (("Producer-Expected-Seq", "1"), ("Producer-Received-Seq", "5"))))
+    assert json.loads(body) == {
+        "type": "about:blank",
+        "title": "Conflict",
+        "status": 409,
+        "code": "sequence_gap",
+        "detail": "A gap.",
+    }
+    assert b"Content-Type: application/problem+json\r\n" in headers
+    assert b"Cache-Control: no-store\r\n" in headers
+    assert b"Producer-Expected-Seq: 1\r\nProducer-Received-Seq: 5\r\n" in headers
+
+
+def test_a_closed_stream_says_so_in_its_headers() -> None:
+    headers, _ = problem(StreamClosed("Closed.", (("Stream-Closed", "true"),)))
+    assert b"Stream-Closed: true\r\n" in headers
+
+
+def all_refusals(kind: type[Refusal] = Refusal) -> list[type[Refusal]]:
+    return [kind, *[found for child in kind.__subclasses__() for found in all_refusals(child)]]
+
+
+@pytest.mark.parametrize("kind", all_refusals(), ids=lambda kind: kind.__name__)
+def test_every_refusal_can_be_told(kind: type[Refusal]) -> None:
+    _, body = problem(kind('A sentence with \u20ac and "quotes".'))
+    told = json.loads(body)
+    assert 400 <= told["status"] < 600
+    assert told["code"] == kind.code
+    assert told["code"].replace("_", "").isalpha()
+
+
+def test_a_header_value_cannot_break_the_block() -> None:
+    """Names and details go into headers nowhere; the numbers that do are ours. What is not Latin-1 is replaced."""
+    assert header("X", "a\u20acb") == b"X: a?b\r\n"
