@@ -18,6 +18,7 @@ from tests.http.raw import RawConnection, encode
 from tests.serving import Server
 
 _LINE = re.compile(rb"\r\n|\n|\r")
+_WIRE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class SseReader:
         self.connection.send(encode("GET", f"/v1/stream/{name}?offset={offset}&live=sse{query}", headers=headers))
         _, self.status, self.fields = self.connection.response_head()
         self.wire = b""
+        """How the response begins, as it came."""
         self._pieces = self.connection.body_pieces(self.fields)
         self._events = self._parse()
 
@@ -103,7 +105,8 @@ class SseReader:
         kind, pending = "", b""
         data: list[str] = []
         for piece in self._pieces:
-            self.wire += piece
+            if len(self.wire) < _WIRE_BYTES:
+                self.wire += piece
             pending += piece
             # A CR at the very end may be half of a CRLF: wait for what follows.
             while (found := _LINE.search(pending)) and (found[0] != b"\r" or found.end() < len(pending)):

@@ -199,6 +199,53 @@ def test_requests_may_come_in_random_pieces(server: Server, stream: Stream) -> N
             assert_splittable_answers(connection)
 
 
+def test_a_head_that_was_seen_before_may_come_with_any_body_in_any_pieces(server: Server, stream: Stream) -> None:
+    """The same head over and over, each time with another body, cut elsewhere, or with the next request at its heels."""
+    stream.create()
+    head = encode("POST", stream.path, headers={**TEXT, "Content-Length": "4"})
+    expected = b""
+    with connect(server) as connection:
+        for number in range(5):
+            body = b"%04d" % number
+            connection.send(head + body)
+            assert connection.response().status == 204
+            expected += body
+        for cut in range(len(head) - 2, len(head) + 5):
+            body = b"c%03d" % cut
+            request = head + body
+            connection.send(request[:cut])
+            time.sleep(0.02)
+            connection.send(request[cut:])
+            assert connection.response().status == 204
+            expected += body
+        for tail in range(len(head) + 4):
+            # A whole request and the beginning of the next one in a packet.
+            first, second = b"f%03d" % tail, b"s%03d" % tail
+            connection.send(head + first + (head + second)[:tail])
+            connection.send((head + second)[tail:])
+            assert [connection.response().status, connection.response().status] == [204, 204]
+            expected += first + second
+        # A body that looks like a head is still a body, and so is one that ends like one.
+        for body in (b"\r\n\r\n", b"POST", b"\n\r\n\r"):
+            connection.send(head + body)
+            assert connection.response().status == 204
+            expected += body
+    assert stream.content() == expected
+
+
+def test_a_head_that_was_seen_before_still_obeys_what_changed_meanwhile(server: Server, stream: Stream) -> None:
+    post = encode("POST", stream.path, headers=TEXT, body=b"data")
+    statuses = []
+    with connect(server) as connection:
+        for change in (None, "PUT", None, "DELETE", None, "PUT", None):
+            if change is None:
+                connection.send(post)
+                statuses.append(connection.response().status)
+            else:
+                connection.request(change, stream.path, headers=TEXT)
+    assert statuses == [404, 204, 404, 204]
+
+
 # --- bodies
 
 

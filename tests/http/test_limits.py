@@ -25,7 +25,7 @@ def http() -> Iterator[httpx.Client]:
             DS_LIMITS__MAX_PRODUCERS_PER_STREAM="5",
             DS_EXPIRY__SWEEP_INTERVAL_SECS="0.2",
         ) as server,
-        httpx.Client(base_url=server.url, timeout=10.0) as client,
+        httpx.Client(base_url=server.url, timeout=10.0, verify=False) as client,
     ):
         yield client
 

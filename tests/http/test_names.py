@@ -118,7 +118,7 @@ def test_a_name_may_hold_anything_that_is_clear(client: httpx.Client, stream: St
     assert created.status_code == 201
     assert client.get(path).content == b"data"
     # Location is an address that works.
-    assert httpx.get(created.headers["location"]).content == b"data"
+    assert client.get(created.headers["location"]).content == b"data"
 
 
 def test_t29_a_plus_is_a_plus(client: httpx.Client, stream: Stream) -> None:

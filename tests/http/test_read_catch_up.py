@@ -224,7 +224,7 @@ def test_t20_body_and_headers_are_of_one_moment(server: Server, stream: Stream) 
     stop = threading.Event()
 
     def write() -> None:
-        with httpx.Client(base_url=server.url) as http:
+        with httpx.Client(base_url=server.url, verify=False) as http:
             number = 0
             while not stop.is_set():
                 number += 1
@@ -249,7 +249,7 @@ def test_t20_reads_of_a_stream_that_comes_and_goes_are_whole_or_404(server: Serv
     stop = threading.Event()
 
     def churn() -> None:
-        with httpx.Client(base_url=server.url) as http:
+        with httpx.Client(base_url=server.url, verify=False) as http:
             while not stop.is_set():
                 http.put(stream.path, content=b"12345", headers={"Content-Type": "text/plain"})
                 http.post(stream.path, content=b"67890", headers={"Content-Type": "text/plain"})
