@@ -200,7 +200,7 @@ def test_requests_may_come_in_random_pieces(server: Server, stream: Stream) -> N
 
 
 def test_a_head_that_was_seen_before_may_come_with_any_body_in_any_pieces(server: Server, stream: Stream) -> None:
-    """The same head over and over, each time with another body, cut elsewhere, or with the next request at its heels."""
+    """One head over and over, each time with another body, cut elsewhere, or with the next request at its heels."""
     stream.create()
     head = encode("POST", stream.path, headers={**TEXT, "Content-Length": "4"})
     expected = b""
