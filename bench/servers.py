@@ -75,9 +75,7 @@ def official_node(mode: str = "memory", *, arguments: tuple[str, ...] = ()) -> I
         if mode != "memory":
             command += ["--data-dir", directory]
         with on_core(SERVER_CORE):
-            child = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-            )
+            child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         try:
             yield Running("official node", _listening_url(child), child.pid)
         finally:
