@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headwater.storage.interface import Storage, StorageError
+from headwater.storage.acid.store import AcidStorage
+from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.interface import Storage
+from headwater.storage.log.storage import LogSettings, LogStorage
 from headwater.storage.memory import MemoryStorage
 
 if TYPE_CHECKING:
@@ -15,4 +18,13 @@ def open_storage(settings: StorageSettings) -> Storage:
     """The store for a mode. Its directory is locked from here on; `Storage.close` lets it go."""
     if settings.mode == "memory":
         return MemoryStorage()
-    raise StorageError(f"Storage mode {settings.mode!r} is not available in this build.")
+    if settings.mode == "acid":
+        return AcidStorage(
+            settings.data_dir, settings.acid_shard_count, settings.acid_map_bytes, settings.hot_tail_bytes
+        )
+    return LogStorage(
+        RealFilesystem(),
+        settings.data_dir,
+        durable=settings.mode == "file-durable",
+        settings=LogSettings(segment_bytes=settings.segment_bytes, hot_tail_bytes=settings.hot_tail_bytes),
+    )
