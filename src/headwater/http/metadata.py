@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headwater.core.expiry import format_instant
+from headwater.http.ranges import position
 from headwater.http.request import Request
 from headwater.http.response import NO_STORE, OK, STREAM_CLOSED, header, next_offset
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
     from headwater.http.connection import Connection
+
+EXTENSIONS: Final = b"Stream-Extensions: until, splits, frames, position, digest\r\n"
+"""What this server adds to the protocol (docs/extensions.md), so that a client need not try it out."""
 
 
 def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
@@ -20,6 +24,8 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         NO_STORE,
         header("Content-Type", stream.type.header),
         next_offset(stream.durable_index, stream.durable_position),
+        position(stream.durable_index),
+        EXTENSIONS,
     ]
     if stream.ttl_secs is not None:
         headers.append(b"Stream-TTL: %d\r\n" % stream.ttl_secs)

@@ -9,7 +9,7 @@ from headwater.core.cursors import next_cursor
 from headwater.core.errors import BadRequest, InvalidOffset
 from headwater.core.offsets import NOW
 from headwater.engine.reading import SLICE_BYTES, Chunk
-from headwater.http import long_poll, sse
+from headwater.http import long_poll, ranges, sse
 from headwater.http.events import as_array
 from headwater.http.request import Request
 from headwater.http.response import NO_STORE, NOT_MODIFIED, OK, STREAM_CLOSED, UP_TO_DATE, header, next_offset
@@ -36,6 +36,9 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         connection.operation = live
     stream = app.engine.look_up(target.name, touch=True)
     start = app.engine.reader.resolve(stream, token)
+    if len(query) > 1 and ranges.asked_for(query):
+        ranges.handle(app, connection, request, stream, start, query)
+        return
     if live is not None:
         _LIVE_MODES[live](app, connection, stream, start, query.get("cursor"))
         return
@@ -57,6 +60,7 @@ def reply_chunk(app: App, connection: Connection, request: Request, chunk: Chunk
             cache_control(app, chunk),
             header("Content-Type", chunk.stream.type.header),
             next_offset(chunk.end.index, chunk.end.position),
+            ranges.position(chunk.end.index),
             UP_TO_DATE if chunk.up_to_date else b"",
             STREAM_CLOSED if chunk.closed else b"",
             b"ETag: " + etag + b"\r\n",

@@ -17,6 +17,7 @@ from headwater.core.errors import Refusal
 EXPOSED_HEADERS: Final = (
     "ETag",
     "Location",
+    "Producer-Digest",
     "Producer-Epoch",
     "Producer-Expected-Seq",
     "Producer-Received-Seq",
@@ -24,7 +25,9 @@ EXPOSED_HEADERS: Final = (
     "Stream-Closed",
     "Stream-Cursor",
     "Stream-Expires-At",
+    "Stream-Extensions",
     "Stream-Next-Offset",
+    "Stream-Next-Position",
     "Stream-SSE-Data-Encoding",
     "Stream-Snapshot-Offset",
     "Stream-TTL",
