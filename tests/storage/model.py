@@ -125,27 +125,28 @@ def read_messages(storage: Storage, stream_id: int, base: tuple[int, int], end: 
     return messages
 
 
-def dump_store(catalog: Catalog[Stream], storage: Storage) -> dict[str, Any]:
-    """The state of a store in the shape of `Model.dump`, everything read back through its interface."""
-    streams: dict[str, Any] = {}
+def model_of(catalog: Catalog[Stream], storage: Storage) -> Model:
+    """What a store holds, everything read back through its interface."""
+    model = Model()
     for stream in catalog:
-        base = (stream.base.index, stream.base.position)
-        streams[f"{stream.id:x}"] = {
-            "name": stream.name,
-            "content_type": stream.type.header,
-            "ttl_secs": stream.ttl_secs,
-            "base": base,
-            "fork_of": stream.fork.source_id if stream.fork is not None else None,
-            "messages": read_messages(storage, stream.id, base, (stream.index, stream.position)),
-            "accessed_ms": stream.accessed_ms,
-            "written_ms": stream.written_ms,
-            "closed": stream.closed,
-            "closed_by": stream.closed_by,
-            "stream_seq": stream.stream_seq,
-            "producers": {key: tuple(state) for key, state in (stream.producers or {}).items()},
-            "deleted": stream.deleted,
-        }
-    return {"streams": streams, "documents": dict(catalog.documents)}
+        base = (stream.base_index, stream.base_position)
+        model.streams[stream.id] = ModelStream(
+            name=stream.name,
+            content_type=stream.type.header,
+            ttl_secs=stream.ttl_secs,
+            base=base,
+            fork_of=stream.fork.source_id if stream.fork is not None else None,
+            messages=read_messages(storage, stream.id, base, (stream.index, stream.position)),
+            accessed_ms=stream.accessed_ms,
+            written_ms=stream.written_ms,
+            closed=stream.closed,
+            closed_by=stream.closed_by,
+            stream_seq=stream.stream_seq,
+            producers={key: (state.epoch, state.seq) for key, state in (stream.producers or {}).items()},
+            deleted=stream.deleted,
+        )
+    model.documents = dict(catalog.documents)
+    return model
 
 
 def difference(expected: dict[str, Any], found: dict[str, Any]) -> str:

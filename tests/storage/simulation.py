@@ -9,7 +9,8 @@ whole, in order and once; what was under way is there whole or not at all; what 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,11 +20,11 @@ from headwater.core.errors import Refusal
 from headwater.core.producers import Producer
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Touch
 from headwater.core.rules import CreateRequest, decide_append, decide_create
-from headwater.storage.interface import Committed, Corrupt, StorageError
+from headwater.storage.interface import Committed, StorageError
 from headwater.storage.log.storage import LogSettings, LogStorage
 from headwater.storage.log.worker import Job, Outcome
 from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
-from tests.storage.model import Model, difference, dump_store
+from tests.storage.model import Model, difference, model_of, split
 
 DATA = Path("/data")
 
@@ -57,7 +58,7 @@ class SteppedWorker:
             return False
         queue[0].step()
         error = queue[0].error
-        if error is not None and not isinstance(error, OSError | Corrupt):
+        if error is not None and not isinstance(error, OSError | StorageError):
             # A mistake of ours, or the end: the store would only log it.
             raise error
         if queue[0].done:
@@ -107,6 +108,10 @@ class Life:
         self.catalog: Catalog[Stream] = Catalog(Stream)
         self.queue: list[Committed] = []
         self.unknown: list[Committed] = []
+        """The batch whose write failed: it may have been kept, or not. What came after it was refused."""
+        self.failed = False
+        self.history: list[Committed] = []
+        """All that was ever written, whatever became of it."""
         self.model = Model()
         self.storage = make(
             filesystem.mount(), DATA, durable=durable, settings=settings, worker=self.worker, clock=self.clock
@@ -169,9 +174,15 @@ class Life:
         del self.queue[:size]
         if not batch:
             return
-        self.unknown = batch
-        self.storage.write(batch)
-        self.unknown = []
+        self.history += batch
+        try:
+            self.storage.write(batch)
+        except BaseException:
+            if not self.failed:
+                self.unknown = batch
+                self.failed = True
+            raise
+        assert not self.failed, "acknowledged after a write had failed"
         self.model.apply_all(batch)
         self.storage.absorb(batch)
         self.tend()
@@ -193,12 +204,22 @@ class Life:
             while self.worker.step():
                 pass
 
+    def abandon(self) -> None:
+        """The process is gone: let what it was doing come to nothing."""
+        for outcome in (*self.worker.urgent, *self.worker.background):
+            with suppress(Crashed):
+                outcome.job.close()
+
+    def outcomes(self) -> list[Model]:
+        """What may be found after a crash now."""
+        return [self.model, self.model.after(self.unknown)] if self.unknown else [self.model]
+
     # -- checking --------------------------------------------------------------------------------------------------
 
     def check_state(self) -> None:
         """With nothing pending, the whole of the store is the whole of the model."""
         assert not self.queue
-        expected, found = self.model.dump(), dump_store(self.catalog, self.storage)
+        expected, found = self.model.dump(), model_of(self.catalog, self.storage).dump()
         assert expected == found, difference(expected, found)
 
     def check_reads(self) -> None:
@@ -244,8 +265,6 @@ class Simulation:
         self.seed = seed
         self.random = Random(seed)
         self.filesystem = FaultyFilesystem(Random(seed + 1))
-        self.filesystem._root.names["data"] = type(self.filesystem._root)()
-        self.filesystem._root.sync()
         self.model = Model()
         self._durable = durable
         self._settings = settings
@@ -254,23 +273,64 @@ class Simulation:
         self._names = 0
         self.recoveries = 0
 
+    def become(self, *, durable: bool, power: bool) -> None:
+        """From now on run in the other mode, on the same disk."""
+        self._durable = durable
+        self._power = power
+
     def run(self, generations: int = 5, steps: int = 60) -> None:
-        try:
+        with self._telling_the_seed():
             candidates = [self.model]
             for _ in range(generations):
-                life = self._boot(candidates)
+                life = self.boot(candidates)
                 candidates = self._live(life, steps)
-            life = self._boot(candidates)
+            life = self.boot(candidates)
             life.rest()
             life.check_state()
             life.storage.close()
             self.filesystem.crash(power=False)
-            self._boot([life.model]).storage.close()
+            life = self.boot([life.model])
+            life.storage.close()
+            self.filesystem.crash(power=self._power)
+            self.model = life.model
+
+    def run_without_promise(self, generations: int) -> None:
+        """Lose power in a mode that syncs nothing: every stream must come back as it was at some time."""
+        with self._telling_the_seed():
+            pasts: dict[int, list[bytes]] = {}
+            for _ in range(generations):
+                life = self._recovered()
+                found = model_of(life.catalog, life.storage)
+                for stream_id, stream in found.streams.items():
+                    assert stream.messages == pasts[stream_id][: len(stream.messages)], f"{stream.name} is made up"
+                    pasts[stream_id] = list(stream.messages)
+                life.model = found
+                self._live(life, 60)
+                for record, _ in life.history:
+                    if isinstance(record, Create):
+                        pasts[record.id] = split(record.payload, record.lengths)
+                    elif isinstance(record, Append):
+                        pasts[record.id] += split(record.payload, record.lengths)
+
+    @contextmanager
+    def _telling_the_seed(self) -> Iterator[None]:
+        try:
+            yield
         except (AssertionError, StorageError, OSError, LookupError) as error:
             raise AssertionError(f"seed {self.seed}: {type(error).__name__}: {error}") from error
 
-    def _boot(self, candidates: list[Model]) -> Life:
-        """Recover, with crashes on the way, and see which of the possible states came out."""
+    def boot(self, candidates: list[Model]) -> Life:
+        """Recover, and see which of the possible states came out."""
+        life = self._recovered()
+        found = model_of(life.catalog, life.storage).dump()
+        for model in candidates:
+            if model.dump() == found:
+                life.model = model.copy()
+                return life
+        raise AssertionError(f"after recovery {self.recoveries}: {difference(candidates[0].dump(), found)}")
+
+    def _recovered(self) -> Life:
+        """A life that has begun, after some that ended in their recovery."""
         life = None
         while life is None:
             if self.random.random() < 0.4:
@@ -289,13 +349,8 @@ class Simulation:
                 self._crash()
         self.filesystem.crash_at = None
         self.recoveries += 1
-        found = dump_store(life.catalog, life.storage)
-        for model in candidates:
-            if model.dump() == found:
-                life.model = model.copy()
-                life.now_ms += self.recoveries * 1_000_000
-                return life
-        raise AssertionError(f"after recovery {self.recoveries}: {difference(candidates[0].dump(), found)}")
+        life.now_ms += self.recoveries * 1_000_000
+        return life
 
     def _crash(self) -> None:
         self.filesystem.crash(power=self._power and self.random.random() < 0.6)
@@ -306,7 +361,7 @@ class Simulation:
             self.filesystem.crash_at = self.filesystem.calls + self.random.randint(1, 300)
         try:
             for _ in range(self.random.randint(1, steps)):
-                self._step(life)
+                self.step(life)
             if self.random.random() < 0.2:
                 life.commit()
                 life.storage.close()
@@ -314,9 +369,10 @@ class Simulation:
             if not self.filesystem.dead:
                 raise
         self._crash()
-        return [life.model, life.model.after(life.unknown)] if life.unknown else [life.model]
+        life.abandon()
+        return life.outcomes()
 
-    def _step(self, life: Life) -> None:
+    def step(self, life: Life) -> None:
         random = self.random
         for _ in range(random.choice((1, 1, 2, 5))):
             self._operation(life)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, Protocol
 
 from headwater.storage.interface import Corrupt
@@ -66,27 +67,21 @@ class SavedRun:
             return self.position
         if not 0 < at <= self._extent.messages:
             return None
-        try:
+        with self._naming(self.position):
             return self.position + self._pack.ends(self._extent)[at - 1]
-        except DamagedPage as damage:
-            raise Damaged(self.position, f"{damage} (its index)") from damage
 
     def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
         low = index - self.index
         ends = self._pack.ends(self._extent)
-        try:
+        with self._naming(position):
             at = bisect_right(ends, position + max_bytes - self.position, low, end_index - self.index)
             at = max(at, low + 1)
             return self.index + at, self.position + ends[at - 1]
-        except DamagedPage as damage:
-            raise Damaged(position, f"{damage} (its index)") from damage
 
     def lengths(self, index: int, end_index: int) -> list[int]:
         low = index - self.index
-        try:
+        with self._naming(self.position):
             ends = self._pack.ends(self._extent).slice(max(low - 1, 0), end_index - self.index).tolist()
-        except DamagedPage as damage:
-            raise Damaged(self.position, f"{damage} (its index)") from damage
         starts = ends[:-1] if low else [0, *ends[:-1]]
         return [end - start for start, end in zip(starts, ends[1:] if low else ends, strict=True)]
 
@@ -96,6 +91,18 @@ class SavedRun:
             return self._pack.data(start, start + end_position - position)
         except DamagedPage as damage:
             raise Damaged(position + max(damage.offset - start, 0), str(damage)) from damage
+        except OSError as error:
+            raise Damaged(position, f"{self._pack.path} cannot be read: {error}") from error
+
+    @contextmanager
+    def _naming(self, position: int) -> Iterator[None]:
+        """Let damage to the index tell where in the stream it is felt."""
+        try:
+            yield
+        except DamagedPage as damage:
+            raise Damaged(position, f"{damage} (its index)") from damage
+        except OSError as error:
+            raise Damaged(position, f"{self._pack.path} cannot be read: {error}") from error
 
 
 class Holding:

@@ -21,7 +21,7 @@ import msgspec
 
 from headwater.core.records import Document, Image
 from headwater.storage.filesystem import Appender, Filesystem
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import Corrupt, WriteFailed
 from headwater.storage.log.frames import FRAME, NO_STREAM, Frame, find_frame, read_frame, seal
 from headwater.storage.log.packs import PackInfo
 from headwater.storage.log.segments import write_whole
@@ -133,6 +133,7 @@ class Manifest:
         self._sections: Sections | None = None
         self._fresh_size = 0
         self._cut_at: int | None = None
+        self._failure: str | None = None
         self._end = (0, 0, 0)
         self.at: dict[Key, int] = {}
         self.packs: dict[int, PackInfo] = {}
@@ -206,6 +207,8 @@ class Manifest:
         Should it fail, nothing is known of what the file holds now, so the next attempt writes another file.
         """
         assert commit.final
+        if self._failure is not None:
+            raise WriteFailed(self._failure)
         sections = self._sections
         if sections is None or sections.size > self._rewrite_floor + 2 * self._fresh_size:
             yield from self._write_anew(commit, kept)
@@ -271,8 +274,7 @@ class Manifest:
             sections = Sections(file, salt, _HEADER_BYTES, 0)
             entries = self._all_entries(commit, kept)
             yield from sections.write(Commit(True, commit.lsn, commit.segment, packs), entries, found)
-            self._filesystem.replace(path, self._path)
-            self._filesystem.sync_directory(self._directory)
+            self._rename(path)
         except BaseException:
             file.close()
             raise
@@ -281,6 +283,15 @@ class Manifest:
         self._fresh_size = sections.size
         self.at = dict(found)
         self._apply(commit)
+
+    def _rename(self, path: Path) -> None:
+        try:
+            self._filesystem.replace(path, self._path)
+            self._filesystem.sync_directory(self._directory)
+        except OSError as error:
+            # Which of the two files a power loss would leave is unknown, so neither can be built on.
+            self._failure = f"Renaming {path} failed: {error}"
+            raise WriteFailed(self._failure) from error
 
     def _all_entries(self, commit: Commit, kept: list[Kept]) -> Iterator[Entry]:
         """The entries of all that lives: copied from the old file where there is no newer one."""

@@ -3,10 +3,11 @@
 A checkpoint writes the new bytes of all streams into one or two packs, so the number of syncs and of files does not
 grow with the number of streams. A pack is
 
-    header | extents: wire bytes, then the end of each message | directory | checksum of each page | trailer
+    header | extents: wire bytes, then the end of each message | checksum of each page | directory | trailer
 
-Everything up to the checksums is covered by them in pages of 16 KiB, and they by the trailer. A page is checked when
-it is first touched, so that a flipped byte is found without reading a whole pack; no byte is given out unchecked.
+The checksums cover all that is before them in pages of 16 KiB; they and the directory are covered by the trailer. A
+page is checked when it is first touched, so that a flipped byte is found without reading a whole pack, and harms only
+the streams in its page. No byte is given out unchecked.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _FLUSH_BYTES: Final = 1024 * 1024
 _HEADER: Final = struct.Struct("<8sQ")
 _ENTRY: Final = struct.Struct("<6Q")
 """Of the directory: stream, offset, index, position, count, length."""
-_TRAILER: Final = struct.Struct("<8sQIIQQI")
-"""Magic, number, page size, extents, offset of the directory, offset of the checksums, checksum of the checksums."""
+_TRAILER: Final = struct.Struct("<8sQIQQII")
+"""Magic, number, page size, offset of the checksums, offset of the directory, and the checksums of these two."""
 _CHECKSUM: Final = struct.Struct("<I")
 _TRAILER_BYTES: Final = _TRAILER.size + _CHECKSUM.size
 _MAGIC: Final = b"HWPACK\x00\x01"
@@ -63,11 +64,11 @@ class Located(NamedTuple):
     extent: Extent
 
 
-class DamagedPage(Exception):
-    """A page of a pack that does not match its checksum, or cannot be read."""
+class DamagedPage(Corrupt):
+    """A page of a pack that does not match its checksum."""
 
-    def __init__(self, path: Path, offset: int, why: str) -> None:
-        super().__init__(f"{path} is damaged at byte {offset}: {why}")
+    def __init__(self, path: Path, offset: int) -> None:
+        super().__init__(f"{path} is damaged within {PAGE_BYTES} bytes from byte {offset}: its checksum does not match")
         self.offset = offset
 
 
@@ -119,25 +120,23 @@ class PackWriter:
 
     def finish(self) -> PackInfo:
         """Write what describes the pack and sync it. Its name is durable once its directory is synced."""
-        self._buffer += bytes(-len(self._buffer) % 8)
-        directory_at = self._flushed + len(self._buffer)
-        self._buffer += self._directory
         self._flush(everything=True)
         checksums = self._checksums.tobytes()
+        directory_at = self._flushed + len(checksums)
         trailer = _TRAILER.pack(
             _MAGIC,
             self.number,
             PAGE_BYTES,
-            len(self._directory) // _ENTRY.size,
-            directory_at,
             self._flushed,
+            directory_at,
             zlib.crc32(checksums),
+            zlib.crc32(self._directory),
         )
         checksum = zlib.crc32(trailer)
-        write_whole(self._file, checksums + trailer + _CHECKSUM.pack(checksum))
+        write_whole(self._file, b"".join((checksums, self._directory, trailer, _CHECKSUM.pack(checksum))))
         self._file.sync()
         self._file.close()
-        size = self._flushed + len(checksums) + _TRAILER_BYTES
+        size = directory_at + len(self._directory) + _TRAILER_BYTES
         return PackInfo(self.number, self.tier, self.born, size, self._data_bytes, checksum)
 
     def abandon(self) -> None:
@@ -161,7 +160,7 @@ class PackWriter:
 class Pack:
     """One pack, open for reading."""
 
-    __slots__ = ("_checked", "_checksums", "_directory_at", "_extents", "_mapped", "_pages_end", "info", "path")
+    __slots__ = ("_checked", "_checksums", "_directory_at", "_directory_sum", "_mapped", "_pages_end", "info", "path")
 
     def __init__(self, filesystem: Filesystem, directory: Path, info: PackInfo) -> None:
         self.info: Final = info
@@ -178,14 +177,13 @@ class Pack:
         if size != self.info.size or size < _TRAILER_BYTES:
             raise Corrupt(f"{self.path} has {size} bytes and should have {self.info.size}.")
         packed = self._mapped.read(size - _TRAILER_BYTES, _TRAILER_BYTES)
-        magic, number, page, self._extents, self._directory_at, self._pages_end, table_sum = _TRAILER.unpack_from(
-            packed
-        )
+        magic, number, page, *places, table_sum, self._directory_sum = _TRAILER.unpack_from(packed)
+        self._pages_end, self._directory_at = places
         (checksum,) = _CHECKSUM.unpack_from(packed, _TRAILER.size)
         if zlib.crc32(packed[: _TRAILER.size]) != checksum or checksum != self.info.checksum:
             raise Corrupt(f"{self.path} is damaged at byte {size - _TRAILER_BYTES}: its trailer does not check out.")
         assert (magic, number, page) == (_MAGIC, self.info.number, PAGE_BYTES)
-        table = self._mapped.read(self._pages_end, size - _TRAILER_BYTES - self._pages_end)
+        table = self._mapped.read(self._pages_end, self._directory_at - self._pages_end)
         if zlib.crc32(table) != table_sum:
             raise Corrupt(f"{self.path} is damaged at byte {self._pages_end}: its checksums do not check out.")
         self._checksums = array("I", table)
@@ -209,7 +207,9 @@ class Pack:
 
     def extents(self) -> Iterator[Located]:
         """What the pack holds, in order of stream id and position."""
-        directory = self.data(self._directory_at, self._directory_at + self._extents * _ENTRY.size)
+        directory = self._mapped.read(self._directory_at, self.info.size - _TRAILER_BYTES - self._directory_at)
+        if zlib.crc32(directory) != self._directory_sum:
+            raise Corrupt(f"{self.path} is damaged at byte {self._directory_at}: its directory does not check out.")
         number = self.info.number
         for stream_id, offset, index, position, count, length in _ENTRY.iter_unpack(directory):
             yield Located(stream_id, Extent(number, offset, index, position, count, length))
@@ -230,13 +230,10 @@ class Pack:
         end_page = min(end_page, page + _FLUSH_BYTES // PAGE_BYTES)
         start = page * PAGE_BYTES
         end = min(end_page * PAGE_BYTES, self._pages_end)
-        try:
-            data = memoryview(self._mapped.read(start, end - start))
-        except OSError as error:
-            raise DamagedPage(self.path, start, f"it cannot be read ({error})") from error
+        data = memoryview(self._mapped.read(start, end - start))
         for at in range(0, end - start, PAGE_BYTES):
             if zlib.crc32(data[at : at + PAGE_BYTES]) != self._checksums[page]:
-                raise DamagedPage(self.path, page * PAGE_BYTES, "its checksum does not match")
+                raise DamagedPage(self.path, page * PAGE_BYTES)
             self._checked[page] = 1
             page += 1
 

@@ -19,7 +19,7 @@ from headwater.storage.log.extents import EXTENT, NO_EXTENTS
 from headwater.storage.log.frames import Logged, read_batch
 from headwater.storage.log.holdings import Holding
 from headwater.storage.log.manifest import NAME, NEW_NAME, Kept, Manifest
-from headwater.storage.log.packs import DamagedPage, Pack, pack_numbers, pack_path
+from headwater.storage.log.packs import Pack, pack_numbers, pack_path
 from headwater.storage.log.replay import Replay
 from headwater.storage.log.segments import HEADER_BYTES, LogWriter, segment_numbers, segment_path
 
@@ -115,8 +115,6 @@ class Recovery:
             try:
                 for stream_id, extent in pack.extents():
                     saved[stream_id] = get(stream_id, NO_EXTENTS) + pack_extent(*extent)
-            except DamagedPage as damage:
-                raise Corrupt(f"{damage} (its directory)") from damage
             finally:
                 pack.close()
         return saved

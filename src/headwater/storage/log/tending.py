@@ -19,7 +19,7 @@ import msgspec
 
 from headwater.core.records import Image
 from headwater.storage.filesystem import Filesystem
-from headwater.storage.interface import ImageOf
+from headwater.storage.interface import ImageOf, WriteFailed
 from headwater.storage.log.checkpoint import Frozen, Plan, Saved, Workshop, save_checkpoint
 from headwater.storage.log.compaction import Rewritten, rewrite_packs
 from headwater.storage.log.extents import NO_EXTENTS, join, replace_run
@@ -282,6 +282,8 @@ class Tender:
             outcome = self._worker.submit(_rest(self._writer), urgent=False)
             while not outcome.done:
                 yield Step.WAIT
+            if outcome.error is not None:
+                log.critical("no more writes are taken: %s", outcome.error)
         self._seen_lsn = self._hot.lsn
         while (rewrite := self._shelf.next_rewrite()) is not None and self._writer.failure is None:
             if not (yield from self._rewrite(rewrite)):
@@ -294,7 +296,9 @@ class Tender:
         if outcome.error is not None:
             numbers = [info.number for info in rewrite.sources]
             log.error("packs %s could not be rewritten: %s", numbers, outcome.error)
-            if not isinstance(outcome.error, OSError):
+            if isinstance(outcome.error, WriteFailed):
+                self._writer.fail(str(outcome.error))
+            elif not isinstance(outcome.error, OSError):
                 self._shelf.spare(numbers)
             self._look_at = self._clock() + REWRITE_RETRY_S
             return False
