@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from headwater.core.catalog import Catalog, Stream
+from headwater.core.offsets import Offset
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
 from headwater.storage.acid import AcidStorage
 from headwater.storage.interface import Committed, Storage
@@ -35,6 +36,8 @@ class Driver:
     catalog: Catalog[Stream] = field(default_factory=lambda: Catalog(Stream))
     queue: list[Committed] = field(default_factory=list)
     now_ms: int = 1_000
+    floors: dict[int, Offset] = field(default_factory=dict)
+    """Up to where streams were trimmed."""
     ids: random.Random = field(default_factory=lambda: random.Random(1))
 
     def recover(self, store: Storage) -> None:
@@ -82,6 +85,16 @@ class Driver:
     def retain(self, stream: Stream, index: int, position: int) -> None:
         self._queue(Retain(stream.id, self._tick(), index, position))
 
+    def trim(self, stream: Stream, floor: Offset) -> None:
+        """Commits first, as the engine trims only what was committed to be given up."""
+        self.commit()
+        self.floors[stream.id] = floor
+        for store in self.stores:
+            store.trim(stream.id, floor.index, floor.position)
+
+    def floor(self, stream: Stream) -> Offset:
+        return self.floors.get(stream.id, stream.base)
+
     def document(self, key: str, value: bytes | None) -> None:
         self._queue(Document(key, value))
 
@@ -122,19 +135,15 @@ def recovered(store: Storage) -> State:
     return state_of(catalog)
 
 
-def whole(store: Storage, stream: Stream) -> bytes:
-    """All bytes of an incarnation's own."""
-    return b"".join(store.read(stream.id, stream.base.position, stream.position))
-
-
-def messages_of(store: Storage, stream: Stream) -> list[bytes]:
+def messages_of(store: Storage, stream: Stream, floor: Offset | None = None) -> list[bytes]:
     """The messages of an incarnation's own, cut as the store says that they were sent."""
-    if stream.index == stream.base.index:
+    floor = floor or stream.base
+    if stream.index == floor.index:
         return []
-    data = whole(store, stream)
+    data = b"".join(store.read(stream.id, floor.position, stream.position))
     messages = []
     at = 0
-    for length in store.lengths(stream.id, stream.base.index, stream.index):
+    for length in store.lengths(stream.id, floor.index, stream.index):
         messages.append(data[at : at + length])
         at += length
     assert at == len(data)

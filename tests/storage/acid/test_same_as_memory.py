@@ -24,8 +24,10 @@ from hypothesis.stateful import (
 )
 
 from headwater.core.catalog import Stream
+from headwater.core.offsets import Offset
 from headwater.core.records import ForkPoint
 from headwater.storage.acid import AcidStorage, pieces, shard
+from headwater.storage.acid.inspect import check
 from headwater.storage.memory import MemoryStorage
 from tests.storage.acid.driving import Driver, messages_of, recovered, settle
 
@@ -75,7 +77,8 @@ class Machine(RuleBasedStateMachine):
         if source is None or name in self.driver.catalog.by_name:
             return
         self.driver.commit()
-        index = source.base.index + cut % (source.index - source.base.index + 1)
+        floor = self.driver.floor(source)
+        index = floor.index + cut % (source.index - floor.index + 1)
         position = self.memory.boundary(source.id, index)
         assert position is not None
         self.driver.create(name, messages, fork=ForkPoint(source.id, source.name, index, position))
@@ -110,10 +113,15 @@ class Machine(RuleBasedStateMachine):
         if stream is None:
             return
         self.driver.commit()
-        index = stream.base.index + cut % (stream.index - stream.base.index + 1)
+        floor = self.driver.floor(stream)
+        index = floor.index + cut % (stream.index - floor.index + 1)
         position = self.memory.boundary(stream.id, index)
         assert position is not None
+        if index < stream.retained_index:
+            return
         self.driver.retain(stream, index, position)
+        if not stream.children:
+            self.driver.trim(stream, Offset(index, position))
 
     @rule(key=st.sampled_from(["a", "b", "k" * 900]), value=st.one_of(st.none(), st.binary(max_size=20)))
     def document(self, key: str, value: bytes | None) -> None:
@@ -164,6 +172,9 @@ class Machine(RuleBasedStateMachine):
         self.acid = store
         self.driver.stores = [self.memory, store]
         assert recovered(store) == self.driver.state()
+        for stream in self.driver.catalog:
+            floor = self.driver.floor(stream)
+            store.trim(stream.id, floor.index, floor.position)
 
     # -- what must always hold -------------------------------------------------------------------------------------
 
@@ -175,7 +186,8 @@ class Machine(RuleBasedStateMachine):
             return
         assert self.acid is not None
         stream = streams[draw % len(streams)]
-        base, count = stream.base.index, stream.index - stream.base.index
+        base = self.driver.floor(stream).index
+        count = stream.index - base
         begin, end = sorted((base + low % (count + 1), base + high % (count + 1)))
         for store_side, memory_side in ((begin, begin), (end, end), (stream.index + 1, stream.index + 1)):
             assert self.acid.boundary(stream.id, store_side) == self.memory.boundary(stream.id, memory_side)
@@ -196,7 +208,8 @@ class Machine(RuleBasedStateMachine):
         if self.acid is None or self.driver.queue:
             return
         for stream in self.driver.catalog:
-            assert messages_of(self.acid, stream) == messages_of(self.memory, stream)
+            floor = self.driver.floor(stream)
+            assert messages_of(self.acid, stream, floor) == messages_of(self.memory, stream, floor)
         assert self.acid.usage().payload_bytes == self.memory.usage().payload_bytes
 
     def teardown(self) -> None:
@@ -204,6 +217,7 @@ class Machine(RuleBasedStateMachine):
             self.driver.commit()
             self.all_bytes_are_there()
             self.acid.close()
+            assert list(check(self.path())) == []
             again = AcidStorage(self.path(), **self.options)
             assert recovered(again) == self.driver.state()
             again.close()

@@ -2,8 +2,8 @@
 
 It waits until enough has gathered or the oldest has waited long enough, so that a shard commits about once a second
 instead of once per batch, and a stream's small appends become few, larger pieces. In its spare time it takes away
-what removed streams have left. If it cannot write, the store fails: what it holds is safe in the journal and stays
-readable from the hot tails, but nothing more may be accepted that could not be carried on.
+what removed streams have left, and what was trimmed. If it cannot write, the store fails: what it holds is safe in the
+journal and stays readable from the hot tails, but nothing more may be accepted that could not be carried on.
 
 Invariant: `mark` never names an entry that a shard does not have durably.
 """
@@ -39,6 +39,14 @@ class Load(NamedTuple):
     size: int
 
 
+class Trim(NamedTuple):
+    """What a stream has before `position` is not asked for any more."""
+
+    shard: int
+    stream_id: int
+    position: int
+
+
 class Carrier:
     def __init__(self, shards: Sequence[Shard], carry_bytes: int, carry_after_s: float) -> None:
         self._shards = shards
@@ -47,6 +55,8 @@ class Carrier:
         self._changed = threading.Condition()
         self._waiting: list[Load] = []
         self._waiting_since_s = 0.0
+        self._asked_trims: dict[int, Trim] = {}
+        self._due_trims: dict[int, Trim] = {}
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.waiting_bytes = 0
@@ -69,6 +79,13 @@ class Carrier:
             self._waiting.append(load)
             self.waiting_bytes += load.size
             if self.waiting_bytes >= self._carry_bytes:
+                self._changed.notify_all()
+
+    def trim(self, trim: Trim) -> None:
+        """Trim a stream some time after all that was submitted up to now has been carried."""
+        with self._changed:
+            self._asked_trims[trim.stream_id] = trim
+            if not self._waiting:
                 self._changed.notify_all()
 
     def wait_for_room(self) -> None:
@@ -98,7 +115,7 @@ class Carrier:
                     self.carry(loads)
                     self._give_room(loads)
                 else:
-                    self._reap()
+                    self._tidy()
         except Exception as error:
             log.critical("storage failed, no more writes are taken: %s", error, exc_info=error)
             with self._changed:
@@ -114,7 +131,10 @@ class Carrier:
                     return True
                 if self._stopping:
                     return False
-                if any(shard.has_graves for shard in self._shards):
+                if not self._waiting:
+                    self._due_trims |= self._asked_trims
+                    self._asked_trims.clear()
+                if self._due_trims or any(shard.has_graves for shard in self._shards):
                     return True
                 self._changed.wait(left_s)
 
@@ -127,12 +147,14 @@ class Carrier:
         return self._waiting_since_s + self._carry_after_s - time.monotonic()
 
     def _take(self) -> list[Load]:
-        """What is due; nothing when it was only graves that woke the thread."""
+        """What is due; nothing when it is only time to tidy up."""
         with self._changed:
             left_s = self._left_s()
             if left_s is None or left_s > 0:
                 return []
             loads, self._waiting = self._waiting, []
+            self._due_trims |= self._asked_trims
+            self._asked_trims.clear()
             return loads
 
     def _give_room(self, loads: Sequence[Load]) -> None:
@@ -163,7 +185,12 @@ class Carrier:
             if owner != shard and self._shards[owner].ledger.seq < seq:
                 by_shard.setdefault(owner, []).append(Change(None, (stream_id,)))
 
-    def _reap(self) -> None:
+    def _tidy(self) -> None:
+        """One small transaction towards a shard without leftovers."""
+        for trim in self._due_trims.values():
+            if self._shards[trim.shard].trim(trim.stream_id, trim.position):
+                del self._due_trims[trim.stream_id]
+            return
         for shard in self._shards:
             if shard.has_graves:
                 shard.reap()

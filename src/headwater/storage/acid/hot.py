@@ -74,6 +74,14 @@ class HotTails:
         if hot is not None and index > hot.reached_index:
             hot.reached_index = index
 
+    def trim(self, stream_id: int, index: int) -> None:
+        """Nobody asks for what lies before `index` any more, wherever it is."""
+        hot = self._hot.get(stream_id)
+        if hot is not None:
+            before = hot.cost()
+            hot.tail.drop(index)
+            self.bytes -= before - hot.cost()
+
     def remove(self, stream_id: int) -> None:
         hot = self._hot.pop(stream_id, None)
         if hot is not None:

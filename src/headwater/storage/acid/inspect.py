@@ -141,7 +141,7 @@ def _journal(journal: Journal) -> Iterator[str]:
 
 def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
     """Whether the pieces of every stream are whole, and reach from its beginning to its end."""
-    reached = {stream_id: _base(image) for stream_id, image in streams.items()}
+    reached: dict[int, tuple[int, int]] = {}
     graves = set(_graves(shard))
     with shard.environment.begin(buffers=True) as txn, txn.cursor(shard.databases.data) as cursor:
         for view, value in cursor:
@@ -161,14 +161,22 @@ def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
             except BadPiece as error:
                 yield f"Stream {image.name!r}, position {position}: {error} ({shard.path})."
                 continue
-            if (piece.start_index, piece.position) != reached[stream_id]:
-                yield f"Stream {image.name!r}, position {reached[stream_id][1]}: bytes are missing ({shard.path})."
+            at = reached.get(stream_id)
+            if at is None:
+                # What lies before the earliest retained offset may have been trimmed, piece by piece.
+                whole = piece.position <= max(_base(image)[1], image.retained_position)
+            else:
+                whole = (piece.start_index, piece.position) == at
+            if not whole:
+                yield f"Stream {image.name!r}: bytes are missing before position {piece.position} ({shard.path})."
             reached[stream_id] = (piece.end_index, piece.end_position)
     for stream_id, image in streams.items():
-        if reached[stream_id] != (image.index, image.position):
+        kept_from = max(_base(image), (image.retained_index, image.retained_position))
+        end_index, end_position = reached.get(stream_id, kept_from)
+        if (end_index, end_position) != (image.index, image.position):
             yield (
                 f"Stream {image.name!r} ends at position {image.position} after {image.index} messages, but its bytes"
-                f" end at {reached[stream_id][1]} after {reached[stream_id][0]} ({shard.path})."
+                f" end at {end_position} after {end_index} ({shard.path})."
             )
 
 

@@ -22,6 +22,7 @@ import msgspec
 
 from headwater.core.records import Append, Create, Record
 from headwater.storage.acid.environment import open_environment, reading, room_bytes, writing
+from headwater.storage.acid.metas import hidden_key
 from headwater.storage.interface import Corrupt, StorageError
 
 ENTRY_BYTES: Final = 1_048_576
@@ -64,6 +65,8 @@ class Journal:
         self._environment = open_environment(path, map_bytes, 0, readonly=readonly)
         try:
             self.mark, self.last_seq = self._read_header()
+            if not readonly:
+                self._check_newest()
         except BaseException:
             self._environment.close()
             raise
@@ -105,7 +108,8 @@ class Journal:
                 raise Corrupt(f"{self.path}: entries end at {expected} instead of {self.last_seq}.")
 
     def room_bytes(self) -> int:
-        return room_bytes(self._environment, ())
+        with reading(self.path):
+            return room_bytes(self._environment, ())
 
     def close(self) -> None:
         self._environment.close()
@@ -123,8 +127,20 @@ class Journal:
                 raise Corrupt(f"{self.path} has no header: it is damaged, or was emptied.")
             mark = self._decode_header(header)
             cursor.last()
-            last_seq = max(_KEY.unpack(cursor.key())[0], mark.seq)
+            last_key = cursor.key()
+            if len(last_key) != _KEY.size:
+                raise Corrupt(f"{self.path}: an entry is filed under a key of the wrong size.")
+            last_seq: int = max(_KEY.unpack(last_key)[0], mark.seq)
         return mark, last_seq
+
+    def _check_newest(self) -> None:
+        """While nobody writes: LMDB has opened the newest of the two commits that its file holds."""
+        key = hidden_key(self.path)
+        if key is not None and key > _KEY.pack(self.last_seq):
+            raise Corrupt(
+                f"{self.path}: its newest entry ({key.hex()}) is there but hidden, because a page that LMDB begins"
+                " with is damaged. Restore the store from a backup."
+            )
 
     def _decode_header(self, header: bytes) -> Mark:
         size = _HEADER.size + 8 * self._shard_count

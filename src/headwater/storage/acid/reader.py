@@ -81,16 +81,17 @@ class ShardReader:
         return lengths
 
     def boundary(self, stream_id: int, index: int) -> int | None:
-        """Position after `index` messages, from the stream's base to its end in this shard; None outside."""
+        """Position after `index` messages, from where the stream is kept to its end in this shard; None outside."""
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
             position = self._find(txn, stream_id, index)
             if position is not None:
                 return position
             image = self._image(txn, stream_id)
-            base_index, base_position = (image.fork.index, image.fork.position) if image.fork else (0, 0)
-            if index == base_index and image.index == base_index:
-                return base_position
-            if base_index <= index <= image.index:
+            if index == image.index:
+                # A stream without bytes of its own, or all of them trimmed.
+                return image.position
+            base_index = image.fork.index if image.fork is not None else 0
+            if max(base_index, image.retained_index) <= index < image.index:
                 raise self._missing(txn, stream_id, index)
             return None
 

@@ -29,6 +29,7 @@ from headwater.core.records import Document, Image, Record
 from headwater.storage.acid.changes import Changes
 from headwater.storage.acid.environment import open_environment, reading, room_bytes, writing
 from headwater.storage.acid.layout import shard_of
+from headwater.storage.acid.pieces import KEY, BadPiece, decode_piece
 from headwater.storage.acid.rows import ID, BadRow, crc_of, decode_document, decode_image, decode_producer
 from headwater.storage.interface import Corrupt, StorageError
 
@@ -111,6 +112,21 @@ class Shard:
         self.ledger = ledger
         self.has_graves = more
 
+    def trim(self, stream_id: int, position: int) -> bool:
+        """Take away some of the pieces that end at or before `position`; True when none are left."""
+        prefix = ID.pack(stream_id)
+        with (
+            writing(self.path),
+            self.environment.begin(write=True, buffers=True) as txn,
+            txn.cursor(self.databases.data) as cursor,
+        ):
+            found = cursor.set_range(prefix)
+            for _ in range(REAPED_AT_ONCE):
+                if not found or cursor.key()[: ID.size] != prefix or not _ends_by(position, cursor, prefix):
+                    return True
+                found = cursor.delete() and bool(cursor.key())
+        return False
+
     def _reap(self, txn: lmdb.Transaction[memoryview], budget: int) -> tuple[bool, int]:
         """Whether graves are left, and the sum of the row checksums that went."""
         row_sum = 0
@@ -171,7 +187,8 @@ class Shard:
         return Ledger(seq, row_sum)
 
     def room_bytes(self) -> int:
-        return room_bytes(self.environment, self.databases)
+        with reading(self.path):
+            return room_bytes(self.environment, self.databases)
 
     def close(self) -> None:
         self.environment.close()
@@ -223,6 +240,23 @@ class Shard:
 
     def _put_ledger(self, txn: lmdb.Transaction[memoryview], ledger: Ledger) -> None:
         txn.put(LEDGER_KEY, _encode_ledger(self._store_id, self.number, ledger))
+
+
+def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> bool:
+    """Whether the piece under the cursor ends by `position`: where the next begins, so its bytes need no look."""
+    key = bytes(cursor.key())
+    if cursor.next():
+        following = bytes(cursor.key())
+        cursor.prev()
+        if following[: ID.size] == prefix:
+            return bool(KEY.unpack(following)[1] <= position)
+    else:
+        cursor.last()
+    try:
+        return decode_piece(key, cursor.value()).end_position <= position
+    except BadPiece:
+        # Left where it is: a read or a check will say so, and trimming is no reason to fail.
+        return False
 
 
 def make_shard(path: Path, number: int, store_id: bytes) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from headwater.core.records import Append, Create, Document, Image, Record
-from headwater.storage.acid.carrier import CARRY_AFTER_S, CARRY_BYTES, Carrier, Load
+from headwater.storage.acid.carrier import CARRY_AFTER_S, CARRY_BYTES, Carrier, Load, Trim
 from headwater.storage.acid.environment import map_bytes_each
 from headwater.storage.acid.hot import HotTails
 from headwater.storage.acid.journal import Journal, Mark, Routed, make_journal
@@ -57,12 +57,13 @@ _BOOKKEEPING_BYTES: Final = 256
 
 
 class _Known:
-    """Where a stream is, and how many bytes of its own it has."""
+    """Where a stream is, from which position on it is kept, and how many bytes that is."""
 
-    __slots__ = ("shard", "size")
+    __slots__ = ("shard", "size", "start")
 
-    def __init__(self, shard: int, size: int) -> None:
+    def __init__(self, shard: int, start: int, size: int) -> None:
         self.shard = shard
+        self.start = start
         self.size = size
 
 
@@ -126,9 +127,9 @@ class AcidStorage:
         for shard in self._shards:
             for state in shard.states():
                 if type(state) is Image:
-                    size = state.position - (state.fork.position if state.fork is not None else 0)
-                    self._known[state.id] = _Known(shard.number, size)
-                    self._payload_bytes += size
+                    start = state.fork.position if state.fork is not None else 0
+                    self._known[state.id] = _Known(shard.number, start, state.position - start)
+                    self._payload_bytes += state.position - start
                 yield state
         self._look_at_room()
         self._carrier.start(journal.last_seq)
@@ -170,6 +171,16 @@ class AcidStorage:
         seq, routed, size = self._written.popleft()
         self._carrier.submit(Load(seq, routed, size))
         self._take_note()
+
+    def trim(self, stream_id: int, index: int, position: int) -> None:
+        known = self._known[stream_id]
+        if position <= known.start:
+            return
+        self._payload_bytes -= position - known.start
+        known.size -= position - known.start
+        known.start = position
+        self._hot.trim(stream_id, index)
+        self._carrier.trim(Trim(known.shard, stream_id, position))
 
     def tend(self, image_of: ImageOf) -> None:
         self._take_note()
@@ -292,7 +303,11 @@ class AcidStorage:
             shard = shard_of(record.key, len(self._shards))
         elif type(record) is Create or (type(record) is Image and record.id not in self._known):
             shard = shard_of(record.name, len(self._shards))
-            self._known[record.id] = _Known(shard, 0)
+            if isinstance(record, Image):
+                start = record.position
+            else:
+                start = record.fork.position if record.fork is not None else 0
+            self._known[record.id] = _Known(shard, start, 0)
         else:
             shard = self._known[record.id].shard
         return Routed(shard, record, tuple((gone, self._known[gone].shard) for gone in removed))

@@ -1,0 +1,79 @@
+"""Flips bits of a store at rest and says what becomes of each: run as a process, because LMDB may die of it.
+
+    python -m tests.storage.acid.flipper HOME [unchecked] < FLIPS
+
+HOME holds `store` (never touched), `expected` (its digest, as `digest` makes it) and room for a copy. FLIPS are JSON
+lines [file, offset, bit]. Two lines are said of each: `flip N` before, and after `right`, `wrong`, or `error WHAT`.
+With `unchecked` the store verifies no checksum of a body, to show that the test would notice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.storage.acid import AcidStorage, pieces
+from headwater.storage.acid.layout import read_manifest
+from headwater.storage.interface import StorageError
+from tests.storage.acid.driving import messages_of, state_of
+
+MAP_BYTES = 2**26
+
+
+def digest(directory: Path) -> str:
+    """A digest of all that a store holds: every state, every document, every message."""
+    shards = read_manifest(directory / "acid").shard_count
+    store = AcidStorage(directory, shards, MAP_BYTES, 1, carry_bytes=2**40, carry_after_s=1e6)
+    try:
+        catalog: Catalog[Stream] = Catalog(Stream)
+        for record in store.recover():
+            catalog.apply(record)
+        found = hashlib.sha256(repr(state_of(catalog)).encode())
+        for stream_id in sorted(catalog.by_id):
+            stream = catalog.by_id[stream_id]
+            for text in messages_of(store, stream):
+                found.update(b"%d:" % len(text) + text)
+            middle = (stream.base.index + stream.index) // 2
+            found.update(repr(store.boundary(stream_id, middle)).encode())
+        return found.hexdigest()
+    finally:
+        store.close()
+
+
+def flip(home: Path, name: str, offset: int, bit: int) -> str:
+    copy = home / "copy"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(home / "store", copy, ignore=shutil.ignore_patterns("LOCK", "lock.mdb"))
+    path = copy / name
+    content = bytearray(path.read_bytes())
+    content[offset] ^= 1 << bit
+    path.write_bytes(content)
+    try:
+        found = digest(copy)
+    except StorageError as error:
+        return f"error {error}"
+    return "right" if found == (home / "expected").read_text() else "wrong"
+
+
+def main() -> None:
+    pieces.PIECE_BYTES = 600  # type: ignore[misc]
+    home = Path(sys.argv[1])
+    if sys.argv[2:] == ["unchecked"]:
+        pieces.Piece.verified_body = lambda piece: piece.body  # type: ignore[method-assign]
+    for number, line in enumerate(sys.stdin):
+        sys.stdout.write(f"flip {number}\n")
+        sys.stdout.flush()
+        try:
+            outcome = flip(home, *json.loads(line))
+        except Exception as error:
+            outcome = f"crash {error!r}"
+        sys.stdout.write(" ".join(outcome.split()) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

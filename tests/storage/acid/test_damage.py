@@ -1,0 +1,177 @@
+"""Bits flipped at rest: right data or a loud error, never wrong bytes.
+
+Flips anywhere in the files of a store, closed or just crashed. LMDB itself may end the process over a page that makes
+no sense to it (that is loud, too), so the flips are done in another process. What is damaged inside the bytes of a
+stream must be refused by the stream's name and position, while everything else stays readable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from headwater.storage.acid import AcidStorage, pieces
+from headwater.storage.acid.inspect import check
+from headwater.storage.interface import Corrupt
+from tests.storage.acid.driving import Driver, messages_of, settle
+from tests.storage.acid.flipper import MAP_BYTES, digest
+
+META_BYTES = 160
+LOUD_DEATHS = {-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV}
+
+
+def fill(driver: Driver, tag: str, store: AcidStorage, *, carried: bool) -> None:
+    for number in range(12):
+        stream = driver.catalog.by_name.get(f"stream-{number}") or driver.create(f"stream-{number}")
+        known = (stream.producers or {}).get("someone")
+        driver.append(
+            stream,
+            [f"{tag}-{number}-{part}".encode() * 9 for part in range(10)],
+            producer=("someone", 0, known.seq + 1 if known else 0),
+        )
+        driver.document(f"key-{number}", tag.encode())
+        if number % 4 == 0:
+            driver.commit()
+            if carried:
+                settle(store)
+    driver.commit()
+
+
+def make_store(home: Path, *, crashed: bool) -> None:
+    """`store` and `expected`: with an empty journal, or with entries that no shard has yet."""
+    pieces.PIECE_BYTES = 600  # type: ignore[misc]
+    origin = home / "origin"
+    store = AcidStorage(origin, 2, MAP_BYTES, 1, carry_bytes=1, carry_after_s=0.0)
+    driver = Driver([store])
+    driver.recover(store)
+    fill(driver, "one", store, carried=True)
+    driver.delete(driver.catalog.by_name["stream-3"])
+    fill(driver, "two", store, carried=True)
+    store.close()
+    if crashed:
+        store = AcidStorage(origin, 2, MAP_BYTES, 1, carry_bytes=2**40, carry_after_s=1e6)
+        driver = Driver([store])
+        driver.recover(store)
+        fill(driver, "three", store, carried=False)
+        fill(driver, "four", store, carried=False)
+    shutil.copytree(origin, home / "store", ignore=shutil.ignore_patterns("LOCK", "lock.mdb"))
+    if crashed:
+        store.close()
+    shutil.copytree(home / "store", home / "pristine")
+    (home / "expected").write_text(digest(home / "pristine"))
+
+
+@pytest.fixture(params=["closed", "crashed"])
+def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 600)
+    make_store(tmp_path, crashed=request.param == "crashed")
+    return tmp_path
+
+
+def sizes(home: Path) -> dict[str, int]:
+    store = home / "store"
+    return {str(path.relative_to(store)): path.stat().st_size for path in sorted(store.rglob("data.mdb"))}
+
+
+def outcomes(home: Path, flips: list[tuple[str, int, int]], *mode: str) -> Counter[str]:
+    """What became of each flip; a process that dies of one is followed by another for the rest."""
+    found: Counter[str] = Counter()
+    while flips:
+        run = subprocess.run(
+            [sys.executable, "-m", "tests.storage.acid.flipper", str(home), *mode],
+            input="".join(json.dumps(flip) + "\n" for flip in flips),
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parents[3],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        lines = run.stdout.splitlines()
+        for flip, outcome in zip(flips, lines[1::2], strict=False):
+            word = outcome.partition(" ")[0]
+            assert word in {"right", "error", "wrong"}, f"{flip}: {outcome}"
+            found[word if word != "wrong" else f"wrong {flip}"] += 1
+        answered = len(lines[1::2])
+        if answered < len(flips):
+            assert run.returncode in LOUD_DEATHS, f"{flips[answered]}: {run.returncode} {run.stderr}"
+            found["death"] += 1
+            answered += 1
+        flips = flips[answered:]
+    return found
+
+
+def anywhere(home: Path, count: int, seed: int) -> list[tuple[str, int, int]]:
+    dice = random.Random(seed)
+    files = sizes(home)
+    names = dice.choices(list(files), list(files.values()), k=count)
+    return [(name, dice.randrange(files[name]), dice.randrange(8)) for name in names]
+
+
+def in_meta_pages(home: Path, count: int, seed: int) -> list[tuple[str, int, int]]:
+    dice = random.Random(seed)
+    every = [
+        (name, page + offset, bit)
+        for name in sizes(home)
+        for page in (0, 4096)
+        for offset in range(META_BYTES)
+        for bit in range(8)
+    ]
+    return dice.sample(every, min(count, len(every)))
+
+
+@pytest.mark.timeout(1800)
+def test_a_flipped_bit_is_harmless_or_loud(home: Path, long: bool) -> None:
+    flips = anywhere(home, 10_000 if long else 250, 1) + in_meta_pages(home, 10_000 if long else 250, 2)
+    found = outcomes(home, flips)
+    assert not [word for word in found if word.startswith("wrong")]
+    assert found["right"] > 0
+    assert found["error"] > 0
+
+
+@pytest.mark.timeout(300)
+def test_without_checksums_flips_would_be_noticed_as_wrong_bytes(tmp_path: Path) -> None:
+    make_store(tmp_path, crashed=False)
+    found = outcomes(tmp_path, anywhere(tmp_path, 400, 3), "unchecked")
+    assert any(word.startswith("wrong") for word in found), found
+
+
+def test_damage_names_stream_and_position_and_leaves_the_rest_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "PIECE_BYTES", 600)
+    store = AcidStorage(tmp_path, 1, MAP_BYTES, 1)
+    driver = Driver([store])
+    driver.recover(store)
+    sick = driver.create("sick", [b"a" * 500, b"b" * 500, b"c" * 500])
+    sound = driver.create("sound", [b"d" * 500])
+    driver.commit()
+    store.close()
+    path = tmp_path / "acid" / "shard-00" / "data.mdb"
+    content = path.read_bytes()
+    assert content.count(b"c" * 100 + b"c" * 100) > 0
+    at = content.index(b"b" * 300)
+    path.write_bytes(content[:at] + b"B" + content[at + 1 :])
+
+    store = AcidStorage(tmp_path, 1, MAP_BYTES, 1)
+    driver = Driver([store])
+    driver.recover(store)
+    sick, sound = driver.catalog.by_name["sick"], driver.catalog.by_name["sound"]
+    with pytest.raises(Corrupt, match=r"'sick', position 600\b.*checksum"):
+        store.read(sick.id, 0, 1500)
+    with pytest.raises(Corrupt, match=r"'sick', position 600\b.*checksum"):
+        store.read(sick.id, 1199, 1200)
+    assert b"".join(store.read(sick.id, 0, 600)) == b"a" * 500 + b"b" * 100
+    assert b"".join(store.read(sick.id, 1200, 1500)) == b"c" * 300
+    assert messages_of(store, sound) == [b"d" * 500]
+    store.close()
+    problems = list(check(tmp_path))
+    assert len(problems) == 1
+    assert "'sick', position 600" in problems[0]
