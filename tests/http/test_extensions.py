@@ -1,0 +1,154 @@
+"""Reads for pipelines: `until`, `splits`, `frames` and the message ordinal, as docs/extensions.md promises them."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from tests.http.protocol import Stream, assert_problem, offset, stream_on
+from tests.serving import serve
+
+
+def unframe(body: bytes) -> list[bytes]:
+    """The messages of a frames body, as they are stored."""
+    (count,) = struct.unpack_from("<I", body)
+    lengths = struct.unpack_from(f"<{count}I", body, 4)
+    at = 4 + 4 * count
+    messages = []
+    for length in lengths:
+        messages.append(body[at : at + length])
+        at += length
+    assert at == len(body)
+    return messages
+
+
+def test_head_names_the_extensions(stream: Stream) -> None:
+    stream.create()
+    named = stream.head().headers["stream-extensions"].split(", ")
+    assert {"until", "splits", "frames", "position", "digest"} <= set(named)
+
+
+def test_a_bounded_read_never_returns_more_however_much_was_appended(stream: Stream) -> None:
+    stream.create("one")
+    until = stream.append("two")
+    before = stream.get(offset="-1", until=until)
+    stream.append("three")
+    after = stream.get(offset="-1", until=until)
+    assert before.content == after.content == b"onetwo"
+    assert after.headers["stream-next-offset"] == until
+    assert before.headers["stream-up-to-date"] == "true"
+    assert "stream-up-to-date" not in after.headers
+
+
+def test_a_bounded_read_of_a_closed_stream_says_closed_only_at_its_end(stream: Stream) -> None:
+    stream.create("one")
+    middle = stream.tail()
+    stream.close("two")
+    assert "stream-closed" not in stream.get(offset="-1", until=middle).headers
+    assert stream.get(offset=middle, until=stream.tail()).headers["stream-closed"] == "true"
+
+
+def test_an_empty_range_is_an_empty_answer(stream: Stream, json_stream: Stream) -> None:
+    tail = stream.create("one").tail()
+    assert stream.get(offset=tail, until=tail).content == b""
+    tail = json_stream.create("[1]").tail()
+    assert json_stream.get(offset=tail, until=tail).json() == []
+
+
+def test_until_before_offset_and_off_boundary_are_400(stream: Stream) -> None:
+    stream.create("one")
+    tail = stream.append("two")
+    assert_problem(stream.get(offset=tail, until=offset(1, 3)), 400, "invalid_offset")
+    assert_problem(stream.get(offset="-1", until=offset(1, 4)), 400, "invalid_offset")
+    assert_problem(stream.get(offset="-1", until="soon"), 400, "invalid_offset")
+
+
+@pytest.mark.parametrize("query", [{"until": "now"}, {"splits": 2}, {"frames": 1}])
+def test_the_extensions_are_for_catch_up_reads(stream: Stream, query: dict[str, str]) -> None:
+    stream.create("one")
+    assert_problem(stream.get(offset="-1", live="sse", **query), 400, "bad_request")
+    assert_problem(stream.get(offset="now", **query), 400, "bad_request")
+
+
+def test_the_ordinal_counts_messages(json_stream: Stream) -> None:
+    json_stream.create("[1,2,3]")
+    assert json_stream.head().headers["stream-next-position"] == "3"
+    answer = json_stream.get(offset="-1")
+    assert answer.headers["stream-next-position"] == "3"
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 7, 100])
+def test_splits_cover_a_range_without_gap_at_message_boundaries(json_stream: Stream, splits: int) -> None:
+    messages = [{"n": n, "pad": "x" * (n % 17)} for n in range(100)]
+    json_stream.create(json.dumps(messages))
+    json_stream.append("[101]")
+    until = offset(100, int(json_stream.tail().split("_")[1], 16) - 4)
+    answer = json_stream.get(offset="-1", until=until, splits=splits)
+    ranges = answer.json()["ranges"]
+    assert 1 <= len(ranges) <= splits + 1
+    assert ranges[0]["start"] == offset(0, 0)
+    assert ranges[-1]["end"] == until
+    assert [r["start"] for r in ranges[1:]] == [r["end"] for r in ranges[:-1]]
+    read = [json_stream.get(offset=r["start"], until=r["end"]).json() for r in ranges]
+    assert [len(part) for part in read] == [r["end_position"] - r["start_position"] for r in ranges]
+    assert [message for part in read for message in part] == messages
+
+
+@pytest.mark.parametrize("splits", ["0", "-1", "x", "10001", ""])
+def test_a_senseless_number_of_splits_is_400(stream: Stream, splits: str) -> None:
+    stream.create("one")
+    assert_problem(stream.get(offset="-1", splits=splits), 400, "bad_request")
+
+
+def test_frames_keep_every_boundary_of_bytes(stream: Stream) -> None:
+    messages = [b"one", b"\x00\xff", b"\n\n", b"x" * 70_000]
+    stream.create()
+    for message in messages:
+        stream.append(message)
+    answer = stream.get(offset="-1", frames=1)
+    assert answer.headers["content-type"] == "application/vnd.headwater.frames"
+    assert answer.headers["stream-content-type"] == "text/plain"
+    assert unframe(answer.content) == messages
+
+
+def test_frames_of_json_are_the_messages_to_the_byte(json_stream: Stream) -> None:
+    json_stream.create('[ {"a" : 1.0} , 9007199254740993, "\\u00e9" ]')
+    assert unframe(json_stream.get(offset="-1", frames=1).content) == [
+        b'{"a" : 1.0},',
+        b"9007199254740993,",
+        b'"\\u00e9",',
+    ]
+
+
+def test_frames_are_chunked_and_the_offset_of_each_message_follows() -> None:
+    with (
+        serve(DS_LIMITS__MAX_CHUNK_BYTES="100") as server,
+        stream_on(server, "framed", "application/json") as stream,
+    ):
+        stream.create(json.dumps([{"n": n} for n in range(50)]))
+        until = stream.tail()
+        at, got = offset(0, 0), []
+        while at != until:
+            answer = stream.get(offset=at, until=until, frames=1)
+            index, position = (int(part, 16) for part in at.split("_"))
+            for message in unframe(answer.content):
+                index, position = index + 1, position + len(message)
+                got.append(json.loads(message[:-1]))
+            at = answer.headers["stream-next-offset"]
+            assert at == offset(index, position)
+        assert got == [{"n": n} for n in range(50)]
+
+
+def test_a_fork_is_framed_across_its_point(stream: Stream) -> None:
+    stream.create("hello")
+    fork = Stream(stream.http, f"{stream.name}-fork")
+    headers = {
+        "Stream-Forked-From": stream.path,
+        "Stream-Fork-Offset": offset(0, 0),
+        "Stream-Fork-Sub-Offset": "3",
+    }
+    fork.create(headers=headers)
+    fork.append("p!")
+    assert unframe(fork.get(offset="-1", frames=1).content) == [b"hel", b"p!"]
