@@ -157,10 +157,13 @@ def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
                 continue
             try:
                 piece = decode_piece(key, value)
-                piece.verified_body()
             except BadPiece as error:
                 yield f"Stream {image.name!r}, position {position}: {error} ({shard.path})."
                 continue
+            try:
+                piece.verified_body()
+            except BadPiece as error:
+                yield f"Stream {image.name!r}, position {position}: {error} ({shard.path})."
             at = reached.get(stream_id)
             if at is None:
                 # What lies before the earliest retained offset may have been trimmed, piece by piece.
