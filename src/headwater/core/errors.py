@@ -65,6 +65,16 @@ class StreamNotFound(Refusal):
     code = "stream_not_found"
 
 
+class BucketNotFound(Refusal):
+    status = 404
+    code = "bucket_not_found"
+
+
+class SnapshotNotFound(Refusal):
+    status = 404
+    code = "snapshot_not_found"
+
+
 class NotFound(Refusal):
     """No such resource at this address."""
 
@@ -85,6 +95,20 @@ class RequestTimeout(Refusal):
 class Conflict(Refusal):
     status = 409
     code = "conflict"
+
+
+class BucketExists(Conflict):
+    code = "bucket_exists"
+
+
+class BucketNotEmpty(Conflict):
+    code = "bucket_not_empty"
+
+
+class SnapshotNeeded(Conflict):
+    """The latest snapshot stands for what is no longer there, so it cannot be deleted."""
+
+    code = "snapshot_needed"
 
 
 class ConfigMismatch(Conflict):
@@ -182,3 +206,61 @@ class DataCorrupt(Refusal):
 
     status = 500
     code = "data_corrupt"
+
+
+# -- subscriptions: codes as the protocol spells them, and members beside the message ----------------------------------
+
+
+class SubscriptionRefusal(Refusal):
+    """A request below `__ds/` that is turned down."""
+
+    code = "INVALID_REQUEST"
+
+    def __init__(self, detail: str, **members: str | int) -> None:
+        super().__init__(detail)
+        self.members = members
+
+
+class InvalidSubscription(SubscriptionRefusal):
+    """A body or parameter that makes no subscription."""
+
+
+class WebhookUrlRejected(SubscriptionRefusal):
+    code = "WEBHOOK_URL_REJECTED"
+
+
+class TokenInvalid(SubscriptionRefusal):
+    status = 401
+    code = "TOKEN_INVALID"
+
+
+class SubscriptionNotFound(SubscriptionRefusal):
+    status = 404
+    code = "SUBSCRIPTION_NOT_FOUND"
+
+
+class SubscriptionExists(SubscriptionRefusal):
+    status = 409
+    code = "SUBSCRIPTION_ALREADY_EXISTS"
+
+
+class AlreadyClaimed(SubscriptionRefusal):
+    status = 409
+    code = "ALREADY_CLAIMED"
+
+
+class NoPendingWork(SubscriptionRefusal):
+    status = 409
+    code = "NO_PENDING_WORK"
+
+
+class Fenced(SubscriptionRefusal):
+    """A worker whose wake is over: another one may be at work by now."""
+
+    status = 409
+    code = "FENCED"
+
+
+class InvalidAck(SubscriptionRefusal):
+    status = 409
+    code = "INVALID_OFFSET"

@@ -49,6 +49,11 @@ def check_name(name: str, max_bytes: int) -> str:
     return name
 
 
+def is_client_name(name: str) -> bool:
+    """Whether a stream is one of `/v1/stream/`: what other surfaces keep has a name that begins with a slash."""
+    return not name.startswith("/")
+
+
 def _escapes_are_whole(raw_path: bytes) -> bool:
     for piece in raw_path.split(b"%")[1:]:
         if len(piece) < 2 or not all(chr(byte) in "0123456789abcdefABCDEF" for byte in piece[:2]):
