@@ -1,0 +1,153 @@
+"""A subscription as the engine sees it: its links to streams, what of them is pending, and its wake.
+
+A link follows its stream like a live reader does, so an append costs nothing where no subscription is linked, and one
+comparison per link where one is. Invariant: `pending` holds exactly the links whose durable tail lies beyond their
+cursor.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from typing import Final, NamedTuple, Protocol
+
+from headwater.core.errors import OffsetGone, Refusal
+from headwater.core.globs import Glob
+from headwater.core.offsets import ZERO, Offset
+from headwater.core.subscriptions import Phase, SavedLink, SavedSubscription, Wake
+from headwater.engine.stream import LiveStream
+
+TOLD_MAX: Final = 1_000
+"""Streams that one wake tells of, those with work first: a body must stay small however many are linked."""
+
+
+class Keeper(Protocol):
+    """Who looks after subscriptions."""
+
+    def stir(self, subscription: Subscription) -> None:
+        """There is work, or there is none any more: look again soon."""
+
+    def ended(self, link: Link) -> None:
+        """The link's stream is gone."""
+
+
+class Told(NamedTuple):
+    """A linked stream as a wake tells of it."""
+
+    path: str
+    link_type: str
+    acked: Offset
+    tail: Offset
+    has_pending: bool
+    stream_id: int
+    """Which incarnation it was; 0 for a name that has no stream."""
+
+
+class Link:
+    """A cursor on one stream, or on a name that has no stream yet."""
+
+    __slots__ = ("acked", "by_pattern", "explicit", "is_saved", "name", "stream", "subscription")
+
+    def __init__(self, subscription: Subscription, name: str) -> None:
+        self.subscription: Final = subscription
+        self.name: Final = name
+        self.stream: LiveStream | None = None
+        self.acked = ZERO
+        self.explicit = False
+        self.by_pattern = False
+        self.is_saved = False
+        """Whether there is a document for it."""
+
+    # -- as a follower -----------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        subscription = self.subscription
+        stream = self.stream
+        if stream is None or stream.durable_index <= self.acked.index or self.name in subscription.pending:
+            return
+        subscription.pending[self.name] = self
+        if subscription.wake.phase is Phase.IDLE:
+            subscription.keeper.stir(subscription)
+
+    def gone(self, refusal: Refusal) -> None:
+        # Data that was dropped before it was processed is still news: its readers must know to start over.
+        if not isinstance(refusal, OffsetGone):
+            self.subscription.keeper.ended(self)
+
+    # -- as a cursor -------------------------------------------------------------------------------------------------
+
+    @property
+    def tail(self) -> Offset:
+        stream = self.stream
+        return Offset(stream.durable_index, stream.durable_position) if stream is not None else ZERO
+
+    @property
+    def has_pending(self) -> bool:
+        return self.name in self.subscription.pending
+
+    def move(self, offset: Offset) -> None:
+        """Everything before `offset` is processed."""
+        assert offset >= self.acked, "a cursor never goes back"
+        self.acked = offset
+        if self.stream is None or self.stream.durable_index <= offset.index:
+            self.subscription.pending.pop(self.name, None)
+
+    def detach(self) -> None:
+        """The stream ended: what was pending in it no longer is."""
+        self.stream = None
+        self.acked = ZERO
+        self.subscription.pending.pop(self.name, None)
+
+    def saved(self) -> SavedLink:
+        stream_id = self.stream.id if self.stream is not None else 0
+        return SavedLink(self.explicit, stream_id, self.acked.index, self.acked.position)
+
+    def told(self) -> Told:
+        # Explicit comes first where a link is both (protocol §6.1).
+        kind = "explicit" if self.explicit else "glob"
+        stream_id = self.stream.id if self.stream is not None else 0
+        return Told(self.name, kind, self.acked, self.tail, self.has_pending, stream_id)
+
+
+class Subscription:
+    __slots__ = (
+        "again_ms",
+        "alarm_ms",
+        "config",
+        "glob",
+        "id",
+        "is_deleted",
+        "is_stirred",
+        "keeper",
+        "links",
+        "pending",
+        "saved",
+        "wake",
+    )
+
+    def __init__(self, id_: str, saved: SavedSubscription, keeper: Keeper) -> None:
+        self.id: Final = id_
+        self.saved: Final = saved
+        self.config: Final = saved.config
+        self.glob: Final = Glob(tuple(saved.config.pattern.split("/"))) if saved.config.pattern is not None else None
+        self.keeper: Final = keeper
+        self.wake = Wake()
+        self.links: dict[str, Link] = {}
+        self.pending: dict[str, Link] = {}
+        self.is_deleted = False
+        self.is_stirred = False
+        """Already waiting to be looked at."""
+        self.alarm_ms: int | None = None
+        self.again_ms: int | None = None
+        """When to try again what storage or a wake stream refused."""
+
+    def deadline_ms(self) -> int | None:
+        if self.is_deleted:
+            return None
+        if self.again_ms is not None:
+            return self.again_ms
+        return self.wake.until_ms if self.wake.phase in (Phase.HELD, Phase.WAITING) else None
+
+    def tell(self) -> list[Told]:
+        """The linked streams, those with work first."""
+        others = (link for name, link in self.links.items() if name not in self.pending)
+        return [link.told() for link in islice(chain(self.pending.values(), others), TOLD_MAX)]

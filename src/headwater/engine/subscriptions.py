@@ -1,0 +1,264 @@
+"""All subscriptions: what clients ask of them, and how they come back after a restart.
+
+Kept as documents: `subscription/{id}`, its configuration, which never changes; `wake/{id}` (see `wakes`) and
+`link/{id}/{stream}` (see `links`). An answer leaves only when all that it rests on is durable.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from headwater.core.errors import (
+    InvalidSubscription,
+    Refusal,
+    SubscriptionExists,
+    SubscriptionNotFound,
+    SubscriptionRefusal,
+)
+from headwater.core.signing import PublicKey
+from headwater.core.subscriptions import (
+    Ack,
+    Config,
+    Kind,
+    SavedSubscription,
+    decode_subscription,
+    decode_wake,
+    encode_saved,
+)
+from headwater.engine.engine import Engine
+from headwater.engine.links import Links
+from headwater.engine.scheduler import Scheduler
+from headwater.engine.signing_keys import SigningKeys
+from headwater.engine.stream import LiveStream
+from headwater.engine.subscription import Link, Subscription, Told
+from headwater.engine.wakes import WAKE_PREFIX, Claimed, Wakes, any_jitter, wake_key
+from headwater.engine.webhooks import Caller
+
+SUBSCRIPTION_PREFIX: Final = "subscription/"
+
+
+class View(NamedTuple):
+    """A subscription as clients see it."""
+
+    id: str
+    config: Config
+    created_ms: int
+    is_failing: bool
+    links: Sequence[Told]
+    kid: str | None
+    """The key that its webhooks are signed with."""
+
+
+class Put(NamedTuple):
+    view: View
+    is_new: bool
+
+
+class Subscriptions:
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        caller: Caller,
+        *,
+        timeout_s: float,
+        public_url: str = "",
+        key_rotation_s: float = 0,
+        jitter: Callable[[], float] = any_jitter,
+    ) -> None:
+        self._engine = engine
+        self._caller = caller
+        self._keys = SigningKeys(engine, round(key_rotation_s * 1000))
+        self._links = Links(engine, self.stir)
+        self._wakes = Wakes(
+            engine,
+            scheduler,
+            caller,
+            self._keys,
+            self._links,
+            timeout_s=timeout_s,
+            public_url=public_url,
+            jitter=jitter,
+        )
+        self._by_id: dict[str, Subscription] = {}
+        self._announcers: dict[str, dict[Subscription, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Rebuild everything from the documents that recovery brought back, then go on where the last run stopped."""
+        self._keys.start()
+        documents = dict(self._engine.catalog.documents)
+        for key, value in documents.items():
+            if key.startswith(SUBSCRIPTION_PREFIX):
+                id_ = unquote(key.removeprefix(SUBSCRIPTION_PREFIX))
+                subscription = Subscription(id_, decode_subscription(value), self)
+                wake = documents.get(wake_key(id_))
+                if wake is not None:
+                    subscription.wake = decode_wake(wake)
+                self._install(subscription)
+        for key in documents:
+            if key.startswith(WAKE_PREFIX) and unquote(key.removeprefix(WAKE_PREFIX)) not in self._by_id:
+                self._links.remove_document(key)
+        self._links.restore(self._by_id, documents)
+        self._engine.on_created.append(self._stream_created)
+        for subscription in tuple(self._by_id.values()):
+            self._wakes.resume(subscription)
+
+    async def stop(self) -> None:
+        self._wakes.stop()
+        await self._caller.stop()
+
+    def answer(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """Do something and answer once it, and all that it was judged by, is durable."""
+        try:
+            result = work()
+        except Refusal as refusal:
+            result = refusal
+        self._engine.after_all_pending(done, result)
+
+    # -- subscriptions -----------------------------------------------------------------------------------------------
+
+    def put(self, id_: str, config: Config, base_url: str, done: Callable[[Put | Refusal], None]) -> None:
+        """Create a subscription, or confirm that it is as asked for."""
+        work = partial(self._put, id_, config, base_url)
+        if config.webhook_url is None or id_ in self._by_id:
+            self.answer(work, done)
+            return
+
+        def vetted(refusal: SubscriptionRefusal | None) -> None:
+            if refusal is not None:
+                done(refusal)
+            else:
+                self.answer(work, done)
+
+        self._caller.vet(config.webhook_url, vetted)
+
+    def get(self, id_: str) -> View:
+        return self._view(self._find(id_))
+
+    def delete(self, id_: str) -> None:
+        """Remove a subscription; one that is not there is as good as removed."""
+        subscription = self._by_id.get(id_)
+        if subscription is None:
+            return
+        # The configuration goes first: without it the rest is orphaned, and dropped at the next start if not now.
+        self._engine.put_document(_subscription_key(id_), None, None, None)
+        subscription.is_deleted = True
+        del self._by_id[id_]
+        if subscription.config.wake_stream is not None:
+            del self._announcers[subscription.config.wake_stream][subscription]
+        self._links.end(subscription)
+        self._links.remove_document(wake_key(id_))
+
+    def link(self, id_: str, names: Iterable[str]) -> None:
+        """Link streams explicitly, each at its current tail unless it is linked already."""
+        subscription = self._find(id_)
+        names = tuple(names)
+        if subscription.config.wake_stream in names:
+            raise InvalidSubscription("A subscription cannot follow its own wake_stream.")
+        for name in names:
+            self._links.add(subscription, name)
+
+    def unlink(self, id_: str, name: str) -> None:
+        """Take an explicit link away; one by pattern stays, and one that is not there is as good as gone."""
+        self._links.remove(self._find(id_), name)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def claim(self, id_: str, worker: str) -> Claimed:
+        return self._wakes.claim(self._find(id_, "pull-wake"), worker)
+
+    def ack(self, id_: str, token: str, generation: int, wake_id: str, acks: Sequence[Ack], done: bool) -> bool:
+        """A pull-wake worker's progress and sign of life; whether there is a next wake."""
+        return self._wakes.ack(self._find(id_, "pull-wake"), token, generation, wake_id, acks, done)
+
+    def call_back(self, id_: str, token: str, generation: int, wake_id: str, acks: Sequence[Ack], done: bool) -> bool:
+        """The same from a webhook's receiver."""
+        return self._wakes.ack(self._find(id_, "webhook"), token, generation, wake_id, acks, done)
+
+    def release(self, id_: str, token: str, generation: int, wake_id: str) -> None:
+        self._wakes.release(self._find(id_, "pull-wake"), token, generation, wake_id)
+
+    # -- keys --------------------------------------------------------------------------------------------------------
+
+    def public_keys(self) -> list[PublicKey]:
+        """The keys that webhooks are, will be, or lately were signed with."""
+        return self._keys.published()
+
+    def rotate_key(self) -> PublicKey:
+        return self._keys.rotate()
+
+    # -- as the keeper of subscriptions ------------------------------------------------------------------------------
+
+    def stir(self, subscription: Subscription) -> None:
+        self._wakes.stir(subscription)
+
+    def ended(self, link: Link) -> None:
+        self._links.stream_ended(link)
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _find(self, id_: str, kind: Kind | None = None) -> Subscription:
+        subscription = self._by_id.get(id_)
+        if subscription is None:
+            raise SubscriptionNotFound(f"There is no subscription {id_!r}.")
+        if kind is not None and subscription.config.kind != kind:
+            raise InvalidSubscription(
+                "Workers of a pull-wake subscription claim, ack and release; those of a webhook call back."
+            )
+        return subscription
+
+    def _view(self, subscription: Subscription) -> View:
+        config = subscription.config
+        return View(
+            subscription.id,
+            config,
+            subscription.saved.created_ms,
+            subscription.wake.failures > 0,
+            [link.told() for link in subscription.links.values()],
+            self._keys.current().public.kid if config.webhook_url is not None else None,
+        )
+
+    def _put(self, id_: str, config: Config, base_url: str) -> Put:
+        existing = self._by_id.get(id_)
+        if existing is not None:
+            if existing.config != config:
+                raise SubscriptionExists(f"Subscription {id_!r} exists with another configuration.")
+            return Put(self._view(existing), False)
+        # What its deliveries will be signed with must be durable no later than the subscription.
+        self._keys.secret()
+        if config.webhook_url is not None:
+            self._keys.current()
+        saved = SavedSubscription(config, self._engine.now_ms(), base_url, secrets.token_hex(8))
+        subscription = Subscription(id_, saved, self)
+        # Cursors go first: a crash in between leaves orphans, never a subscription that forgot where it began.
+        self._links.begin(subscription)
+        try:
+            self._engine.put_document(_subscription_key(id_), encode_saved(saved), None, None)
+        except Refusal:
+            self._links.end(subscription)
+            raise
+        self._install(subscription)
+        return Put(self._view(subscription), True)
+
+    def _install(self, subscription: Subscription) -> None:
+        self._by_id[subscription.id] = subscription
+        if subscription.config.wake_stream is not None:
+            self._announcers.setdefault(subscription.config.wake_stream, {})[subscription] = None
+
+    def _stream_created(self, stream: LiveStream) -> None:
+        self._links.stream_created(stream)
+        for subscription in self._announcers.get(stream.name, ()):
+            self._wakes.announce(subscription)
+
+
+def _subscription_key(id_: str) -> str:
+    return SUBSCRIPTION_PREFIX + quote(id_, safe="")

@@ -1,0 +1,360 @@
+"""Wakes: telling workers that there is work, and judging what they answer.
+
+What is saved, in which order, is what makes this survive a crash at any point:
+
+- A wake is saved before anybody hears of it. After a crash it is given notice of again: a webhook with the same
+  `wake_id`, a wake event with the same producer number, which the wake stream takes only once.
+- A cursor is saved before the wake that it lets end. After a crash between the two the worker still holds its lease
+  and acks again, which changes nothing.
+- A failed delivery is saved with the time of the next. That it was tried again is not: a crash then tries again.
+- An answer to a worker leaves only when all that it says is durable.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+from headwater.core import subscriptions as rules
+from headwater.core.errors import Fenced, InvalidAck, Refusal
+from headwater.core.offsets import Offset
+from headwater.core.producers import Producer
+from headwater.core.signing import Token, make_token, read_token
+from headwater.core.subscriptions import Ack, Phase, Wake, encode_saved
+from headwater.engine.alarms import Alarms
+from headwater.engine.engine import Engine
+from headwater.engine.links import Links
+from headwater.engine.scheduler import Scheduler
+from headwater.engine.signing_keys import SigningKeys
+from headwater.engine.subscription import Link, Subscription, Told
+from headwater.engine.webhooks import Answer, Caller, Outgoing
+
+log = logging.getLogger("headwater.subscriptions")
+
+WAKE_PREFIX: Final = "wake/"
+AGAIN_MS: Final = 1_000
+"""When to try again what storage refused."""
+ANNOUNCE_AGAIN_MS: Final = 60_000
+"""When to try again a wake event that its stream refused: closed, or full."""
+
+_encode_json: Final = msgspec.json.Encoder().encode
+
+
+def any_jitter() -> float:
+    return random.uniform(-1.0, 1.0)
+
+
+def wake_key(subscription_id: str) -> str:
+    return WAKE_PREFIX + quote(subscription_id, safe="")
+
+
+class Claimed(NamedTuple):
+    wake_id: str
+    generation: int
+    token: str
+    streams: Sequence[Told]
+    lease_ttl_ms: int
+
+
+class Wakes:
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        caller: Caller,
+        keys: SigningKeys,
+        links: Links,
+        *,
+        timeout_s: float,
+        public_url: str = "",
+        jitter: Callable[[], float] = any_jitter,
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._caller = caller
+        self._keys = keys
+        self._links = links
+        self._timeout_s = timeout_s
+        self._public_url = public_url
+        self._jitter = jitter
+        self._alarms: Alarms[Subscription] = Alarms(engine, scheduler, self._ring)
+        self._stirred: list[Subscription] = []
+
+    def stop(self) -> None:
+        self._alarms.stop()
+
+    # -- looking again -----------------------------------------------------------------------------------------------
+
+    def stir(self, subscription: Subscription) -> None:
+        """Look at a subscription at the end of the tick: once, however many of its streams changed in it."""
+        if subscription.is_stirred or subscription.is_deleted:
+            return
+        subscription.is_stirred = True
+        if not self._stirred:
+            self._scheduler.soon(self._look)
+        self._stirred.append(subscription)
+
+    def resume(self, subscription: Subscription) -> None:
+        """Take up a wake where the last run left it."""
+        if subscription.wake.phase is Phase.OUT and subscription.pending:
+            self._give_notice(subscription)
+        self._alarms.set(subscription)
+        self.stir(subscription)
+
+    def announce(self, subscription: Subscription) -> None:
+        """Append the event of a wake that is out to its wake stream, where it lands once however often this is done."""
+        config, wake = subscription.config, subscription.wake
+        if config.wake_stream is None or wake.phase is not Phase.OUT:
+            return
+        stream = self._engine.catalog.by_name.get(config.wake_stream)
+        if stream is None or stream.deleted:
+            log.warning("%r wakes nobody until its wake stream %r is created", subscription.id, config.wake_stream)
+            return
+        event = {
+            "type": "wake",
+            "subscription_id": subscription.id,
+            "stream": wake.trigger,
+            "generation": wake.generation,
+            "ts": self._engine.now_ms(),
+        }
+        body = _encode_json(event) if stream.type.json else _encode_json(event) + b"\n"
+        producer = Producer(f"__ds/{subscription.id}/{subscription.saved.nonce}", wake.generation, 0)
+        announced = partial(self._announced, subscription)
+        try:
+            self._engine.append(config.wake_stream, stream.type.header, body, producer, None, False, announced)
+        except Refusal as refusal:
+            self._announced(subscription, refusal)
+
+    # -- what workers ask --------------------------------------------------------------------------------------------
+
+    def claim(self, subscription: Subscription, worker: str) -> Claimed:
+        config = subscription.config
+        self._check_time(subscription)
+        wake = subscription.wake
+        rules.check_claimable(wake, bool(subscription.pending))
+        if wake.phase is Phase.IDLE:
+            wake = _next_wake(wake, subscription)
+        wake = rules.claim(wake, worker, self._engine.now_ms() + config.lease_ttl_ms)
+        token = self._token(subscription, wake)
+        self._save(subscription, wake)
+        return Claimed(wake.wake_id, wake.generation, token, subscription.tell(), config.lease_ttl_ms)
+
+    def ack(
+        self, subscription: Subscription, token: str, generation: int, wake_id: str, acks: Sequence[Ack], done: bool
+    ) -> bool:
+        """Move cursors, and extend the lease or end it; whether there is a next wake."""
+        self._check_time(subscription)
+        self._check_current(subscription, token, generation, wake_id)
+        for link, offset in self._judge(subscription, acks):
+            self._links.move(link, offset)
+        if done:
+            return self._end(subscription)
+        until_ms = self._engine.now_ms() + subscription.config.lease_ttl_ms
+        self._save(subscription, rules.extend(subscription.wake, until_ms))
+        return False
+
+    def release(self, subscription: Subscription, token: str, generation: int, wake_id: str) -> None:
+        self._check_time(subscription)
+        self._check_current(subscription, token, generation, wake_id)
+        self._end(subscription)
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _check_time(self, subscription: Subscription) -> None:
+        """A lease that is over is over now, not when its timer comes round."""
+        deadline_ms = subscription.deadline_ms()
+        if deadline_ms is not None and deadline_ms <= self._engine.now_ms():
+            self._ring(subscription)
+
+    def _ring(self, subscription: Subscription) -> None:
+        subscription.again_ms = None
+        phase = subscription.wake.phase
+        try:
+            if phase is Phase.HELD:
+                log.info("a lease of %r ran out (holder %r)", subscription.id, subscription.wake.holder)
+                self._end(subscription)
+            elif phase is Phase.WAITING:
+                subscription.wake = rules.try_again(subscription.wake)
+                self._give_notice(subscription)
+            elif phase is Phase.OUT:
+                self.announce(subscription)
+            else:
+                self._look_at(subscription)
+        except Refusal as refusal:
+            self._try_again(subscription, refusal, AGAIN_MS)
+
+    def _look(self) -> None:
+        stirred, self._stirred = self._stirred, []
+        for subscription in stirred:
+            subscription.is_stirred = False
+            try:
+                self._look_at(subscription)
+            except Refusal as refusal:
+                self._try_again(subscription, refusal, AGAIN_MS)
+
+    def _look_at(self, subscription: Subscription) -> None:
+        if subscription.is_deleted:
+            return
+        phase = subscription.wake.phase
+        if phase is Phase.IDLE and subscription.pending:
+            self._save(subscription, _next_wake(subscription.wake, subscription))
+            self._give_notice(subscription)
+        elif phase in (Phase.OUT, Phase.WAITING) and not subscription.pending:
+            # Its work went away with a stream. Left standing, it would keep the next work from waking anybody.
+            self._end(subscription)
+
+    def _try_again(self, subscription: Subscription, refusal: Refusal, delay_ms: int) -> None:
+        log.warning("%r has to wait: %s", subscription.id, refusal.detail)
+        subscription.again_ms = self._engine.now_ms() + delay_ms
+        self._alarms.set(subscription)
+
+    # -- the wake ----------------------------------------------------------------------------------------------------
+
+    def _end(self, subscription: Subscription) -> bool:
+        """The wake is over; the next one follows if there is work left. True if it does."""
+        wake = rules.finish(subscription.wake)
+        if subscription.pending:
+            wake = _next_wake(wake, subscription)
+        self._save(subscription, wake)
+        if wake.phase is Phase.OUT:
+            self._give_notice(subscription)
+        return wake.phase is Phase.OUT
+
+    def _save(self, subscription: Subscription, wake: Wake) -> None:
+        self._engine.put_document(wake_key(subscription.id), encode_saved(wake), None, None)
+        subscription.wake = wake
+        subscription.again_ms = None
+        self._alarms.set(subscription)
+
+    def _give_notice(self, subscription: Subscription) -> None:
+        if subscription.config.kind == "pull-wake":
+            # Queued behind the wake itself, so it can only be durable after it.
+            self.announce(subscription)
+        else:
+            self._engine.after_all_pending(partial(self._deliver, subscription, subscription.wake), None)
+
+    def _announced(self, subscription: Subscription, result: object) -> None:
+        if isinstance(result, Refusal) and not subscription.is_deleted:
+            self._try_again(subscription, result, ANNOUNCE_AGAIN_MS)
+
+    # -- webhooks ----------------------------------------------------------------------------------------------------
+
+    def _deliver(self, subscription: Subscription, wake: Wake, outcome: object) -> None:
+        if isinstance(outcome, Refusal) or subscription.is_deleted or subscription.wake != wake:
+            return
+        config = subscription.config
+        assert config.webhook_url is not None, "only webhooks are delivered"
+        # A call that outlasted the lease could not be told from a worker that died.
+        timeout_s = min(self._timeout_s, config.lease_ttl_ms / 1000)
+        snapshot: list[Told] = []
+        compose = partial(self._compose, subscription, wake, snapshot)
+        answered = partial(self._answered, subscription, wake, snapshot)
+        self._caller.call(config.webhook_url, compose, timeout_s, answered)
+
+    def _compose(self, subscription: Subscription, wake: Wake, snapshot: list[Told]) -> Outgoing | None:
+        """The request as it is true at the moment it leaves; None when it no longer needs to."""
+        if subscription.is_deleted or subscription.wake.wake_id != wake.wake_id:
+            return None
+        snapshot[:] = subscription.tell()
+        base_url = self._public_url or subscription.saved.base_url
+        body = _encode_json(
+            {
+                "subscription_id": subscription.id,
+                "wake_id": wake.wake_id,
+                "generation": wake.generation,
+                "streams": [render_told(told) for told in snapshot],
+                "callback_url": f"{base_url}/v1/stream/__ds/subscriptions/{quote(subscription.id, safe='')}/callback",
+                "callback_token": self._token(subscription, wake),
+            }
+        )
+        signature = self._keys.current().sign(body, self._engine.now_ms() // 1000)
+        return Outgoing({"Content-Type": "application/json", "Webhook-Signature": signature}, body)
+
+    def _answered(self, subscription: Subscription, wake: Wake, snapshot: Sequence[Told], answer: Answer) -> None:
+        """The receiver's answer. One for a wake that is over (done by callback, or out of time) says nothing."""
+        current = subscription.wake
+        if subscription.is_deleted or current.phase is Phase.IDLE or current.wake_id != wake.wake_id:
+            return
+        now_ms = self._engine.now_ms()
+        try:
+            if answer.done:
+                self._ack_told(subscription, snapshot)
+                self._end(subscription)
+            elif current.phase is not Phase.OUT:
+                return  # A callback came first, and the lease is the worker's.
+            elif answer.accepted:
+                self._save(subscription, rules.delivered(current, now_ms + subscription.config.lease_ttl_ms))
+            else:
+                self._save(subscription, rules.failed(current, now_ms, self._jitter()))
+                log.warning(
+                    "webhook of %r failed (%s); the next try is in %.1f s",
+                    subscription.id,
+                    answer.reason,
+                    (subscription.wake.until_ms - now_ms) / 1000,
+                )
+        except Refusal as refusal:
+            # Storage takes nothing: the delivery counts as never made, and is made again.
+            if subscription.wake.phase is Phase.OUT:
+                subscription.wake = rules.failed(subscription.wake, now_ms, self._jitter())
+                self._try_again(subscription, refusal, AGAIN_MS)
+
+    def _ack_told(self, subscription: Subscription, snapshot: Sequence[Told]) -> None:
+        """`{"done": true}` acks what this delivery told of: no more, though more may have come since."""
+        for told in snapshot:
+            link = subscription.links.get(told.path)
+            if link is None or link.stream is None or link.stream.id != told.stream_id:
+                continue  # It ended since, and perhaps began anew.
+            if told.has_pending and link.acked < told.tail:
+                self._links.move(link, told.tail)
+
+    # -- cursors and tokens ------------------------------------------------------------------------------------------
+
+    def _judge(self, subscription: Subscription, acks: Sequence[Ack]) -> list[tuple[Link, Offset]]:
+        """Where the acks move their cursors to: all of them, or (by raising) none."""
+        moved: dict[str, tuple[Link, Offset]] = {}
+        for ack in acks:
+            name = ack.stream.strip("/")
+            link = subscription.links.get(name)
+            if link is None or link.stream is None:
+                raise InvalidAck(f"{ack.stream!r} is not a stream of this subscription.")
+            cursor = moved[name][1] if name in moved else link.acked
+            offset = rules.advance(cursor, ack, link.tail)
+            stream = link.stream
+            # Below what is retained there are no boundaries left to compare with.
+            retained = offset.index >= stream.retained_index
+            if retained and self._engine.reader.boundary(stream, offset.index) != offset.position:
+                raise InvalidAck(f"{ack.offset} is not a place in {ack.stream!r}. Ack one that the server returned.")
+            moved[name] = (link, offset)
+        return list(moved.values())
+
+    def _token(self, subscription: Subscription, wake: Wake) -> str:
+        return make_token(self._keys.secret(), subscription.id, Token(wake.generation, wake.wake_id))
+
+    def _check_current(self, subscription: Subscription, text: str, generation: int, wake_id: str) -> None:
+        """Fence whoever does not speak for the current wake: by token, by generation, or by wake id."""
+        token = read_token(self._keys.secret(), subscription.id, text)
+        if token != Token(generation, wake_id):
+            raise Fenced("The token belongs to another wake.", generation=subscription.wake.generation)
+        rules.check_current(subscription.wake, generation, wake_id)
+
+
+def _next_wake(wake: Wake, subscription: Subscription) -> Wake:
+    trigger = next(iter(subscription.pending))
+    return rules.wake_up(wake, f"w_{secrets.token_hex(12)}", trigger)
+
+
+def render_told(told: Told) -> dict[str, str | bool]:
+    return {
+        "path": told.path,
+        "link_type": told.link_type,
+        "acked_offset": str(told.acked),
+        "tail_offset": str(told.tail),
+        "has_pending": told.has_pending,
+    }

@@ -1,0 +1,215 @@
+"""Calling webhooks: one signed POST, to exactly the address that was checked.
+
+The host is resolved once per call; every address it resolves to must be allowed, and the connection goes to one of
+those addresses by number, with the name kept for TLS and the Host header. So there is no second look-up that could
+answer otherwise (DNS rebinding). Redirects are not followed, proxies of the environment are not used, connections are
+not shared between calls, the whole call has one time limit, and of the answer only its beginning is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from ipaddress import ip_address
+from typing import Final, NamedTuple, Protocol, TypeAlias
+
+import httpx
+import msgspec
+
+from headwater.core.addresses import WebhookUrl, check_address, parse_webhook_url
+from headwater.core.errors import SubscriptionRefusal, WebhookUrlRejected
+
+log = logging.getLogger("headwater.webhooks")
+
+ANSWER_MAX_BYTES: Final = 64 * 1024
+VET_TIMEOUT_S: Final = 5.0
+"""How long creating a subscription waits for its webhook's host to resolve."""
+
+Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class Outgoing(NamedTuple):
+    """A request to make."""
+
+    headers: dict[str, str]
+    body: bytes
+
+
+class Answer(NamedTuple):
+    """What became of a call: accepted (2xx) or not, whether the work is done already, and why not."""
+
+    accepted: bool
+    done: bool = False
+    reason: str = ""
+
+
+Compose: TypeAlias = Callable[[], Outgoing | None]
+"""Asked when the call's turn has come, so that what is sent and signed is fresh; None calls it off."""
+OnAnswer: TypeAlias = Callable[[Answer], None]
+OnVetted: TypeAlias = Callable[[SubscriptionRefusal | None], None]
+
+
+class Caller(Protocol):
+    """What subscriptions need of the network. Tests step through answers with one of their own."""
+
+    def vet(self, url: str, done: OnVetted) -> None:
+        """Whether a URL may be called, as far as can be told now; `done` may be called before this returns."""
+
+    def call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
+        """Make a call when its turn comes; `done` gets its answer once, unless it is called off."""
+
+    async def stop(self) -> None: ...
+
+
+async def system_resolve(host: str, port: int) -> list[str]:
+    """The addresses of a host, as the system's resolver has them."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(entry[4][0]) for entry in found]
+
+
+class _Reply(msgspec.Struct):
+    done: bool = False
+
+
+_decode_reply = msgspec.json.Decoder(_Reply).decode
+
+
+class Webhooks:
+    """The real caller, on the running event loop."""
+
+    def __init__(
+        self,
+        *,
+        concurrency: int,
+        allow_local: bool,
+        resolve: Resolve = system_resolve,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._allow_local = allow_local
+        self._resolve = resolve
+        self._slots = asyncio.Semaphore(concurrency)
+        self._tls = tls
+        self._client: httpx.AsyncClient | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def vet(self, url: str, done: OnVetted) -> None:
+        try:
+            parsed = parse_webhook_url(url, allow_local=self._allow_local)
+        except WebhookUrlRejected as refusal:
+            done(refusal)
+            return
+        self._run(self._vet(parsed, done))
+
+    def call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
+        self._run(self._call(url, compose, timeout_s, done))
+
+    async def stop(self) -> None:
+        """Cut what is under way. Its wakes are saved as not yet delivered, so the next start calls again."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("a webhook call ended in an unexpected error", exc_info=task.exception())
+
+    async def _vet(self, url: WebhookUrl, done: OnVetted) -> None:
+        refusal: WebhookUrlRejected | None = None
+        try:
+            async with asyncio.timeout(VET_TIMEOUT_S):
+                await self._address(url)
+        except WebhookUrlRejected as rejected:
+            refusal = rejected
+        except (OSError, TimeoutError):
+            pass  # A name that does not resolve today may tomorrow; each call looks again.
+        done(refusal)
+
+    async def _call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
+        async with self._slots:
+            outgoing = compose()
+            if outgoing is None:
+                return
+            try:
+                async with asyncio.timeout(timeout_s):
+                    answer = await self._post(url, outgoing)
+            except TimeoutError:
+                answer = Answer(False, reason=f"no answer within {timeout_s:g} s")
+            except WebhookUrlRejected as refusal:
+                answer = Answer(False, reason=refusal.detail)
+            except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+                answer = Answer(False, reason=f"{type(error).__name__}: {error}")
+        done(answer)
+
+    async def _post(self, text: str, outgoing: Outgoing) -> Answer:
+        url = parse_webhook_url(text, allow_local=self._allow_local)
+        address = await self._address(url)
+        host = f"[{address}]" if ":" in address else address
+        client = self._open_client()
+        request = client.build_request(
+            "POST",
+            f"{url.scheme}://{host}:{url.port}{url.target}",
+            headers={**outgoing.headers, "Host": url.authority},
+            content=outgoing.body,
+            extensions={"sni_hostname": url.host},
+        )
+        response = await client.send(request, stream=True)
+        try:
+            if not response.is_success:
+                return Answer(False, reason=f"status {response.status_code}")
+            return Answer(True, _says_done(await _beginning(response)))
+        finally:
+            await response.aclose()
+
+    async def _address(self, url: WebhookUrl) -> str:
+        """The address to call: the first that the host resolves to, if all of them are allowed."""
+        found = await self._resolve(url.host, url.port)
+        if not found:
+            raise OSError(f"{url.host} does not resolve")
+        for address in found:
+            # A scope ("fe80::1%eth0") belongs to a local address, which is refused with or without it.
+            check_address(url, ip_address(address.partition("%")[0]))
+        return found[0]
+
+    def _open_client(self) -> httpx.AsyncClient:
+        if self._client is None:
+            self._client = httpx.AsyncClient(
+                verify=self._tls if self._tls is not None else True,
+                trust_env=False,
+                follow_redirects=False,
+                timeout=None,  # noqa: S113 - the whole call has one limit, which also covers a trickled answer.
+                # A connection is known by its address alone: reusing one could answer for another name's certificate.
+                limits=httpx.Limits(max_keepalive_connections=0),
+                headers={"User-Agent": "headwater", "Accept": "application/json", "Accept-Encoding": "identity"},
+            )
+        return self._client
+
+
+async def _beginning(response: httpx.Response) -> bytes:
+    """The answer's body, unless it is longer than any that says something. Raw: nothing is unpacked."""
+    received = bytearray()
+    async for piece in response.aiter_raw():
+        received += piece
+        if len(received) > ANSWER_MAX_BYTES:
+            return b""
+    return bytes(received)
+
+
+def _says_done(body: bytes) -> bool:
+    try:
+        return _decode_reply(body).done
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
