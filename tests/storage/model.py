@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.core.catalog import Catalog, Stream
-from headwater.core.records import Append, Create, Delete, Document, Record, Touch
+from headwater.core.records import Append, Create, Delete, Document, Record, Retain, Touch
 from headwater.storage.interface import Committed, Storage
 
 
@@ -20,6 +20,8 @@ class ModelStream:
     content_type: str
     ttl_secs: int | None
     base: tuple[int, int]
+    start: tuple[int, int]
+    """Where what can still be read of its own data begins."""
     fork_of: int | None
     messages: list[bytes]
     accessed_ms: int
@@ -32,7 +34,7 @@ class ModelStream:
 
     @property
     def end(self) -> tuple[int, int]:
-        return self.base[0] + len(self.messages), self.base[1] + sum(map(len, self.messages))
+        return self.start[0] + len(self.messages), self.start[1] + sum(map(len, self.messages))
 
 
 def split(payload: bytes, lengths: tuple[int, ...]) -> list[bytes]:
@@ -66,11 +68,13 @@ class Model:
     def apply(self, record: Record) -> None:
         if isinstance(record, Create):
             fork = record.fork
+            base = (fork.index, fork.position) if fork is not None else (0, 0)
             self.streams[record.id] = ModelStream(
                 record.name,
                 record.content_type,
                 record.ttl_secs,
-                (fork.index, fork.position) if fork is not None else (0, 0),
+                base,
+                base,
                 fork.source_id if fork is not None else None,
                 split(record.payload, record.lengths),
                 record.at_ms,
@@ -94,6 +98,12 @@ class Model:
         elif isinstance(record, Touch):
             stream = self.streams[record.id]
             stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
+        elif isinstance(record, Retain):
+            stream = self.streams[record.id]
+            while stream.start[0] < record.index:
+                index, position = stream.start
+                stream.start = (index + 1, position + len(stream.messages.pop(0)))
+            assert stream.start == (record.index, record.position)
         elif isinstance(record, Document):
             if record.value is None:
                 self.documents.pop(record.key, None)
@@ -109,16 +119,16 @@ class Model:
         return {"streams": streams, "documents": dict(self.documents)}
 
 
-def read_messages(storage: Storage, stream_id: int, base: tuple[int, int], end: tuple[int, int]) -> list[bytes]:
+def read_messages(storage: Storage, stream_id: int, start: tuple[int, int], end: tuple[int, int]) -> list[bytes]:
     """All messages of a stream, as its index cuts its bytes."""
-    data = b"".join(storage.read(stream_id, base[1], end[1]))
-    assert len(data) == end[1] - base[1], f"{len(data)} bytes where {end[1] - base[1]} were asked for"
+    data = b"".join(storage.read(stream_id, start[1], end[1]))
+    assert len(data) == end[1] - start[1], f"{len(data)} bytes where {end[1] - start[1]} were asked for"
     messages = []
-    position = base[1]
-    for index in range(base[0] + 1, end[0] + 1):
+    position = start[1]
+    for index in range(start[0] + 1, end[0] + 1):
         boundary = storage.boundary(stream_id, index)
         assert boundary is not None, f"message {index} of {stream_id:x} has no end"
-        messages.append(data[position - base[1] : boundary - base[1]])
+        messages.append(data[position - start[1] : boundary - start[1]])
         position = boundary
     assert position == end[1]
     assert storage.boundary(stream_id, end[0] + 1) is None
@@ -130,13 +140,15 @@ def model_of(catalog: Catalog[Stream], storage: Storage) -> Model:
     model = Model()
     for stream in catalog:
         base = (stream.base_index, stream.base_position)
+        start = max(base, (stream.retained_index, stream.retained_position))
         model.streams[stream.id] = ModelStream(
             name=stream.name,
             content_type=stream.type.header,
             ttl_secs=stream.ttl_secs,
             base=base,
+            start=start,
             fork_of=stream.fork.source_id if stream.fork is not None else None,
-            messages=read_messages(storage, stream.id, base, (stream.index, stream.position)),
+            messages=read_messages(storage, stream.id, start, (stream.index, stream.position)),
             accessed_ms=stream.accessed_ms,
             written_ms=stream.written_ms,
             closed=stream.closed,

@@ -18,7 +18,7 @@ from typing import Any
 from headwater.core.catalog import Catalog, Stream
 from headwater.core.errors import Refusal
 from headwater.core.producers import Producer
-from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Touch
+from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Retain, Touch
 from headwater.core.rules import CreateRequest, decide_append, decide_create
 from headwater.storage.interface import Committed, StorageError
 from headwater.storage.log.storage import LogSettings, LogStorage
@@ -119,6 +119,12 @@ class Life:
         for record in self.storage.recover():
             self.catalog.apply(record)
 
+    def begin_from(self, model: Model) -> None:
+        """What recovery brought is this; go on from it as a server does."""
+        self.model = model
+        for stream_id in model.streams:
+            self._trim(stream_id)
+
     # -- operations ------------------------------------------------------------------------------------------------
 
     def create(self, name: str, body: bytes = b"", *, content_type: str = "text/plain", ttl: int | None = None) -> int:
@@ -152,12 +158,15 @@ class Life:
     def touch(self, name: str) -> None:
         self._decide(Touch(self.catalog.by_name[name].id, self._now()))
 
+    def retain(self, name: str, index: int, position: int) -> None:
+        self._decide(Retain(self.catalog.by_name[name].id, self._now(), index, position))
+
     def document(self, key: str, value: bytes | None) -> None:
         record = Document(key, value)
         self.catalog.apply(record)
         self.queue.append(Committed(record))
 
-    def _decide(self, record: Create | Append | Touch) -> int:
+    def _decide(self, record: Create | Append | Touch | Retain) -> int:
         self.catalog.apply(record)
         self.queue.append(Committed(record))
         return record.id
@@ -185,7 +194,16 @@ class Life:
         assert not self.failed, "acknowledged after a write had failed"
         self.model.apply_all(batch)
         self.storage.absorb(batch)
+        for record, _ in batch:
+            if isinstance(record, Retain):
+                self._trim(record.id)
         self.tend()
+
+    def _trim(self, stream_id: int) -> None:
+        """Give back what nobody can ask for any more; what forks share with a stream stays."""
+        stream = self.model.streams.get(stream_id)
+        if stream is not None and not any(other.fork_of == stream_id for other in self.model.streams.values()):
+            self.storage.trim(stream_id, *stream.start)
 
     def tend(self) -> None:
         self.storage.tend(self.image_of)
@@ -228,13 +246,13 @@ class Life:
             return
         stream_id = self.random.choice(list(self.model.streams))
         stream = self.model.streams[stream_id]
-        ends = [stream.base[1]]
+        ends = [stream.start[1]]
         for message in stream.messages:
             ends.append(ends[-1] + len(message))
         data = b"".join(stream.messages)
         low = self.random.randrange(len(ends))
         high = self.random.randrange(low, len(ends))
-        base_index, base = stream.base
+        base_index, base = stream.start
         storage = self.storage
         assert storage.boundary(stream_id, base_index + low) == ends[low]
         read = b"".join(storage.read(stream_id, ends[low], ends[high]))
@@ -302,9 +320,11 @@ class Simulation:
                 life = self._recovered()
                 found = model_of(life.catalog, life.storage)
                 for stream_id, stream in found.streams.items():
-                    assert stream.messages == pasts[stream_id][: len(stream.messages)], f"{stream.name} is made up"
-                    pasts[stream_id] = list(stream.messages)
-                life.model = found
+                    first = stream.start[0] - stream.base[0]
+                    past = pasts[stream_id][first : first + len(stream.messages)]
+                    assert stream.messages == past, f"{stream.name} is made up"
+                    del pasts[stream_id][first + len(stream.messages) :]
+                life.begin_from(found)
                 self._live(life, 60)
                 for record, _ in life.history:
                     if isinstance(record, Create):
@@ -325,7 +345,7 @@ class Simulation:
         found = model_of(life.catalog, life.storage).dump()
         for model in candidates:
             if model.dump() == found:
-                life.model = model.copy()
+                life.begin_from(model.copy())
                 return life
         raise AssertionError(f"after recovery {self.recoveries}: {difference(candidates[0].dump(), found)}")
 
@@ -407,6 +427,8 @@ class Simulation:
                 life.document(f"k{random.randint(0, 3)}", random.choice((None, random.randbytes(20))))
             elif fate < 0.18:
                 self._fork(life, stream)
+            elif fate < 0.21:
+                self._retain(life, stream)
             else:
                 self._append(life, name, stream)
         except Refusal:
@@ -436,6 +458,15 @@ class Simulation:
         if stream.closed:
             life.append(stream.name, b"")
         life.fork(f"f{self._names}", stream.name, stream.index, stream.position)
+
+    def _retain(self, life: Life, stream: Stream) -> None:
+        known = life.model.streams.get(stream.id)
+        if known is None or stream.deleted or stream.retained_index > known.start[0]:
+            return
+        drop = self.random.randint(0, len(known.messages))
+        index, position = known.start
+        if drop:
+            life.retain(stream.name, index + drop, position + sum(map(len, known.messages[:drop])))
 
     def _body(self) -> bytes:
         size = self.random.choice((1, 20, 100, 100, 300, 700, 2500))

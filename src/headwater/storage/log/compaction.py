@@ -23,11 +23,9 @@ _STEP_BYTES: Final = 1024 * 1024
 
 
 class Move(NamedTuple):
-    """`runs` extents of a stream, the first of them `first`, are now also at `merged`."""
+    """The bytes of a stream that `merged` covers lie there now too."""
 
     stream_id: int
-    first: Extent
-    runs: int
     merged: Extent
 
 
@@ -49,7 +47,7 @@ def rewrite_packs(shop: Workshop, rewrite: Rewrite) -> Generator[None, None, Rew
             sources[info.number] = Pack(shop.filesystem, shop.pack_directory, info)
         for stream_id in _streams_in(sources):
             for group in _neighbours(shop.extents_of(stream_id), sources):
-                moves.append(Move(stream_id, group[0], len(group), _merge(fresh, sources, stream_id, group)))
+                moves.append(Move(stream_id, _merge(fresh, sources, stream_id, group)))
                 written += moves[-1].merged.length + 4096
                 if written >= _STEP_BYTES:
                     written = 0

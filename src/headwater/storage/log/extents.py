@@ -79,9 +79,30 @@ def _find(blob: bytes, wanted: int, field: int) -> int:
     return low
 
 
-def replace_run(blob: bytes, first: Extent, runs: int, merged: Extent) -> bytes:
-    """`runs` consecutive extents, of which `first` is the first, become `merged`."""
-    start = find_position(blob, first.position) * EXTENT.size
-    assert EXTENT.unpack_from(blob, start) == first, "an extent moved while it was being merged"
-    end = start + runs * EXTENT.size
-    return blob[:start] + EXTENT.pack(*merged) + blob[end:]
+def after(blob: bytes, position: int) -> bytes:
+    """Without the extents that lie wholly before `position`."""
+    if not blob or position < at(blob, 0).end_position:
+        return blob
+    number = find_position(blob, position)
+    # The last one may end before the position, when all of them do.
+    return blob[(number + (at(blob, number).end_position <= position)) * EXTENT.size :]
+
+
+def chain(found: Iterable[Extent], end_index: int, end_position: int) -> bytes:
+    """Those of some extents that follow each other without a gap up to the given end."""
+    linked: list[Extent] = []
+    for extent in sorted(found, key=lambda extent: extent.position, reverse=True):
+        if (extent.end_index, extent.end_position) == (end_index, end_position):
+            linked.append(extent)
+            end_index, end_position = extent.first_index, extent.position
+    return join(reversed(linked))
+
+
+def merge(blob: bytes, merged: Extent) -> bytes:
+    """With `merged` in place of the extents that it was made from, or of those of them that are still there."""
+    inside = [merged.position <= extent.position < merged.end_position for extent in split(blob)]
+    if True not in inside:
+        return blob
+    first = inside.index(True)
+    rest = first + sum(inside)
+    return blob[: first * EXTENT.size] + EXTENT.pack(*merged) + blob[rest * EXTENT.size :]

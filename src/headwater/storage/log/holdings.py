@@ -106,7 +106,10 @@ class SavedRun:
 
 
 class Holding:
-    """One stream. An idle one is nothing but this and its extents."""
+    """One stream, from its base on: what lies before is not its own, or was trimmed.
+
+    An idle stream is nothing but this and its extents.
+    """
 
     __slots__ = ("base_index", "base_position", "extents", "frozen", "tail")
 
@@ -138,6 +141,18 @@ class Holding:
             self.tail = Tail(*self.end)
         return self.tail
 
+    def trim(self, shelf: Shelf, index: int, position: int) -> None:
+        """Let go of what lies before. A tail that is being saved is trimmed once that is done."""
+        self.base_index, self.base_position = index, position
+        if self.tail is not None:
+            self.tail.drop(index)
+        self.trim_extents(shelf)
+
+    def trim_extents(self, shelf: Shelf) -> None:
+        rest = extents.after(self.extents, self.base_position)
+        shelf.release(self.extents[: len(self.extents) - len(rest)])
+        self.extents = rest
+
     def freeze(self) -> Tail | None:
         """Set aside what is in memory, unchanging from now on, for a checkpoint to save."""
         assert self.frozen is None
@@ -147,6 +162,8 @@ class Holding:
     def runs_from_index(self, shelf: Shelf, index: int) -> Iterator[Run]:
         """The runs from the one that holds message `index` on."""
         tail, frozen = self.tail, self.frozen
+        if index < self.base_index:
+            raise Damaged(self.base_position, f"message {index} is no longer there, only from {self.base_index} on")
         if tail is None or index < tail.index:
             if self.extents and (frozen is None or index < frozen.index):
                 yield from self._saved(shelf, extents.find_index(self.extents, index))
@@ -157,6 +174,8 @@ class Holding:
 
     def runs_from_position(self, shelf: Shelf, position: int) -> Iterator[Run]:
         tail, frozen = self.tail, self.frozen
+        if position < self.base_position:
+            raise Damaged(position, f"its bytes are no longer there, only from {self.base_position} on")
         if tail is None or position < tail.position:
             if self.extents and (frozen is None or position < frozen.position):
                 yield from self._saved(shelf, extents.find_position(self.extents, position))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from headwater.core.records import Append, Create, Delete, Document, Image, Record
+from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import Corrupt
 from headwater.storage.log import extents
@@ -39,6 +39,7 @@ class Recovery:
         self._replay: Replay | None = None
         self._names: dict[int, str] = {}
         self._ahead: dict[int, int] = {}
+        self._missing: dict[int, tuple[str, int]] = {}
         self.holdings: dict[int, Holding] = {}
         self.dirty: set[int] = set()
         self.documents: dict[str, bytes | None] = {}
@@ -123,21 +124,20 @@ class Recovery:
         state = kept.state
         if isinstance(state, Document):
             return
-        base = (state.fork.index, state.fork.position) if state.fork is not None else (0, 0)
+        fork = state.fork
+        base = (fork.index, fork.position) if fork is not None else (0, 0)
         blob = saved.pop(state.id, NO_EXTENTS)
-        if extents.count(blob) > 1:
-            blob = extents.join(sorted(extents.split(blob), key=lambda extent: extent.position))
-        at = base
-        for extent in extents.split(blob):
-            if (extent.first_index, extent.position) != at:
-                break
-            at = (extent.end_index, extent.end_position)
-        if at != (state.index, state.position):
-            raise Corrupt(
-                f"Stream {state.name!r} ({state.id:016x}): its bytes from position {at[1]} on are in no pack;"
-                f" it should reach to {state.position}."
-            )
-        self.holdings[state.id] = Holding(*base, blob)
+        if blob:
+            blob = extents.chain(extents.split(blob), state.index, state.position)
+        start = (state.index, state.position)
+        if blob:
+            first = extents.at(blob, 0)
+            start = (first.first_index, first.position)
+        if start > base and not state.deleted:
+            # Rightly so only if what is missing was trimmed, and so cannot be asked for any more.
+            self._missing[state.id] = (state.name, start[1])
+            self._note_retained(state.id, state.retained_position)
+        self.holdings[state.id] = Holding(*start, blob)
         if kept.lsn > self._manifest.lsn:
             self._ahead[state.id] = kept.lsn
             self.last_lsn = max(self.last_lsn, kept.lsn)
@@ -167,12 +167,21 @@ class Recovery:
         if isinstance(record, Create | Append) and record.payload:
             holding.growing_tail().extend(record.payload, record.lengths)
         self.dirty.add(record.id)
+        if isinstance(record, Retain):
+            self._note_retained(record.id, record.position)
+        elif isinstance(record, Delete):
+            self._missing.pop(record.id, None)
         yield record
         for stream_id in logged.removed:
             self._remove(stream_id)
 
+    def _note_retained(self, stream_id: int, position: int) -> None:
+        if stream_id in self._missing and position >= self._missing[stream_id][1]:
+            del self._missing[stream_id]
+
     def _remove(self, stream_id: int) -> None:
         holding = self.holdings.pop(stream_id)
+        self._missing.pop(stream_id, None)
         self.dirty.discard(stream_id)
         if stream_id in self._manifest.at:
             holding.tail = None
@@ -185,6 +194,8 @@ class Recovery:
             raise Corrupt(
                 f"{self._log_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
             )
+        for stream_id, (name, position) in self._missing.items():
+            raise Corrupt(f"Stream {name!r} ({stream_id:016x}): its bytes before position {position} are in no pack.")
 
     def _create(self, *, durable: bool, segment_bytes: int) -> LogWriter:
         """The first start. The manifest comes last: with it, the store exists."""

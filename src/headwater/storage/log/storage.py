@@ -214,6 +214,14 @@ class LogStorage:
                     self._remove(stream_id, hot.lsn)
             hot.lsn += 1
 
+    def trim(self, stream_id: int, index: int, position: int) -> None:
+        holding = self._holdings[stream_id]
+        if index > holding.base_index:
+            self._payload_bytes -= position - holding.base_position
+            self._hot.bytes -= memory_of(holding.tail)
+            holding.trim(self._shelf, index, position)
+            self._hot.bytes += memory_of(holding.tail)
+
     def tend(self, image_of: ImageOf) -> None:
         assert self._tender is not None
         self._tender.tend(image_of)
@@ -235,10 +243,16 @@ class LogStorage:
 
     def boundary(self, stream_id: int, index: int) -> int | None:
         holding = self._holdings[stream_id]
+        tail = holding.tail
+        if tail is not None and index >= tail.index:
+            return tail.boundary(index)
         return self._guarded(stream_id, lambda: holdings.boundary(holding, self._shelf, index))
 
     def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
         holding = self._holdings[stream_id]
+        tail = holding.tail
+        if tail is not None and index >= tail.index:
+            return tail.cut(index, position, end_index, max_bytes)
         return self._guarded(
             stream_id, lambda: holdings.cut(holding, self._shelf, index, position, end_index, max_bytes)
         )

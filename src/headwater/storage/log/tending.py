@@ -22,7 +22,7 @@ from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import ImageOf, WriteFailed
 from headwater.storage.log.checkpoint import Frozen, Plan, Saved, Workshop, save_checkpoint
 from headwater.storage.log.compaction import Rewritten, rewrite_packs
-from headwater.storage.log.extents import NO_EXTENTS, join, replace_run
+from headwater.storage.log.extents import NO_EXTENTS, join, merge
 from headwater.storage.log.holdings import Holding, memory_of
 from headwater.storage.log.packs import pack_path
 from headwater.storage.log.segments import LogWriter
@@ -267,9 +267,10 @@ class Tender:
             holding = hot.find(stream_id)
             assert holding is not None
             hot.frozen_bytes -= memory_of(holding.frozen)
+            self._shelf.hold(blob)
             holding.extents += blob
             holding.frozen = None
-            self._shelf.hold(blob)
+            holding.trim_extents(self._shelf)
             if steps % 16 == 0:
                 yield Step.MORE
         self._shelf.settle(saved.packs)
@@ -307,8 +308,10 @@ class Tender:
             self._shelf.add(info)
         for steps, move in enumerate(rewritten.moves, 1):
             holding = self._hot.find(move.stream_id)
-            if holding is not None:
-                holding.extents = replace_run(holding.extents, move.first, move.runs, move.merged)
+            before = holding.extents if holding is not None else NO_EXTENTS
+            after = merge(before, move.merged)
+            if holding is not None and after != before:
+                holding.extents = after
                 self._shelf.hold(join((move.merged,)))
             if steps % 16 == 0:
                 yield Step.MORE
