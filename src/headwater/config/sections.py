@@ -30,6 +30,9 @@ _BYTES_MAX = 2**62
 _SECS_MAX = 7 * 24 * 3600.0
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,*]+", re.IGNORECASE)
 
+_WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
+_LOOPBACK_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE | re.ASCII)
+
 
 def _no_truth_value(value: object) -> object:
     # Pydantic reads `true` as 1; `port = true` is a slip, not a port.
@@ -53,6 +56,7 @@ Seconds = Annotated[float, BeforeValidator(_no_truth_value), Field(gt=0, le=_SEC
 SecondsOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=_SECS_MAX, allow_inf_nan=False)]
 AgeOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=1e10, allow_inf_nan=False)]
 OptionalBytes = Annotated[BytesOrOff | None, BeforeValidator(_empty_is_unset)]
+OptionalBool = Annotated[bool | None, BeforeValidator(_empty_is_unset)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_empty_is_unset)]
 
 
@@ -255,11 +259,30 @@ class Subscriptions(Section):
     """Durable cursors that wake workers."""
 
     enabled: bool = Field(True, description="Serve `/v1/stream/__ds/…`.")
-    allow_private_webhooks: bool = Field(
-        False, description="Let webhooks call loopback and private addresses. For development only."
+    allow_local_webhooks: OptionalBool = Field(
+        None,
+        description="Let webhooks call `http://localhost` and 127.0.0.0/8. For development. Unset: only when the"
+        " server itself listens on a loopback address.",
+        json_schema_extra=takes("true or false, or empty for what `server.host` suggests"),
+    )
+    public_url: str = Field(
+        "",
+        description="Scheme and host under which webhook receivers reach this server. Empty: as the client did"
+        " that created the subscription.",
+        json_schema_extra=takes("empty, or a URL like https://streams.example.com"),
+    )
+    key_rotation_secs: AgeOrOff = Field(
+        0.0, description="Age at which the webhook signing key gets a successor; 0 keeps it."
     )
     webhook_timeout_secs: Seconds = Field(30.0, description="How long one webhook call may take.")
     webhook_concurrency: Count = Field(64, ge=1, le=4096, description="Webhook calls under way at once.")
+
+    @field_validator("public_url")
+    @classmethod
+    def _check_public_url(cls, value: str) -> str:
+        if value and not _WEB_ORIGIN.fullmatch(value):
+            raise ValueError(f"{value!r} is no scheme and host")
+        return value.rstrip("/")
 
 
 class Retention(Section):
@@ -297,6 +320,12 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # `layers` reads files and environment itself, because it must tell where each value came from.
         return (init_settings,)
+
+    @property
+    def allow_local_webhooks(self) -> bool:
+        """Whether webhooks may call this machine; left unset, only where nobody else can ask for it."""
+        asked = self.subscriptions.allow_local_webhooks
+        return asked if asked is not None else _LOOPBACK_HOST.fullmatch(self.server.host) is not None
 
     @property
     def max_stream_bytes(self) -> int | None:

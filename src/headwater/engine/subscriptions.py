@@ -93,7 +93,7 @@ class Subscriptions:
     # -- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Rebuild everything from the documents that recovery brought back, then go on where the last run stopped."""
+        """Rebuild everything from the documents that recovery brought back. Nobody is woken yet."""
         self._keys.start()
         documents = dict(self._engine.catalog.documents)
         for key, value in documents.items():
@@ -109,8 +109,10 @@ class Subscriptions:
                 self._links.remove_document(key)
         self._links.restore(self._by_id, documents)
         self._engine.on_created.append(self._stream_created)
-        for subscription in tuple(self._by_id.values()):
-            self._wakes.resume(subscription)
+
+    def begin(self) -> None:
+        """Go on where the last run stopped. Workers answer by calling, so the server should listen by now."""
+        self._wakes.start(tuple(self._by_id.values()))
 
     async def stop(self) -> None:
         self._wakes.stop()

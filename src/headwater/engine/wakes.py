@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 from urllib.parse import quote
@@ -86,8 +86,21 @@ class Wakes:
         self._jitter = jitter
         self._alarms: Alarms[Subscription] = Alarms(engine, scheduler, self._ring)
         self._stirred: list[Subscription] = []
+        self._is_running = False
+
+    def start(self, subscriptions: Iterable[Subscription]) -> None:
+        """Begin to wake, and take up every wake where the last run left it."""
+        for subscription in subscriptions:
+            if subscription.wake.phase is Phase.OUT and subscription.pending:
+                self._give_notice(subscription)
+            self._alarms.set(subscription)
+            self.stir(subscription)
+        self._is_running = True
+        if self._stirred:
+            self._scheduler.soon(self._look)
 
     def stop(self) -> None:
+        self._is_running = False
         self._alarms.stop()
 
     # -- looking again -----------------------------------------------------------------------------------------------
@@ -97,16 +110,9 @@ class Wakes:
         if subscription.is_stirred or subscription.is_deleted:
             return
         subscription.is_stirred = True
-        if not self._stirred:
+        if not self._stirred and self._is_running:
             self._scheduler.soon(self._look)
         self._stirred.append(subscription)
-
-    def resume(self, subscription: Subscription) -> None:
-        """Take up a wake where the last run left it."""
-        if subscription.wake.phase is Phase.OUT and subscription.pending:
-            self._give_notice(subscription)
-        self._alarms.set(subscription)
-        self.stir(subscription)
 
     def announce(self, subscription: Subscription) -> None:
         """Append the event of a wake that is out to its wake stream, where it lands once however often this is done."""

@@ -18,7 +18,8 @@ import httptools
 from headwater.core.errors import BadRequest, MethodNotAllowed, NotFound, TooManyConnections
 from headwater.core.names import canonical_name
 from headwater.engine.engine import Engine
-from headwater.http import append, create, delete, metadata, options, read, service
+from headwater.engine.subscriptions import Subscriptions
+from headwater.http import append, control, create, delete, metadata, options, read, service
 from headwater.http.connection import Connection
 from headwater.http.deadlines import Deadlines
 from headwater.http.heads import KnownHeads
@@ -38,6 +39,8 @@ class Target(NamedTuple):
     handlers: Mapping[bytes, Handler]
     name: str
     query: Mapping[str, str]
+    below: str = ""
+    """For a subscription (then `name` is its id): the stream that the address names below it."""
 
 
 Handler: TypeAlias = "Callable[[App, Connection, Request, Target], None]"
@@ -89,6 +92,8 @@ class App:
         cursor_interval_secs: int,
         scheme: str,
         request_id: Callable[[], str],
+        subscriptions: Subscriptions | None = None,
+        public_url: str = "",
     ) -> None:
         self.engine = engine
         self.limits = limits
@@ -97,6 +102,8 @@ class App:
         self.cache_control = cache_control
         self.cursor_interval_secs = cursor_interval_secs
         self.scheme = scheme
+        self.public_url = public_url
+        self._subscriptions = subscriptions
         self.request_id = request_id
         self.draining = False
         self.connections: set[Connection] = set()
@@ -129,6 +136,12 @@ class App:
             allowed = ", ".join(sorted(method.decode() for method in target.handlers))
             raise MethodNotAllowed(f"This address takes {allowed}.", (("Allow", allowed),))
         handler(self, connection, request, target)
+
+    @property
+    def subscription_api(self) -> Subscriptions:
+        if self._subscriptions is None:
+            raise NotFound("This server has no subscriptions.")
+        return self._subscriptions
 
     def name_of_path(self, path: bytes) -> str:
         """The canonical name of a stream that a header names by its path."""
@@ -164,7 +177,10 @@ class App:
             raise BadRequest("The request target is not a valid URL.") from None
         path = url.path or b"/"
         query = _parse_query(url.query)
-        if path.startswith(STREAM_ROOT):
+        if path.startswith(STREAM_ROOT) and control.is_control(path[len(STREAM_ROOT) :]):
+            handlers, id_, below = control.resolve(path[len(STREAM_ROOT) :])
+            target = Target(handlers, id_, query, below)
+        elif path.startswith(STREAM_ROOT):
             name = canonical_name(path[len(STREAM_ROOT) :], self.limits.max_name_bytes)
             target = Target(STREAM_HANDLERS, name, query)
         elif path in SERVICE_PAGES:

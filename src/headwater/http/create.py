@@ -74,10 +74,6 @@ def location(connection: Connection) -> bytes:
     """The stream's own URL, as the client reached it."""
     request = connection.request
     path = request.target.partition(b"?")[0]
-    host = request.headers.get(b"host")
-    if not path.startswith(b"/") or not host:
+    if not path.startswith(b"/"):
         return path
-    scheme = request.headers.get(b"x-forwarded-proto", connection.app.scheme.encode())
-    if scheme not in (b"http", b"https"):
-        scheme = connection.app.scheme.encode()
-    return scheme + b"://" + host + path
+    return request.origin(connection.app.scheme).encode("latin-1") + path

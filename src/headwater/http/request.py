@@ -21,6 +21,14 @@ class Request(msgspec.Struct, gc=False):
         value = self.headers.get(name)
         return value.decode("latin-1") if value is not None else None
 
+    def origin(self, own_scheme: str) -> str:
+        """Scheme and host as the client reached the server, through a proxy or not; empty when it did not say."""
+        host = self.header(b"host")
+        if not host:
+            return ""
+        scheme = self.header(b"x-forwarded-proto")
+        return f"{scheme if scheme in ('http', 'https') else own_scheme}://{host}"
+
     def asks_to_close_stream(self) -> bool:
         """`Stream-Closed` counts only when it says true, in any case (protocol §4.1)."""
         value = self.headers.get(b"stream-closed")

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.core.errors import Refusal
+from headwater.core.errors import Refusal, SubscriptionRefusal
 
 EXPOSED_HEADERS: Final = (
     "ETag",
@@ -68,6 +68,7 @@ NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
 STREAM_CLOSED: Final = b"Stream-Closed: true\r\n"
 UP_TO_DATE: Final = b"Stream-Up-To-Date: true\r\n"
 _PROBLEM: Final = b"Content-Type: application/problem+json\r\n"
+_JSON: Final = b"Content-Type: application/json\r\n"
 _SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\n"
 
 _encode_json: Final = msgspec.json.Encoder().encode
@@ -118,7 +119,11 @@ def next_offset(index: int, position: int) -> bytes:
 
 
 def problem(refusal: Refusal) -> tuple[bytes, bytes]:
-    """The headers and body of a refusal (RFC 9457)."""
+    """The headers and body of a refusal (RFC 9457), or as the subscription API has them."""
+    if isinstance(refusal, SubscriptionRefusal):
+        return NO_STORE + _JSON, _encode_json(
+            {"error": {"code": refusal.code, "message": refusal.detail, **refusal.members}}
+        )
     status = HTTPStatus(refusal.status)
     body = _encode_json(
         {

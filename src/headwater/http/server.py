@@ -13,8 +13,11 @@ import uvloop
 
 from headwater.engine.clock import SteadyClock
 from headwater.engine.engine import Engine, Limits
+from headwater.engine.registry import Registry
 from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import open_storage
+from headwater.engine.subscriptions import Subscriptions
+from headwater.engine.webhooks import Webhooks
 from headwater.http.app import App, HttpLimits
 from headwater.http.connection import Connection
 from headwater.telemetry import request_id
@@ -39,12 +42,18 @@ async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     engine = _build_engine(settings, loop)
     engine.start()
+    registry = Registry(engine, LoopScheduler(loop)) if settings.registry.enabled else None
+    if registry is not None:
+        registry.start()
+    subscriptions = _build_subscriptions(settings, engine, loop)
+    if subscriptions is not None:
+        subscriptions.start()
     # What recovery built stays: the garbage collector need not walk it again, nor stop the loop every 700 objects.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG_MAX, 50, 50)
     try:
-        app = _build_app(settings, engine, loop)
+        app = _build_app(settings, engine, subscriptions, loop)
         server = await loop.create_server(
             lambda: Connection(app),
             settings.server.host,
@@ -53,6 +62,8 @@ async def _serve(settings: Settings) -> None:
             backlog=BACKLOG,
             reuse_address=True,
         )
+        if subscriptions is not None:
+            subscriptions.begin()
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
@@ -62,6 +73,10 @@ async def _serve(settings: Settings) -> None:
         sweep.cancel()
         await _drain(app, server, settings.server.drain_timeout_secs)
     finally:
+        if subscriptions is not None:
+            await subscriptions.stop()
+        if registry is not None:
+            registry.stop()
         engine.stop()
 
 
@@ -105,7 +120,23 @@ def _limits(settings: Settings) -> Limits:
     return Limits(total, settings.max_stream_bytes or 0, settings.limits.max_producers_per_stream)
 
 
-def _build_app(settings: Settings, engine: Engine, loop: asyncio.AbstractEventLoop) -> App:
+def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.AbstractEventLoop) -> Subscriptions | None:
+    wanted = settings.subscriptions
+    if not wanted.enabled:
+        return None
+    return Subscriptions(
+        engine,
+        LoopScheduler(loop),
+        Webhooks(concurrency=wanted.webhook_concurrency, allow_local=settings.allow_local_webhooks),
+        timeout_s=wanted.webhook_timeout_secs,
+        public_url=wanted.public_url,
+        key_rotation_s=wanted.key_rotation_secs,
+    )
+
+
+def _build_app(
+    settings: Settings, engine: Engine, subscriptions: Subscriptions | None, loop: asyncio.AbstractEventLoop
+) -> App:
     server, http, limits = settings.server, settings.http, settings.limits
     return App(
         engine,
@@ -128,6 +159,8 @@ def _build_app(settings: Settings, engine: Engine, loop: asyncio.AbstractEventLo
         cursor_interval_secs=settings.cursor.interval_secs,
         scheme="https" if settings.tls.cert_path else "http",
         request_id=request_id,
+        subscriptions=subscriptions,
+        public_url=settings.subscriptions.public_url,
     )
 
 
