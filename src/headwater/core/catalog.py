@@ -14,7 +14,8 @@ from headwater.core.content import JSON_MEDIA_TYPE, is_text, media_type
 from headwater.core.expiry import deadline_ms
 from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerState
-from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
+from headwater.core.records import AgeIndex, Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
+from headwater.core.retention import STEP_MIN_MS, AgeMarks
 
 
 class ContentType:
@@ -37,6 +38,7 @@ class Stream:
 
     __slots__ = (
         "accessed_ms",
+        "ages",
         "base_index",
         "base_position",
         "children",
@@ -54,6 +56,7 @@ class Stream:
         "producers",
         "retained_index",
         "retained_position",
+        "retention",
         "snapshot",
         "stream_seq",
         "ttl_secs",
@@ -84,6 +87,8 @@ class Stream:
         self.retained_index = image.retained_index
         self.retained_position = image.retained_position
         self.snapshot = image.snapshot
+        self.retention: Final = image.retention
+        self.ages = AgeMarks(image.ages) if image.ages is not None else None
         self.children = 0
         self.deleted = image.deleted
 
@@ -128,6 +133,8 @@ class Stream:
             self.retained_index,
             self.retained_position,
             self.snapshot,
+            self.retention,
+            self.ages.saved() if self.ages is not None else None,
         )
 
 
@@ -180,6 +187,8 @@ class Catalog(Generic[StreamT]):
         stream.index += len(record.lengths)
         stream.position += len(record.payload)
         stream.accessed_ms = stream.written_ms = record.at_ms
+        if stream.ages is not None:
+            stream.ages.note(record.at_ms, stream.index, stream.position)
         if record.producer_id is not None:
             if stream.producers is None:
                 stream.producers = {}
@@ -193,6 +202,8 @@ class Catalog(Generic[StreamT]):
 
     def _create(self, record: Create) -> None:
         fork = record.fork
+        index = (fork.index if fork is not None else 0) + len(record.lengths)
+        position = (fork.position if fork is not None else 0) + len(record.payload)
         self._install(
             Image(
                 record.id,
@@ -201,14 +212,17 @@ class Catalog(Generic[StreamT]):
                 record.content_type,
                 record.ttl_secs,
                 record.expires_at_ms,
-                (fork.index if fork is not None else 0) + len(record.lengths),
-                (fork.position if fork is not None else 0) + len(record.payload),
+                index,
+                position,
                 record.at_ms,
                 record.at_ms,
                 record.closed,
                 fork=fork,
                 retained_index=record.retained_index,
                 retained_position=record.retained_position,
+                snapshot=record.snapshot,
+                retention=record.retention,
+                ages=AgeIndex(STEP_MIN_MS, ((record.at_ms, index, position),)) if record.tracks_age else None,
             )
         )
 
@@ -217,6 +231,14 @@ class Catalog(Generic[StreamT]):
         stream.retained_position = record.position
         if record.snapshot is not None:
             stream.snapshot = record.snapshot
+            stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
+        elif stream.snapshot is not None and stream.snapshot.index < record.index:
+            # Between it and what is retained something is missing now: it must not be served as a beginning.
+            stream.snapshot = None
+        if record.tracks_age and stream.ages is None:
+            stream.ages = AgeMarks(AgeIndex(STEP_MIN_MS, ((stream.written_ms, stream.index, stream.position),)))
+        if stream.ages is not None:
+            stream.ages.forget(record.index)
 
     def _install(self, image: Image) -> None:
         stream = self._make_stream(image)

@@ -25,6 +25,32 @@ class ForkPoint(msgspec.Struct, frozen=True, array_like=True):
     asked_sub_offset: int = 0
 
 
+class SnapshotRef(msgspec.Struct, frozen=True, array_like=True):
+    """The latest snapshot of a stream: what it covers, and where its bytes are kept."""
+
+    index: int
+    position: int
+    content_type: str
+    blob_id: int
+    size: int
+    at_ms: int
+
+
+class RetentionPolicy(msgspec.Struct, frozen=True, array_like=True):
+    """What a stream keeps, where it says so itself; None leaves it to the server, 0 keeps all."""
+
+    max_age_secs: int | None = None
+    max_bytes: int | None = None
+    may_drop: bool | None = None
+
+
+class AgeIndex(msgspec.Struct, frozen=True, array_like=True):
+    """When the tail of a stream was where (milliseconds, index, position), at most once per step."""
+
+    step_ms: int
+    marks: tuple[tuple[int, int, int], ...] = ()
+
+
 class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
     id: int
     name: str
@@ -39,6 +65,10 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
     retained_index: int = 0
     retained_position: int = 0
     """A fork begins with what its source had retained at the time."""
+    snapshot: SnapshotRef | None = None
+    """And with its source's snapshot, which covers what is missing before that."""
+    retention: RetentionPolicy | None = None
+    tracks_age: bool = False
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
@@ -75,17 +105,6 @@ class Touch(msgspec.Struct, frozen=True, array_like=True, tag="touch"):
     at_ms: int
 
 
-class SnapshotRef(msgspec.Struct, frozen=True, array_like=True):
-    """The latest snapshot of a stream: what it covers, and where its bytes are kept."""
-
-    index: int
-    position: int
-    content_type: str
-    blob_id: int
-    size: int
-    at_ms: int
-
-
 class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
     """The earliest retained offset moves on, with the snapshot that covers what goes away if there is one."""
 
@@ -94,6 +113,8 @@ class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
     index: int
     position: int
     snapshot: SnapshotRef | None = None
+    tracks_age: bool = False
+    """From now on the stream remembers when its messages came."""
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True, tag="document"):
@@ -125,6 +146,8 @@ class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     retained_index: int = 0
     retained_position: int = 0
     snapshot: SnapshotRef | None = None
+    retention: RetentionPolicy | None = None
+    ages: AgeIndex | None = None
 
 
 Record: TypeAlias = Create | Append | Delete | Touch | Retain | Document | Image

@@ -11,11 +11,13 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
+from headwater.core.buckets import is_bucketed
 from headwater.core.catalog import Stream
 from headwater.core.content import DEFAULT_CONTENT_TYPE, media_type, split_body, split_json
 from headwater.core.errors import (
     BadRequest,
     ConfigMismatch,
+    Conflict,
     ContentTypeMismatch,
     EmptyBody,
     InvalidOffset,
@@ -25,7 +27,7 @@ from headwater.core.errors import (
 )
 from headwater.core.offsets import Offset
 from headwater.core.producers import Producer, Verdict, judge
-from headwater.core.records import Append, Create, ForkPoint
+from headwater.core.records import Append, Create, ForkPoint, RetentionPolicy
 
 CLOSED_HEADER: Final = ("Stream-Closed", "true")
 
@@ -56,9 +58,10 @@ class CreateRequest:
     closed: bool
     body: bytes
     fork: ForkRequest | None = None
+    retention: RetentionPolicy | None = None
 
 
-def decide_create(request: CreateRequest, stream_id: int, now_ms: int) -> Create:
+def decide_create(request: CreateRequest, stream_id: int, now_ms: int, *, tracks_age: bool = False) -> Create:
     """The record that brings a new stream to life, with its initial content."""
     content_type = request.content_type or DEFAULT_CONTENT_TYPE
     messages = split_body(content_type, request.body, creating=True)
@@ -72,11 +75,24 @@ def decide_create(request: CreateRequest, stream_id: int, now_ms: int) -> Create
         request.closed,
         messages.payload,
         messages.lengths,
+        retention=request.retention,
+        tracks_age=tracks_age,
     )
 
 
-def decide_fork(request: CreateRequest, source: Stream, point: ForkPoint, stream_id: int, now_ms: int) -> Create:
+def decide_fork(
+    request: CreateRequest,
+    source: Stream,
+    point: ForkPoint,
+    stream_id: int,
+    now_ms: int,
+    *,
+    tracks_age: bool = False,
+) -> Create:
     """The record of a fork: its source's type, and its expiry unless the request brings one; none of its writers."""
+    check_retained(Offset(point.index, point.position), source.retained)
+    if source.snapshot is not None and source.retained_index and not is_bucketed(request.name):
+        raise Conflict("The source begins with a snapshot, which only a fork below /ds/ can serve.")
     if request.content_type is not None and media_type(request.content_type) != source.type.media:
         raise ContentTypeMismatch(f"A fork has its source's content type, {source.type.header}.")
     messages = split_body(source.type.header, request.body, creating=True)
@@ -94,6 +110,9 @@ def decide_fork(request: CreateRequest, source: Stream, point: ForkPoint, stream
         point,
         source.retained_index,
         source.retained_position,
+        source.snapshot if is_bucketed(request.name) else None,
+        request.retention if request.retention is not None else source.retention,
+        tracks_age,
     )
 
 
@@ -113,6 +132,8 @@ def check_same_config(stream: Stream, request: CreateRequest) -> None:
         raise ConfigMismatch(f"The stream exists with another Stream-TTL ({stream.ttl_secs}).")
     if not inherits and request.expires_at_ms != stream.expires_at_ms:
         raise ConfigMismatch("The stream exists with another Stream-Expires-At.")
+    if request.retention != stream.retention and not (is_fork and request.retention is None):
+        raise ConfigMismatch("The stream exists with another retention.")
     if request.closed != stream.closed:
         state = "closed" if stream.closed else "open"
         raise ConfigMismatch(f"The stream exists and is {state}.")
@@ -171,7 +192,10 @@ def _check_same_fork(point: ForkPoint, asked: ForkRequest) -> None:
 def check_retained(offset: Offset, earliest: Offset) -> None:
     """Reads may not begin before what is retained."""
     if offset < earliest:
-        raise OffsetGone(f"The stream is retained from {earliest}; bootstrap again to go on.")
+        raise OffsetGone(
+            f"The stream is retained from {earliest}; bootstrap again to go on.",
+            (("Stream-Earliest-Offset", str(earliest)),),
+        )
 
 
 def off_boundary(token: str) -> InvalidOffset:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from headwater.core.errors import StorageUnavailable
-from headwater.core.records import Append, Create, Record
+from headwater.core.records import Append, Create, Record, Retain
 from headwater.engine.metrics import Metrics
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
@@ -55,12 +55,15 @@ class Committer:
         storage: Storage,
         scheduler: Scheduler,
         metrics: Metrics,
+        took_effect: Callable[[Entry, Record], None],
         publish: Callable[[Sequence[Entry]], None],
         mode: CommitMode = "auto",
     ) -> None:
         self._storage = storage
         self._scheduler = scheduler
         self._metrics = metrics
+        self._took_effect = took_effect
+        """Told of every record but appends, before any answer that rests on it is given."""
         self._publish = publish
         self._mode = mode
         self._gathers = storage.waits_for_disk
@@ -91,6 +94,8 @@ class Committer:
         if record is not None:
             self._storage.absorb((Committed(record, entry.removed),))
             _advance(stream, record)
+            if type(record) is not Append:
+                self._took_effect(entry, record)
         if entry.done is not None:
             entry.done(entry.result)
         if type(record) is not Append or stream is None or stream.followers is not None:
@@ -164,8 +169,11 @@ class Committer:
         if committed:
             self._storage.absorb(committed)
         for entry in batch:
-            if entry.record is not None:
-                _advance(entry.stream, entry.record)
+            record = entry.record
+            if record is not None:
+                _advance(entry.stream, record)
+                if type(record) is not Append:
+                    self._took_effect(entry, record)
         for entry in batch:
             if entry.done is not None:
                 entry.done(entry.result)
@@ -202,3 +210,10 @@ def _advance(stream: LiveStream | None, record: Record) -> None:
         stream.durable_position += len(record.payload)
         stream.durable_closed = record.closed
         stream.visible = True
+    elif type(record) is Retain:
+        stream.durable_retained_index = record.index
+        stream.durable_retained_position = record.position
+        if record.snapshot is not None:
+            stream.durable_snapshot = record.snapshot
+        elif stream.durable_snapshot is not None and stream.durable_snapshot.index < record.index:
+            stream.durable_snapshot = None

@@ -27,15 +27,21 @@ from headwater.core.errors import (
 )
 from headwater.core.offsets import Offset
 from headwater.core.producers import Producer
-from headwater.core.records import Create, Delete, Document, Image, Record, Touch
+from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
+from headwater.core.retention import RetentionRule
 from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append, decide_create, decide_fork
+from headwater.engine.background import AtOnce, Background
+from headwater.engine.buckets import Buckets
 from headwater.engine.clock import Clock
 from headwater.engine.committer import CommitMode, Committer, Entry
 from headwater.engine.metrics import Metrics
 from headwater.engine.reading import StreamReader
+from headwater.engine.retention import RetentionKeeper
 from headwater.engine.scheduler import Scheduler, Timer
+from headwater.engine.snapshots import Snapshots
 from headwater.engine.stream import Follower, LiveStream
 from headwater.engine.sweeper import Sweeper
+from headwater.storage.blobs import BlobStore, MemoryBlobs
 from headwater.storage.interface import Storage, Usage
 
 TEND_INTERVAL_S = 1.0
@@ -51,6 +57,7 @@ class Limits:
     max_stream_bytes: int = 0
     max_producers: int = 0
     """Producers that one stream remembers."""
+    max_snapshot_bytes: int = 2**30
 
 
 class Created(msgspec.Struct, frozen=True, gc=False):
@@ -88,6 +95,9 @@ class Engine:
         *,
         sweep_interval_s: float = 1.0,
         commit: CommitMode = "auto",
+        blobs: BlobStore | None = None,
+        background: Background | None = None,
+        retention: RetentionRule | None = None,
     ) -> None:
         self._storage = storage
         self._clock = clock
@@ -103,8 +113,26 @@ class Engine:
         self.metrics = Metrics()
         self.catalog: Catalog[LiveStream] = Catalog(LiveStream)
         self.reader = StreamReader(storage, self.catalog.by_id)
-        self._committer = Committer(storage, scheduler, self.metrics, self._publish, commit)
+        self._committer = Committer(storage, scheduler, self.metrics, self._took_effect, self._publish, commit)
         self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire)
+        self._background: Background = background if background is not None else AtOnce()
+        self.snapshots = Snapshots(
+            self,
+            blobs if blobs is not None else MemoryBlobs(),
+            self._background,
+            limits.max_snapshot_bytes,
+        )
+        self.retention = RetentionKeeper(
+            self.catalog.by_id,
+            storage,
+            self.reader,
+            clock,
+            scheduler,
+            retention if retention is not None else RetentionRule(),
+            self.release_bytes,
+            self._drop_front,
+        )
+        self.buckets = Buckets(self)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -116,6 +144,11 @@ class Engine:
         for stream in self.catalog:
             stream.durable_index, stream.durable_position = stream.index, stream.position
             stream.durable_closed = stream.closed
+            stream.durable_retained_index, stream.durable_retained_position = (
+                stream.retained_index,
+                stream.retained_position,
+            )
+            stream.durable_snapshot = stream.snapshot
             self._total_bytes += stream.position - stream.base_position
             if stream.ttl_secs is not None:
                 # Uses since the last saved touch are forgotten: grant what they may have been worth.
@@ -123,15 +156,20 @@ class Engine:
                 stream.accessed_ms = max(stream.accessed_ms, min(now_ms, stream.accessed_ms + slack_ms))
                 stream.touch_saved_ms = stream.accessed_ms
             self._sweeper.watch(stream)
+        self.snapshots.start()
+        self.retention.start()
+        self.buckets.start()
         self._sweeper.start()
         self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
 
     def stop(self) -> None:
         """Stop sweeping and close storage. What is queued must have been settled (see `idle`)."""
         self._sweeper.stop()
+        self.retention.stop()
         if self._tend_timer is not None:
             self._tend_timer.cancel()
         self._scheduler.close()
+        self._background.close()
         self._storage.close()
 
     @property
@@ -168,7 +206,7 @@ class Engine:
                 return
             self._after_pending(stream, done, Created(stream, False, stream.tail, stream.closed))
             return
-        self._check_writable()
+        self.check_writable()
         record = self._decide_create(request, now_ms)
         self._check_room(0, len(record.payload))
         self.catalog.apply(record)
@@ -209,11 +247,11 @@ class Engine:
             result = Appended(decision, stream.index, stream.position, stream.closed, producer)
             self._after_pending(stream, done, result)
             return
-        self._check_writable()
+        self.check_writable()
         if decision.producer_id is not None:
             self._check_producers(stream, decision.producer_id)
         size = len(decision.payload)
-        self._check_room(stream.position - stream.base_position, size)
+        self._check_room(stream.position - stream.floor_position, size)
         self.catalog.apply_append(stream, decision)
         stream.touch_saved_ms = now_ms
         self._total_bytes += size
@@ -227,18 +265,16 @@ class Engine:
 
     def delete(self, name: str, done: OnDeleted) -> None:
         stream = self._live(name, self._clock.now_ms())
-        self._check_writable()
+        self.check_writable()
         self.metrics.deleted += 1
         self._remove(stream, Delete(stream.id, self._clock.now_ms()), done)
 
     def look_up(self, name: str, *, touch: bool = False) -> LiveStream:
         """The stream that readers see under a name. A read restarts a sliding window; a look at metadata does not."""
         now_ms = self._clock.now_ms()
-        stream = self.catalog.by_name.get(name)
-        if stream is None or not stream.visible:
-            stream = self._vanishing.get(name)
-            if stream is None:
-                raise _not_found(name)
+        stream = self.seen(name)
+        if stream is None:
+            raise _not_found(name)
         if stream.deleted:
             raise _soft_deleted(name)
         if stream.expired(now_ms):
@@ -247,6 +283,11 @@ class Engine:
         if touch:
             self.touch(stream)
         return stream
+
+    def seen(self, name: str) -> LiveStream | None:
+        """What readers see under a name, whatever its state."""
+        stream = self.catalog.by_name.get(name)
+        return stream if stream is not None and stream.visible else self._vanishing.get(name)
 
     def touch(self, stream: LiveStream) -> None:
         """A use of the stream: restarts a sliding window. It is saved now and then, so that reads stay reads."""
@@ -273,7 +314,7 @@ class Engine:
 
     def put_document(self, key: str, value: bytes | None, done: Callable[..., None] | None, result: object) -> None:
         """Keep a small value under a key, durable when `done` is called; None removes it."""
-        self._check_writable()
+        self.check_writable()
         record = Document(key, value)
         self.catalog.apply(record)
         self._committer.submit(Entry(None, record, (), done, result))
@@ -284,6 +325,32 @@ class Engine:
             done(result)
         else:
             self._committer.submit(Entry(None, None, (), done, result))
+
+    def retain(self, stream: LiveStream, record: Retain, done: Callable[..., None] | None, result: object) -> None:
+        """Move the earliest retained offset of a stream. What the record says must have been checked."""
+        assert record.index >= stream.retained_index, "what is retained never comes back"
+        self.catalog.apply(record)
+        self._submit(stream, record, (), done, result)
+
+    def expire_due(self) -> None:
+        """Let streams whose time is up end now, for answers that count streams."""
+        self._sweeper.sweep()
+
+    def claim_bytes(self, size: int) -> None:
+        """Count bytes that are kept beside streams, against the limit for all together."""
+        self._check_total(size)
+        self._total_bytes += size
+
+    def release_bytes(self, size: int) -> None:
+        self._total_bytes -= size
+
+    def check_writable(self) -> None:
+        """Refuse a write that storage could not take."""
+        if self._committer.failure is not None:
+            self._committer.check()
+        refusal = self._storage.refusal()
+        if refusal is not None:
+            raise StorageFull(refusal)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -298,14 +365,17 @@ class Engine:
     def _decide_create(self, request: CreateRequest, now_ms: int) -> Create:
         stream_id = secrets.randbits(63)
         if request.fork is None:
-            return decide_create(request, stream_id, now_ms)
+            tracks_age = self.retention.rule.of(request.retention).tracks_age
+            return decide_create(request, stream_id, now_ms, tracks_age=tracks_age)
         source = self._existing(request.fork.source_name, now_ms)
         if source is None or not (source.visible or source.deleted):
             raise _not_found(request.fork.source_name)
         if source.deleted:
             raise Conflict(f"The source {source.name!r} was deleted; it can no longer be forked.")
         # The point lies in what is durable: a fork must never outlive bytes that it shares.
-        return decide_fork(request, source, self.reader.fork_point(source, request.fork), stream_id, now_ms)
+        point = self.reader.fork_point(source, request.fork)
+        tracks_age = self.retention.rule.of(request.retention or source.retention).tracks_age
+        return decide_fork(request, source, point, stream_id, now_ms, tracks_age=tracks_age)
 
     def _live(self, name: str, now_ms: int) -> LiveStream:
         stream = self._existing(name, now_ms)
@@ -315,19 +385,17 @@ class Engine:
             raise _soft_deleted(name)
         return stream
 
-    def _check_writable(self) -> None:
-        if self._committer.failure is not None:
-            self._committer.check()
-        refusal = self._storage.refusal()
-        if refusal is not None:
-            raise StorageFull(refusal)
-
     def _check_room(self, stream_bytes: int, size: int) -> None:
         limits = self._limits
         if limits.max_stream_bytes and stream_bytes + size > limits.max_stream_bytes:
             raise StreamFull(f"The stream would grow beyond its limit of {limits.max_stream_bytes} bytes.")
-        if limits.max_total_bytes and self._total_bytes + size > limits.max_total_bytes:
-            raise MemoryFull(f"All streams together would grow beyond the limit of {limits.max_total_bytes} bytes.")
+        if limits.max_total_bytes:
+            self._check_total(size)
+
+    def _check_total(self, size: int) -> None:
+        limit = self._limits.max_total_bytes
+        if limit and self._total_bytes + size > limit:
+            raise MemoryFull(f"All streams together would grow beyond the limit of {limit} bytes.")
 
     def _check_producers(self, stream: LiveStream, producer_id: str) -> None:
         known = stream.producers or {}
@@ -357,7 +425,7 @@ class Engine:
         removed = self.catalog.apply(record)
         for id_ in removed:
             gone = owned[id_]
-            self._total_bytes -= gone.position - gone.base_position
+            self._total_bytes -= gone.position - gone.floor_position
         if stream.visible:
             self._vanishing[stream.name] = stream
         self._submit(stream, record, removed, done, Deleted(stream.name))
@@ -383,15 +451,8 @@ class Engine:
             stream = entry.stream
             if stream is None:
                 continue
-            if type(entry.record) is Delete:
-                if self._vanishing.get(stream.name) is stream:
-                    del self._vanishing[stream.name]
-                self._end_followers(stream)
-                for ended in self.on_deleted:
-                    ended(stream)
-            elif type(entry.record) is Create:
-                for began in self.on_created:
-                    began(stream)
+            if type(entry.record) is not Append:
+                self._announce(stream, entry.record)
             if stream.followers is not None:
                 woken[stream.id] = stream
         for stream in woken.values():
@@ -399,6 +460,42 @@ class Engine:
                 follower.wake()
         if self._storage.waits_for_disk:
             self._storage.tend(self._image_of)
+
+    def _took_effect(self, entry: Entry, record: Record) -> None:
+        """A record is durable: what is derived from records follows, before anybody gets an answer that rests on it."""
+        stream = entry.stream
+        if type(record) is Document:
+            self.buckets.document_kept(record)
+        elif stream is None:
+            return
+        elif type(record) is Create:
+            self.snapshots.inherited(record)
+            self.retention.created(stream)
+            self.buckets.stream_created(stream)
+        elif type(record) is Retain:
+            self.snapshots.retained(record)
+            self.retention.retained(stream)
+        elif type(record) is Delete:
+            if self._vanishing.get(stream.name) is stream:
+                del self._vanishing[stream.name]
+            self.snapshots.ended(stream.id)
+            self.retention.ended(stream, entry.removed)
+            self.buckets.stream_ended(stream)
+
+    def _announce(self, stream: LiveStream, record: Record | None) -> None:
+        """Let those who follow streams as a whole know of a stream's beginning or end."""
+        if type(record) is Create:
+            for began in self.on_created:
+                began(stream)
+        elif type(record) is Delete:
+            self._end_followers(stream)
+            for ended in self.on_deleted:
+                ended(stream)
+
+    def _drop_front(self, stream: LiveStream, record: Retain) -> None:
+        # Also with a disk that is nearly full: this is what makes room on it.
+        if self._committer.failure is None:
+            self.retain(stream, record, None, None)
 
     def _end_followers(self, stream: LiveStream) -> None:
         for follower in tuple(stream.followers or ()):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
 
-from headwater.core.errors import DataCorrupt, InvalidOffset, StreamNotFound
+from headwater.core.errors import DataCorrupt, InvalidOffset, OffsetGone, StreamNotFound
 from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
 from headwater.core.records import ForkPoint
 from headwater.core.rules import ForkRequest, check_retained, off_boundary
@@ -59,8 +59,8 @@ class StreamReader:
     def resolve(self, stream: LiveStream, token: str | None) -> Offset:
         """The place that an offset parameter names in this stream."""
         if token is None or token == BEGINNING:
-            if stream.retained_index:
-                check_retained(ZERO, stream.retained)
+            if stream.durable_retained_index:
+                check_retained(ZERO, earliest(stream))
             return ZERO
         if token == NOW:
             return Offset(stream.durable_index, stream.durable_position)
@@ -69,8 +69,8 @@ class StreamReader:
             raise InvalidOffset(f"Offset {token!r} is malformed. Use -1, now, or one that the server returned.")
         if parsed.index > stream.durable_index:
             raise off_boundary(token)
-        if parsed.index < stream.retained_index:
-            check_retained(parsed, stream.retained)
+        if parsed.index < stream.durable_retained_index:
+            check_retained(parsed, earliest(stream))
         if self.boundary(stream, parsed.index) != parsed.position:
             raise off_boundary(token)
         return parsed
@@ -98,6 +98,8 @@ class StreamReader:
         """Position after `index` messages of the stream, wherever they lie."""
         if index == stream.durable_index:
             return stream.durable_position
+        if index <= stream.durable_retained_index:
+            return stream.durable_retained_position if index == stream.durable_retained_index else None
         while stream.fork is not None and index <= stream.fork.index:
             if index == stream.fork.index:
                 return stream.fork.position
@@ -117,6 +119,13 @@ class StreamReader:
         at_tail = end == tail
         return Chunk(stream, start, end, spans, at_tail, at_tail and stream.durable_closed)
 
+    def run(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> Chunk:
+        """The same for a run that ends at `end`, whatever the stream has got since."""
+        spans = self._spans(stream, start, end)
+        if end.position - start.position > max_bytes:
+            spans = self._cut(spans, max_bytes)
+        return Chunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
+
     def buffers(self, chunk: Chunk) -> list[Buffer]:
         """The bytes of a chunk, in order."""
         try:
@@ -131,8 +140,11 @@ class StreamReader:
             position = span.start.position
             while position < span.end.position:
                 until = min(position + SLICE_BYTES, span.end.position)
-                if span.stream_id not in self._by_id:
+                owner = self._by_id.get(span.stream_id)
+                if owner is None:
                     raise StreamNotFound(f"Stream {chunk.stream.name!r} was deleted while it was being read.")
+                if position < owner.floor_position:
+                    raise OffsetGone(f"Stream {chunk.stream.name!r} was trimmed while it was being read.")
                 try:
                     yield from self._storage.read(span.stream_id, position, until)
                 except Corrupt as error:
@@ -144,7 +156,9 @@ class StreamReader:
         lengths: list[int] = []
         for stream_id, start, end in chunk.spans:
             if self._ends_within_message(stream_id, end):
-                whole = self._storage.lengths(stream_id, start.index, end.index - 1)
+                whole = (
+                    self._storage.lengths(stream_id, start.index, end.index - 1) if end.index - 1 > start.index else ()
+                )
                 lengths.extend(whole)
                 lengths.append(end.position - start.position - sum(whole))
             else:
@@ -193,6 +207,11 @@ class StreamReader:
         if owner.fork is not None and end.index == owner.fork.index:
             return False
         return self._storage.boundary(stream_id, end.index) != end.position
+
+
+def earliest(stream: LiveStream) -> Offset:
+    """The earliest offset that readers may begin at."""
+    return Offset(stream.durable_retained_index, stream.durable_retained_position)
 
 
 def corrupt(stream: LiveStream) -> DataCorrupt:

@@ -28,6 +28,11 @@ class LiveStream(Stream):
         "durable_closed",
         "durable_index",
         "durable_position",
+        "durable_retained_index",
+        "durable_retained_position",
+        "durable_snapshot",
+        "floor_index",
+        "floor_position",
         "followers",
         "frame",
         "in_flight",
@@ -40,6 +45,12 @@ class LiveStream(Stream):
         self.durable_index = self.index
         self.durable_position = self.position
         self.durable_closed = self.closed
+        self.durable_retained_index = self.retained_index
+        self.durable_retained_position = self.retained_position
+        self.durable_snapshot = self.snapshot
+        self.floor_index = self.base_index
+        """What lies before the floor is no longer stored: nobody can ask for it, neither here nor through a fork."""
+        self.floor_position = self.base_position
         self.visible = True
         self.in_flight = 0
         self.touch_saved_ms = self.accessed_ms

@@ -77,6 +77,13 @@ class Storage(Protocol):
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         """The bytes from `position` to `end_position`, in order, in as many pieces as they lie in."""
 
+    def trim(self, stream_id: int, index: int, position: int) -> None:
+        """Nobody asks for what lies before this boundary any more: give its bytes back, in memory now, on disk soon.
+
+        The boundary itself stays known. It lies within what was absorbed, and never before an earlier one. Nothing
+        need be written down: after a restart the engine asks again.
+        """
+
     def tend(self, image_of: ImageOf) -> None: ...
 
     def refusal(self) -> str | None:

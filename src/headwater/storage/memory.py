@@ -49,6 +49,12 @@ class MemoryStorage:
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         return (self._tails[stream_id].read(position, end_position),)
 
+    def trim(self, stream_id: int, index: int, position: int) -> None:
+        tail = self._tails[stream_id]
+        self._bytes -= position - tail.position
+        tail.drop(index)
+        assert tail.position == position, "a stream is trimmed at a boundary"
+
     def tend(self, image_of: ImageOf) -> None:
         """Nothing to tend."""
 

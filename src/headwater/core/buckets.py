@@ -1,0 +1,79 @@
+"""Buckets: the identifiers of the `/ds/` surface, and the names under which its streams are kept.
+
+A stream of a bucket is kept under its canonical path, `/ds/{bucket_id}/{stream_id}`. Names of the base surface never
+begin with a slash (`core.names` refuses empty segments), so the two surfaces cannot reach each other's streams by
+any spelling. A bucket itself is a document (extensions §1).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from headwater.core.errors import BadRequest, InvalidName
+
+BUCKET_ROOT: Final = "/ds/"
+LISTING_ID: Final = "streams"
+"""The stream id that is reserved for the listing of a bucket (§1.1)."""
+KEY_MAX_BYTES: Final = 122
+"""Bytes of `{bucket_id}/{stream_id}` (§1.1)."""
+PAGE_MAX: Final = 1000
+
+_BUCKET_ID: Final = re.compile(r"[a-z0-9_-]{4,64}", re.ASCII)
+_LIMIT: Final = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
+_DOCUMENT_ROOT: Final = "bucket/"
+
+
+def check_bucket_id(bucket_id: str) -> str:
+    if _BUCKET_ID.fullmatch(bucket_id) is None:
+        raise InvalidName("A bucket id is 4 to 64 characters out of a-z, 0-9, _ and -.")
+    return bucket_id
+
+
+def check_stream_id(bucket_id: str, stream_id: str) -> str:
+    """A stream id that may be used in this bucket, percent-decoded."""
+    if not stream_id:
+        raise InvalidName("The stream id is empty.")
+    if "/" in stream_id or "\0" in stream_id or ".." in stream_id:
+        raise InvalidName("A stream id may not contain a slash, a NUL or two dots in a row.")
+    if stream_id == ".":
+        # Whatever resolves a URL on the way would take it for the bucket.
+        raise InvalidName("A stream id may not be a single dot.")
+    if len(bucket_id) + 1 + len(stream_id.encode("utf-8")) > KEY_MAX_BYTES:
+        raise InvalidName(f"Bucket id and stream id, joined by a slash, may have {KEY_MAX_BYTES} bytes in UTF-8.")
+    if stream_id == LISTING_ID:
+        raise InvalidName(f"The stream id {LISTING_ID!r} is reserved for the listing of the bucket.")
+    return stream_id
+
+
+def check_page_limit(text: str | None) -> int:
+    """How many streams a listing is asked for (§1.4)."""
+    if text is None:
+        return PAGE_MAX
+    if _LIMIT.fullmatch(text) is None or int(text) > PAGE_MAX:
+        raise BadRequest(f"limit must be a whole number from 1 to {PAGE_MAX}, not {text!r}.")
+    return int(text)
+
+
+def stream_name(bucket_id: str, stream_id: str) -> str:
+    """The name under which a stream of a bucket is kept."""
+    return f"{BUCKET_ROOT}{bucket_id}/{stream_id}"
+
+
+def is_bucketed(name: str) -> bool:
+    return name.startswith(BUCKET_ROOT)
+
+
+def ids_of(name: str) -> tuple[str, str]:
+    """Bucket id and stream id of a name that `is_bucketed`."""
+    bucket_id, _, stream_id = name[len(BUCKET_ROOT) :].partition("/")
+    return bucket_id, stream_id
+
+
+def document_key(bucket_id: str) -> str:
+    return _DOCUMENT_ROOT + bucket_id
+
+
+def bucket_of_document(key: str) -> str | None:
+    """The bucket that a document keeps, or None when it keeps something else."""
+    return key[len(_DOCUMENT_ROOT) :] if key.startswith(_DOCUMENT_ROOT) else None

@@ -1,0 +1,123 @@
+"""Retention by age and size: what may be dropped from the front of a stream, and when. Ours, beyond the protocol.
+
+A stream says itself (by headers on create) or by the server's defaults how much it keeps. Nothing is ever dropped
+unless a snapshot covers it or dropping was allowed; and since publishing a snapshot moves the earliest retained
+offset at once, what is left for age and size to act on is the latter.
+
+How old messages are is known from marks, "at this time the tail was here", of which a stream keeps a bounded number:
+when there are too many, every other one goes and the next ones come half as often. A message is never dropped before
+its time, and at the latest one step after it.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.core.errors import BadRequest
+from headwater.core.records import AgeIndex, RetentionPolicy
+
+AGE_HEADER: Final = "Stream-Retention-Age"
+BYTES_HEADER: Final = "Stream-Retention-Bytes"
+DROP_HEADER: Final = "Stream-Retention-Drop"
+
+MARKS_MAX: Final = 64
+STEP_MIN_MS: Final = 1000
+SLACK_SHARE: Final = 8
+"""A stream grows by this share beyond its size before its front is dropped, so that not every append drops some."""
+
+_NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+_MAY_DROP: Final = {"allowed": True, "never": False}
+_NUMBER_MAX: Final = 2**53 - 1
+
+
+class AgeMarks:
+    """When the tail was where: (milliseconds, index, position), oldest first."""
+
+    __slots__ = ("_marks", "_step_ms")
+
+    def __init__(self, index: AgeIndex) -> None:
+        self._step_ms = index.step_ms
+        self._marks = list(index.marks)
+
+    def note(self, at_ms: int, index: int, position: int) -> None:
+        """The tail is at (index, position) now."""
+        marks = self._marks
+        if marks and at_ms - marks[-1][0] < self._step_ms:
+            return
+        marks.append((at_ms, index, position))
+        if len(marks) > MARKS_MAX:
+            # Without a mark, what it stood for waits for the next one.
+            del marks[::2]
+            self._step_ms *= 2
+
+    def last_until(self, at_ms: int) -> tuple[int, int] | None:
+        """Index and position of the last mark that was made at `at_ms` or before."""
+        at = bisect_right(self._marks, at_ms, key=_time_of)
+        return self._marks[at - 1][1:] if at else None
+
+    def forget(self, index: int) -> None:
+        """Marks at `index` or before stand for nothing any more."""
+        del self._marks[: bisect_right(self._marks, index, key=_index_of)]
+
+    def saved(self) -> AgeIndex:
+        return AgeIndex(self._step_ms, tuple(self._marks))
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionRule:
+    """What holds for a stream; 0 keeps all."""
+
+    max_age_ms: int = 0
+    max_bytes: int = 0
+    may_drop: bool = False
+
+    def of(self, policy: RetentionPolicy | None) -> RetentionRule:
+        """The rule of a stream with its own policy, where this one is the server's."""
+        if policy is None:
+            return self
+        return RetentionRule(
+            self.max_age_ms if policy.max_age_secs is None else policy.max_age_secs * 1000,
+            self.max_bytes if policy.max_bytes is None else policy.max_bytes,
+            self.may_drop if policy.may_drop is None else policy.may_drop,
+        )
+
+    @property
+    def drops(self) -> bool:
+        return self.may_drop and bool(self.max_age_ms or self.max_bytes)
+
+    @property
+    def tracks_age(self) -> bool:
+        """Whether the age of messages is ever asked for."""
+        return self.may_drop and bool(self.max_age_ms)
+
+
+def parse_policy(age: str | None, size: str | None, drop: str | None) -> RetentionPolicy | None:
+    """What the headers of a create say about retention, if anything."""
+    if age is None and size is None and drop is None:
+        return None
+    if drop is not None and drop.lower() not in _MAY_DROP:
+        raise BadRequest(f"{DROP_HEADER} must be allowed or never, not {drop!r}.")
+    return RetentionPolicy(
+        _number(AGE_HEADER, "seconds", age),
+        _number(BYTES_HEADER, "bytes", size),
+        _MAY_DROP[drop.lower()] if drop is not None else None,
+    )
+
+
+def _number(header: str, unit: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    if _NUMBER.fullmatch(text) is None or int(text) > _NUMBER_MAX:
+        raise BadRequest(f"{header} must be a whole number of {unit} without sign or leading zeros; 0 keeps all.")
+    return int(text)
+
+
+def _time_of(mark: tuple[int, int, int]) -> int:
+    return mark[0]
+
+
+def _index_of(mark: tuple[int, int, int]) -> int:
+    return mark[1]

@@ -1,0 +1,58 @@
+"""Work beside the event loop that nobody's commit waits for: writing, syncing and removing large blobs.
+
+It has threads of its own, because the commit thread must never wait behind a file of hundreds of megabytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Protocol
+
+THREADS: Final = 4
+
+
+class Background(Protocol):
+    def run(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        """Run `work` on a thread, then `done` back on the loop with what it raised."""
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+
+
+class Threads:
+    """The real one, beside an asyncio loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._threads: ThreadPoolExecutor | None = None
+
+    def run(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(THREADS, "headwater-blobs")
+
+        def finished(future: Future[None]) -> None:
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(done, future.exception())
+
+        self._threads.submit(work).add_done_callback(finished)
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+
+
+class AtOnce:
+    """No threads: work is done where it is asked for. For stores that never block, and for tests."""
+
+    def run(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            done(error)
+        else:
+            done(None)
+
+    def close(self) -> None:
+        """Nothing is under way."""

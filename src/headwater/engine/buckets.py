@@ -1,0 +1,184 @@
+"""Buckets: which there are, and which streams are in each, in order.
+
+A bucket is a document; its index of stream ids is rebuilt from the catalog at start and kept by what becomes durable.
+A bucket that has streams cannot go, so a stream that can be found has a bucket. Whether a bucket is empty is decided
+by the pending state: a stream on its way keeps it from being deleted.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from headwater.core.buckets import bucket_of_document, document_key, ids_of, is_bucketed, stream_name
+from headwater.core.errors import BucketExists, BucketNotEmpty, BucketNotFound, Refusal
+from headwater.core.ordered import OrderedNames
+from headwater.core.records import Document
+from headwater.core.rules import CreateRequest
+from headwater.engine.stream import LiveStream
+
+if TYPE_CHECKING:
+    from headwater.engine.engine import Engine, OnCreated
+
+
+class BucketConfig(msgspec.Struct, frozen=True):
+    """What a bucket's document holds."""
+
+    created_ms: int
+
+
+class Bucket:
+    """One bucket. `ids` are the streams that readers see; `coming` those whose creation is on its way."""
+
+    __slots__ = ("coming", "created_ms", "id", "ids")
+
+    def __init__(self, bucket_id: str, created_ms: int) -> None:
+        self.id = bucket_id
+        self.created_ms = created_ms
+        self.ids = OrderedNames()
+        self.coming: set[str] = set()
+
+
+class Page(msgspec.Struct, frozen=True, gc=False):
+    """Some streams of a bucket, in order."""
+
+    bucket_id: str
+    prefix: str
+    streams: tuple[LiveStream, ...]
+    has_more: bool
+
+
+OnBucket: TypeAlias = Callable[[Bucket | Refusal], None]
+OnPage: TypeAlias = Callable[[Page | Refusal], None]
+
+
+class Buckets:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._documents = engine.catalog.documents
+        self._decided: dict[str, Bucket] = {}
+        """By id, the buckets as they will be once all that is queued is durable."""
+        self._durable: dict[str, Bucket] = {}
+        self._coming: deque[Bucket] = deque()
+        """Buckets whose creation is on its way, in that order."""
+
+    def start(self) -> None:
+        """Rebuild the indexes from the catalog."""
+        for key, value in self._documents.items():
+            bucket_id = bucket_of_document(key)
+            if bucket_id is not None:
+                config = msgspec.json.decode(value, type=BucketConfig)
+                self._decided[bucket_id] = Bucket(bucket_id, config.created_ms)
+        ids: dict[str, list[str]] = {bucket_id: [] for bucket_id in self._decided}
+        for stream in self._engine.catalog:
+            if is_bucketed(stream.name) and not stream.deleted:
+                bucket_id, stream_id = ids_of(stream.name)
+                ids[bucket_id].append(stream_id)
+        for bucket_id, found in ids.items():
+            self._decided[bucket_id].ids = OrderedNames(found)
+        self._durable = dict(self._decided)
+
+    def create(self, bucket_id: str, done: OnBucket) -> None:
+        if bucket_id in self._decided:
+            self._engine.after_all_pending(done, BucketExists(f"Bucket {bucket_id!r} exists."))
+            return
+        self._engine.check_writable()
+        bucket = Bucket(bucket_id, self._engine.now_ms())
+        self._decided[bucket_id] = bucket
+        self._coming.append(bucket)
+        value = msgspec.json.encode(BucketConfig(bucket.created_ms))
+        self._engine.put_document(document_key(bucket_id), value, done, bucket)
+
+    def delete(self, bucket_id: str, done: OnBucket) -> None:
+        self._engine.expire_due()
+        bucket = self._decided.get(bucket_id)
+        if bucket is None:
+            self._engine.after_all_pending(done, bucket_not_found(bucket_id))
+            return
+        if bucket.coming or any(self._stays(bucket_id, stream_id) for stream_id in bucket.ids.walk("", None)):
+            self._engine.after_all_pending(done, BucketNotEmpty(f"Bucket {bucket_id!r} still has streams."))
+            return
+        self._engine.check_writable()
+        del self._decided[bucket_id]
+        self._engine.put_document(document_key(bucket_id), None, done, bucket)
+
+    def look_up(self, bucket_id: str, done: OnBucket) -> None:
+        """The bucket as it is when all that was decided so far is durable."""
+        self._engine.expire_due()
+        self._engine.after_all_pending(partial(self._found, bucket_id, done), None)
+
+    def page(self, bucket_id: str, prefix: str, after: str | None, limit: int, done: OnPage) -> None:
+        """The first `limit` streams behind a place in the order."""
+
+        def found(bucket: Bucket | Refusal) -> None:
+            if isinstance(bucket, Refusal):
+                done(bucket)
+                return
+            ids = list(islice(bucket.ids.walk(prefix, after), limit + 1))
+            seen = (self._engine.seen(stream_name(bucket_id, stream_id)) for stream_id in ids[:limit])
+            streams = tuple(stream for stream in seen if stream is not None)
+            assert len(streams) == min(limit, len(ids)), "the index has what readers see"
+            done(Page(bucket_id, prefix, streams, len(ids) > limit))
+
+        self.look_up(bucket_id, found)
+
+    def exists(self, bucket_id: str) -> bool:
+        """Whether the bucket is there for writers."""
+        return bucket_id in self._decided
+
+    def create_stream(self, bucket_id: str, request: CreateRequest, done: OnCreated) -> None:
+        """Create a stream in a bucket that exists. The bucket never comes into being by this (extensions §1.2)."""
+        bucket = self._decided[bucket_id]
+        self._engine.create(request, done)
+        stream = self._engine.catalog.by_name.get(request.name)
+        if stream is not None and not stream.visible:
+            bucket.coming.add(ids_of(request.name)[1])
+
+    # -- what has become durable -----------------------------------------------------------------------------------
+
+    def document_kept(self, record: Document) -> None:
+        bucket_id = bucket_of_document(record.key)
+        if bucket_id is None:
+            return
+        if record.value is None:
+            del self._durable[bucket_id]
+        else:
+            bucket = self._coming.popleft()
+            assert bucket.id == bucket_id, "buckets become durable in the order in which they were decided"
+            self._durable[bucket_id] = bucket
+
+    def stream_created(self, stream: LiveStream) -> None:
+        if is_bucketed(stream.name):
+            bucket_id, stream_id = ids_of(stream.name)
+            bucket = self._durable[bucket_id]
+            bucket.coming.discard(stream_id)
+            bucket.ids.add(stream_id)
+
+    def stream_ended(self, stream: LiveStream) -> None:
+        if is_bucketed(stream.name):
+            bucket_id, stream_id = ids_of(stream.name)
+            self._durable[bucket_id].ids.discard(stream_id)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _stays(self, bucket_id: str, stream_id: str) -> bool:
+        """Whether a stream that readers see will still be there when all that is queued is durable."""
+        stream = self._engine.catalog.by_name.get(stream_name(bucket_id, stream_id))
+        return stream is not None and not stream.deleted
+
+    def _found(self, bucket_id: str, done: OnBucket, result: Refusal | None) -> None:
+        if result is not None:
+            done(result)
+        elif bucket_id not in self._durable:
+            done(bucket_not_found(bucket_id))
+        else:
+            done(self._durable[bucket_id])
+
+
+def bucket_not_found(bucket_id: str) -> BucketNotFound:
+    return BucketNotFound(f"There is no bucket {bucket_id!r}.")

@@ -1,0 +1,241 @@
+"""Retention: what nobody can read any more is given back, and the front of streams is dropped by age and size.
+
+A stream's bytes may go when they lie before what it retains, and before what any fork below it still reads from it,
+at whatever depth, and before where a bootstrap under way began (a pin). `_settle` works that floor out, lets storage
+trim to it, and goes on to the stream that this one was forked from, whose floor may have moved with it.
+
+Per stream with forks there is a heap of what its forks need. Needs only ever grow, so an entry that no longer holds is
+simply passed over: a thousand forks that go away cost a thousand steps, not a million.
+
+Trimming is not recorded. It follows from the catalog, and is worked out anew at every start.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from headwater.core.offsets import Offset
+from headwater.core.records import Retain
+from headwater.core.retention import SLACK_SHARE, RetentionRule
+from headwater.engine.clock import Clock
+from headwater.engine.reading import StreamReader
+from headwater.engine.scheduler import Scheduler, Timer
+from headwater.engine.stream import LiveStream
+from headwater.storage.interface import Storage
+
+LOOK_INTERVAL_S: Final = 0.5
+LOOKED_AT_MAX: Final = 5000
+"""Streams looked at in one go: some milliseconds."""
+
+
+class Pin:
+    """Holds a stream's bytes from a place on for a reader that is under way. Release it exactly once."""
+
+    __slots__ = ("_keeper", "offset", "stream")
+
+    def __init__(self, keeper: RetentionKeeper, stream: LiveStream, offset: Offset) -> None:
+        self._keeper = keeper
+        self.stream = stream
+        self.offset = offset
+
+    def release(self) -> None:
+        self._keeper.unpin(self)
+
+
+class RetentionKeeper:
+    def __init__(
+        self,
+        by_id: Mapping[int, LiveStream],
+        storage: Storage,
+        reader: StreamReader,
+        clock: Clock,
+        scheduler: Scheduler,
+        rule: RetentionRule,
+        freed: Callable[[int], None],
+        retain: Callable[[LiveStream, Retain], None],
+    ) -> None:
+        self._by_id = by_id
+        self._storage = storage
+        self._reader = reader
+        self._clock = clock
+        self._scheduler = scheduler
+        self._freed = freed
+        self._retain = retain
+        self._pins: dict[int, list[Pin]] = {}
+        self._sources: dict[int, int] = {}
+        """The source of each fork."""
+        self._needs: dict[int, Offset] = {}
+        """What each fork needs of its source, as long as it needs anything."""
+        self._needs_by_source: dict[int, list[tuple[int, int, int]]] = {}
+        self._ended: set[int] = set()
+        """Streams that only their forks still read from. Decided but not durable ends do not count here."""
+        self._watched: dict[int, None] = {}
+        self._turn: deque[int] = deque()
+        self._timer: Timer | None = None
+        self.rule: Final = rule
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take note of all forks, sources after their forks; then give back what the last run could have."""
+        forks: dict[int, list[LiveStream]] = {}
+        for stream in self._by_id.values():
+            if stream.fork is not None:
+                forks.setdefault(stream.fork.source_id, []).append(stream)
+            if stream.deleted:
+                self._ended.add(stream.id)
+            self._watch(stream)
+        in_order = [stream for id_ in forks if (stream := self._by_id[id_]).fork is None]
+        for stream in in_order:
+            in_order.extend(forks.get(stream.id, ()))
+        for stream in reversed(in_order):
+            self._note_need(stream)
+        for stream in self._by_id.values():
+            self._trim(stream)
+        self._timer = self._scheduler.later(LOOK_INTERVAL_S, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # -- what has become durable -----------------------------------------------------------------------------------
+
+    def created(self, stream: LiveStream) -> None:
+        self._note_need(stream)
+        self._watch(stream)
+
+    def retained(self, stream: LiveStream) -> None:
+        self._settle(stream.id)
+
+    def ended(self, stream: LiveStream, removed: Sequence[int]) -> None:
+        """A stream was deleted. With it went, from itself upwards, those of its sources that only it had kept."""
+        self._watched.pop(stream.id, None)
+        if not removed:
+            self._ended.add(stream.id)
+            self._settle(stream.id)
+            return
+        source_id = None
+        for stream_id in removed:
+            source_id = self._sources.pop(stream_id, None)
+            self._needs.pop(stream_id, None)
+            self._needs_by_source.pop(stream_id, None)
+            self._ended.discard(stream_id)
+        if source_id is not None:
+            self._settle(source_id)
+
+    # -- pins ------------------------------------------------------------------------------------------------------
+
+    def pin(self, stream: LiveStream, offset: Offset) -> Pin:
+        """Keep everything from `offset` on readable. It must not lie before what is retained now."""
+        assert offset >= Offset(stream.durable_retained_index, stream.durable_retained_position)
+        pin = Pin(self, stream, offset)
+        self._pins.setdefault(stream.id, []).append(pin)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        pins = self._pins[pin.stream.id]
+        pins.remove(pin)
+        if not pins:
+            del self._pins[pin.stream.id]
+        self._settle(pin.stream.id)
+
+    # -- floors ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, stream_id: int) -> None:
+        """Trim a stream to its floor, then the one that it was forked from, and so on up."""
+        stream = self._by_id.get(stream_id)
+        while stream is not None:
+            self._trim(stream)
+            self._note_need(stream)
+            stream = self._by_id.get(stream.fork.source_id) if stream.fork is not None else None
+
+    def _floor(self, stream: LiveStream) -> Offset:
+        """The first place of the stream that anybody can still ask for; the tail when nobody can."""
+        floor = Offset(stream.durable_index, stream.durable_position)
+        if stream.id not in self._ended:
+            floor = Offset(stream.durable_retained_index, stream.durable_retained_position)
+            for pin in self._pins.get(stream.id, ()):
+                floor = min(floor, pin.offset)
+        needs = self._needs_by_source.get(stream.id)
+        while needs:
+            index, position, fork_id = needs[0]
+            if self._needs.get(fork_id) == Offset(index, position):
+                return min(floor, Offset(index, position))
+            heapq.heappop(needs)
+        return floor
+
+    def _trim(self, stream: LiveStream) -> None:
+        floor = self._floor(stream)
+        if floor.index > stream.floor_index:
+            self._storage.trim(stream.id, floor.index, floor.position)
+            self._freed(floor.position - stream.floor_position)
+            stream.floor_index, stream.floor_position = floor.index, floor.position
+
+    def _note_need(self, stream: LiveStream) -> None:
+        """What a fork needs of its source: from its floor on, where that lies before its own data."""
+        if stream.fork is None:
+            return
+        floor = self._floor(stream)
+        self._sources[stream.id] = stream.fork.source_id
+        if floor.index >= stream.base_index:
+            self._needs.pop(stream.id, None)
+        elif self._needs.get(stream.id) != floor:
+            self._needs[stream.id] = floor
+            needs = self._needs_by_source.setdefault(stream.fork.source_id, [])
+            heapq.heappush(needs, (floor.index, floor.position, stream.id))
+
+    # -- age and size ----------------------------------------------------------------------------------------------
+
+    def _watch(self, stream: LiveStream) -> None:
+        if self.rule.of(stream.retention).drops and not stream.deleted:
+            self._watched[stream.id] = None
+
+    def _look(self) -> None:
+        self.look()
+        self._timer = self._scheduler.later(LOOK_INTERVAL_S, self._look)
+
+    def look(self) -> None:
+        """Move the earliest retained offset of the streams whose turn it is."""
+        if not self._turn:
+            self._turn.extend(self._watched)
+        now_ms = self._clock.now_ms()
+        for _ in range(min(LOOKED_AT_MAX, len(self._turn))):
+            stream = self._by_id.get(self._turn.popleft())
+            if stream is not None and stream.visible and not stream.deleted:
+                self._advance(stream, now_ms)
+
+    def _advance(self, stream: LiveStream, now_ms: int) -> None:
+        rule = self.rule.of(stream.retention)
+        due = self._too_much(stream, rule.max_bytes) if rule.max_bytes else None
+        if rule.max_age_ms:
+            too_old = self._too_old(stream, now_ms - rule.max_age_ms)
+            if due is None or (too_old is not None and too_old > due):
+                due = too_old
+        starts_tracking = bool(rule.max_age_ms) and stream.ages is None
+        if due is not None and due.index > stream.retained_index:
+            self._retain(stream, Retain(stream.id, now_ms, due.index, due.position, None, starts_tracking))
+        elif starts_tracking:
+            here = stream.retained
+            self._retain(stream, Retain(stream.id, now_ms, here.index, here.position, None, True))
+
+    def _too_old(self, stream: LiveStream, until_ms: int) -> Offset | None:
+        """The last place before which everything came at `until_ms` or earlier."""
+        if stream.written_ms <= until_ms:
+            return Offset(stream.durable_index, stream.durable_position)
+        mark = stream.ages.last_until(until_ms) if stream.ages is not None else None
+        if mark is None or mark[0] > stream.durable_index:
+            return None
+        return Offset(*mark)
+
+    def _too_much(self, stream: LiveStream, max_bytes: int) -> Offset | None:
+        """The last place from which on at least `max_bytes` remain, once the stream has grown well beyond that."""
+        start = stream.retained
+        excess = stream.durable_position - start.position - max_bytes
+        if excess <= max_bytes // SLACK_SHARE:
+            return None
+        end = self._reader.chunk(stream, start, excess).end
+        return end if end.position - start.position <= excess else None

@@ -1,0 +1,177 @@
+"""Snapshots: from a blob that has arrived to the one latest snapshot of a stream, and away with the one before.
+
+The blob is durable before the record that names it is decided, and deleted only after no durable record names it any
+more. A fork begins with its source's snapshot, so blobs are counted: one that several streams name goes with the last
+of them. Whatever a crash leaves over is removed at the next start.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from headwater.core.errors import DataCorrupt, Refusal, StreamNotFound
+from headwater.core.offsets import Offset
+from headwater.core.records import Create, Retain, SnapshotRef
+from headwater.core.rules import off_boundary
+from headwater.core.snapshots import check_snapshot_offset
+from headwater.engine.background import Background
+from headwater.engine.stream import LiveStream
+from headwater.engine.uploads import BlobUpload
+from headwater.storage.blobs import Blob, BlobStore
+from headwater.storage.interface import Corrupt
+
+if TYPE_CHECKING:
+    from headwater.engine.engine import Engine
+
+log = logging.getLogger("headwater.engine")
+
+
+class Published(msgspec.Struct, frozen=True, gc=False):
+    offset: Offset
+
+
+OnPublished: TypeAlias = Callable[[Published | Refusal], None]
+
+
+class Snapshots:
+    def __init__(self, engine: Engine, blobs: BlobStore, background: Background, max_bytes: int) -> None:
+        self._engine = engine
+        self._blobs = blobs
+        self._background = background
+        self._held: dict[int, SnapshotRef] = {}
+        """The snapshot of each stream, as far as it is durable."""
+        self._holders: dict[int, int] = {}
+        """How many streams name a blob."""
+        self.max_bytes = max_bytes
+
+    def start(self) -> None:
+        """Count what the streams name, and remove what none of them does."""
+        for stream in self._engine.catalog:
+            if stream.snapshot is not None and not stream.deleted:
+                self._hold(stream.id, stream.snapshot)
+        self._engine.claim_bytes(sum({ref.blob_id: ref.size for ref in self._held.values()}.values()))
+        found = self._blobs.ids()
+        for blob_id in found - self._holders.keys():
+            self._blobs.delete(blob_id)
+        for stream_id, ref in self._held.items():
+            if ref.blob_id not in found:
+                name = self._engine.catalog.by_id[stream_id].name
+                log.error("the snapshot of stream %r (blob %016x) is missing", name, ref.blob_id)
+
+    def check(self, name: str, token: str) -> tuple[LiveStream, Offset]:
+        """The stream and the place that a snapshot is meant for, or the reason why it cannot be published there."""
+        stream = self._engine.look_up(name)
+        tail = Offset(stream.durable_index, stream.durable_position)
+        # What is retained is taken as decided, not as durable: a later record must never move it back.
+        offset = check_snapshot_offset(token, stream.retained, tail)
+        if self._engine.reader.boundary(stream, offset.index) != offset.position:
+            raise off_boundary(token)
+        return stream, offset
+
+    def upload(self) -> BlobUpload:
+        """A place for the bytes of a snapshot."""
+        self._engine.check_writable()
+        return BlobUpload(
+            self._blobs,
+            self._background,
+            secrets.randbits(63),
+            self.max_bytes,
+            self._engine.claim_bytes,
+            self._engine.release_bytes,
+        )
+
+    def publish(self, name: str, token: str, content_type: str, upload: BlobUpload, done: OnPublished) -> None:
+        """Make what has arrived the stream's latest snapshot; the upload is taken over, whatever comes of it."""
+        try:
+            stream, _ = self.check(name, token)
+            if upload.stream_id is not None and upload.stream_id != stream.id:
+                raise StreamNotFound(f"Stream {name!r} was deleted and created anew meanwhile.")
+            self._engine.check_writable()
+        except Refusal as refusal:
+            upload.abort()
+            done(refusal)
+            return
+        upload.stream_id = stream.id
+
+        def written(failure: Refusal | None) -> None:
+            if failure is not None:
+                done(failure)
+                return
+            try:
+                self._commit(name, token, content_type, upload, done)
+            except Refusal as refusal:
+                self._delete_blob(upload.blob_id, upload.size)
+                done(refusal)
+
+        upload.finish(written)
+
+    def open(self, stream: LiveStream) -> tuple[SnapshotRef, Blob] | None:
+        """The latest visible snapshot. Once open it can be read to its end, whatever is published meanwhile."""
+        ref = stream.durable_snapshot
+        if ref is None:
+            return None
+        try:
+            return ref, self._blobs.open(ref.blob_id)
+        except Corrupt as error:
+            log.error("the snapshot of stream %r cannot be read: %s", stream.name, error)
+            raise DataCorrupt(f"The snapshot of stream {stream.name!r} is missing or damaged.") from error
+
+    def _commit(self, name: str, token: str, content_type: str, upload: BlobUpload, done: OnPublished) -> None:
+        """Everything is checked again: the stream went on while the blob was written."""
+        stream, offset = self.check(name, token)
+        if stream.id != upload.stream_id or stream.id not in self._engine.catalog.by_id:
+            raise StreamNotFound(f"Stream {name!r} was deleted meanwhile.")
+        now_ms = self._engine.now_ms()
+        ref = SnapshotRef(offset.index, offset.position, content_type, upload.blob_id, upload.size, now_ms)
+        self._engine.retain(
+            stream, Retain(stream.id, now_ms, offset.index, offset.position, ref), done, Published(offset)
+        )
+
+    # -- what has become durable -----------------------------------------------------------------------------------
+
+    def inherited(self, record: Create) -> None:
+        if record.snapshot is not None:
+            self._hold(record.id, record.snapshot)
+
+    def retained(self, record: Retain) -> None:
+        held = self._held.get(record.id)
+        if record.snapshot is not None:
+            self._hold(record.id, record.snapshot)
+        elif held is not None and held.index < record.index:
+            del self._held[record.id]
+        else:
+            return
+        if held is not None:
+            self._let_go(held)
+
+    def ended(self, stream_id: int) -> None:
+        held = self._held.pop(stream_id, None)
+        if held is not None:
+            self._let_go(held)
+
+    def _hold(self, stream_id: int, ref: SnapshotRef) -> None:
+        self._held[stream_id] = ref
+        self._holders[ref.blob_id] = self._holders.get(ref.blob_id, 0) + 1
+
+    def _let_go(self, ref: SnapshotRef) -> None:
+        self._holders[ref.blob_id] -= 1
+        if not self._holders[ref.blob_id]:
+            del self._holders[ref.blob_id]
+            self._delete_blob(ref.blob_id, ref.size)
+
+    def _delete_blob(self, blob_id: int, size: int) -> None:
+        self._engine.release_bytes(size)
+        if self._blobs.blocks:
+            self._background.run(lambda: self._blobs.delete(blob_id), _note)
+        else:
+            self._blobs.delete(blob_id)
+
+
+def _note(error: BaseException | None) -> None:
+    if error is not None:
+        log.warning("a superseded snapshot stays until the next start: %s", error)

@@ -1,0 +1,292 @@
+"""Blobs: large immutable values beside the streams, written once and read many times. Snapshots are kept as blobs.
+
+A blob comes into being in pieces and exists only once it is finished; what refers to it is committed after that, so a
+crash leaves at most a blob that nobody refers to, which the next start removes. A blob that is open can be read to its
+end even when it is deleted meanwhile.
+
+A blob on disk is one file: its bytes, a checksum for each page of them, and a footer that says what it is. Every page
+is checked when it is read, and is never served when it does not match.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import struct
+import zlib
+from array import array
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Protocol
+
+from headwater.storage.filesystem import Appender, Filesystem, Mapped
+from headwater.storage.interface import Corrupt
+
+log = logging.getLogger("headwater.storage")
+
+PAGE_BYTES: Final = 256 * 1024
+SYNC_EVERY_BYTES: Final = 8 * 1024 * 1024
+"""A long write is synced in steps: one sync of it all would hold up the log's on the same disk."""
+
+_FOOTER: Final = struct.Struct("<8sQQII")
+_MAGIC: Final = b"HWBLOB1\n"
+_FINISHED: Final = re.compile(r"[0-9a-f]{16}")
+_UNFINISHED: Final = ".part"
+
+
+class BlobWriter(Protocol):
+    """A blob on its way. All calls may block, and come one at a time from whichever thread."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def finish(self) -> None:
+        """The blob is complete: make it durable (as far as the mode promises that) and let it exist."""
+
+    def abort(self) -> None:
+        """Let nothing of it remain. Does nothing after `finish`."""
+
+
+class Blob(Protocol):
+    """An open blob."""
+
+    size: int
+
+    def read(self, position: int, end_position: int) -> bytes:
+        """Exactly these bytes; raises `Corrupt` when they are not what was written."""
+
+    def close(self) -> None: ...
+
+
+class BlobStore(Protocol):
+    @property
+    def blocks(self) -> bool:
+        """Whether writing can take long enough to belong on a thread."""
+
+    def create(self, blob_id: int) -> BlobWriter: ...
+
+    def open(self, blob_id: int) -> Blob:
+        """Raises `Corrupt` when it is missing or damaged."""
+
+    def delete(self, blob_id: int) -> None: ...
+
+    def ids(self) -> set[int]:
+        """All blobs that are finished. What was left unfinished by an earlier run is removed."""
+
+
+class MemoryBlobs:
+    """Blobs in RAM, for the mode that keeps nothing."""
+
+    blocks = False
+
+    def __init__(self) -> None:
+        self._blobs: dict[int, list[bytes]] = {}
+
+    def create(self, blob_id: int) -> BlobWriter:
+        return _MemoryWriter(self._blobs, blob_id)
+
+    def open(self, blob_id: int) -> Blob:
+        try:
+            return _MemoryBlob(self._blobs[blob_id])
+        except KeyError:
+            raise Corrupt(f"Blob {blob_id:016x} is missing.") from None
+
+    def delete(self, blob_id: int) -> None:
+        self._blobs.pop(blob_id, None)
+
+    def ids(self) -> set[int]:
+        return set(self._blobs)
+
+
+class _MemoryWriter:
+    def __init__(self, blobs: dict[int, list[bytes]], blob_id: int) -> None:
+        self._blobs = blobs
+        self._id = blob_id
+        self._pages: list[bytes] = []
+        self._rest = b""
+
+    def write(self, data: bytes) -> None:
+        data = self._rest + data
+        whole = len(data) - len(data) % PAGE_BYTES
+        self._pages.extend(data[at : at + PAGE_BYTES] for at in range(0, whole, PAGE_BYTES))
+        self._rest = data[whole:]
+
+    def finish(self) -> None:
+        self._blobs[self._id] = [*self._pages, self._rest]
+
+    def abort(self) -> None:
+        self._pages.clear()
+        self._rest = b""
+
+
+class _MemoryBlob:
+    def __init__(self, pages: list[bytes]) -> None:
+        self._pages = pages
+        self.size = (len(pages) - 1) * PAGE_BYTES + len(pages[-1])
+
+    def read(self, position: int, end_position: int) -> bytes:
+        first, last = position // PAGE_BYTES, max(position, end_position - 1) // PAGE_BYTES
+        start = position - first * PAGE_BYTES
+        if first == last:
+            return self._pages[first][start : start + end_position - position]
+        data = b"".join(self._pages[first : last + 1])
+        return data[start : start + end_position - position]
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+class FileBlobs:
+    """Blobs as files of one directory."""
+
+    blocks = True
+
+    def __init__(self, filesystem: Filesystem, directory: Path, *, durable: bool) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._durable = durable
+        if not filesystem.exists(directory):
+            filesystem.make_directory(directory)
+            filesystem.sync_directory(directory.parent)
+
+    def create(self, blob_id: int) -> BlobWriter:
+        return _FileWriter(self._filesystem, self._path(blob_id), blob_id, durable=self._durable)
+
+    def open(self, blob_id: int) -> Blob:
+        path = self._path(blob_id)
+        try:
+            return _FileBlob(self._filesystem.map(path), path, blob_id)
+        except OSError as error:
+            raise Corrupt(f"{path} cannot be read: {error}") from error
+
+    def delete(self, blob_id: int) -> None:
+        with suppress(FileNotFoundError):
+            self._filesystem.unlink(self._path(blob_id))
+
+    def ids(self) -> set[int]:
+        found = set()
+        for name in self._filesystem.names(self._directory):
+            if _FINISHED.fullmatch(name) is not None:
+                found.add(int(name, 16))
+            elif name.endswith(_UNFINISHED):
+                self._filesystem.unlink(self._directory / name)
+            else:
+                log.warning("%s is none of ours and is left alone", self._directory / name)
+        return found
+
+    def _path(self, blob_id: int) -> Path:
+        return self._directory / f"{blob_id:016x}"
+
+
+class _FileWriter:
+    def __init__(self, filesystem: Filesystem, path: Path, blob_id: int, *, durable: bool) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        self._unfinished = path.with_name(path.name + _UNFINISHED)
+        self._id = blob_id
+        self._durable = durable
+        self._file: Appender | None = filesystem.create(self._unfinished)
+        self._size = 0
+        self._synced = 0
+        self._crcs = array("I")
+        self._page_crc = 0
+
+    def write(self, data: bytes) -> None:
+        assert self._file is not None, "a finished blob does not change"
+        view = memoryview(data)
+        while view:
+            room = PAGE_BYTES - self._size % PAGE_BYTES
+            piece = view[:room]
+            _write_whole(self._file, piece)
+            self._page_crc = zlib.crc32(piece, self._page_crc)
+            self._size += len(piece)
+            if len(piece) == room:
+                self._crcs.append(self._page_crc)
+                self._page_crc = 0
+            view = view[len(piece) :]
+        if self._durable and self._size - self._synced >= SYNC_EVERY_BYTES:
+            self._file.sync()
+            self._synced = self._size
+
+    def finish(self) -> None:
+        assert self._file is not None, "a blob is finished once"
+        if self._size % PAGE_BYTES:
+            self._crcs.append(self._page_crc)
+        _write_whole(self._file, _trailer(self._crcs, self._id, self._size))
+        if self._durable:
+            self._file.sync()
+        self._file.close()
+        self._file = None
+        self._filesystem.replace(self._unfinished, self._path)
+        if self._durable:
+            self._filesystem.sync_directory(self._path.parent)
+
+    def abort(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            with suppress(FileNotFoundError):
+                self._filesystem.unlink(self._unfinished)
+
+
+class _FileBlob:
+    def __init__(self, mapped: Mapped, path: Path, blob_id: int) -> None:
+        self._mapped = mapped
+        self._path = path
+        try:
+            self.size, self._crcs = self._read_trailer(blob_id)
+        except BaseException:
+            mapped.close()
+            raise
+
+    def read(self, position: int, end_position: int) -> bytes:
+        first = position // PAGE_BYTES
+        start = first * PAGE_BYTES
+        pages = []
+        for number in range(first, (end_position + PAGE_BYTES - 1) // PAGE_BYTES):
+            at = number * PAGE_BYTES
+            page = self._mapped.read(at, min(PAGE_BYTES, self.size - at))
+            if zlib.crc32(page) != self._crcs[number]:
+                raise Corrupt(f"{self._path} is damaged within {PAGE_BYTES} bytes from byte {at}.")
+            pages.append(page)
+        data = pages[0] if len(pages) == 1 else b"".join(pages)
+        if position == start and end_position - start == len(data):
+            return data
+        return data[position - start : end_position - start]
+
+    def close(self) -> None:
+        self._mapped.close()
+
+    def _read_trailer(self, blob_id: int) -> tuple[int, array[int]]:
+        file_size = len(self._mapped.view)
+        if file_size < _FOOTER.size:
+            raise Corrupt(f"{self._path} is cut short.")
+        footer = self._mapped.read(file_size - _FOOTER.size, _FOOTER.size)
+        magic, found_id, size, page_bytes, crc = _FOOTER.unpack(footer)
+        pages = (size + PAGE_BYTES - 1) // PAGE_BYTES
+        if (
+            magic != _MAGIC
+            or found_id != blob_id
+            or page_bytes != PAGE_BYTES
+            or size + 4 * pages + _FOOTER.size != file_size
+        ):
+            raise Corrupt(f"{self._path} does not end as a blob does, or is another one.")
+        checksums = self._mapped.read(size, 4 * pages)
+        if zlib.crc32(footer[:-4], zlib.crc32(checksums)) != crc:
+            raise Corrupt(f"{self._path}: its checksums are damaged.")
+        return size, _from_little_endian(checksums)
+
+
+def _trailer(crcs: array[int], blob_id: int, size: int) -> bytes:
+    checksums = struct.pack(f"<{len(crcs)}I", *crcs)
+    footer = _FOOTER.pack(_MAGIC, blob_id, size, PAGE_BYTES, 0)[:-4]
+    return checksums + footer + struct.pack("<I", zlib.crc32(footer, zlib.crc32(checksums)))
+
+
+def _from_little_endian(checksums: bytes) -> array[int]:
+    return array("I", struct.unpack(f"<{len(checksums) // 4}I", checksums))
+
+
+def _write_whole(file: Appender, data: bytes | memoryview) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
