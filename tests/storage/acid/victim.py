@@ -1,9 +1,10 @@
 """A process made to be killed: appends to an `acid` store and says, line by line, what it is about to do and has done.
 
-    python -m tests.storage.acid.victim DIRECTORY SEED RESUME [FAULT]
+    python -m tests.storage.acid.victim DIRECTORY SEED RESUME BATCHES [FAULT]
 
-RESUME is a JSON object: for every producer the last sequence number that was acknowledged. The process goes on after
-it as a retrying client does, so what the store kept of an unanswered append must be found as a duplicate. Lines:
+It ends without closing the store after so many BATCHES, or never if that is 0. RESUME is a JSON object: for every
+producer the last sequence number that was acknowledged. The process goes on after it as a retrying client does, so
+what the store kept of an unanswered append must be found as a duplicate. Lines:
 
 - `ready`: the store is open and recovered.
 - `try RECORDS`: the batch that is written next, as base64 of its encoded records.
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+import lmdb
 import msgspec
 
 from headwater.core.catalog import Stream
@@ -67,16 +70,18 @@ class Victim:
         self.acknowledged = dict(resume)
         self.acknowledge_first = False
 
-    def run(self) -> None:
+    def run(self, batches: int) -> None:
         say("ready")
         for name in STREAMS:
             if name not in self.driver.catalog.by_name:
                 self.driver.create(name)
-        while True:
+        done = 0
+        while not batches or done < batches:
             answered = self.produce()
             self.disturb()
             if self.driver.queue:
                 self.commit(answered)
+                done += 1
 
     def produce(self) -> dict[str, int]:
         """Some producers send their next message; a repeat counts as answered once the batch is durable."""
@@ -221,12 +226,23 @@ FAULTS: dict[str, Callable[[Victim], None]] = {
 }
 
 
+LAX: dict[str, dict[str, bool]] = {"no_sync": {"sync": False}, "no_metasync": {"metasync": False}}
+"""Stores that leave out a sync. A killed process cannot show it; a power cut does."""
+
+
+def open_lax(options: dict[str, bool]) -> None:
+    lmdb.open = lambda path, **others: lmdb.Environment(path, **others | options)  # type: ignore[assignment]
+
+
 def main() -> None:
-    directory, seed, resume, *fault = sys.argv[1:]
+    directory, seed, resume, batches, *fault = sys.argv[1:]
+    if fault and fault[0] in LAX:
+        open_lax(LAX[fault[0]])
     victim = Victim(Path(directory), int(seed), json.loads(resume))
-    if fault:
+    if fault and fault[0] in FAULTS:
         FAULTS[fault[0]](victim)
-    victim.run()
+    victim.run(int(batches))
+    os._exit(0)
 
 
 if __name__ == "__main__":

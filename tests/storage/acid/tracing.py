@@ -1,0 +1,182 @@
+"""What a process asks the kernel to write and to sync, recorded by strace, and the disk that a power cut would leave.
+
+A write counts as issued when its call begins. It is durable once a sync of its file that began after the write had
+ended has itself ended, or, on a descriptor opened with O_DSYNC, once the call has ended. At a cut, whatever was issued
+and is not durable is decided anew for every 512-byte sector: kept, dropped, zeroed or garbled. The two meta pages of
+LMDB are written within one sector each, which disks write whole or not at all: kept or dropped.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+SECTOR = 512
+META_BYTES = 8192
+CALLS = "openat,close,pwrite64,pwritev,write,writev,lseek,fdatasync,fsync,msync,ftruncate"
+
+_LINE = re.compile(r"(\d+) +(?:(\w+)\(|<\.\.\. (\w+) resumed>)(.*)")
+_INTERRUPTED = re.compile(r" *<(?:unfinished|detached) \.\.\.>$")
+_RESULT = re.compile(r"\) += .*$")
+_STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
+
+
+@dataclass
+class Write:
+    path: str
+    offset: int
+    data: bytes
+    dsync: bool
+    began: int
+    ended: int = 2**62
+
+
+@dataclass
+class Sync:
+    path: str
+    began: int
+    ended: int = 2**62
+
+
+@dataclass
+class Trace:
+    writes: list[Write] = field(default_factory=list)
+    syncs: list[Sync] = field(default_factory=list)
+    said: list[tuple[int, str]] = field(default_factory=list)
+    length: int = 0
+
+
+def record(command: list[str], trace: Path, **options: object) -> None:
+    """Run a command under strace."""
+    if shutil.which("strace") is None:
+        pytest.fail("strace is needed to see what reaches the kernel; install it (apt-get install strace)")
+    subprocess.run(
+        ["strace", "-f", "-qq", "-xx", "-s", "10000000", "-e", f"trace={CALLS}", "-o", str(trace), *command],
+        check=True,
+        timeout=120,
+        **options,  # type: ignore[call-overload]
+    )
+
+
+def read_trace(path: Path) -> Trace:
+    """The writes, syncs and said lines of a trace, on a clock that counts its lines."""
+    trace = Trace()
+    reader = _Reader(trace)
+    with path.open() as lines:
+        for number, line in enumerate(lines):
+            match = _LINE.match(line)
+            if match is None:
+                continue
+            thread, begun, resumed, rest = match.groups()
+            reader.line(number, thread, begun, resumed, rest)
+            trace.length = number
+    return trace
+
+
+class _Reader:
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._files: dict[int, tuple[str, bool]] = {}
+        self._offsets: dict[int, int] = {}
+        self._unfinished: dict[str, tuple[str, str]] = {}
+        self._open: dict[str, Write | Sync] = {}
+
+    def line(self, number: int, thread: str, begun: str | None, resumed: str | None, rest: str) -> None:
+        if begun is not None:
+            text = _INTERRUPTED.sub("", rest)
+            self._begin(number, thread, begun, text)
+            if text != rest:
+                self._unfinished[thread] = (begun, text)
+                return
+            call = begun
+        else:
+            call, head = self._unfinished.pop(thread)
+            assert call == resumed
+            text = head + rest
+        self._end(number, thread, call, text)
+
+    def _begin(self, number: int, thread: str, call: str, text: str) -> None:
+        if call in {"pwrite64", "pwritev", "write", "writev"}:
+            descriptor = int(text.split(",", 1)[0])
+            data = b"".join(bytes.fromhex(part.replace("\\x", "")) for part in _STRING.findall(text))
+            if descriptor == 1:
+                self._trace.said += [(number, line) for line in data.decode().splitlines()]
+                return
+            path, dsync = self._files.get(descriptor, ("", False))
+            if call.startswith("p"):
+                offset = int(_RESULT.sub("", text).rsplit(",", 1)[1])
+            else:
+                offset = self._offsets.get(descriptor, 0)
+            write = Write(path, offset, data, dsync, number)
+            self._trace.writes.append(write)
+            self._open[thread] = write
+        elif call in {"fdatasync", "fsync"}:
+            path, _ = self._files.get(int(re.split(r"[ )]", text, maxsplit=1)[0]), ("", False))
+            sync = Sync(path, number)
+            self._trace.syncs.append(sync)
+            self._open[thread] = sync
+        elif call in {"msync", "ftruncate"}:
+            path, _ = self._files.get(int(re.split(r"[,)]", text, maxsplit=1)[0], 0), ("", False))
+            assert not path.endswith("data.mdb"), f"{call} is not expected of LMDB as it is opened here"
+
+    def _end(self, number: int, thread: str, call: str, text: str) -> None:
+        result = text.rsplit("=", 1)[1].split(maxsplit=1)[0]
+        done = self._open.pop(thread, None)
+        if done is not None:
+            done.ended = number
+            if isinstance(done, Write):
+                assert int(result) == len(done.data), f"a short write: {result} of {len(done.data)}"
+        if call == "openat" and int(result, 0) >= 0:
+            found = _STRING.search(text)
+            assert found is not None
+            path = bytes.fromhex(found.group(1).replace("\\x", "")).decode()
+            self._files[int(result)] = (path, "O_DSYNC" in text)
+            self._offsets[int(result)] = 0
+        elif call == "lseek":
+            self._offsets[int(text.split(",", 1)[0])] = int(result)
+
+
+def cut(trace: Trace, at: int, before: Path, after: Path, dice: random.Random) -> None:
+    """Make `after` what a power cut at a moment of the trace may leave of what was `before`."""
+    files: dict[str, bytearray] = {}
+    for path in before.rglob("data.mdb"):
+        files[str(path.relative_to(before))] = bytearray(path.read_bytes())
+    last_sync: dict[str, int] = {}
+    for sync in trace.syncs:
+        if sync.ended < at:
+            last_sync[sync.path] = max(last_sync.get(sync.path, -1), sync.began)
+    for write in trace.writes:
+        name = next((name for name in files if write.path.endswith(name)), None)
+        if name is None or write.began >= at:
+            continue
+        content = files[name]
+        content.extend(bytes(max(0, write.offset + len(write.data) - len(content))))
+        durable = write.ended < at if write.dsync else write.ended < last_sync.get(write.path, -1)
+        if durable:
+            content[write.offset : write.offset + len(write.data)] = write.data
+        else:
+            _scatter(content, write, dice)
+    shutil.copytree(before, after, ignore=shutil.ignore_patterns("LOCK", "lock.mdb", "data.mdb"))
+    for name, content in files.items():
+        (after / name).write_bytes(content)
+
+
+def _scatter(content: bytearray, write: Write, dice: random.Random) -> None:
+    at = write.offset
+    end = write.offset + len(write.data)
+    while at < end:
+        until = min(end, (at // SECTOR + 1) * SECTOR)
+        fate = dice.choice(["kept", "dropped"] if at < META_BYTES else ["kept", "kept", "dropped", "zeroed", "garbled"])
+        if fate == "kept":
+            content[at:until] = write.data[at - write.offset : until - write.offset]
+        elif fate == "zeroed":
+            content[at:until] = bytes(until - at)
+        elif fate == "garbled":
+            content[at:until] = dice.randbytes(until - at)
+        at = until
