@@ -73,7 +73,9 @@ class Shard:
         self.environment: Final = open_environment(path, map_bytes, len(Databases._fields), readonly=readonly)
         try:
             with reading(path):
-                self.databases: Final = _open_databases(self.environment, create=False)
+                self.databases: Final = Databases(
+                    *(self.environment.open_db(name.encode(), create=False) for name in Databases._fields)
+                )
                 with self.environment.begin() as txn:
                     self.ledger = self.read_ledger(txn)
                     self.has_graves = txn.stat(self.databases.graves)["entries"] > 0
@@ -263,16 +265,12 @@ def make_shard(path: Path, number: int, store_id: bytes) -> None:
     """A shard with nothing in it, durable but for its name."""
     environment = open_environment(path, 1_048_576, len(Databases._fields))
     try:
-        with writing(path):
-            _open_databases(environment, create=True)
-            with environment.begin(write=True) as txn:
-                txn.put(LEDGER_KEY, _encode_ledger(store_id, number, Ledger(0, 0)))
+        with writing(path), environment.begin(write=True) as txn:
+            for name in Databases._fields:
+                environment.open_db(name.encode(), txn)
+            txn.put(LEDGER_KEY, _encode_ledger(store_id, number, Ledger(0, 0)))
     finally:
         environment.close()
-
-
-def _open_databases(environment: lmdb.Environment, *, create: bool) -> Databases:
-    return Databases(*(environment.open_db(name.encode(), create=create) for name in Databases._fields))
 
 
 def _encode_ledger(store_id: bytes, number: int, ledger: Ledger) -> bytes:

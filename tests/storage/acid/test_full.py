@@ -1,0 +1,142 @@
+"""A full disk, a full map: writes are refused in time or fail for good, reads go on, nothing is lost."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from headwater.storage.acid import AcidStorage, store
+from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.interface import StorageError, WriteFailed
+from tests.storage.acid.driving import Driver, messages_of, settle
+
+MESSAGE = b"m" * 20_000
+
+
+def append_until_refused(driver: Driver, storage: AcidStorage) -> list[bytes]:
+    """As the engine does: no append once the store refuses; returns what was acknowledged."""
+    stream = driver.create("stream")
+    sent: list[bytes] = []
+    while storage.refusal() is None:
+        assert len(sent) < 10_000, "the store took everything"
+        driver.append(stream, [MESSAGE])
+        driver.commit()
+        sent.append(MESSAGE)
+        settle(storage)
+    return sent
+
+
+def append_until_failed(driver: Driver) -> list[bytes]:
+    """Whatever the store says, until it fails; returns what was acknowledged."""
+    stream = driver.catalog.by_name.get("stream") or driver.create("stream")
+    sent: list[bytes] = []
+    try:
+        while len(sent) < 10_000:
+            driver.append(stream, [MESSAGE])
+            driver.commit()
+            sent.append(MESSAGE)
+    except WriteFailed:
+        return sent
+    raise AssertionError("the store took everything")
+
+
+def test_a_nearly_full_map_refuses_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
+    storage = AcidStorage(tmp_path, 1, 2**22, 1, carry_bytes=1, carry_after_s=0.0)
+    driver = Driver([storage])
+    driver.recover(storage)
+    sent = append_until_refused(driver, storage)
+    assert "storage.acid_map_bytes" in (storage.refusal() or "")
+    stream = driver.catalog.by_name["stream"]
+    assert messages_of(storage, stream) == sent
+
+    driver.delete(stream)
+    driver.commit()
+    settle(storage)
+    for _ in range(1000):
+        if not storage._shards[0].has_graves:
+            break
+        settle(storage)
+    storage.tend(lambda _: None)
+    assert storage.refusal() is None, "what was deleted gives room again"
+    driver.create("next", [MESSAGE])
+    driver.commit()
+    storage.close()
+
+
+def test_a_full_map_fails_for_good_and_loses_nothing(tmp_path: Path) -> None:
+    storage = AcidStorage(tmp_path, 1, 2**21, 1, carry_bytes=1, carry_after_s=0.0)
+    driver = Driver([storage])
+    driver.recover(storage)
+    sent = append_until_failed(driver)
+    assert "storage.acid_map_bytes" in (storage.refusal() or "")
+    stream = driver.catalog.by_name["stream"]
+    pieces = storage.read(stream.id, 0, len(sent) * len(MESSAGE))
+    assert b"".join(pieces) == b"".join(sent), "reads go on"
+    driver.document("key", b"value")
+    with pytest.raises(WriteFailed):
+        driver.commit()
+    storage.close()
+
+    with (
+        closing(AcidStorage(tmp_path, 1, 2**21, 1)) as same,
+        pytest.raises(StorageError, match=r"storage\.acid_map_bytes"),
+    ):
+        list(same.recover())
+    larger = AcidStorage(tmp_path, 1, 2**26, 1)
+    driver = Driver([larger])
+    driver.recover(larger)
+    found = messages_of(larger, driver.catalog.by_name["stream"])
+    assert found[: len(sent)] == sent
+    assert len(found) <= len(sent) + 1, "at most the append that failed"
+    larger.close()
+
+
+def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
+    """The kernel refuses to let the file grow, as a full disk does: nothing is acknowledged from then on."""
+    storage = AcidStorage(tmp_path, 1, 2**26, 2**24, carry_bytes=2**40, carry_after_s=1e6)
+    driver = Driver([storage])
+    driver.recover(storage)
+    stream = driver.create("stream", [MESSAGE])
+    driver.commit()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        sent = [MESSAGE, *append_until_failed(driver)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "journal" in (storage.refusal() or "")
+    # Room again, and still no: what became of the failed write is unknown.
+    driver.document("key", b"value")
+    with pytest.raises(WriteFailed):
+        driver.commit()
+    assert b"".join(storage.read(stream.id, 0, len(sent) * len(MESSAGE))) == b"".join(sent)
+    storage.close()
+
+    again = AcidStorage(tmp_path, 1, 2**26, 2**24)
+    driver = Driver([again])
+    driver.recover(again)
+    assert driver.catalog.documents == {}
+    found = messages_of(again, driver.catalog.by_name["stream"])
+    assert found[: len(sent)] == sent
+    assert len(found) <= len(sent) + 1
+    again.close()
+
+
+def test_a_nearly_full_disk_refuses_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
+    storage = AcidStorage(tmp_path, 1, 2**26, 2**20)
+    list(storage.recover())
+    storage.tend(lambda _: None)
+    assert storage.refusal() is None
+    monkeypatch.setattr(RealFilesystem, "free_bytes", lambda *_: 2**20)
+    storage.tend(lambda _: None)
+    assert "has less than 128 MiB left" in (storage.refusal() or "")
+    monkeypatch.undo()
+    monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
+    storage.tend(lambda _: None)
+    assert storage.refusal() is None
+    storage.close()
