@@ -78,12 +78,12 @@ def stats(directory: Path) -> Stats:
     shards: list[ShardStats] = []
     payload_bytes = 0
     for number in range(manifest.shard_count):
-        with closing(_open_shard(root, number, manifest)) as shard:
+        with closing(open_shard(root, number, manifest)) as shard:
             shards.append(_shard_stats(shard))
             for state in shard.states():
                 if isinstance(state, Image):
                     payload_bytes += state.position - _base(state)[1]
-    with closing(_open_journal(root, manifest)) as journal:
+    with closing(open_journal(root, manifest)) as journal:
         entries = journal.last_seq - journal.mark.seq
     return Stats(
         sum(shard.streams for shard in shards),
@@ -105,14 +105,14 @@ def _pages(path: Path) -> Iterator[str]:
 
 def _contents(root: Path, manifest: Manifest) -> Iterator[str]:
     streams: dict[int, Image] = {}
-    with closing(_open_journal(root, manifest)) as journal:
+    with closing(open_journal(root, manifest)) as journal:
         seen = journal.mark.shard_seqs
         last_seq = journal.last_seq
         pending = last_seq > journal.mark.seq
         yield from _journal(journal)
     for number in range(manifest.shard_count):
         try:
-            with closing(_open_shard(root, number, manifest)) as shard:
+            with closing(open_shard(root, number, manifest)) as shard:
                 if not seen[number] <= shard.ledger.seq <= last_seq:
                     yield (
                         f"{shard.path} is at entry {shard.ledger.seq}, which does not fit the journal"
@@ -222,10 +222,10 @@ def _base(image: Image) -> tuple[int, int]:
     return (image.fork.index, image.fork.position) if image.fork is not None else (0, 0)
 
 
-def _open_shard(root: Path, number: int, manifest: Manifest) -> Shard:
+def open_shard(root: Path, number: int, manifest: Manifest) -> Shard:
     count, store_id = manifest.shard_count, manifest.id_bytes
     return Shard(shard_path(root, number), number, count, _MAP_BYTES, store_id, readonly=True)
 
 
-def _open_journal(root: Path, manifest: Manifest) -> Journal:
+def open_journal(root: Path, manifest: Manifest) -> Journal:
     return Journal(journal_path(root), _MAP_BYTES, manifest.id_bytes, manifest.shard_count, readonly=True)

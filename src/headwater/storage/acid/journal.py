@@ -62,20 +62,20 @@ class Journal:
         self.map_bytes: Final = map_bytes
         self._store_id = store_id
         self._shard_count = shard_count
-        self._environment = open_environment(path, map_bytes, 0, readonly=readonly)
+        self.environment: Final = open_environment(path, map_bytes, 0, readonly=readonly)
         try:
             self.mark, self.last_seq = self._read_header()
             if not readonly:
                 self._check_newest()
         except BaseException:
-            self._environment.close()
+            self.environment.close()
             raise
 
     def write(self, batch: Sequence[Routed], mark: Mark) -> int:
         """Make a batch durable and trim what the shards have; returns the sequence number of its last entry."""
         seq = self.last_seq
         trimmed_to = min(mark.seq, self.mark.seq + TRIMMED_AT_ONCE)
-        with writing(self.path), self._environment.begin(write=True) as txn:
+        with writing(self.path), self.environment.begin(write=True) as txn:
             for entry in _entries_of(batch):
                 seq += 1
                 txn.put(_KEY.pack(seq), _encode(seq, entry), append=True)
@@ -90,13 +90,13 @@ class Journal:
         """Trim all that the shards have, in a transaction of its own."""
         if mark == self.mark:
             return
-        with writing(self.path), self._environment.begin(write=True) as txn:
+        with writing(self.path), self.environment.begin(write=True) as txn:
             self._trim(txn, mark.seq, mark)
         self.mark = mark
 
     def entries(self) -> Iterator[tuple[int, list[Routed]]]:
         """Every entry that is left, oldest first. Raises `Corrupt` at a gap or a failed checksum."""
-        with reading(self.path), self._environment.begin(buffers=True) as txn, txn.cursor() as cursor:
+        with reading(self.path), self.environment.begin(buffers=True) as txn, txn.cursor() as cursor:
             expected = self.mark.seq
             if cursor.set_range(_KEY.pack(1)):
                 for key, value in cursor:
@@ -107,12 +107,19 @@ class Journal:
             if expected != self.last_seq:
                 raise Corrupt(f"{self.path}: entries end at {expected} instead of {self.last_seq}.")
 
+    def read_mark(self, txn: lmdb.Transaction[bytes]) -> Mark:
+        """How far the journal is trimmed, and the shards were by then, as a transaction sees it."""
+        header = txn.get(_HEADER_KEY)
+        if header is None:
+            raise Corrupt(f"{self.path} has no header: it is damaged, or was emptied.")
+        return self._decode_header(header)
+
     def room_bytes(self) -> int:
         with reading(self.path):
-            return room_bytes(self._environment, ())
+            return room_bytes(self.environment, ())
 
     def close(self) -> None:
-        self._environment.close()
+        self.environment.close()
 
     def _trim(self, txn: lmdb.Transaction, to: int, mark: Mark) -> None:
         for seq in range(self.mark.seq + 1, to + 1):
@@ -121,11 +128,8 @@ class Journal:
         txn.put(_HEADER_KEY, _encode_header(self._store_id, Mark(to, mark.shard_seqs)))
 
     def _read_header(self) -> tuple[Mark, int]:
-        with reading(self.path), self._environment.begin() as txn, txn.cursor() as cursor:
-            header = txn.get(_HEADER_KEY)
-            if header is None:
-                raise Corrupt(f"{self.path} has no header: it is damaged, or was emptied.")
-            mark = self._decode_header(header)
+        with reading(self.path), self.environment.begin() as txn, txn.cursor() as cursor:
+            mark = self.read_mark(txn)
             cursor.last()
             last_key = cursor.key()
             if len(last_key) != _KEY.size:
@@ -163,6 +167,7 @@ class Journal:
 
 def make_journal(path: Path, store_id: bytes, shard_count: int) -> None:
     """A journal with nothing in it, durable but for its name."""
+    path.mkdir()
     environment = open_environment(path, 1_048_576, 0)
     try:
         with writing(path), environment.begin(write=True) as txn:

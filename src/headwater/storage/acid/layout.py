@@ -12,8 +12,11 @@ a shard of another store (each database carries the store's id).
 
 from __future__ import annotations
 
+import shutil
 import uuid
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -99,6 +102,25 @@ def check_manifest(root: Path, manifest: Manifest, shard_count: int) -> None:
             f" {shard_count}. A stream's shard follows from the count, so it cannot change in place: set it back"
             f" to {manifest.shard_count}, or move the streams to a new directory with `headwater store copy`."
         )
+
+
+@contextmanager
+def making(filesystem: Filesystem, root: Path) -> Iterator[Path]:
+    """Where to put the parts of a store that is to be at `root`; it is there, whole and durable, when this ends."""
+    unfinished = root.with_name(UNFINISHED)
+    try:
+        if unfinished.exists():
+            # Left by a run that died before it could rename it, so nothing in it was ever acknowledged.
+            shutil.rmtree(unfinished)
+        unfinished.mkdir()
+        yield unfinished
+        for path in (*unfinished.iterdir(), unfinished):
+            if path.is_dir():
+                filesystem.sync_directory(path)
+        filesystem.replace(unfinished, root)
+        filesystem.sync_directory(root.parent)
+    except OSError as error:
+        raise StorageError(f"{root} cannot be made: {error}") from error
 
 
 def write_manifest(filesystem: Filesystem, root: Path, manifest: Manifest) -> None:

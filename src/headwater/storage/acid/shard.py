@@ -263,6 +263,7 @@ def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> b
 
 def make_shard(path: Path, number: int, store_id: bytes) -> None:
     """A shard with nothing in it, durable but for its name."""
+    path.mkdir()
     environment = open_environment(path, 1_048_576, len(Databases._fields))
     try:
         with writing(path), environment.begin(write=True) as txn:

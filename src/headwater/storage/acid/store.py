@@ -10,7 +10,6 @@ in every shard that it touches.
 
 from __future__ import annotations
 
-import shutil
 import time
 from bisect import bisect_right
 from collections import deque
@@ -25,11 +24,11 @@ from headwater.storage.acid.hot import HotTails
 from headwater.storage.acid.journal import Journal, Mark, Routed, make_journal
 from headwater.storage.acid.layout import (
     DIRECTORY,
-    UNFINISHED,
     Manifest,
     check_manifest,
     check_shard_count,
     journal_path,
+    making,
     new_manifest,
     read_manifest,
     shard_of,
@@ -253,29 +252,16 @@ class AcidStorage:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _make_or_check(self, shard_count: int) -> Manifest:
-        unfinished = self._root.with_name(UNFINISHED)
-        if unfinished.exists():
-            # Made by a run that died before it could rename it, so nothing in it was ever acknowledged.
-            shutil.rmtree(unfinished)
         if self._root.exists():
             manifest = read_manifest(self._root)
             check_manifest(self._root, manifest, shard_count)
             return manifest
         manifest = new_manifest(shard_count)
-        try:
-            paths = [shard_path(unfinished, number) for number in range(shard_count)]
-            for path in (unfinished, journal_path(unfinished), *paths):
-                path.mkdir()
-            for number, path in enumerate(paths):
-                make_shard(path, number, manifest.id_bytes)
+        with making(self._filesystem, self._root) as unfinished:
+            for number in range(shard_count):
+                make_shard(shard_path(unfinished, number), number, manifest.id_bytes)
             make_journal(journal_path(unfinished), manifest.id_bytes, shard_count)
             write_manifest(self._filesystem, unfinished, manifest)
-            for path in (*paths, journal_path(unfinished), unfinished):
-                self._filesystem.sync_directory(path)
-            self._filesystem.replace(unfinished, self._root)
-            self._filesystem.sync_directory(self._root.parent)
-        except OSError as error:
-            raise StorageError(f"{self._root} cannot be made: {error}") from error
         return manifest
 
     def _open(self, manifest: Manifest, map_bytes: int) -> None:
