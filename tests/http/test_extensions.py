@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
+from pathlib import Path
 
 import pytest
 
-from tests.http.protocol import Stream, assert_problem, offset, stream_on
+from tests.http.protocol import Stream, assert_problem, offset, producer, stream_on
 from tests.serving import serve
 
 
@@ -152,3 +154,39 @@ def test_a_fork_is_framed_across_its_point(stream: Stream) -> None:
     fork.create(headers=headers)
     fork.append("p!")
     assert unframe(fork.get(offset="-1", frames=1).content) == [b"hel", b"p!"]
+
+
+def crc_and_length(body: bytes) -> str:
+    return f"crc32:{zlib.crc32(body):08x}:{len(body)}"
+
+
+def test_a_repeat_is_answered_with_the_digest_of_what_was_accepted(json_stream: Stream) -> None:
+    json_stream.create()
+    bodies = [b"[1, 2]", b"[3]", b'{"a": 4}']
+    for seq, body in enumerate(bodies):
+        accepted = json_stream.post(body, producer("p", 0, seq))
+        assert accepted.status_code == 200
+        assert "producer-digest" not in accepted.headers
+    for seq, body in enumerate(bodies):
+        repeat = json_stream.post(b"[99]", producer("p", 0, seq))
+        assert repeat.status_code == 204
+        assert repeat.headers["producer-digest"] == crc_and_length(body)
+
+
+def test_only_the_last_digests_of_an_epoch_are_known(stream: Stream) -> None:
+    stream.create()
+    for seq in range(20):
+        stream.append(f"{seq}", producer("p", 0, seq))
+    known = [stream.post("x", producer("p", 0, seq)).headers.get("producer-digest") for seq in range(20)]
+    assert known == [None] * 4 + [crc_and_length(f"{seq}".encode()) for seq in range(4, 20)]
+    stream.append("new", producer("p", 1, 0))
+    assert stream.post("new", producer("p", 1, 0)).headers["producer-digest"] == crc_and_length(b"new")
+
+
+@pytest.mark.parametrize("mode", ["file-durable", "acid"])
+def test_digests_survive_a_restart(tmp_path: Path, mode: str) -> None:
+    settings = {"DS_STORAGE__MODE": mode, "DS_STORAGE__DATA_DIR": str(tmp_path / "data")}
+    with serve(**settings) as server, stream_on(server, "kept") as stream:
+        stream.create().append("one", producer("p", 7, 0))
+    with serve(**settings) as server, stream_on(server, "kept") as stream:
+        assert stream.post("one", producer("p", 7, 0)).headers["producer-digest"] == crc_and_length(b"one")

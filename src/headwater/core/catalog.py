@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 from headwater.core.content import JSON_MEDIA_TYPE, is_text, media_type
 from headwater.core.expiry import deadline_ms
 from headwater.core.offsets import Offset
-from headwater.core.producers import ProducerState
+from headwater.core.producers import ProducerState, remember
 from headwater.core.records import AgeIndex, Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
 from headwater.core.retention import STEP_MIN_MS, AgeMarks
 
@@ -192,7 +192,8 @@ class Catalog(Generic[StreamT]):
         if record.producer_id is not None:
             if stream.producers is None:
                 stream.producers = {}
-            stream.producers[record.producer_id] = ProducerState(record.epoch, record.seq)
+            known = stream.producers.get(record.producer_id)
+            stream.producers[record.producer_id] = remember(known, record.epoch, record.seq, record.digest)
         if record.stream_seq is not None:
             stream.stream_seq = record.stream_seq
         if record.close:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import enum
 import re
+import zlib
 from typing import Final, NamedTuple
 
 from headwater.core.errors import InvalidProducer, SequenceGap, StaleEpoch
 
+DIGEST_BYTES: Final = 8
+DIGESTS_KEPT: Final = 16
+"""Appends of an epoch whose digest is known: enough for the chunks of one batch of a pipeline."""
+_DIGESTS_KEPT_BYTES: Final = (DIGESTS_KEPT - 1) * DIGEST_BYTES
 NUMBER_MAX: Final = 2**53 - 1
 ID_MAX_BYTES: Final = 1024
 
@@ -27,10 +32,29 @@ class Producer(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """What a stream remembers of a producer: the last append that it accepted."""
+    """What a stream remembers of a producer: the last append that it accepted, and what the last few were."""
 
     epoch: int
     seq: int
+    digests: bytes = b""
+    """Of the last appends of the epoch, up to and with `seq`, each `DIGEST_BYTES` long."""
+
+
+def digest(body: bytes) -> int:
+    """What tells a body from another one: its checksum and its length, in 64 bits."""
+    return zlib.crc32(body) << 32 | len(body)
+
+
+def remember(state: ProducerState | None, epoch: int, seq: int, body_digest: int) -> ProducerState:
+    """The state after an accepted append."""
+    earlier = state.digests[-_DIGESTS_KEPT_BYTES:] if state is not None and state.epoch == epoch else b""
+    return ProducerState(epoch, seq, earlier + body_digest.to_bytes(DIGEST_BYTES, "big"))
+
+
+def digest_of_repeat(state: ProducerState, seq: int) -> int | None:
+    """The digest of the append that a repeat repeats, while it is known."""
+    end = len(state.digests) - (state.seq - seq) * DIGEST_BYTES
+    return int.from_bytes(state.digests[end - DIGEST_BYTES : end], "big") if end >= DIGEST_BYTES else None
 
 
 class Verdict(enum.Enum):

@@ -88,6 +88,8 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
     seq: int = 0
     stream_seq: str | None = None
     close: bool = False
+    digest: int = 0
+    """Of the body that a producer sent (see `producers.digest`)."""
 
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):

@@ -26,7 +26,7 @@ from headwater.core.errors import (
     StreamClosed,
 )
 from headwater.core.offsets import Offset
-from headwater.core.producers import Producer, Verdict, judge
+from headwater.core.producers import Producer, Verdict, digest, judge
 from headwater.core.records import Append, Create, ForkPoint, RetentionPolicy
 
 CLOSED_HEADER: Final = ("Stream-Closed", "true")
@@ -179,6 +179,7 @@ def decide_append(
         seq,
         stream_seq,
         close,
+        digest(body) if producer is not None else 0,
     )
 
 
@@ -192,10 +193,14 @@ def _check_same_fork(point: ForkPoint, asked: ForkRequest) -> None:
 def check_retained(offset: Offset, earliest: Offset) -> None:
     """Reads may not begin before what is retained."""
     if offset < earliest:
-        raise OffsetGone(
-            f"The stream is retained from {earliest}; bootstrap again to go on.",
-            (("Stream-Earliest-Offset", str(earliest)),),
-        )
+        raise offset_gone(earliest)
+
+
+def offset_gone(earliest: Offset) -> OffsetGone:
+    return OffsetGone(
+        f"The stream is retained from {earliest} on; bootstrap again to go on.",
+        (("Stream-Earliest-Offset", str(earliest)),),
+    )
 
 
 def off_boundary(token: str) -> InvalidOffset:

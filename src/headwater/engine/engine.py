@@ -26,7 +26,7 @@ from headwater.core.errors import (
     TooManyProducers,
 )
 from headwater.core.offsets import Offset
-from headwater.core.producers import Producer
+from headwater.core.producers import Producer, digest_of_repeat
 from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
 from headwater.core.retention import RetentionRule
 from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append, decide_create, decide_fork
@@ -74,6 +74,8 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     closed: bool
     producer: Producer | None
     """The producer of the request with the highest sequence number that the stream has accepted from it."""
+    digest: int | None = None
+    """Of a repeat: the digest of the body that was accepted, while it is known."""
 
 
 class Deleted(msgspec.Struct, frozen=True, gc=False):
@@ -241,10 +243,10 @@ class Engine:
             self._after_pending(stream, done, refusal)
             return
         if isinstance(decision, Outcome):
+            result = Appended(decision, stream.index, stream.position, stream.closed, producer)
             if decision is Outcome.DUPLICATE:
                 self.metrics.duplicates += 1
-                producer = _highest_accepted(stream, producer)
-            result = Appended(decision, stream.index, stream.position, stream.closed, producer)
+                result = _repeated(stream, producer)
             self._after_pending(stream, done, result)
             return
         self.check_writable()
@@ -510,11 +512,14 @@ class Engine:
         self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
 
 
-def _highest_accepted(stream: LiveStream, producer: Producer | None) -> Producer:
-    """A repeat is answered with how far the stream has got with its producer."""
+def _repeated(stream: LiveStream, producer: Producer | None) -> Appended:
+    """A repeat is answered with how far the stream has got with its producer, and what the first one brought."""
     assert producer is not None, "only producers repeat"
     assert stream.producers is not None, "a repeat has a first"
-    return producer._replace(seq=stream.producers[producer.id].seq)
+    state = stream.producers[producer.id]
+    digest = digest_of_repeat(state, producer.seq)
+    producer = producer._replace(seq=state.seq)
+    return Appended(Outcome.DUPLICATE, stream.index, stream.position, stream.closed, producer, digest)
 
 
 def _not_found(name: str) -> StreamNotFound:

@@ -49,6 +49,8 @@ def _render(connection: Connection, appended: Appended) -> None:
         producer.seq,
         STREAM_CLOSED if appended.closed else b"",
     )
+    if appended.digest is not None:
+        headers += b"Producer-Digest: crc32:%08x:%d\r\n" % divmod(appended.digest, 1 << 32)
     # 200 says that data is new (§5.2.1); a repeat, or a close that brought none, is 204.
     is_new_data = appended.outcome is Outcome.ACCEPTED and connection.request.body
     connection.reply(OK if is_new_data else NO_CONTENT, headers)

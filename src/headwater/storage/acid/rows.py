@@ -23,7 +23,7 @@ _CRC_BYTES: Final = 4
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_image: Final = msgspec.msgpack.Decoder(Image).decode
 _decode_document: Final = msgspec.msgpack.Decoder(Document).decode
-_decode_producer: Final = msgspec.msgpack.Decoder(tuple[str, int, int]).decode
+_decode_producer: Final = msgspec.msgpack.Decoder(tuple[str, int, int, bytes]).decode
 
 
 class BadRow(Exception):
@@ -51,12 +51,12 @@ def producer_key(stream_id: int, producer_id: str) -> bytes:
 
 
 def encode_producer(key: bytes, producer_id: str, state: ProducerState) -> bytes:
-    return _seal(key, _encode((producer_id, state.epoch, state.seq)))
+    return _seal(key, _encode((producer_id, *state)))
 
 
 def decode_producer(key: bytes | memoryview, row: bytes | memoryview) -> tuple[str, ProducerState]:
-    producer_id, epoch, seq = _decode_producer(_open(key, row))
-    return producer_id, ProducerState(epoch, seq)
+    producer_id, epoch, seq, digests = _decode_producer(_open(key, row))
+    return producer_id, ProducerState(epoch, seq, digests)
 
 
 def document_key(key: str) -> bytes:
