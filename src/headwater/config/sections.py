@@ -147,6 +147,9 @@ class Limits(Section):
         description="One read answers at most this much, cut at a message; a single larger message is whole.",
     )
     max_name_bytes: Count = Field(1_024, ge=1, le=65_535, description="A stream's name, percent-decoded, in UTF-8.")
+    max_snapshot_bytes: Bytes = Field(
+        1_073_741_824, description="One snapshot; larger is 413. It is never held in memory but in `memory` mode."
+    )
     max_producers_per_stream: Count = Field(
         100_000, ge=1, le=100_000_000, description="Producer ids that one stream remembers; more is 413."
     )
@@ -288,8 +291,21 @@ class Subscriptions(Section):
 class Retention(Section):
     """What is dropped from the front of streams."""
 
-    max_age_secs: AgeOrOff = Field(0.0, description="Drop messages older than this; 0 keeps all.")
-    max_bytes: BytesOrOff = Field(0, description="Keep about this much of each stream; 0 keeps all.")
+    max_age_secs: AgeOrOff = Field(
+        0.0,
+        description="Drop messages older than this where dropping is allowed; 0 keeps all. A stream may say"
+        " otherwise (`Stream-Retention-Age`).",
+    )
+    max_bytes: BytesOrOff = Field(
+        0,
+        description="Keep this much of each stream and drop what is older where that is allowed; 0 keeps all. A"
+        " stream may say otherwise (`Stream-Retention-Bytes`).",
+    )
+    drop_uncovered: bool = Field(
+        False,
+        description="Allow age and size to drop messages that no snapshot covers, in streams that do not say"
+        " themselves (`Stream-Retention-Drop`).",
+    )
 
 
 class Settings(BaseSettings):

@@ -20,13 +20,17 @@ def canonical_name(raw_path: bytes, max_bytes: int) -> str:
     lowered = raw_path.lower()
     if b"%2f" in lowered or b"%5c" in lowered:
         raise InvalidName("A stream name may not contain an encoded slash or backslash.")
-    if b"%" in raw_path and not _escapes_are_whole(raw_path):
+    return check_name(decode_segment(raw_path), max_bytes)
+
+
+def decode_segment(raw: bytes) -> str:
+    """What a percent-encoded piece of a path stands for, decoded once."""
+    if b"%" in raw and not _escapes_are_whole(raw):
         raise InvalidName("The path has a percent sign that is not followed by two hex digits.")
     try:
-        name = unquote_to_bytes(raw_path).decode("utf-8")
+        return unquote_to_bytes(raw).decode("utf-8")
     except UnicodeDecodeError:
-        raise InvalidName("A stream name must be valid UTF-8.") from None
-    return check_name(name, max_bytes)
+        raise InvalidName("A name must be valid UTF-8.") from None
 
 
 def check_name(name: str, max_bytes: int) -> str:

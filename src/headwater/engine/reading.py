@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from headwater.core.errors import DataCorrupt, InvalidOffset, OffsetGone, StreamNotFound
 from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
 from headwater.core.records import ForkPoint
-from headwater.core.rules import ForkRequest, check_retained, off_boundary
+from headwater.core.rules import ForkRequest, check_retained, off_boundary, offset_gone
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Corrupt, Storage
 
@@ -123,7 +123,10 @@ class StreamReader:
         """The same for a run that ends at `end`, whatever the stream has got since."""
         spans = self._spans(stream, start, end)
         if end.position - start.position > max_bytes:
-            spans = self._cut(spans, max_bytes)
+            try:
+                spans = self._cut(spans, max_bytes)
+            except Corrupt as error:
+                raise corrupt(stream) from error
         return Chunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
 
     def buffers(self, chunk: Chunk) -> list[Buffer]:
@@ -207,6 +210,11 @@ class StreamReader:
         if owner.fork is not None and end.index == owner.fork.index:
             return False
         return self._storage.boundary(stream_id, end.index) != end.position
+
+
+def gone_before(stream: LiveStream) -> OffsetGone:
+    """Why a reader that stands before what is retained cannot go on."""
+    return offset_gone(earliest(stream))
 
 
 def earliest(stream: LiveStream) -> Offset:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
@@ -22,7 +22,7 @@ from headwater.core.snapshots import check_snapshot_offset
 from headwater.engine.background import Background
 from headwater.engine.stream import LiveStream
 from headwater.engine.uploads import BlobUpload
-from headwater.storage.blobs import Blob, BlobStore
+from headwater.storage.blobs import PAGE_BYTES, Blob, BlobStore
 from headwater.storage.interface import Corrupt
 
 if TYPE_CHECKING:
@@ -33,6 +33,28 @@ log = logging.getLogger("headwater.engine")
 
 class Published(msgspec.Struct, frozen=True, gc=False):
     offset: Offset
+
+
+class OpenSnapshot:
+    """A snapshot that can be read to its end, whatever is published meanwhile. Close it."""
+
+    __slots__ = ("_blob", "_name", "ref")
+
+    def __init__(self, ref: SnapshotRef, blob: Blob, name: str) -> None:
+        self.ref = ref
+        self._blob = blob
+        self._name = name
+
+    def pages(self) -> Iterator[bytes]:
+        """Its bytes, in order, some at a time."""
+        for start in range(0, self.ref.size, PAGE_BYTES):
+            try:
+                yield self._blob.read(start, min(start + PAGE_BYTES, self.ref.size))
+            except (Corrupt, OSError) as error:
+                raise _damaged(self._name, error) from error
+
+    def close(self) -> None:
+        self._blob.close()
 
 
 OnPublished: TypeAlias = Callable[[Published | Refusal], None]
@@ -110,16 +132,19 @@ class Snapshots:
 
         upload.finish(written)
 
-    def open(self, stream: LiveStream) -> tuple[SnapshotRef, Blob] | None:
-        """The latest visible snapshot. Once open it can be read to its end, whatever is published meanwhile."""
+    def open(self, stream: LiveStream) -> OpenSnapshot | None:
+        """The latest visible snapshot, if there is one."""
         ref = stream.durable_snapshot
         if ref is None:
             return None
         try:
-            return ref, self._blobs.open(ref.blob_id)
+            blob = self._blobs.open(ref.blob_id)
         except Corrupt as error:
-            log.error("the snapshot of stream %r cannot be read: %s", stream.name, error)
-            raise DataCorrupt(f"The snapshot of stream {stream.name!r} is missing or damaged.") from error
+            raise _damaged(stream.name, error) from error
+        if blob.size != ref.size:
+            blob.close()
+            raise _damaged(stream.name, Corrupt(f"it has {blob.size} bytes instead of {ref.size}"))
+        return OpenSnapshot(ref, blob, stream.name)
 
     def _commit(self, name: str, token: str, content_type: str, upload: BlobUpload, done: OnPublished) -> None:
         """Everything is checked again: the stream went on while the blob was written."""
@@ -170,6 +195,11 @@ class Snapshots:
             self._background.run(lambda: self._blobs.delete(blob_id), _note)
         else:
             self._blobs.delete(blob_id)
+
+
+def _damaged(name: str, error: Exception) -> DataCorrupt:
+    log.error("the snapshot of stream %r cannot be read: %s", name, error)
+    return DataCorrupt(f"The snapshot of stream {name!r} is missing or damaged, and is not served.")
 
 
 def _note(error: BaseException | None) -> None:

@@ -43,6 +43,7 @@ class BlobUpload:
         self._waiting_bytes = 0
         self._busy = False
         self._aborted = False
+        self._taken = False
         self._failure: Refusal | None = None
         self._finished: Callable[[Refusal | None], None] | None = None
         self.blob_id: Final = blob_id
@@ -72,20 +73,28 @@ class BlobUpload:
 
     def finish(self, done: Callable[[Refusal | None], None]) -> None:
         """All of it has arrived: `done` is called once it exists for good, or with the reason why it never will."""
+        self._taken = True
         self._hand_over()
         self._finished = done
         self._work_on()
 
+    def abandon(self) -> None:
+        """The sender is gone or was turned away: give it up, unless somebody has called `finish`."""
+        if not self._taken:
+            self.abort()
+
     def abort(self) -> None:
-        """Give it up; nothing of it remains. An upload that was finished is no longer touched."""
-        if not self._aborted:
-            self._aborted = True
-            self._release(self.size)
-            self._gathered.clear()
-            self._waiting.clear()
-            self._finished = None
-            if not self._busy:
-                self._discard()
+        """Give it up; nothing of it remains. Not for an upload that was finished."""
+        if self._aborted:
+            return
+        self._aborted = self._taken = True
+        self._release(self.size)
+        self._gathered.clear()
+        self._waiting_bytes -= sum(map(len, self._waiting))
+        self._waiting.clear()
+        self._finished = None
+        if not self._busy:
+            self._discard()
 
     def _hand_over(self) -> None:
         if self._gathered:

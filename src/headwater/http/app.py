@@ -19,7 +19,8 @@ from headwater.core.errors import BadRequest, MethodNotAllowed, NotFound, TooMan
 from headwater.core.names import canonical_name
 from headwater.engine.engine import Engine
 from headwater.engine.subscriptions import Subscriptions
-from headwater.http import append, control, create, delete, metadata, options, read, service
+from headwater.engine.uploads import BlobUpload
+from headwater.http import append, bucketed, control, create, delete, metadata, options, read, service, snapshots
 from headwater.http.connection import Connection
 from headwater.http.deadlines import Deadlines
 from headwater.http.heads import KnownHeads
@@ -41,6 +42,10 @@ class Target(NamedTuple):
     query: Mapping[str, str]
     below: str = ""
     """For a subscription (then `name` is its id): the stream that the address names below it."""
+    bucket: str = ""
+    """The bucket that the address names, or that the stream is in."""
+    snapshot: str = ""
+    """The offset of the snapshot that the address names."""
 
 
 Handler: TypeAlias = "Callable[[App, Connection, Request, Target], None]"
@@ -137,6 +142,13 @@ class App:
             raise MethodNotAllowed(f"This address takes {allowed}.", (("Allow", allowed),))
         handler(self, connection, request, target)
 
+    def begin_upload(self, request: Request, *, is_next: bool) -> BlobUpload | None:
+        """Where the body of a request goes while it arrives, for the addresses that take such bodies."""
+        target = self._routes.get(request.target) or self._resolve(request)
+        if target.handlers is not bucketed.SNAPSHOT_HANDLERS or request.method != b"PUT":
+            return None
+        return snapshots.begin_upload(self, request, target, is_next=is_next)
+
     @property
     def subscription_api(self) -> Subscriptions:
         if self._subscriptions is None:
@@ -145,8 +157,10 @@ class App:
 
     def name_of_path(self, path: bytes) -> str:
         """The canonical name of a stream that a header names by its path."""
+        if path.startswith(bucketed.ROOT):
+            return bucketed.name_of(path)
         if not path.startswith(STREAM_ROOT):
-            raise BadRequest(f"A stream is named by its path, which begins with {STREAM_ROOT.decode()}.")
+            raise BadRequest(f"A stream is named by its path, which begins with {STREAM_ROOT.decode()} or /ds/.")
         return canonical_name(path[len(STREAM_ROOT) :], self.limits.max_name_bytes)
 
     def opened(self, connection: Connection) -> None:
@@ -183,10 +197,13 @@ class App:
         elif path.startswith(STREAM_ROOT):
             name = canonical_name(path[len(STREAM_ROOT) :], self.limits.max_name_bytes)
             target = Target(STREAM_HANDLERS, name, query)
+        elif path.startswith(bucketed.ROOT):
+            address = bucketed.resolve(path)
+            target = Target(address.handlers, address.name, query, bucket=address.bucket, snapshot=address.snapshot)
         elif path in SERVICE_PAGES:
             target = Target(SERVICE_PAGES[path], "", query)
         else:
-            raise NotFound("There is nothing at this address. Streams live below /v1/stream/.")
+            raise NotFound("There is nothing at this address. Streams live below /v1/stream/ and /ds/.")
         if not query:
             if len(self._routes) >= ROUTE_CACHE_MAX:
                 self._routes.clear()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import httptools
+import msgspec
 
 from headwater.core.errors import (
     BadRequest,
@@ -24,16 +25,19 @@ from headwater.core.errors import (
     TooLarge,
     UrlTooLong,
 )
-from headwater.http.request import Request
+from headwater.http.request import Request, UploadRequest
 from headwater.http.response import ALLOWED_METHODS, CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, problem
 
 if TYPE_CHECKING:
+    from headwater.engine.uploads import BlobUpload
     from headwater.http.app import App
 
 log = logging.getLogger("headwater.http")
 
 PIPELINE_MAX: Final = 32
 """Requests parsed ahead of their turn; beyond this the socket is not read."""
+UPLOAD_PROGRESS_BYTES: Final = 64 * 1024
+"""An upload must bring this much within the read time-out, again and again."""
 LINGER_S: Final = 2.0
 """How long the rest of a refused request is discarded before the connection is cut."""
 _BODILESS: Final = frozenset((NO_CONTENT, NOT_MODIFIED))
@@ -74,6 +78,7 @@ class Connection(asyncio.Protocol):
         "_slices",
         "_target",
         "_upgrading",
+        "_upload",
         "_whole",
         "app",
         "busy",
@@ -109,6 +114,8 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._upload: BlobUpload | None = None
+        """Where the body goes while it arrives, if it is not held until it is whole."""
         self._refused: Refusal | None = None
         # Per request being answered.
         self.busy = False
@@ -126,6 +133,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.closing = True
+        self._abandon_uploads()
         self._pending.clear()
         self._slices = None
         self.app.lost(self)
@@ -215,8 +223,10 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._head_done = True
         headers = self._headers
+        if b"/snapshot/" in self._target and self._refused is None:
+            self._begin_upload()
         length = headers.get(b"content-length")
-        if length is not None and int(length) > self.app.max_body_bytes:
+        if length is not None and self._upload is None and int(length) > self.app.max_body_bytes:
             self._refused = self._body_too_large()
             return
         if self._parser.should_upgrade():
@@ -228,6 +238,9 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
+        if self._upload is not None:
+            self._pass_on(body)
+            return
         if self._body_bytes > self.app.max_body_bytes:
             self._refused = self._body_too_large()
             self._body = []
@@ -248,7 +261,10 @@ class Connection(asyncio.Protocol):
             parser.get_http_version() == "1.0",
             parser.should_keep_alive(),
         )
-        if self._whole:
+        if self._upload is not None:
+            request = UploadRequest(**msgspec.structs.asdict(request), upload=self._upload)
+            self._upload = None
+        elif self._whole:
             self.app.known_heads.remember(self._whole, request)
             self._whole = b""
         if self.busy:
@@ -285,6 +301,8 @@ class Connection(asyncio.Protocol):
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer the current request with an error."""
+        if type(self.request) is UploadRequest:
+            self.request.upload.abandon()
         headers, body = problem(refusal)
         self.reply(refusal.status, headers, body)
 
@@ -346,7 +364,9 @@ class Connection(asyncio.Protocol):
             if waited_s > LINGER_S:
                 self.abort()
         elif self._in_message:
-            if waited_s > app.read_timeout_s:
+            if self._upload is not None and self._upload.crowded:
+                self._since_s = now_s  # It is the disk that takes its time.
+            elif waited_s > app.read_timeout_s:
                 self._refused = RequestTimeout(f"The request did not arrive within {app.read_timeout_s:g} s.")
                 self._refuse_while_reading()
         elif waited_s > app.idle_timeout_s:
@@ -472,6 +492,48 @@ class Connection(asyncio.Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
+    def _begin_upload(self) -> None:
+        """Find out where the body goes, and refuse what need not be sent."""
+        request = Request(self._parser.get_method(), self._target, self._headers, b"", False, True)
+        try:
+            self._upload = self.app.begin_upload(request, is_next=not self.busy and not self._pending)
+        except Refusal as refusal:
+            self._refused = refusal
+        else:
+            if self._upload is not None:
+                self._upload.on_room = self._read_on
+
+    def _pass_on(self, body: bytes) -> None:
+        """Pass a piece of the body on, and do not read faster than it is taken."""
+        upload = self._upload
+        assert upload is not None
+        try:
+            upload.write(body)
+        except Refusal as refusal:
+            self._refused = refusal
+            return
+        if self._body_bytes >= UPLOAD_PROGRESS_BYTES:
+            # The whole may take long; but a client that hardly sends is no better here than elsewhere.
+            self._body_bytes = 0
+            self._since_s = self.app.now_s
+        if upload.crowded:
+            self._stop_reading()
+
+    def _read_on(self) -> None:
+        self._since_s = self.app.now_s
+        if self._reading_paused and len(self._pending) < PIPELINE_MAX and not self.transport.is_closing():
+            self._reading_paused = False
+            self.transport.resume_reading()
+
+    def _abandon_uploads(self) -> None:
+        """What was not taken over yet will never be."""
+        if self._upload is not None:
+            self._upload.abandon()
+            self._upload = None
+        for request in (self.request, *self._pending):
+            if type(request) is UploadRequest:
+                request.upload.abandon()
+
     def _stop_reading(self) -> None:
         if not self._reading_paused:
             self._reading_paused = True
@@ -494,6 +556,7 @@ class Connection(asyncio.Protocol):
             return
         refusal = self._refused
         assert refusal is not None
+        self._abandon_uploads()
         self.busy = True
         self.request = Request(b"GET", self._target, self._headers, b"", http_1_0=False, keep_alive=False)
         self.operation = "malformed"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from headwater.core.content import check_content_type
 from headwater.core.errors import BadRequest, InvalidExpiry
 from headwater.core.expiry import parse_expires_at, parse_ttl
+from headwater.core.retention import parse_policy
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.engine import Created
 from headwater.http.request import Request
@@ -29,18 +30,25 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
     expires_at = request.header(b"stream-expires-at")
     if ttl is not None and expires_at is not None:
         raise InvalidExpiry("Send Stream-TTL or Stream-Expires-At, not both.")
-    app.engine.create(
-        CreateRequest(
-            target.name,
-            check_content_type(content_type) if content_type is not None else None,
-            parse_ttl(ttl) if ttl is not None else None,
-            parse_expires_at(expires_at) if expires_at is not None else None,
-            request.asks_to_close_stream(),
-            request.body,
-            _fork(app, request),
+    wanted = CreateRequest(
+        target.name,
+        check_content_type(content_type) if content_type is not None else None,
+        parse_ttl(ttl) if ttl is not None else None,
+        parse_expires_at(expires_at) if expires_at is not None else None,
+        request.asks_to_close_stream(),
+        request.body,
+        _fork(app, request),
+        parse_policy(
+            request.header(b"stream-retention-age"),
+            request.header(b"stream-retention-bytes"),
+            request.header(b"stream-retention-drop"),
         ),
-        partial(connection.settle, _render),
     )
+    answer = partial(connection.settle, _render)
+    if target.bucket:
+        app.engine.buckets.create_stream(target.bucket, wanted, answer)
+    else:
+        app.engine.create(wanted, answer)
 
 
 def _fork(app: App, request: Request) -> ForkRequest | None:

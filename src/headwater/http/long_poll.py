@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
+from headwater.engine.reading import gone_before
 from headwater.engine.stream import LiveStream
 from headwater.http import read
 from headwater.http.response import NO_CONTENT, NO_STORE, STREAM_CLOSED, UP_TO_DATE, header, next_offset
@@ -40,7 +41,10 @@ class LongPoll:
 
     def wake(self) -> None:
         stream = self._stream
-        if stream.durable_index > self._start.index:
+        if self._start.index < stream.durable_retained_index:
+            self._end()
+            self._connection.refuse(gone_before(stream))
+        elif stream.durable_index > self._start.index:
             self._end()
             app = self._app
             app.engine.touch(stream)

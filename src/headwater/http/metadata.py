@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from headwater.core.expiry import format_instant
+from headwater.core.records import RetentionPolicy
+from headwater.core.retention import AGE_HEADER, BYTES_HEADER, DROP_HEADER
+from headwater.engine.reading import earliest
 from headwater.http.ranges import position
 from headwater.http.request import Request
 from headwater.http.response import NO_STORE, OK, STREAM_CLOSED, header, next_offset
+from headwater.http.snapshots import offset_of
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -31,6 +35,24 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         headers.append(b"Stream-TTL: %d\r\n" % stream.ttl_secs)
     if stream.expires_at_ms is not None:
         headers.append(header("Stream-Expires-At", format_instant(stream.expires_at_ms)))
+    if stream.durable_snapshot is not None:
+        headers.append(header("Stream-Snapshot-Offset", offset_of(stream.durable_snapshot)))
+    if stream.durable_retained_index:
+        headers.append(header("Stream-Earliest-Offset", str(earliest(stream))))
+    if stream.retention is not None:
+        headers.append(_retention(stream.retention))
     if stream.durable_closed:
         headers.append(STREAM_CLOSED)
     connection.reply(OK, b"".join(headers))
+
+
+def _retention(policy: RetentionPolicy) -> bytes:
+    """What the stream was created with, as it was said."""
+    lines = []
+    if policy.max_age_secs is not None:
+        lines.append(header(AGE_HEADER, str(policy.max_age_secs)))
+    if policy.max_bytes is not None:
+        lines.append(header(BYTES_HEADER, str(policy.max_bytes)))
+    if policy.may_drop is not None:
+        lines.append(header(DROP_HEADER, "allowed" if policy.may_drop else "never"))
+    return b"".join(lines)

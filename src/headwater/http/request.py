@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headwater.core.rules import CLOSED_HEADER
+from headwater.engine.uploads import BlobUpload
 
 
 class Request(msgspec.Struct, gc=False):
@@ -33,6 +34,12 @@ class Request(msgspec.Struct, gc=False):
         """`Stream-Closed` counts only when it says true, in any case (protocol §4.1)."""
         value = self.headers.get(b"stream-closed")
         return value is not None and value.lower() == _TRUE
+
+
+class UploadRequest(Request, gc=True):
+    """A request whose body went to its place while it arrived; `body` is empty."""
+
+    upload: BlobUpload
 
 
 _TRUE = CLOSED_HEADER[1].encode()

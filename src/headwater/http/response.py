@@ -24,10 +24,14 @@ EXPOSED_HEADERS: Final = (
     "Producer-Seq",
     "Stream-Closed",
     "Stream-Cursor",
+    "Stream-Earliest-Offset",
     "Stream-Expires-At",
     "Stream-Extensions",
     "Stream-Next-Offset",
     "Stream-Next-Position",
+    "Stream-Retention-Age",
+    "Stream-Retention-Bytes",
+    "Stream-Retention-Drop",
     "Stream-SSE-Data-Encoding",
     "Stream-Snapshot-Offset",
     "Stream-TTL",
@@ -46,6 +50,9 @@ ALLOWED_REQUEST_HEADERS: Final = (
     "Stream-Fork-Offset",
     "Stream-Fork-Sub-Offset",
     "Stream-Forked-From",
+    "Stream-Retention-Age",
+    "Stream-Retention-Bytes",
+    "Stream-Retention-Drop",
     "Stream-Seq",
     "Stream-TTL",
 )
@@ -57,6 +64,7 @@ OK: Final = 200
 CREATED: Final = 201
 NO_CONTENT: Final = 204
 NOT_MODIFIED: Final = 304
+TEMPORARY_REDIRECT: Final = 307
 SERVICE_UNAVAILABLE: Final = 503
 
 STATUS_LINES: Final[dict[int, bytes]] = {

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Final
 
 import uvloop
 
+from headwater.core.retention import RetentionRule
+from headwater.engine.background import Threads
 from headwater.engine.clock import SteadyClock
 from headwater.engine.engine import Engine, Limits
 from headwater.engine.registry import Registry
 from headwater.engine.scheduler import LoopScheduler
-from headwater.engine.stores import open_storage
+from headwater.engine.stores import open_blobs, open_storage
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks
 from headwater.http.app import App, HttpLimits
@@ -104,20 +106,27 @@ async def _drain(app: App, server: asyncio.Server, timeout_s: float) -> None:
 
 
 def _build_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
+    storage = open_storage(settings.storage)
+    retention = settings.retention
     return Engine(
-        open_storage(settings.storage),
+        storage,
         SteadyClock(),
         LoopScheduler(loop),
         _limits(settings),
         sweep_interval_s=settings.expiry.sweep_interval_secs,
         commit=settings.storage.commit,
+        # Behind the storage, which has locked the directory that both are in.
+        blobs=open_blobs(settings.storage),
+        background=Threads(loop),
+        retention=RetentionRule(int(retention.max_age_secs * 1000), retention.max_bytes, retention.drop_uncovered),
     )
 
 
 def _limits(settings: Settings) -> Limits:
     """The memory limit counts all content where content lives in memory; elsewhere the hot tail has its own bound."""
     total = settings.limits.max_memory_bytes if settings.storage.mode == "memory" else 0
-    return Limits(total, settings.max_stream_bytes or 0, settings.limits.max_producers_per_stream)
+    limits = settings.limits
+    return Limits(total, settings.max_stream_bytes or 0, limits.max_producers_per_stream, limits.max_snapshot_bytes)
 
 
 def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.AbstractEventLoop) -> Subscriptions | None:

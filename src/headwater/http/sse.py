@@ -111,6 +111,10 @@ class EventReader:
                     self._write(control(self._here(), None, up_to_date=True, closed=True))
                     self.end()
                 return
+            if self._index < stream.durable_retained_index:
+                # What comes next is no longer there: the reader meets 410 when it asks again.
+                self.end()
+                return
             if not self._send_frame():
                 return
 

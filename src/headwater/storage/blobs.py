@@ -24,6 +24,8 @@ from headwater.storage.interface import Corrupt
 
 log = logging.getLogger("headwater.storage")
 
+BLOBS_NAME: Final = "blobs"
+"""The directory of blobs, within a data directory."""
 PAGE_BYTES: Final = 256 * 1024
 SYNC_EVERY_BYTES: Final = 8 * 1024 * 1024
 """A long write is synced in steps: one sync of it all would hold up the log's on the same disk."""

@@ -1,0 +1,197 @@
+"""Bootstrap: a snapshot and all updates after it, as one multipart answer (extensions §3).
+
+The cut is made when the request comes: the snapshot is held open and the updates are pinned, so what is published or
+dropped meanwhile changes nothing. The answer is made a slice at a time, whatever its size.
+
+A boundary may occur in no part. It is random, so that nobody can know it before, and it is looked for in everything
+that goes out: a small answer gets another boundary, a large one is cut off, and then its length is not the announced
+one. So an answer that is complete never contains its boundary in a part.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from headwater.core.content import DEFAULT_CONTENT_TYPE
+from headwater.core.errors import BadRequest, InternalError, StreamNotFound
+from headwater.core.offsets import BEGINNING, Offset
+from headwater.engine.reading import SLICE_BYTES, Chunk, earliest
+from headwater.engine.snapshots import OpenSnapshot
+from headwater.engine.stream import LiveStream
+from headwater.http.request import Request
+from headwater.http.response import NO_STORE, OK, STREAM_CLOSED, UP_TO_DATE, header, next_offset
+from headwater.http.snapshots import begun
+
+if TYPE_CHECKING:
+    from headwater.http.app import App, Target
+    from headwater.http.connection import Connection
+
+STEP_BYTES: Final = 64 * 1024
+"""Updates put together at a time."""
+BOUNDARY_TRIES: Final = 8
+_LINE: Final = b"\r\n"
+
+
+class BoundaryFound(InternalError):
+    """The boundary that was chosen occurs in what it should separate."""
+
+
+def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
+    connection.operation = "bootstrap"
+    if "live" in target.query:
+        raise BadRequest("Bootstrap is one answer. Go on from its Stream-Next-Offset with an ordinary live read.")
+    stream = app.engine.look_up(target.name, touch=True)
+    snapshot = app.engine.snapshots.open(stream)
+    answer = Bootstrap(app, stream, snapshot)
+    if request.method == b"HEAD":
+        answer.close()
+        connection.reply(OK, answer.headers(new_boundary()) + b"Content-Length: %d\r\n" % answer.length())
+        return
+    app.metrics.read_bytes += answer.payload_bytes
+    if answer.length() <= SLICE_BYTES:
+        boundary, body = whole(answer)
+        connection.reply(OK, answer.headers(boundary), body)
+    else:
+        boundary = new_boundary()
+        connection.reply_slices(OK, answer.headers(boundary), answer.length(), begun(closing(answer, boundary)))
+
+
+def new_boundary() -> bytes:
+    return b"headwater-" + secrets.token_hex(16).encode()
+
+
+def whole(answer: Bootstrap, make_boundary: Callable[[], bytes] = new_boundary) -> tuple[bytes, bytes]:
+    """A small answer and its boundary, chosen anew until it occurs in no part."""
+    try:
+        for _ in range(BOUNDARY_TRIES):
+            boundary = make_boundary()
+            try:
+                return boundary, b"".join(answer.slices(boundary))
+            except BoundaryFound:
+                continue
+        raise BoundaryFound("No boundary could be found that occurs in no part.")
+    finally:
+        answer.close()
+
+
+def closing(answer: Bootstrap, boundary: bytes) -> Iterator[bytes | memoryview]:
+    """The slices of a large answer, which is closed behind the last one or when nobody asks for more."""
+    try:
+        yield from answer.slices(boundary)
+    finally:
+        answer.close()
+
+
+class Watch:
+    """Looks for a boundary in a part that passes in pieces."""
+
+    __slots__ = ("_boundary", "_end")
+
+    def __init__(self, boundary: bytes) -> None:
+        self._boundary = boundary
+        self._end = b""
+
+    def passes(self, piece: bytes | memoryview) -> None:
+        window = self._end + piece
+        if self._boundary in window:
+            raise BoundaryFound("The boundary of the answer occurs in one of its parts.")
+        self._end = window[1 - len(self._boundary) :]
+
+
+class Bootstrap:
+    """One answer: what it holds was decided when it was made. Read it by `slices` or give it up by `close`."""
+
+    def __init__(self, app: App, stream: LiveStream, snapshot: OpenSnapshot | None) -> None:
+        self._app = app
+        self._stream = stream
+        self._snapshot = snapshot
+        self._start = earliest(stream)
+        self._end = Offset(stream.durable_index, stream.durable_position)
+        self._closed = stream.durable_closed
+        self._pin = app.engine.retention.pin(stream, self._start)
+        # Stored JSON messages are followed by a comma, which is none of theirs.
+        self._comma = 1 if stream.type.json else 0
+        first = snapshot.ref.content_type if snapshot is not None else DEFAULT_CONTENT_TYPE
+        self._first_type = header("Content-Type", first)
+        self._update_type = header("Content-Type", stream.type.header)
+        self._updates = self._end.index - self._start.index
+        size = snapshot.ref.size if snapshot is not None else 0
+        self.payload_bytes = size + self._end.position - self._start.position - self._updates * self._comma
+
+    def headers(self, boundary: bytes) -> bytes:
+        snapshot = self._snapshot
+        at = str(Offset(snapshot.ref.index, snapshot.ref.position)) if snapshot is not None else BEGINNING
+        return b"".join(
+            (
+                NO_STORE,
+                b"Content-Type: multipart/mixed; boundary=%b\r\n" % boundary,
+                header("Stream-Snapshot-Offset", at),
+                next_offset(self._end.index, self._end.position),
+                UP_TO_DATE,
+                STREAM_CLOSED if self._closed else b"",
+            )
+        )
+
+    def length(self) -> int:
+        boundary = new_boundary()
+        first = len(_head(boundary, self._first_type)) + len(_LINE)
+        updates = self._updates * (len(_head(boundary, self._update_type)) + len(_LINE))
+        return first + updates + self.payload_bytes + len(_end(boundary))
+
+    def close(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.close()
+        self._pin.release()
+
+    def slices(self, boundary: bytes) -> Iterator[bytes | memoryview]:
+        """The body. Raises `BoundaryFound` before a slice that would make it ambiguous."""
+        yield _head(boundary, self._first_type)
+        if self._snapshot is not None:
+            watch = Watch(boundary)
+            for page in self._snapshot.pages():
+                watch.passes(page)
+                yield page
+        yield _LINE
+        at = self._start
+        while at.index < self._end.index:
+            if self._stream.id not in self._app.engine.catalog.by_id:
+                raise StreamNotFound(f"Stream {self._stream.name!r} was deleted while it was being read.")
+            chunk = self._app.engine.reader.run(self._stream, at, self._end, STEP_BYTES)
+            yield from self._large(chunk, boundary) if chunk.length > SLICE_BYTES else self._small(chunk, boundary)
+            at = chunk.end
+        yield _end(boundary)
+
+    def _small(self, chunk: Chunk, boundary: bytes) -> Iterator[bytes]:
+        """Some updates, each as a part."""
+        reader = self._app.engine.reader
+        data = b"".join(reader.buffers(chunk))
+        Watch(boundary).passes(data)
+        messages = []
+        start = 0
+        for length in reader.lengths(chunk):
+            messages.append(data[start : start + length - self._comma])
+            start += length
+        head = _head(boundary, self._update_type)
+        yield head + (_LINE + head).join(messages) + _LINE
+
+    def _large(self, chunk: Chunk, boundary: bytes) -> Iterator[bytes | memoryview]:
+        """One update that is itself larger than a slice."""
+        assert chunk.end.index == chunk.start.index + 1
+        watch = Watch(boundary)
+        left = chunk.length - self._comma
+        yield _head(boundary, self._update_type)
+        for piece in self._app.engine.reader.slices(chunk):
+            watch.passes(piece)
+            yield piece[:left] if len(piece) > left else piece
+            left -= len(piece)
+        yield _LINE
+
+
+def _head(boundary: bytes, content_type: bytes) -> bytes:
+    return b"--%b\r\n%b\r\n" % (boundary, content_type)
+
+
+def _end(boundary: bytes) -> bytes:
+    return b"--%b--\r\n" % boundary
