@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from headwater.core.catalog import Catalog, Stream
 from headwater.core.offsets import Offset
-from headwater.core.producers import ProducerState
 from headwater.core.records import Append, Create, Delete, ForkPoint, Image, Record, Touch, decode_record, encode_record
 
 T0 = 1_000_000
@@ -37,6 +36,10 @@ def fork(stream_id: int, name: str, source: Stream, payload: bytes = b"") -> Cre
 def append(stream: Stream, payload: bytes, **more: object) -> Append:
     at_ms = T0 + 5
     return Append(stream.id, at_ms, stream.index, stream.position, payload, (len(payload),), **more)  # type: ignore[arg-type]
+
+
+def producers_of(stream: Stream) -> dict[str, tuple[int, int]]:
+    return {name: (known.epoch, known.seq) for name, known in (stream.producers or {}).items()}
 
 
 def state(catalog: Catalog[Stream]) -> dict[int, tuple[Image, int, bool]]:
@@ -76,10 +79,10 @@ def test_an_append_brings_its_producer_sequence_and_closure_along() -> None:
     catalog = catalog_of(create(1, "a"))
     stream = catalog.by_id[1]
     catalog.apply(append(stream, b"x", producer_id="p", epoch=2, seq=0, stream_seq="s1"))
-    assert stream.producers == {"p": ProducerState(2, 0)}
+    assert producers_of(stream) == {"p": (2, 0)}
     assert (stream.stream_seq, stream.closed, stream.closed_by) == ("s1", False, None)
     catalog.apply(append(stream, b"y", producer_id="p", epoch=2, seq=1, close=True))
-    assert (stream.producers, stream.stream_seq) == ({"p": ProducerState(2, 1)}, "s1")
+    assert (producers_of(stream), stream.stream_seq) == ({"p": (2, 1)}, "s1")
     assert (stream.closed, stream.closed_by) == (True, ("p", 2, 1))
 
 

@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core.errors import InvalidProducer, Refusal, SequenceGap, StaleEpoch
-from headwater.core.producers import ID_MAX_BYTES, NUMBER_MAX, Producer, ProducerState, Verdict, judge, parse_producer
+from headwater.core.producers import (
+    DIGESTS_KEPT,
+    ID_MAX_BYTES,
+    NUMBER_MAX,
+    Producer,
+    ProducerState,
+    Verdict,
+    digest,
+    digest_of_repeat,
+    judge,
+    parse_producer,
+    remember,
+)
 
 numbers = st.integers(min_value=0, max_value=NUMBER_MAX)
 
@@ -75,6 +87,29 @@ def test_only_the_next_append_is_ever_new(state: ProducerState | None, epoch: in
     continues = state is not None and (epoch, seq) == (state.epoch, state.seq + 1)
     assert (verdict is Verdict.NEW) == (starts_epoch or continues)
     assert verdict is Verdict.NEW or (state is not None and epoch == state.epoch and seq <= state.seq)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 0, 0, 0, 1]), st.binary(max_size=4)), min_size=1, max_size=40))
+def test_a_repeat_is_told_apart_from_a_different_body_for_the_last_appends_of_its_epoch(
+    appends: list[tuple[int, bytes]],
+) -> None:
+    state: ProducerState | None = None
+    bodies: list[bytes] = []
+    for bump, body in appends:
+        if state is None or bump:
+            epoch, seq, bodies = (0 if state is None else state.epoch + 1), 0, []
+        else:
+            epoch, seq = state.epoch, state.seq + 1
+        state = remember(state, epoch, seq, digest(body))
+        bodies.append(body)
+        assert (state.epoch, state.seq) == (epoch, seq)
+        for repeated, first in enumerate(bodies):
+            known = digest_of_repeat(state, repeated)
+            assert known == (digest(first) if seq - repeated < DIGESTS_KEPT else None)
+
+
+def test_a_digest_tells_bodies_apart() -> None:
+    assert len({digest(body) for body in (b"", b"a", b"b", b"ab", b"ba", b"\x00", b"\x00\x00")}) == 7
 
 
 @given(numbers, numbers)
