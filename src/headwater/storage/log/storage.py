@@ -108,7 +108,8 @@ class LogStorage:
 
     @property
     def waits_for_disk(self) -> bool:
-        return self._durable
+        # Without syncs too: a write goes to the kernel, one for all that a tick brought, and may have to wait there.
+        return True
 
     # -- life ------------------------------------------------------------------------------------------------------
 
