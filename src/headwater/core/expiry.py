@@ -12,6 +12,7 @@ from typing import Final
 
 from headwater.core.errors import InvalidExpiry
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 TTL_MAX_SECS: Final = 2**53 - 1
 """Largest integer that every client can hold; more than any clock needs."""
 
@@ -50,14 +51,17 @@ def parse_expires_at(text: str) -> int:
             moment += timedelta(seconds=1)
         elif second > 60:
             raise _not_a_time(text)
-        return round(moment.timestamp() * 1000)
+        # Whole milliseconds, and only instants that can be written down again in UTC (years 1 to 9999).
+        at_ms = (moment.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+        format_instant(at_ms)
     except (ValueError, OverflowError):
         raise _not_a_time(text) from None
+    return at_ms
 
 
 def format_instant(at_ms: int) -> str:
     """An instant as RFC 3339 in UTC, with milliseconds only where there are any."""
-    moment = datetime.fromtimestamp(at_ms / 1000, UTC)
+    moment = _EPOCH + timedelta(milliseconds=at_ms)
     text = moment.strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{at_ms % 1000:03d}Z" if at_ms % 1000 else f"{text}Z"
 
