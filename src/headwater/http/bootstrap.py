@@ -20,6 +20,7 @@ from headwater.core.offsets import BEGINNING, Offset
 from headwater.engine.reading import SLICE_BYTES, Chunk, earliest
 from headwater.engine.snapshots import OpenSnapshot
 from headwater.engine.stream import LiveStream
+from headwater.http.ranges import position
 from headwater.http.request import Request
 from headwater.http.response import NO_STORE, OK, STREAM_CLOSED, UP_TO_DATE, header, next_offset
 from headwater.http.snapshots import begun
@@ -129,6 +130,7 @@ class Bootstrap:
                 b"Content-Type: multipart/mixed; boundary=%b\r\n" % boundary,
                 header("Stream-Snapshot-Offset", at),
                 next_offset(self._end.index, self._end.position),
+                position(self._end.index),
                 UP_TO_DATE,
                 STREAM_CLOSED if self._closed else b"",
             )
