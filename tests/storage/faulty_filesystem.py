@@ -113,6 +113,8 @@ class FaultyFilesystem:
         self.dead = False
         self.crash_at: int | None = None
         """The process dies in this call, before or in the middle of what it asks for."""
+        self.crash_in_sync: tuple[str, int] | None = None
+        """After so many more syncs of files whose name holds this text, the process dies: written, but not synced."""
         self.faults: dict[int, int] = {}
         """Calls that fail, by number, with this errno."""
         self.short_writes: set[int] = set()
@@ -136,6 +138,7 @@ class FaultyFilesystem:
         self._locks.clear()
         self.dead = False
         self.crash_at = None
+        self.crash_in_sync = None
         self.faults.clear()
         self.short_writes.clear()
         self.full_from = None
@@ -231,6 +234,11 @@ class FaultyFilesystem:
         self.sync_file(self._file(path), path, self._life)
 
     def sync_file(self, file: _File, path: Path, life: int) -> None:
+        if self.crash_in_sync is not None and self.crash_in_sync[0] in path.name:
+            name, left = self.crash_in_sync
+            self.crash_in_sync = (name, left - 1)
+            if not left:
+                self._die()
         try:
             self.call("sync", path, life)
         except OSError:

@@ -36,6 +36,7 @@ TINY = LogSettings(
     fanout=3,
     open_packs_max=3,
     manifest_floor_bytes=2048,
+    look_every=1,
 )
 """So small that a few dozen appends roll segments, make checkpoints, merge packs and rewrite the manifest."""
 
@@ -79,7 +80,7 @@ class SteppedWorker:
 class Ticks:
     """A clock that moves on a little whenever it is looked at."""
 
-    def __init__(self, step_s: float = 0.0005) -> None:
+    def __init__(self, step_s: float) -> None:
         self.now_s = 0.0
         self._step_s = step_s
 
@@ -99,11 +100,12 @@ class Life:
         durable: bool = True,
         settings: LogSettings = TINY,
         make: Callable[..., LogStorage] = LogStorage,
+        tick_s: float = 0.0005,
     ) -> None:
         self.filesystem = filesystem
         self.random = random
         self.worker = SteppedWorker()
-        self.clock = Ticks()
+        self.clock = Ticks(tick_s)
         self.now_ms = 1_700_000_000_000
         self.catalog: Catalog[Stream] = Catalog(Stream)
         self.queue: list[Committed] = []
@@ -377,10 +379,15 @@ class Simulation:
 
     def _live(self, life: Life, steps: int) -> list[Model]:
         """Go on until the process dies; returns the states that may be found afterwards."""
-        if self.random.random() < 0.7:
+        fate = self.random.random()
+        if fate < 0.5:
             self.filesystem.crash_at = self.filesystem.calls + self.random.randint(1, 300)
+        elif fate < 0.75:
+            # The moment at which most hangs on the order of things: written, but not yet synced.
+            name, most = self.random.choice(((".log", 20), ("MANIFEST", 6), (".pack", 6)))
+            self.filesystem.crash_in_sync = (name, self.random.randint(0, most))
         try:
-            for _ in range(self.random.randint(1, steps)):
+            for _ in range(self.random.choice((1, steps // 2, steps))):
                 self.step(life)
             if self.random.random() < 0.2:
                 life.commit()

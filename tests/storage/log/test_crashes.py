@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.storage.simulation import Simulation, run_seeds
-
-# Seeds that once found a mistake, with what it was.
-REMEMBERED = {
-    11: "a rewrite dropped the bytes of a deleted stream that the manifest still knew",
-    20: "a deletion took another stream with it than it had when it happened",
-    35: "a stream deleted during a checkpoint came back with the next one",
-    84: "a removed stream was unknown to the replay of its last records",
-    278: "records of a removed stream were replayed on a state that was ahead of them",
-}
-
-
-@pytest.mark.parametrize("seed", REMEMBERED, ids=lambda seed: f"seed{seed}")
-def test_what_was_found_once_stays_found(seed: int) -> None:
-    run_seeds(range(seed, seed + 1))
 
 
 def test_an_acknowledged_write_survives_power_losses_and_kills(long: bool) -> None:

@@ -170,14 +170,14 @@ def _told_by_log(shop: Workshop, wanted: dict[int, int], lsn: int) -> Generator[
             known[stream_id] = kept.lsn
     records = records_of(shop.filesystem, shop.log_directory, shop.manifest.segment, wanted)
     for steps, logged in enumerate(records, 1):
-        if logged.lsn <= max(known.get(logged.stream_id, 0), shop.manifest.lsn):
-            continue
-        record = logged.record
-        if not isinstance(record, Delete):
-            catalog.apply(record)
-        elif logged.lsn <= lsn:
-            # It lives on for its forks. A later end of it is left to the replay: see `Frozen`.
-            catalog.by_id[record.id].deleted = True
+        if logged.lsn > shop.manifest.lsn:
+            record = logged.record
+            assert not isinstance(record, Document)
+            if isinstance(record, Delete):
+                # It lives on for its forks. An end after the checkpoint is left to the replay: see `Frozen`.
+                catalog.by_id[record.id].deleted |= logged.lsn <= lsn
+            elif logged.lsn > known.get(record.id, 0):
+                catalog.apply(record)
         if steps % 256 == 0:
             yield
     return {stream_id: catalog.by_id[stream_id].image() for stream_id in wanted}

@@ -39,7 +39,7 @@ class Recovery:
         self._replay: Replay | None = None
         self._names: dict[int, str] = {}
         self._ahead: dict[int, int] = {}
-        self._missing: dict[int, tuple[str, int]] = {}
+        self._missing: dict[int, tuple[str, tuple[int, int], int]] = {}
         self.holdings: dict[int, Holding] = {}
         self.dirty: set[int] = set()
         self.documents: dict[str, bytes | None] = {}
@@ -64,7 +64,10 @@ class Recovery:
                 for logged in read_batch(frame):
                     if logged.lsn > self._manifest.lsn:
                         yield from self._take(logged)
-        self._check_complete(replay)
+        if replay.has_losses:
+            yield from self._retained_as_found()
+        else:
+            self._check_complete(replay)
         self._replay = replay
         self.last_lsn = max(self.last_lsn, replay.last_lsn)
 
@@ -73,7 +76,7 @@ class Recovery:
         if self._replay is None:
             return self._create(durable=durable, segment_bytes=segment_bytes)
         self._manifest.settle()
-        self._replay.settle(durable=durable)
+        self._replay.settle()
         writer = LogWriter(
             self._filesystem,
             self._log_directory,
@@ -83,13 +86,17 @@ class Recovery:
             segment_bytes=segment_bytes,
             durable=durable,
             older=self._replay.segments,
+            follows_a_loss=self._replay.has_losses,
         )
         self._remove_leftovers()
         return writer
 
-    def name_of(self, stream_id: int) -> str:
-        """A stream for an operator's eye."""
-        return name_of(self._manifest, stream_id, self._names.get(stream_id))
+    def name_of(self, stream_id: int) -> str | None:
+        """A stream for an operator's eye, if there is such a stream."""
+        name = self._names.get(stream_id)
+        if name is None and stream_id not in self._manifest.at:
+            return None
+        return name_of(self._manifest, stream_id, name)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -135,7 +142,7 @@ class Recovery:
             start = (first.first_index, first.position)
         if start > base and not state.deleted:
             # Rightly so only if what is missing was trimmed, and so cannot be asked for any more.
-            self._missing[state.id] = (state.name, start[1])
+            self._missing[state.id] = (state.name, start, state.accessed_ms)
             self._note_retained(state.id, state.retained_position)
         self.holdings[state.id] = Holding(*start, blob)
         if kept.lsn > self._manifest.lsn:
@@ -176,7 +183,7 @@ class Recovery:
             self._remove(stream_id)
 
     def _note_retained(self, stream_id: int, position: int) -> None:
-        if stream_id in self._missing and position >= self._missing[stream_id][1]:
+        if stream_id in self._missing and position >= self._missing[stream_id][1][1]:
             del self._missing[stream_id]
 
     def _remove(self, stream_id: int) -> None:
@@ -188,14 +195,18 @@ class Recovery:
             self.condemned[stream_id] = holding
 
     def _check_complete(self, replay: Replay) -> None:
-        if replay.may_be_short or replay.dropped:
-            return
         if replay.segments and replay.last_lsn < self._manifest.lsn:
             raise Corrupt(
                 f"{self._log_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
             )
-        for stream_id, (name, position) in self._missing.items():
-            raise Corrupt(f"Stream {name!r} ({stream_id:016x}): its bytes before position {position} are in no pack.")
+        for stream_id, (name, start, _) in self._missing.items():
+            raise Corrupt(f"Stream {name!r} ({stream_id:016x}): its bytes before position {start[1]} are in no pack.")
+
+    def _retained_as_found(self) -> Iterator[Record]:
+        """The log has lost its end, and with it what was said of bytes that are gone since: say it again."""
+        for stream_id, (_, start, accessed_ms) in self._missing.items():
+            self.dirty.add(stream_id)
+            yield Retain(stream_id, accessed_ms, *start)
 
     def _create(self, *, durable: bool, segment_bytes: int) -> LogWriter:
         """The first start. The manifest comes last: with it, the store exists."""

@@ -22,7 +22,6 @@ from headwater.storage.log.frames import Frame, Logged, find_frame, read_batch, 
 from headwater.storage.log.segments import (
     HEADER_BYTES,
     Segment,
-    SegmentHeader,
     segment_numbers,
     segment_path,
     unpack_header,
@@ -41,12 +40,13 @@ class Replay:
     """One pass over the log from segment `first_number` on. Iterate over `batches` to the end, then `settle`."""
 
     def __init__(
-        self, filesystem: Filesystem, directory: Path, first_number: int, name_of: Callable[[int], str]
+        self, filesystem: Filesystem, directory: Path, first_number: int, name_of: Callable[[int], str | None]
     ) -> None:
         self._filesystem = filesystem
         self._directory = directory
         self._name_of = name_of
-        self._headers: dict[int, SegmentHeader] = {}
+        self._losable: dict[int, bool] = {}
+        self._follows_a_loss = False
         self._boot_id = filesystem.boot_id()
         self.numbers = [n for n in segment_numbers(filesystem, directory) if n >= first_number]
         self.first_number = first_number
@@ -60,9 +60,9 @@ class Replay:
         return self.segments[-1].number + 1 if self.segments else self.first_number
 
     @property
-    def may_be_short(self) -> bool:
-        """Whether a restart of the machine may have taken the end of the log (in `file-fast` only)."""
-        return bool(self.segments) and self._may_end_at(self.segments[-1].number)
+    def has_losses(self) -> bool:
+        """Whether a restart of the machine may have taken the end of the log, now or earlier (in `file-fast` only)."""
+        return self._follows_a_loss or (bool(self.segments) and self._may_end_at(self.segments[-1].number))
 
     def batches(self) -> Iterator[Frame]:
         for expected, number in enumerate(self.numbers, self.first_number):
@@ -75,10 +75,11 @@ class Replay:
             if self.dropped or self.cut is not None:
                 break
 
-    def settle(self, *, durable: bool) -> None:
-        """Do what reading found necessary; in a durable mode also make sure of what is only in the page cache.
+    def settle(self) -> None:
+        """Do what reading found necessary, and make sure of what may only be in the page cache.
 
-        A killed process may have left a batch written but not synced. Readers will see it now, so it must stay.
+        A killed process may have left a batch or a header written but not synced. What is relied on from now on must
+        stay, in every mode: further segments come after it.
         """
         for number in sorted(self.dropped, reverse=True):
             # The last first: whatever of it a crash leaves undone, the next boot comes to the same decision.
@@ -87,10 +88,9 @@ class Replay:
         if self.cut is not None:
             log.warning("cut %d bytes of an unfinished write from %s", self.cut.lost_bytes, self.cut.path)
             self._filesystem.truncate(self.cut.path, self.cut.size)
-        if durable:
-            for segment in self.segments:
-                self._filesystem.sync(segment_path(self._directory, segment.number))
-            self._filesystem.sync_directory(self._directory)
+        for segment in self.segments:
+            self._filesystem.sync(segment_path(self._directory, segment.number))
+        self._filesystem.sync_directory(self._directory)
 
     def _segment(self, number: int) -> Iterator[Frame]:
         path = segment_path(self._directory, number)
@@ -98,8 +98,7 @@ class Replay:
         header = unpack_header(data)
         is_last = number == self.numbers[-1]
         if header is None:
-            if is_last and len(data) <= HEADER_BYTES:
-                # Its header is synced before anything follows, so this one was never begun.
+            if self._is_unbegun(number, data):
                 self.dropped.append(number)
                 return
             raise Corrupt(f"{path} has a damaged header.")
@@ -113,6 +112,7 @@ class Replay:
                 f"{path} goes on from record {header.previous_lsn}, but the log before ends at {self.last_lsn}."
             )
         self.segments.append(Segment(number, header.first_lsn))
+        self._follows_a_loss |= header.follows_a_loss
         self.last_lsn = header.first_lsn - 1
         at = HEADER_BYTES
         view = memoryview(data)
@@ -130,22 +130,25 @@ class Replay:
 
     def _may_end_at(self, number: int) -> bool:
         """Whether a loss of power, and no damage, may have taken what follows in this segment."""
-        return all(
-            header is not None
-            and not header.synced
-            and header.boot_id != self._boot_id
-            and any(header.boot_id)
-            and any(self._boot_id)
-            for header in (self._header(later) for later in self.numbers if later >= number)
-        )
+        return all(self._may_be_lost(later) for later in self.numbers if later >= number)
 
-    def _header(self, number: int) -> SegmentHeader | None:
-        if number not in self._headers:
-            header = unpack_header(self._filesystem.read(segment_path(self._directory, number))[:HEADER_BYTES])
-            if header is None:
-                return None
-            self._headers[number] = header
-        return self._headers[number]
+    def _may_be_lost(self, number: int) -> bool:
+        if number not in self._losable:
+            data = self._filesystem.read(segment_path(self._directory, number))
+            header = unpack_header(data)
+            self._losable[number] = (
+                self._is_unbegun(number, data)
+                if header is None
+                else not header.synced
+                and header.boot_id != self._boot_id
+                and any(header.boot_id)
+                and any(self._boot_id)
+            )
+        return self._losable[number]
+
+    def _is_unbegun(self, number: int, data: bytes) -> bool:
+        """A header is synced before anything follows it, so this segment was created and no more."""
+        return number == self.numbers[-1] and len(data) <= HEADER_BYTES
 
     def _drop_from(self, number: int) -> None:
         self.dropped = [later for later in self.numbers if later >= number]
@@ -153,7 +156,7 @@ class Replay:
             log.warning("the machine was restarted: log segments from %d on are lost", number)
 
     def _damage(self, path: Path, view: memoryview, at: int) -> Corrupt:
-        names = ", ".join(self._name_of(stream_id) for stream_id in suspects(view, at))
+        names = ", ".join(filter(None, map(self._name_of, suspects(view, at))))
         return Corrupt(
             f"{path} is damaged at byte {at}: record {self.last_lsn + 1} and what follows it in that batch"
             f" (it seems to concern {names or 'no stream that could be told'}). The log goes on after it, so it was"

@@ -28,6 +28,7 @@ _CHECKSUM: Final = struct.Struct("<I")
 HEADER_BYTES: Final = _HEADER.size + _CHECKSUM.size
 _MAGIC: Final = b"HWLOG\x00\x00\x01"
 _SYNCED: Final = 1
+_FOLLOWS_A_LOSS: Final = 2
 _SUFFIX: Final = ".log"
 
 
@@ -40,6 +41,8 @@ class SegmentHeader(NamedTuple):
     boot_id: bytes
     synced: bool
     """Whether each batch was synced before it was acknowledged."""
+    follows_a_loss: bool = False
+    """Whether the log before it lost its end to a restart of the machine."""
 
 
 class Segment(NamedTuple):
@@ -60,7 +63,7 @@ def segment_numbers(filesystem: Filesystem, directory: Path) -> list[int]:
 
 
 def pack_header(header: SegmentHeader) -> bytes:
-    flags = _SYNCED if header.synced else 0
+    flags = (_SYNCED if header.synced else 0) | (_FOLLOWS_A_LOSS if header.follows_a_loss else 0)
     packed = _HEADER.pack(
         _MAGIC, header.number, header.first_lsn, header.previous_lsn, header.salt, header.boot_id, flags
     )
@@ -75,7 +78,9 @@ def unpack_header(data: Bytes) -> SegmentHeader | None:
     (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
     if magic != _MAGIC or zlib.crc32(data[: _HEADER.size]) != checksum:
         return None
-    return SegmentHeader(number, first_lsn, previous_lsn, salt, boot_id, bool(flags & _SYNCED))
+    return SegmentHeader(
+        number, first_lsn, previous_lsn, salt, boot_id, bool(flags & _SYNCED), bool(flags & _FOLLOWS_A_LOSS)
+    )
 
 
 class LogWriter:
@@ -92,6 +97,7 @@ class LogWriter:
         segment_bytes: int,
         durable: bool,
         older: Sequence[Segment] = (),
+        follows_a_loss: bool = False,
     ) -> None:
         self._filesystem = filesystem
         self._directory = directory
@@ -103,7 +109,7 @@ class LogWriter:
         self.last_lsn = last_lsn
         self.failure: str | None = None
         self.segments: list[Segment] = list(older)
-        self._file, self._size, self._salt = self._begin(number, previous_lsn)
+        self._file, self._size, self._salt = self._begin(number, previous_lsn, follows_a_loss=follows_a_loss)
 
     def write(self, batch: Sequence[Committed]) -> None:
         """Append a batch; when this returns it is as durable as the mode promises."""
@@ -163,13 +169,14 @@ class LogWriter:
             self._file.sync()
         self._size += len(frame)
 
-    def _begin(self, number: int, previous_lsn: int) -> tuple[Appender, int, int]:
+    def _begin(self, number: int, previous_lsn: int, *, follows_a_loss: bool = False) -> tuple[Appender, int, int]:
         salt = secrets.randbits(64)
         path = segment_path(self._directory, number)
         file = self._filesystem.create(path)
         try:
+            boot_id = self._filesystem.boot_id()
             header = SegmentHeader(
-                number, self.last_lsn + 1, previous_lsn, salt, self._filesystem.boot_id(), self._durable
+                number, self.last_lsn + 1, previous_lsn, salt, boot_id, self._durable, follows_a_loss
             )
             write_whole(file, pack_header(header))
             file.sync()

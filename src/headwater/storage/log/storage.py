@@ -26,7 +26,7 @@ from headwater.storage.log.manifest import REWRITE_FLOOR_BYTES, Manifest
 from headwater.storage.log.recovery import LOG_NAME, PACKS_NAME, Recovery, name_of
 from headwater.storage.log.segments import LogWriter
 from headwater.storage.log.shelf import FANOUT, OPEN_MAX, Shelf
-from headwater.storage.log.tending import SEGMENTS_MAX, Hot, Tender, document_bytes
+from headwater.storage.log.tending import LOOK_EVERY, SEGMENTS_MAX, Hot, Tender, document_bytes
 from headwater.storage.log.worker import ThreadWorker, Worker
 
 log = logging.getLogger("headwater.storage")
@@ -51,6 +51,7 @@ class LogSettings:
     fanout: int = FANOUT
     open_packs_max: int = OPEN_MAX
     manifest_floor_bytes: int = REWRITE_FLOOR_BYTES
+    look_every: int = LOOK_EVERY
 
     @property
     def reserve(self) -> int:
@@ -157,6 +158,7 @@ class LogStorage:
             self._worker,
             hot_tail_bytes=self._settings.hot_tail_bytes,
             segments_max=self._settings.segments_max,
+            look_every=self._settings.look_every,
             clock=self._clock,
         )
 
@@ -226,6 +228,11 @@ class LogStorage:
     def tend(self, image_of: ImageOf) -> None:
         assert self._tender is not None
         self._tender.tend(image_of)
+
+    def save_soon(self) -> None:
+        """Ask for a checkpoint, which the next calls of `tend` will make."""
+        assert self._tender is not None
+        self._tender.asked = True
 
     def refusal(self) -> str | None:
         if self._writer is not None and self._writer.failure is not None:

@@ -32,6 +32,8 @@ from headwater.storage.log.worker import Outcome, Worker
 log = logging.getLogger("headwater.storage")
 
 SLICE_S: Final = 0.002
+LOOK_EVERY: Final = 16
+"""Streams that are dealt with between two looks at the clock."""
 SEGMENTS_MAX: Final = 2
 """More log than this is saved even if little of it is data, so that a boot never has much to replay."""
 REST_S: Final = 1.0
@@ -110,6 +112,7 @@ class Tender:
         *,
         hot_tail_bytes: int,
         segments_max: int = SEGMENTS_MAX,
+        look_every: int = LOOK_EVERY,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shop = shop
@@ -119,6 +122,7 @@ class Tender:
         self._worker = worker
         self._hot_max = hot_tail_bytes
         self._segments_max = segments_max
+        self._look_every = look_every
         self._clock = clock
         self._steps: Steps | None = None
         self._image_of: ImageOf | None = None
@@ -128,6 +132,8 @@ class Tender:
         self._chores: Steps | None = None
         self._look_at = 0.0
         self._seen_lsn = -1
+        self.asked = False
+        """Set to have a checkpoint made as soon as can be."""
         self.trouble: str | None = None
         """Why saving is held up for the moment, if it is."""
 
@@ -146,7 +152,13 @@ class Tender:
         hot = self._hot
         if self._writer.failure is not None:
             return
-        if self._steps is None and (2 * hot.bytes >= self._hot_max or len(self._writer.segments) > self._segments_max):
+        if self._steps is None and (
+            self.asked
+            or 2 * hot.bytes >= self._hot_max
+            or 2 * hot.condemned_bytes >= self._hot_max
+            or len(self._writer.segments) > self._segments_max
+        ):
+            self.asked = False
             self._steps = self._checkpoint()
         if self._steps is not None:
             self._image_of = image_of
@@ -201,7 +213,7 @@ class Tender:
                 # A stream that is gone since was captured when it went.
                 if stream_id in self._to_freeze:
                     self._freeze_one(stream_id, insist=not asks)
-                if steps % 16 == 0:
+                if steps % self._look_every == 0:
                     yield Step.MORE
             if not self._to_freeze:
                 break
@@ -271,7 +283,7 @@ class Tender:
             holding.extents += blob
             holding.frozen = None
             holding.trim_extents(self._shelf)
-            if steps % 16 == 0:
+            if steps % self._look_every == 0:
                 yield Step.MORE
         self._shelf.settle(saved.packs)
 
@@ -313,7 +325,7 @@ class Tender:
             if holding is not None and after != before:
                 holding.extents = after
                 self._shelf.hold(join((move.merged,)))
-            if steps % 16 == 0:
+            if steps % self._look_every == 0:
                 yield Step.MORE
         self._shelf.settle(rewritten.added)
         for number in rewritten.dropped:
