@@ -1,0 +1,189 @@
+"""Subscriptions keep their promises whatever happens, and the model notices each way in which they could fail to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from headwater.core.offsets import Offset
+from headwater.core.subscriptions import Phase as WakePhase
+from headwater.core.subscriptions import Wake
+from headwater.engine.stream import LiveStream
+from headwater.engine.subscription import Link, Subscription
+from headwater.engine.subscriptions import Subscriptions
+from tests.model.subscription_machine import SubscriptionMachine
+
+
+def run(machine: type[SubscriptionMachine], examples: int, *phases: Phase) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=40,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=phases,
+            # The broken ones must be caught in every run, so they get the same runs every time.
+            derandomize=Phase.shrink not in phases,
+            database=None,
+        ),
+    )
+
+
+def test_subscriptions_keep_their_promises(long: bool) -> None:
+    run(SubscriptionMachine, 5_000 if long else 150, Phase.generate, Phase.shrink)
+
+
+# -- broken on purpose: each leaves out one thing that the code does, and must be caught
+
+
+def leases_are_not_saved(broken: Subscriptions) -> None:
+    wakes = broken._wakes
+
+    def save(subscription: Subscription, wake: Wake) -> None:
+        if wake.phase is not WakePhase.HELD:
+            type(wakes)._save(wakes, subscription, wake)
+            return
+        subscription.wake = wake
+        wakes._alarms.set(subscription)
+
+    wakes._save = save  # type: ignore[method-assign]
+
+
+def wakes_are_not_saved(broken: Subscriptions) -> None:
+    wakes = broken._wakes
+
+    def save(subscription: Subscription, wake: Wake) -> None:
+        if wake.phase is not WakePhase.OUT:
+            type(wakes)._save(wakes, subscription, wake)
+            return
+        subscription.wake = wake
+
+    wakes._save = save  # type: ignore[method-assign]
+
+
+def cursors_are_not_saved(broken: Subscriptions) -> None:
+    broken._links.move = Link.move  # type: ignore[method-assign,assignment]
+
+
+def nobody_is_fenced(broken: Subscriptions) -> None:
+    broken._wakes._check_current = lambda *_: None  # type: ignore[method-assign]
+
+
+def leases_never_end(broken: Subscriptions) -> None:
+    wakes = broken._wakes
+    ring = wakes._ring
+
+    def deaf(subscription: Subscription) -> None:
+        if subscription.wake.phase is not WakePhase.HELD:
+            ring(subscription)
+
+    wakes._ring = wakes._alarms._ring = deaf  # type: ignore[method-assign]
+
+
+def retries_never_come(broken: Subscriptions) -> None:
+    wakes = broken._wakes
+    ring = wakes._ring
+
+    def deaf(subscription: Subscription) -> None:
+        if subscription.wake.phase is not WakePhase.WAITING:
+            ring(subscription)
+
+    wakes._ring = wakes._alarms._ring = deaf  # type: ignore[method-assign]
+
+
+def a_wake_outlives_its_work(broken: Subscriptions) -> None:
+    wakes = broken._wakes
+    look = wakes._look_at
+
+    def blind(subscription: Subscription) -> None:
+        if subscription.pending:
+            look(subscription)
+
+    wakes._look_at = blind  # type: ignore[method-assign]
+
+
+def wake_events_have_no_number(broken: Subscriptions) -> None:
+    engine = broken._engine
+    append = engine.append
+
+    def unnumbered(name: str, content_type: Any, body: Any, producer: Any, *rest: Any) -> None:
+        append(name, content_type, body, None, *rest)
+
+    engine.append = unnumbered  # type: ignore[method-assign,assignment]
+
+
+def done_acks_more_than_was_told(broken: Subscriptions) -> None:
+    def everything(subscription: Subscription, _: object) -> None:
+        for link in tuple(subscription.pending.values()):
+            broken._links.move(link, link.tail)
+
+    broken._wakes._ack_told = everything  # type: ignore[method-assign,assignment]
+
+
+def new_streams_are_linked_at_their_tail(broken: Subscriptions) -> None:
+    links = broken._links
+    attach = links._attach
+
+    def late(link: Link, stream: LiveStream, cursor: Offset) -> None:
+        attach(link, stream, Offset(stream.durable_index, stream.durable_position))
+
+    links._attach = late  # type: ignore[method-assign]
+
+
+def a_late_wake_stream_stays_empty(broken: Subscriptions) -> None:
+    broken._announcers = {}
+    broken._stream_created = broken._links.stream_created  # type: ignore[method-assign]
+
+
+def acks_may_go_back(broken: Subscriptions) -> None:
+    wakes = broken._wakes
+
+    def careless(subscription: Subscription, acks: Any) -> list[tuple[Link, Offset]]:
+        found = [(subscription.links[one.stream], one.offset) for one in acks if one.stream in subscription.links]
+        return [(link, Offset(int(text[:16], 16), int(text[17:], 16))) for link, text in found if len(text) == 33]
+
+    def move(link: Link, offset: Offset) -> None:
+        link.acked = offset
+        link.subscription.pending.pop(link.name, None)
+        link.wake()
+
+    wakes._judge = careless  # type: ignore[method-assign]
+    broken._links.move = move  # type: ignore[method-assign]
+
+
+def orphans_stay(broken: Subscriptions) -> None:
+    broken._links.remove_document = lambda _: None  # type: ignore[method-assign,assignment]
+
+
+BROKEN: list[Callable[[Subscriptions], None]] = [
+    leases_are_not_saved,
+    wakes_are_not_saved,
+    cursors_are_not_saved,
+    nobody_is_fenced,
+    leases_never_end,
+    retries_never_come,
+    a_wake_outlives_its_work,
+    wake_events_have_no_number,
+    done_acks_more_than_was_told,
+    new_streams_are_linked_at_their_tail,
+    a_late_wake_stream_stays_empty,
+    acks_may_go_back,
+    orphans_stay,
+]
+
+
+@pytest.mark.parametrize("breaks", BROKEN, ids=lambda breaks: breaks.__name__)
+def test_the_model_notices_what_is_broken(breaks: Callable[[Subscriptions], None]) -> None:
+    def make(*arguments: Any, **settings: Any) -> Subscriptions:
+        broken = Subscriptions(*arguments, **settings)
+        breaks(broken)
+        return broken
+
+    machine = type("BrokenMachine", (SubscriptionMachine,), {"make": staticmethod(make)})
+    with pytest.raises(AssertionError):
+        run(machine, 400, Phase.generate)
