@@ -34,7 +34,7 @@ test-long: setup lint ## The same at full size, with the tests that take minutes
 	$(BIN)/python -m pytest --long --timeout 1800 $(PYTEST_ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.dev ## Ruff, mypy --strict and the import contracts
+lint: $(VENV)/.dev $(VENV)/.spark ## Ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy --strict
@@ -56,8 +56,13 @@ bench: setup ## Our server and the official Node server side by side
 	$(BIN)/python -m bench.append
 	$(BIN)/python -m bench.sse
 
+.PHONY: bench-spark
+bench-spark: setup ## The Spark connector: throughput and latency, beside the official Node server
+	$(BIN)/python -m bench.spark_read
+	$(BIN)/python -m bench.spark_latency
+
 .PHONY: setup
-setup: $(VENV)/.dev $(NPM_DIR)/node_modules/.installed ## Everything that the tests need, without running them
+setup: $(VENV)/.dev $(VENV)/.spark $(NPM_DIR)/node_modules/.installed ## Everything that the tests need, without running them
 	@scripts/need-commands curl git
 
 .PHONY: lock
@@ -91,6 +96,12 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.package
 	@echo "installing what the tests need"
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@ $(VENV)/.runtime
+
+$(VENV)/.spark: requirements/spark.txt $(VENV)/.dev
+	@scripts/need-commands java=openjdk-17-jre-headless
+	@echo "installing Spark for the connector and its tests (once, about 500 MB)"
+	@$(PIP) install --require-hashes -r requirements/spark.txt
+	@touch $@
 
 $(NPM_DIR)/node_modules/.installed: $(NPM_DIR)/package-lock.json $(VENV)/.dev
 	@scripts/need-node $(CURDIR)/$(VENV)

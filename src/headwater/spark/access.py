@@ -1,0 +1,110 @@
+"""What a batch of ranges becomes: spans for tasks, with what is to happen when data is gone; and reading them.
+
+Here the two kinds of servers meet, and the option `onGone`. Invariant: data that is gone is never passed over in
+silence. It fails, or it is a warning and, if asked for, a snapshot row in its place.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+
+import pyarrow as pa
+
+from headwater.spark import bounded, counted
+from headwater.spark.arrow import Layout, Messages
+from headwater.spark.counted import Counter
+from headwater.spark.errors import OffsetGone, StreamMissing
+from headwater.spark.offsets import START, Place, split_token
+from headwater.spark.options import SourceOptions
+from headwater.spark.planning import Span, Task, into_tasks
+from headwater.spark.protocol import Client, Head
+
+log = logging.getLogger("headwater.spark")
+
+
+def tail_of(head: Head) -> Place:
+    return Place(head.offset, head.position or 0)
+
+
+class Planner:
+    """Turns (start, end] of each stream into tasks, on the driver."""
+
+    def __init__(self, client: Client, options: SourceOptions, counter: Counter) -> None:
+        self._client = client
+        self._options = options
+        self._counter = counter
+
+    def tasks(self, starts: Mapping[str, Place], ends: Mapping[str, Place], bounds: Mapping[str, bool]) -> list[Task]:
+        """`bounds` says of each stream whether its server can bound a read."""
+        spans: list[Span] = []
+        for stream in sorted(ends):
+            start, end = starts.get(stream, START), ends[stream]
+            if bounds[stream]:
+                if end.position > start.position:
+                    spans += self._bounded(stream, start, end)
+            elif end != start:
+                spans.append(self._counter.span(stream, start, end))
+        options = self._options
+        return into_tasks(
+            spans, options.split_bytes, options.partitions_min, lambda span, n: bounded.split(self._client, span, n)
+        )
+
+    def _bounded(self, stream: str, start: Place, end: Place) -> list[Span]:
+        if self._options.on_gone == "fail":
+            # Nothing to find out beforehand: a task that meets missing data fails, and says so.
+            return [bounded.span(stream, start, end)]
+        try:
+            self._client.splits(stream, start.offset, end.offset, 1)
+        except OffsetGone as gone:
+            return self._behind(stream, start, end, gone)
+        except StreamMissing as missing:
+            if self._options.on_gone == "skip":
+                log.warning("%s Skipped.", missing)
+                return []
+            raise
+        return [bounded.span(stream, start, end)]
+
+    def _behind(self, stream: str, start: Place, end: Place, gone: OffsetGone) -> list[Span]:
+        """What to read instead of data that is gone."""
+        if self._options.on_gone == "bootstrap":
+            offset = self._client.head(stream).snapshot
+            if offset is None:
+                raise gone
+            log.warning("%s Going on from the snapshot at %s.", gone, offset)
+            at = Place(offset, split_token(offset)[0])
+            spans = [Span(stream, start, at, 0, bounded=True, snapshot=offset)]
+        elif gone.earliest is None:
+            raise gone
+        else:
+            log.warning("%s Skipped to %s.", gone, gone.earliest)
+            at = Place(gone.earliest, split_token(gone.earliest)[0])
+            spans = []
+        return [*spans, bounded.span(stream, at, end)] if at.position < end.position else spans
+
+
+def read_batches(client: Client, layout: Layout, spans: Iterable[Span]) -> Iterator[pa.RecordBatch]:
+    """The rows of a task, in order."""
+    for span in spans:
+        for messages in _read(client, span):
+            if len(messages):
+                yield layout.batch(messages)
+
+
+def _read(client: Client, span: Span) -> Iterator[Messages]:
+    if span.snapshot is not None:
+        chunk = client.snapshot(span.stream, span.snapshot)
+        stored = pa.array([chunk.body], pa.binary())
+        yield Messages(
+            span.stream,
+            chunk.content_type,
+            stored,
+            separated=False,
+            first_position=span.end.position,
+            last_end=span.snapshot,
+            snapshot=True,
+        )
+    elif span.bounded:
+        yield from bounded.read(client, span)
+    else:
+        yield from counted.read(client, span)

@@ -1,0 +1,204 @@
+"""From bytes on the wire to Arrow batches: message boundaries, offsets of each message, and the columns of a schema.
+
+Invariant: no Python object is made per message on the way of well-formed data; everything is buffers and numpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, StringType, StructField, StructType
+
+from headwater.spark.errors import HeadwaterError, OptionError
+from headwater.spark.offsets import split_token
+from headwater.spark.options import BadRecords, ValueType
+from headwater.spark.typed import TypedParser
+
+CORRUPT: Final = "_corrupt"
+
+_TOKEN_LENGTH: Final = 33
+_HEX_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
+
+_METADATA: Final[dict[str, tuple[DataType, ...]]] = {
+    "stream": (StringType(),),
+    "offset": (StringType(),),
+    "position": (LongType(),),
+    "value": (StringType(), BinaryType()),
+    "content_type": (StringType(),),
+    "snapshot": (BooleanType(),),
+}
+
+
+def default_schema(value_type: ValueType, prefix: str) -> StructType:
+    """The columns without a schema of the user's."""
+    types = {name: choices[0] for name, choices in _METADATA.items()}
+    if value_type == "binary":
+        types["value"] = BinaryType()
+    return StructType([StructField(prefix + name, type_) for name, type_ in types.items()])
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """A run of messages of one stream, as stored: in `separated` ones each value ends with a comma."""
+
+    stream: str
+    content_type: str
+    stored: pa.BinaryArray
+    separated: bool
+    first_position: int
+    start_offset: str | None = None
+    """Where the run begins, if the offset after each message follows from that and the stored lengths."""
+    last_end: str | None = None
+    """Else the offset after the last one, if that is known."""
+    snapshot: bool = False
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
+    def values(self) -> pa.BinaryArray:
+        return pc.binary_slice(self.stored, 0, -1) if self.separated else self.stored
+
+    @property
+    def ends(self) -> pa.StringArray:
+        """The offset after each message; null where the server does not tell."""
+        count = len(self)
+        if self.start_offset is not None:
+            index, position = split_token(self.start_offset)
+            bounds = np.frombuffer(self.stored.buffers()[1], np.int32, count + 1).astype(np.int64)
+            return _tokens(np.arange(index + 1, index + 1 + count), bounds[1:] + position)
+        if self.last_end is None or not count:
+            return pa.nulls(count, pa.string())
+        return pa.concat_arrays([pa.nulls(count - 1, pa.string()), pa.array([self.last_end])])
+
+
+def is_json(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+# -- boundaries ----------------------------------------------------------------------------------------------------
+
+
+def from_frames(stream: str, content_type: str, body: bytes, start_offset: str) -> Messages:
+    """The messages of an answer to `frames=1` that begins at `start_offset`."""
+    count = int.from_bytes(body[:4], "little")
+    data_at = 4 + 4 * count
+    bounds = np.zeros(count + 1, np.int64)
+    np.cumsum(np.frombuffer(body, "<u4", count, 4), out=bounds[1:])
+    if count == 0 or data_at + int(bounds[-1]) != len(body):
+        raise HeadwaterError(f"Stream {stream!r}, offset {start_offset}: the server's frames do not add up.")
+    buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(body).slice(data_at)]
+    stored = pa.BinaryArray.from_buffers(pa.binary(), count, buffers)
+    return Messages(stream, content_type, stored, is_json(content_type), split_token(start_offset)[0], start_offset)
+
+
+_split_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def split_json(body: bytes) -> list[msgspec.Raw]:
+    """The elements of a JSON array, unparsed."""
+    return _split_array(body) if body else []
+
+
+def from_values(
+    stream: str, content_type: str, values: Sequence[bytes | msgspec.Raw], first_position: int, last_end: str | None
+) -> Messages:
+    """Messages that were split already; only the offset after the last one is known, if that."""
+    stored = pa.array([bytes(value) for value in values], pa.binary())
+    return Messages(stream, content_type, stored, separated=False, first_position=first_position, last_end=last_end)
+
+
+def _tokens(indexes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> pa.StringArray:
+    """`{index:016x}_{position:016x}` for each pair."""
+    count = len(indexes)
+    text = np.empty((count, _TOKEN_LENGTH), np.uint8)
+    text[:, :16] = _hex(indexes)
+    text[:, 16] = ord("_")
+    text[:, 17:] = _hex(positions)
+    offsets = np.arange(0, (count + 1) * _TOKEN_LENGTH, _TOKEN_LENGTH, dtype=np.int32)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
+
+
+def _hex(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """Sixteen digits for each number, by a table of the digit pairs of each byte."""
+    pairs = _HEX_PAIRS[numbers.astype(">u8").view(np.uint8)]
+    return pairs.view(np.uint8).reshape(len(numbers), 16)
+
+
+# -- columns -------------------------------------------------------------------------------------------------------
+
+
+class Layout:
+    """Which columns a query asked for, and how each is filled."""
+
+    def __init__(self, schema: StructType, prefix: str, bad_records: BadRecords) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._metadata: dict[str, str] = {}
+        typed: list[StructField] = []
+        has_corrupt = False
+        for column in schema.fields:
+            name = column.name
+            ours = name.removeprefix(prefix) if name.startswith(prefix) else ""
+            if name == CORRUPT:
+                has_corrupt = True
+                if not isinstance(column.dataType, StringType):
+                    raise OptionError(f"The column {CORRUPT} must be a string.")
+            elif ours in _METADATA:
+                if column.dataType not in _METADATA[ours]:
+                    raise OptionError(
+                        f"The column {name} is {' or '.join(one.simpleString() for one in _METADATA[ours])}, not"
+                        f" {column.dataType.simpleString()}. If it is meant to be a field of the JSON messages, set"
+                        " metadataPrefix, so that our columns get other names."
+                    )
+                self._metadata[name] = ours
+            else:
+                typed.append(column)
+        if has_corrupt and not typed:
+            raise OptionError(f"The column {CORRUPT} has a meaning only beside columns for fields of the messages.")
+        self._parser = TypedParser(StructType(typed), has_corrupt, bad_records) if typed else None
+
+    def batch(self, messages: Messages) -> pa.RecordBatch:
+        count = len(messages)
+        filled: dict[str, pa.Array] = {}
+        if self._parser is not None:
+            filled = self._parser.nulls(count) if messages.snapshot else self._parser.parse(messages)
+        for name, ours in self._metadata.items():
+            filled[name] = self._column(ours, messages, self._schema.field(name).type)
+        return pa.RecordBatch.from_arrays([filled[name] for name in self._schema.names], schema=self._schema)
+
+    def _column(self, name: str, messages: Messages, type_: pa.DataType) -> pa.Array:
+        count = len(messages)
+        match name:
+            case "value":
+                return _value(messages, type_)
+            case "offset":
+                return messages.ends
+            case "position":
+                first = messages.first_position
+                return pa.array(np.arange(first, first + count, dtype=np.int64))
+            case "stream":
+                return pa.repeat(pa.scalar(messages.stream), count)
+            case "content_type":
+                return pa.repeat(pa.scalar(messages.content_type), count)
+            case _:
+                return pa.repeat(pa.scalar(messages.snapshot), count)
+
+
+def _value(messages: Messages, type_: pa.DataType) -> pa.Array:
+    if type_ == pa.binary():
+        return messages.values
+    try:
+        return pc.cast(messages.values, pa.string())
+    except pa.ArrowInvalid as error:
+        raise HeadwaterError(
+            f"Stream {messages.stream!r} ({messages.content_type}), message {messages.first_position} and following:"
+            " not text in UTF-8. Set valueType=binary, or give value the type binary in the schema."
+        ) from error

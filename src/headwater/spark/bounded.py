@@ -1,0 +1,85 @@
+"""Ranges of streams on servers that can bound a read: planned by offsets, cut where the server says, read by frames.
+
+Invariant: a span names its end, so reading it gives the same messages whatever was appended since, and nothing has to
+be read on the driver to plan it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from headwater.spark.arrow import Messages, from_frames
+from headwater.spark.offsets import Place, bytes_between
+from headwater.spark.planning import Span
+from headwater.spark.protocol import Client, Range
+
+_FAN_OUT: Final = 16
+_REFINEMENTS: Final = 2
+"""How often the rest of a budget is looked at more closely: it is used up to about 1/16² of a range."""
+_SPLITS_MAX: Final = 10_000
+
+
+def span(stream: str, start: Place, end: Place) -> Span:
+    return Span(stream, start, end, bytes_between(start, end), bounded=True)
+
+
+def split(client: Client, whole: Span, parts: int) -> list[Span]:
+    """The span in about `parts` parts of the same size, cut between messages."""
+    ranges = client.splits(whole.stream, whole.start.offset, whole.end.offset, min(parts, _SPLITS_MAX))
+    return [
+        Span(
+            whole.stream,
+            Place(part.start, part.start_position),
+            Place(part.end, part.end_position),
+            part.bytes,
+            bounded=True,
+        )
+        for part in ranges
+    ]
+
+
+def cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, bytes_max: float) -> Place:
+    """How far a batch may go: within the budget, but always by one message."""
+    at = start
+    refinements = 0
+    while refinements <= _REFINEMENTS:
+        rows_left = rows_max - (at.position - start.position)
+        bytes_left = bytes_max - bytes_between(start, at)
+        if end.position - at.position <= rows_left and bytes_between(at, end) <= bytes_left:
+            return end
+        ranges = client.splits(stream, at.offset, end.offset, _FAN_OUT)
+        taken = _fitting(ranges, rows_left, bytes_left)
+        if taken:
+            at = _end(ranges[taken - 1])
+            end = _end(ranges[taken])
+            refinements += 1
+        elif ranges[0].end_position - ranges[0].start_position <= 1:
+            # A single message beyond the budget: alone if there is nothing else, else for the next batch.
+            return _end(ranges[0]) if at == start else at
+        else:
+            end = _end(ranges[0])
+            refinements += at != start
+    return at
+
+
+def read(client: Client, span: Span) -> Iterator[Messages]:
+    offset = span.start.offset
+    while offset != span.end.offset:
+        chunk = client.frames(span.stream, offset, span.end.offset)
+        yield from_frames(span.stream, chunk.content_type, chunk.body, offset)
+        offset = chunk.next_offset
+
+
+def _fitting(ranges: list[Range], rows_left: float, bytes_left: float) -> int:
+    """How many of the leading ranges fit; never all of them, as then the whole would have."""
+    size = 0
+    for taken, part in enumerate(ranges):
+        size += part.bytes
+        if size > bytes_left or part.end_position - ranges[0].start_position > rows_left:
+            return taken
+    return len(ranges) - 1
+
+
+def _end(part: Range) -> Place:
+    return Place(part.end, part.end_position)

@@ -1,0 +1,102 @@
+"""Which streams a query reads: a list, all that begin with a prefix, or those of a bucket.
+
+Invariant: what was found stays found for the life of a query. A stream that is deleted is for `onGone` to judge.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import msgspec
+
+from headwater.spark.arrow import split_json
+from headwater.spark.errors import OptionError, StreamMissing
+from headwater.spark.offsets import BEGINNING
+from headwater.spark.options import SourceOptions
+from headwater.spark.protocol import Client
+
+REGISTRY: Final = "__registry__"
+_ROOT_PATH: Final = "/v1/stream/"
+
+
+class _Headers(msgspec.Struct):
+    operation: str = ""
+
+
+class _Event(msgspec.Struct):
+    type: str = ""
+    key: str = ""
+    headers: _Headers = msgspec.field(default_factory=_Headers)
+
+
+_decode_event = msgspec.json.Decoder(_Event).decode
+
+
+class Discovery:
+    """Knows the names; `refresh` looks for new ones."""
+
+    def __init__(self, client: Client, options: SourceOptions) -> None:
+        self._client = client
+        self._options = options
+        self._names: set[str] = set(options.streams)
+        self._looked_at = float("-inf")
+        self._registry_offset = BEGINNING
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._names)
+
+    @property
+    def registry_offset(self) -> str | None:
+        """Where to wait for news of new streams, if there is such a place."""
+        return self._registry_offset if self._options.prefix and not self._options.connection.bucket else None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to look again; a list never changes, a registry tells by itself."""
+        if self._options.streams:
+            return False
+        if self.registry_offset is not None:
+            return self._registry_offset == BEGINNING
+        return time.monotonic() - self._looked_at >= self._options.discovery_interval_s
+
+    def refresh(self) -> None:
+        if self._options.streams:
+            return
+        self._looked_at = time.monotonic()
+        if self._options.connection.bucket:
+            self._names.update(self._client.listing(self._options.prefix))
+        else:
+            self._follow_registry()
+
+    def _follow_registry(self) -> None:
+        found: set[str] = set()
+        while True:
+            try:
+                chunk = self._client.read(REGISTRY, self._registry_offset)
+            except StreamMissing as missing:
+                raise OptionError(
+                    f"prefix needs the stream {REGISTRY} on the server, and there is none. Switch it on"
+                    " (DS_REGISTRY__ENABLED=true), or name the streams, or use a bucket."
+                ) from missing
+            for element in split_json(chunk.body):
+                self._learn(element, found)
+            self._registry_offset = chunk.next_offset
+            if chunk.up_to_date:
+                break
+        self._names |= found
+
+    def _learn(self, element: msgspec.Raw, found: set[str]) -> None:
+        try:
+            event = _decode_event(element)
+        except msgspec.DecodeError:
+            return
+        name = event.key.removeprefix(_ROOT_PATH)
+        if event.type != "stream" or not name.startswith(self._options.prefix) or name == REGISTRY:
+            return
+        if event.headers.operation == "delete":
+            # One that came and went before anybody read it is not missed.
+            found.discard(name)
+        else:
+            found.add(name)

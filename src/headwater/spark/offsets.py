@@ -1,0 +1,70 @@
+"""Spark's offset of a query: for each stream, the protocol offset up to which it was read.
+
+A `Place` is what is kept for one stream. Besides the protocol's own token it holds how many messages lie before it,
+and, only for servers that cannot bound a read, how many after the token were already read. Invariant: a place always
+spells the same JSON, because Spark takes two spellings for two offsets.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headwater.spark.errors import HeadwaterError
+
+BEGINNING: Final = "-1"
+
+_TOKEN: Final = re.compile(r"[0-9a-f]{16}_[0-9a-f]{16}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a query stands in one stream."""
+
+    offset: str
+    position: int = 0
+    """Messages before this place; bytes where a server tells no message boundaries."""
+    skip: int = 0
+    """Messages (or bytes) after `offset` that were read too."""
+
+    def to_json(self) -> dict[str, Any]:
+        spelled: dict[str, Any] = {"offset": self.offset, "position": self.position}
+        if self.skip:
+            spelled["skip"] = self.skip
+        return spelled
+
+    @classmethod
+    def from_json(cls, spelled: Mapping[str, Any]) -> Place:
+        try:
+            return cls(str(spelled["offset"]), int(spelled["position"]), int(spelled.get("skip", 0)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise HeadwaterError(f"The checkpoint holds an offset that is not ours: {spelled!r}.") from error
+
+
+START: Final = Place(BEGINNING)
+
+Places = dict[str, Place]
+
+
+def places_from_json(spelled: Mapping[str, Any]) -> Places:
+    return {stream: Place.from_json(place) for stream, place in spelled.items()}
+
+
+def places_to_json(places: Mapping[str, Place]) -> dict[str, Any]:
+    return {stream: places[stream].to_json() for stream in sorted(places)}
+
+
+def split_token(token: str) -> tuple[int, int]:
+    """Messages and stored bytes before an offset. Only for servers that document their tokens (extension `frames`)."""
+    if token == BEGINNING:
+        return 0, 0
+    if _TOKEN.fullmatch(token) is None:
+        raise HeadwaterError(f"Offset {token!r} is not one that this server gives out.")
+    return int(token[:16], 16), int(token[17:], 16)
+
+
+def bytes_between(start: Place, end: Place) -> int:
+    """Stored bytes from one place to another; the same servers only."""
+    return split_token(end.offset)[1] - split_token(start.offset)[1]

@@ -1,0 +1,419 @@
+"""The options of `format("headwater")`: every one there is, what it takes, its default and what it is for.
+
+`OPTIONS` is the manual: the docstring of the data source and the table in `docs/spark.md` are made from it.
+Invariant: an option that is not in it is an error that names the nearest one, never silently ignored.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, TypeVar, cast, get_args
+
+from headwater.spark.errors import OptionError
+from headwater.spark.offsets import BEGINNING
+
+MIB: Final = 1024 * 1024
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+OnGone = Literal["fail", "bootstrap", "skip"]
+ValueType = Literal["string", "binary"]
+BadRecords = Literal["fail", "null"]
+CommitMode = Literal["task", "driver", "staged"]
+OnDifferingRetry = Literal["fail", "keep"]
+RowsAs = Literal["messages", "lines"]
+
+Choice = TypeVar("Choice", bound=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option, as a reader of the manual sees it."""
+
+    name: str
+    side: Literal["both", "source", "sink"]
+    default: str
+    takes: str
+    purpose: str
+
+
+OPTIONS: Final = (
+    Option("url", "both", "", "address", "The stream root, such as `http://localhost:4437/v1/stream`. Needed."),
+    Option("token", "both", "", "text", "Sent as `Authorization: Bearer …`. Spark hides it in its logs and pages."),
+    Option("tokenFile", "both", "", "path", "A file that holds the token, read anew when it changes; on every node."),
+    Option("caFile", "both", "", "path", "PEM certificates to trust instead of the system's; on every node."),
+    Option("bucket", "both", "", "bucket id", "Work on the streams of this bucket (`/ds/{bucket}/…` beside the root)."),
+    Option("requestTimeout", "both", "60", "seconds", "How long a server may stay silent within one request."),
+    Option(
+        "retryTimeout",
+        "both",
+        "120",
+        "seconds",
+        "How long a request is tried again, with back-off, while the server is away or answers 429 or 5xx. Appends"
+        " are tried again too: their producer headers keep them from being taken twice.",
+    ),
+    Option("streams", "source", "", "names", "The streams to read, separated by commas."),
+    Option(
+        "prefix",
+        "source",
+        "",
+        "text",
+        "Read every stream whose name begins so; streams created later join a running query. Needs the server's"
+        " `__registry__` stream, or `bucket`.",
+    ),
+    Option(
+        "startingOffsets",
+        "source",
+        "earliest",
+        "`earliest`, `latest`, an offset, or JSON",
+        'Where a new query begins, or per stream: `{"orders": "latest", "users": "0000…"}`; streams that the JSON'
+        " leaves out begin at the earliest. A query with a checkpoint goes on where it was.",
+    ),
+    Option(
+        "endingOffsets",
+        "source",
+        "latest",
+        "`latest`, an offset, or JSON",
+        "Batch reads only: where to end. `latest` is the tail when the read is planned.",
+    ),
+    Option("maxRowsPerBatch", "source", "0", "rows", "Most rows in one micro-batch, over all streams; 0 is no limit."),
+    Option(
+        "maxBytesPerBatch",
+        "source",
+        "33554432",
+        "bytes",
+        "Most bytes in one micro-batch, over all streams; 0 is no limit. The default fits one append of the sink.",
+    ),
+    Option("splitBytes", "source", "16777216", "bytes", "A task reads about this much; larger ranges are split."),
+    Option("minPartitions", "source", "0", "tasks", "Split further until there are this many tasks."),
+    Option(
+        "onGone",
+        "source",
+        "fail",
+        "`fail`, `bootstrap`, `skip`",
+        "When a stream was deleted, or answers 410 because its older data is gone. `bootstrap`: hand over the"
+        " latest snapshot as a row with `snapshot = true` and go on behind it (a deleted stream still fails)."
+        " `skip`: warn, and go on with what is left. A listed stream that does not exist yet is waited for"
+        " with `skip`.",
+    ),
+    Option("valueType", "source", "string", "`string`, `binary`", "The type of `value` where no schema is given."),
+    Option(
+        "metadataPrefix",
+        "source",
+        "",
+        "text",
+        "Put before the names of our columns, where a schema has JSON fields of the same names.",
+    ),
+    Option(
+        "badRecords",
+        "source",
+        "fail",
+        "`fail`, `null`",
+        "A message that does not fit the schema, where the schema has no column `_corrupt`: fail, or hand over nulls.",
+    ),
+    Option("discoveryInterval", "source", "5", "seconds", "How often a bucket is looked through for new streams."),
+    Option(
+        "idleWait",
+        "source",
+        "500",
+        "milliseconds",
+        "How long one question of Spark for new data may wait for some. Long-polls stay open between the questions."
+        " A query with several sources asks one after the other: set 50 there.",
+    ),
+    Option("stream", "sink", "", "name", "The stream to append to; without it, the column `stream` of each row says."),
+    Option("streamColumn", "sink", "stream", "column", "The column that names the target."),
+    Option(
+        "valueColumn",
+        "sink",
+        "value",
+        "column",
+        "The column to append: strings and binaries as they are (one JSON text each, for a JSON stream); structs,"
+        " maps, arrays and numbers as JSON.",
+    ),
+    Option("contentType", "sink", "application/json", "media type", "The content type of the targets."),
+    Option("createMissing", "sink", "false", "`true`, `false`", "Create targets that do not exist."),
+    Option(
+        "orderBy",
+        "sink",
+        "",
+        "columns",
+        "Sort the rows of each target by these columns before appending them, so that a retry brings the same bytes"
+        " in the same order. Together they must be unique within a target. Allows a batch of a target to be cut into"
+        " several appends.",
+    ),
+    Option(
+        "commitMode",
+        "sink",
+        "task",
+        "`task`, `driver`, `staged`",
+        "`task`: tasks append, each target in one atomic append per task and batch. For upstreams that bring other"
+        " rows on a retry: `driver` (one small target, one append per batch, made by the driver) or `staged` (rows"
+        " are first put into files; what the first complete attempt put there is what is appended, any size).",
+    ),
+    Option("stagingPath", "sink", "", "path", "For `staged`: a directory that the driver and all executors reach."),
+    Option(
+        "maxRequestBytes",
+        "sink",
+        "50331648",
+        "bytes",
+        "Largest append. More rows for one target in one task and batch need `orderBy`, or are an error.",
+    ),
+    Option(
+        "rowsAs",
+        "sink",
+        "messages",
+        "`messages`, `lines`",
+        "For targets that are not JSON: each row is one append (needs `orderBy` or `staged`), or all rows of a task"
+        " are one message with a line each.",
+    ),
+    Option(
+        "onDifferingRetry",
+        "sink",
+        "fail",
+        "`fail`, `keep`",
+        "When a retry brings other bytes than the stream already took for this batch: fail, or keep the first ones.",
+    ),
+    Option(
+        "producerId",
+        "sink",
+        "",
+        "text",
+        "Takes the place of the query id in the producer's name. A batch job that is run again under the same id"
+        " appends nothing twice; a query that lost its checkpoint is fenced instead of appending everything again.",
+    ),
+    Option("parallelRequests", "sink", "4", "requests", "Appends to different targets under way at once, per task."),
+    Option("closeStreams", "sink", "false", "`true`, `false`", "Batch writes only: close the targets at the end."),
+)
+
+_FROM_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
+"""Options that Spark itself puts among ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """How to reach the server; small, and pickled to every task."""
+
+    url: str
+    bucket: str = ""
+    token: str = field(default="", repr=False)
+    token_file: str = ""
+    ca_file: str = ""
+    request_timeout_s: float = 60.0
+    retry_timeout_s: float = 120.0
+
+    @property
+    def root(self) -> str:
+        """What stream names are appended to."""
+        if not self.bucket:
+            return self.url
+        return f"{self.bucket_root}/{self.bucket}"
+
+    @property
+    def bucket_root(self) -> str:
+        if self.url.endswith("/ds"):
+            return self.url
+        return self.url.removesuffix("/v1/stream") + "/ds"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    connection: Connection
+    streams: tuple[str, ...]
+    prefix: str
+    starting: str | Mapping[str, str]
+    ending: str | Mapping[str, str]
+    rows_per_batch_max: int
+    bytes_per_batch_max: int
+    split_bytes: int
+    partitions_min: int
+    on_gone: OnGone
+    value_type: ValueType
+    metadata_prefix: str
+    bad_records: BadRecords
+    discovery_interval_s: float
+    idle_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    connection: Connection
+    stream: str
+    stream_column: str
+    value_column: str
+    content_type: str
+    create_missing: bool
+    order_by: tuple[str, ...]
+    commit_mode: CommitMode
+    staging_path: str
+    request_bytes_max: int
+    rows_as: RowsAs
+    on_differing_retry: OnDifferingRetry
+    producer_id: str
+    parallel_requests: int
+    close_streams: bool
+
+    @property
+    def is_json(self) -> bool:
+        return self.content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+def source_options(given: Mapping[str, str]) -> SourceOptions:
+    read = _Reading(given, "source")
+    streams = tuple(name.strip("/ ") for name in read.text("streams").split(",") if name.strip("/ "))
+    options = SourceOptions(
+        connection=read.connection(),
+        streams=streams,
+        prefix=read.text("prefix"),
+        starting=read.offsets("startingOffsets"),
+        ending=read.offsets("endingOffsets"),
+        rows_per_batch_max=read.whole("maxRowsPerBatch", 0),
+        bytes_per_batch_max=read.whole("maxBytesPerBatch", 0),
+        split_bytes=read.whole("splitBytes", 1),
+        partitions_min=read.whole("minPartitions", 0),
+        on_gone=cast(OnGone, read.choice("onGone", get_args(OnGone))),
+        value_type=cast(ValueType, read.choice("valueType", get_args(ValueType))),
+        metadata_prefix=read.text("metadataPrefix"),
+        bad_records=cast(BadRecords, read.choice("badRecords", get_args(BadRecords))),
+        discovery_interval_s=read.number("discoveryInterval"),
+        idle_wait_s=read.number("idleWait") / 1000,
+    )
+    if streams and options.prefix:
+        raise OptionError("Give either streams or prefix, not both.")
+    if not streams and not options.prefix and not options.connection.bucket:
+        raise OptionError("Say what to read: streams (a comma list), prefix, or bucket.")
+    if options.ending == EARLIEST:
+        raise OptionError("endingOffsets takes latest, an offset or JSON; a read that ends at the earliest is empty.")
+    return options
+
+
+def sink_options(given: Mapping[str, str]) -> SinkOptions:
+    read = _Reading(given, "sink")
+    options = SinkOptions(
+        connection=read.connection(),
+        stream=read.text("stream").strip("/"),
+        stream_column=read.text("streamColumn"),
+        value_column=read.text("valueColumn"),
+        content_type=read.text("contentType"),
+        create_missing=read.truth("createMissing"),
+        order_by=tuple(name.strip() for name in read.text("orderBy").split(",") if name.strip()),
+        commit_mode=cast(CommitMode, read.choice("commitMode", get_args(CommitMode))),
+        staging_path=read.text("stagingPath"),
+        request_bytes_max=read.whole("maxRequestBytes", 1024),
+        rows_as=cast(RowsAs, read.choice("rowsAs", get_args(RowsAs))),
+        on_differing_retry=cast(OnDifferingRetry, read.choice("onDifferingRetry", get_args(OnDifferingRetry))),
+        producer_id=read.text("producerId"),
+        parallel_requests=read.whole("parallelRequests", 1),
+        close_streams=read.truth("closeStreams"),
+    )
+    if options.commit_mode == "driver" and not options.stream:
+        raise OptionError(
+            "commitMode=driver makes one append per batch, so it needs one target: set stream, or use staged."
+        )
+    if options.commit_mode == "staged" and not options.staging_path:
+        raise OptionError("commitMode=staged needs stagingPath, a directory that the driver and all executors reach.")
+    if options.is_json and options.rows_as == "lines":
+        raise OptionError("rowsAs=lines is for targets that are not JSON; a JSON stream takes many messages at once.")
+    one_append_per_row = not options.is_json and options.rows_as == "messages"
+    if one_append_per_row and options.commit_mode != "staged" and not options.order_by:
+        raise OptionError(
+            f"Each row of a {options.content_type} target is an append of its own, so their order must be the same on a"
+            " retry: set orderBy to a unique key, or commitMode=staged, or rowsAs=lines."
+        )
+    return options
+
+
+def as_manual() -> str:
+    """The options as text, for the data source's docstring."""
+    lines = []
+    for side, title in (("both", "Source and sink"), ("source", "Source"), ("sink", "Sink")):
+        lines.append(f"\n{title} options:\n")
+        for option in OPTIONS:
+            if option.side == side:
+                default = f", default {option.default}" if option.default else ""
+                lines.append(f"* ``{option.name}`` ({option.takes.replace('`', '')}{default}): {option.purpose}")
+    return "\n".join(lines)
+
+
+class _Reading:
+    """Takes options by name, as text, and says what is wrong with them."""
+
+    def __init__(self, given: Mapping[str, str], side: Literal["source", "sink"]) -> None:
+        known = {option.name.lower(): option for option in OPTIONS if option.side in ("both", side)}
+        self._side = side
+        self._given = {name.lower(): value for name, value in given.items()}
+        for name in self._given:
+            if name not in known and name not in _FROM_SPARK:
+                raise OptionError(self._unknown(name, [option.name for option in known.values()]))
+        self._defaults = {option.name: option.default for option in known.values()}
+
+    def _unknown(self, name: str, known: list[str]) -> str:
+        near = difflib.get_close_matches(name, [one.lower() for one in known], n=1)
+        spelled = next((one for one in known if near and one.lower() == near[0]), None)
+        hint = f" Did you mean {spelled}?" if spelled else f" There are: {', '.join(known)}."
+        return f"The {self._side} has no option {name}.{hint}"
+
+    def text(self, name: str) -> str:
+        value = self._given.get(name.lower())
+        return self._defaults[name] if value is None else value
+
+    def number(self, name: str) -> float:
+        try:
+            value = float(self.text(name))
+        except ValueError:
+            value = -1.0
+        if not 0 <= value < float("inf"):
+            raise OptionError(f"{name} must be a number from 0, not {self.text(name)!r}.")
+        return value
+
+    def whole(self, name: str, least: int) -> int:
+        text = self.text(name)
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise OptionError(f"{name} must be a whole number from {least}, not {text!r}.")
+        return int(text)
+
+    def truth(self, name: str) -> bool:
+        return self.choice(name, ("true", "false")) == "true"
+
+    def choice(self, name: str, choices: tuple[Choice, ...]) -> Choice:
+        text = self.text(name).lower()
+        for one in choices:
+            if text == one:
+                return one
+        raise OptionError(f"{name} must be {' or '.join(choices)}, not {self.text(name)!r}.")
+
+    def offsets(self, name: str) -> str | Mapping[str, str]:
+        """`earliest`, `latest`, a token for every stream, or a mapping."""
+        text = self.text(name).strip()
+        if not text.startswith("{"):
+            return BEGINNING if text == EARLIEST else text
+        try:
+            parsed = json.loads(text)
+        except ValueError as error:
+            raise OptionError(f"{name} is not valid JSON: {error}.") from error
+        if not all(isinstance(value, str) for value in parsed.values()):
+            raise OptionError(f"{name} must map stream names to earliest, latest or an offset.")
+        return {stream: BEGINNING if value == EARLIEST else value for stream, value in parsed.items()}
+
+    def connection(self) -> Connection:
+        url = self.text("url").rstrip("/")
+        if not url.startswith(("http://", "https://")):
+            given = f", not {url!r}" if url else ""
+            raise OptionError(f"url must be the stream root, such as http://localhost:4437/v1/stream{given}.")
+        for name in ("tokenFile", "caFile"):
+            path = self.text(name)
+            if path and not Path(path).is_file():
+                raise OptionError(f"{name}: there is no file {path} on this node.")
+        return Connection(
+            url,
+            self.text("bucket"),
+            self.text("token"),
+            self.text("tokenFile"),
+            self.text("caFile"),
+            self.number("requestTimeout"),
+            self.number("retryTimeout"),
+        )

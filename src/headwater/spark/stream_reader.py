@@ -1,0 +1,295 @@
+"""Micro-batches: where each begins and ends, decided on the driver from the streams' tails alone.
+
+Invariant: an end is a place that a server named (or a count from one), so that a batch that is planned again, after
+any crash, is read from the same bytes. Nothing is remembered here that a restart would miss.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from headwater.spark import bounded
+from headwater.spark.access import Planner, read_batches, tail_of
+from headwater.spark.arrow import Layout
+from headwater.spark.counted import Counter
+from headwater.spark.discovery import REGISTRY, Discovery
+from headwater.spark.errors import DataShorterThanPlanned, OffsetGone, StreamMissing
+from headwater.spark.offsets import START, Place, Places, bytes_between, places_from_json, places_to_json, split_token
+from headwater.spark.options import SourceOptions
+from headwater.spark.planning import Task
+from headwater.spark.protocol import Client, Head, connect
+from headwater.spark.reader import starting_place
+from headwater.spark.watching import Watch
+
+log = logging.getLogger("headwater.spark")
+
+_NO_LIMIT: Final = float("inf")
+_PARALLEL_HEADS: Final = 8
+_ABSENT_AGAIN_S: Final = 2.0
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One per query, in a Python process beside the driver; tasks get a copy that only reads."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._layout = Layout(schema, options.metadata_prefix, options.bad_records)
+        self._tails: _Tails | None = None
+        self._last_tails: Places = {}
+        self._until: Places | None = None
+        self._turn = 0
+
+    # -- the driver's side ---------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        tails = self._follow()
+        heads = tails.refresh({})
+        return places_to_json({stream: starting_place(self._options, stream, head) for stream, head in heads.items()})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.rows_per_batch_max:
+            return ReadMaxRows(self._options.rows_per_batch_max)
+        if self._options.bytes_per_batch_max:
+            return ReadMaxBytes(self._options.bytes_per_batch_max)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        heads = self._follow().refresh({})
+        self._until = {stream: tail_of(head) for stream, head in heads.items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        begun = places_from_json(start)
+        tails = self._follow()
+        deadline = time.monotonic() + self._options.idle_wait_s
+        while True:
+            ends = self._ends(begun, tails.refresh(begun), limit)
+            left_s = deadline - time.monotonic()
+            if ends != begun or self._until is not None or left_s <= 0:
+                break
+            tails.wait(left_s)
+        tails.look_again(stream for stream, place in ends.items() if place != begun.get(stream))
+        self._last_tails = {stream: tail_of(head) for stream, head in tails.heads.items()}
+        return places_to_json(ends)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The tails behind the latest answer, so that what Spark reports as lag is what was there."""
+        return places_to_json(self._last_tails) if self._last_tails else None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        starts, ends = places_from_json(start), places_from_json(end)
+        tails = self._follow()
+        moved = {stream: place for stream, place in ends.items() if place != starts.get(stream, START)}
+        bounds = {stream: tails.bounds(stream) for stream in moved}
+        tasks: list[InputPartition] = []
+        tasks += Planner(tails.client, self._options, tails.counter).tasks(starts, moved, bounds)
+        return tasks
+
+    def commit(self, end: dict[str, Any]) -> None:
+        if self._tails is not None:
+            for stream, place in places_from_json(end).items():
+                self._tails.counter.forget(stream, place)
+
+    def stop(self) -> None:
+        if self._tails is not None:
+            self._tails.close()
+
+    def _follow(self) -> _Tails:
+        if self._tails is None:
+            self._tails = _Tails(self._options)
+        return self._tails
+
+    # -- how far a batch goes ------------------------------------------------------------------------------------
+
+    def _ends(self, begun: Places, heads: dict[str, Head], limit: ReadLimit) -> Places:
+        limited = not isinstance(limit, ReadAllAvailable)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.rows_per_batch_max
+        size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_per_batch_max
+        budget = _Budget(rows if limited and rows else _NO_LIMIT, size if limited and size else _NO_LIMIT)
+        ends = dict(begun)
+        waiting: dict[str, tuple[Place, Place]] = {}
+        for stream, head in heads.items():
+            place = begun.get(stream, START)
+            tail = self._capped(stream, head)
+            if head.bounds_reads:
+                if tail.position < place.position:
+                    place = self._recreated(stream, place, tail)
+                if tail.position > place.position:
+                    waiting[stream] = place, tail
+            elif place.offset < tail.offset:
+                ends[stream] = self._follow().counter.advance(stream, place, *budget.rest())
+                budget.take(ends[stream].position - place.position, 0)
+        self._share(waiting, budget, ends)
+        return ends
+
+    def _share(self, waiting: dict[str, tuple[Place, Place]], budget: _Budget, ends: Places) -> None:
+        """Give each stream a share by its size; who got nothing is first next time."""
+        client = self._follow().client
+        rows_waiting = sum(tail.position - place.position for place, tail in waiting.values())
+        bytes_waiting = sum(bytes_between(place, tail) for place, tail in waiting.values())
+        if budget.fits(rows_waiting, bytes_waiting):
+            ends.update({stream: tail for stream, (_, tail) in waiting.items()})
+            return
+        streams = sorted(waiting)
+        self._turn %= len(streams)
+        streams = streams[self._turn :] + streams[: self._turn]
+        rows_total, bytes_total = budget.rest()
+        for stream in streams:
+            if budget.spent:
+                break
+            place, tail = waiting[stream]
+            rows, size = tail.position - place.position, bytes_between(place, tail)
+            rows_share = min(budget.rest()[0], max(1.0, rows_total * rows / rows_waiting))
+            bytes_share = min(budget.rest()[1], max(1.0, bytes_total * size / max(1, bytes_waiting)))
+            end = _cut(client, stream, place, tail, rows_share, bytes_share)
+            ends[stream] = end
+            budget.take(end.position - place.position, bytes_between(place, end))
+            self._turn += 1
+
+    def _capped(self, stream: str, head: Head) -> Place:
+        """The tail, or for Trigger.AvailableNow the tail as it was when the query began."""
+        tail = tail_of(head)
+        if self._until is None:
+            return tail
+        return self._until.get(stream, START)
+
+    def _recreated(self, stream: str, place: Place, tail: Place) -> Place:
+        if self._until is not None and self._until.get(stream) == tail:
+            # An older target of AvailableNow: read already.
+            return tail
+        trouble = (
+            f"Stream {stream!r} ends at {tail.offset}, before {place.offset} where the query stands: it was deleted and"
+            " created anew, or the server lost data."
+        )
+        if self._options.on_gone != "skip":
+            raise DataShorterThanPlanned(f"{trouble} Begin with a new checkpoint, or set onGone=skip to read it anew.")
+        log.warning("%s Reading it from its beginning.", trouble)
+        return START
+
+    # -- the tasks' side -----------------------------------------------------------------------------------------
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        return read_batches(connect(self._options.connection), self._layout, partition.spans)
+
+
+def _cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, bytes_max: float) -> Place:
+    try:
+        return bounded.cut(client, stream, start, end, rows_max, bytes_max)
+    except OffsetGone as gone:
+        if gone.earliest is None:
+            raise
+        # What is gone costs nothing; planning the batch says what becomes of it.
+        earliest = Place(gone.earliest, split_token(gone.earliest)[0])
+        return bounded.cut(client, stream, earliest, end, rows_max, bytes_max)
+
+
+class _Budget:
+    """What a batch may still hold."""
+
+    def __init__(self, rows: float, size: float) -> None:
+        self._rows = rows
+        self._bytes = size
+
+    @property
+    def spent(self) -> bool:
+        return self._rows < 1 or self._bytes < 1
+
+    def rest(self) -> tuple[float, float]:
+        return self._rows, self._bytes
+
+    def fits(self, rows: int, size: int) -> bool:
+        return rows <= self._rows and size <= self._bytes
+
+    def take(self, rows: int, size: int) -> None:
+        self._rows -= rows
+        self._bytes -= size
+
+
+class _Tails:
+    """The heads of all streams of a query, asked for only where there may be news."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.client = connect(options.connection)
+        self.counter = Counter(self.client)
+        self.heads: dict[str, Head] = {}
+        self._options = options
+        self._discovery = Discovery(self.client, options)
+        self._watch = Watch(self.client, options.connection)
+        self._stale: set[str] = set()
+        self._absent_until: dict[str, float] = {}
+        self._bounds: dict[str, bool] = {}
+        self._pool = ThreadPoolExecutor(_PARALLEL_HEADS, thread_name_prefix="headwater-heads")
+
+    def refresh(self, begun: Places) -> dict[str, Head]:
+        """What is known of every stream now. Streams of a checkpoint that were found before stay in."""
+        self._stale |= self._watch.take(0.0)
+        if self._discovery.is_due or REGISTRY in self._stale:
+            self._stale.discard(REGISTRY)
+            self._discovery.refresh()
+        names = self._discovery.names if self._options.streams else self._discovery.names | begun.keys()
+        now = time.monotonic()
+        asked = sorted(
+            name
+            for name in names
+            if (name not in self.heads or name in self._stale) and self._absent_until.get(name, 0.0) <= now
+        )
+        for name, head in zip(asked, self._ask(asked), strict=True):
+            self._stale.discard(name)
+            if head is None:
+                self.heads.pop(name, None)
+                self._absent_until[name] = now + _ABSENT_AGAIN_S
+            else:
+                self.heads[name] = head
+                self._bounds[name] = head.bounds_reads
+        return self.heads
+
+    def look_again(self, streams: Iterable[str]) -> None:
+        """Where a batch was made of news, there may be more by the time it is done."""
+        self._stale.update(streams)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be news of a stream, or time is up."""
+        offsets = {stream: head.offset for stream, head in self.heads.items() if not head.closed}
+        if (registry_offset := self._discovery.registry_offset) is not None:
+            offsets[REGISTRY] = registry_offset
+        self._watch.await_news(offsets)
+        self._stale |= self._watch.take(timeout_s)
+
+    def bounds(self, stream: str) -> bool:
+        if stream not in self._bounds:
+            self._bounds[stream] = self.client.head(stream).bounds_reads
+        return self._bounds[stream]
+
+    def close(self) -> None:
+        self._watch.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _ask(self, streams: list[str]) -> list[Head | None]:
+        if len(streams) < 2:
+            return [self._head(stream) for stream in streams]
+        return list(self._pool.map(self._head, streams))
+
+    def _head(self, stream: str) -> Head | None:
+        try:
+            return self.client.head(stream)
+        except StreamMissing as missing:
+            if self._options.on_gone != "skip":
+                raise
+            if stream not in self._absent_until:
+                log.warning("%s Skipped.", missing)
+            return None
