@@ -13,6 +13,7 @@ export default defineConfig({
     alias: {
       "@durable-streams/client": installed("@durable-streams/client"),
       "@durable-streams/server-conformance-tests": installed("@durable-streams/server-conformance-tests"),
+      "@durable-streams/state/db": installed("@durable-streams/state", "dist/db.js"),
       "@durable-streams/state": installed("@durable-streams/state"),
       vitest: installed("vitest"),
     },
