@@ -29,6 +29,9 @@ from tests.storage import faulty_filesystem
 from tests.storage.faulty_filesystem import FaultyFilesystem
 from tests.storage.log.test_checkpoints import Bench, check_order_of_ends
 from tests.storage.log.test_failing_calls import clean_calls, fail_call
+from tests.storage.log.test_traps import (
+    test_t3_a_torn_write_to_a_quiet_stream_leaves_nothing_to_read as torn_writes_to_a_quiet_stream,
+)
 from tests.storage.simulation import run_seeds
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -301,7 +304,7 @@ VARIANTS = {
     "no sync of the log": Variant(no_sync_of_the_log, crashes),
     "acknowledged before written": Variant(acknowledged_before_written, crashes),
     "batches that can be split": Variant(batches_that_can_be_split, crashes),
-    "checksums ignored": Variant(checksums_ignored, crashes),
+    "checksums ignored": Variant(checksums_ignored, torn_writes_to_a_quiet_stream),
     "torn tail left in place": Variant(torn_tail_left_in_place, crashes),
     "no sync at boot": Variant(no_sync_at_boot, crashes),
     "segments re-created at boot": Variant(segments_re_created_at_boot, crashes),

@@ -32,7 +32,8 @@ class Bench:
     def __init__(self, settings: LogSettings = ROOMY) -> None:
         self.filesystem = FaultyFilesystem(Random(1))
         self.settings = settings
-        self.life = Life(self.filesystem, Random(2), settings=settings, tick_s=ONE_STEP_PER_TEND_S)
+        self.random = Random(2)
+        self.life = Life(self.filesystem, self.random, settings=settings, tick_s=ONE_STEP_PER_TEND_S)
 
     def tend(self, times: int) -> None:
         for _ in range(times):
@@ -59,7 +60,7 @@ class Bench:
         before = self.life
         self.filesystem.crash(power=power)
         before.abandon()
-        self.life = Life(self.filesystem, Random(3), settings=self.settings, tick_s=ONE_STEP_PER_TEND_S)
+        self.life = Life(self.filesystem, self.random, settings=self.settings, tick_s=ONE_STEP_PER_TEND_S)
         expected, found = before.model.dump(), model_of(self.life.catalog, self.life.storage).dump()
         assert expected == found, difference(expected, found)
         self.life.begin_from(before.model)

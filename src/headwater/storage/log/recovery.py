@@ -52,6 +52,9 @@ class Recovery:
         if not self._filesystem.exists(self._directory / NAME):
             self._check_empty()
             return
+        if not self._filesystem.exists(self._pack_directory):
+            # Copies of a directory tend to leave out what is empty.
+            self._filesystem.make_directory(self._pack_directory)
         states = self._manifest.load()
         saved = self._saved_extents()
         self.last_lsn = self._manifest.lsn
