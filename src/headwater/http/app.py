@@ -20,7 +20,7 @@ from headwater.core.names import canonical_name
 from headwater.engine.engine import Engine
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.uploads import BlobUpload
-from headwater.http import append, bucketed, control, create, delete, metadata, options, read, service, snapshots
+from headwater.http import append, bucketed, control, create, delete, metadata, options, read, service, snapshots, ui
 from headwater.http.connection import Connection
 from headwater.http.deadlines import Deadlines
 from headwater.http.heads import KnownHeads
@@ -66,6 +66,7 @@ SERVICE_PAGES: Final[Mapping[bytes, Mapping[bytes, Handler]]] = {
         (b"/metrics", service.metrics),
     )
 }
+UI_HANDLERS: Final[Mapping[bytes, Handler]] = {b"GET": ui.handle, b"HEAD": ui.handle, b"OPTIONS": options.handle}
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +203,8 @@ class App:
             target = Target(address.handlers, address.name, query, bucket=address.bucket, snapshot=address.snapshot)
         elif path in SERVICE_PAGES:
             target = Target(SERVICE_PAGES[path], "", query)
+        elif ui.belongs(path):
+            target = Target(UI_HANDLERS, path.decode("latin-1"), query)
         else:
             raise NotFound("There is nothing at this address. Streams live below /v1/stream/ and /ds/.")
         if not query:

@@ -1,0 +1,103 @@
+"""The stream browser's files, below `/ui/`, read once and answered from memory.
+
+Invariant: the page runs its own scripts and nothing else. Its policy allows no inline script or style, no frame, no
+form target, and no way to turn a string into markup (Trusted Types), so that what a stream holds is only ever text.
+`connect-src` names http and https as a whole because the page can be pointed at any server by its base address; what
+it may load and run is not widened by that.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headwater.core.errors import NotFound
+from headwater.http.request import Request
+from headwater.http.response import NO_CACHE, NOT_MODIFIED, OK, TEMPORARY_REDIRECT, header
+
+if TYPE_CHECKING:
+    from headwater.http.app import App, Target
+    from headwater.http.connection import Connection
+
+ROOT: Final = "/ui"
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self' http: https:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_PROTECTION: Final = b"".join(
+    header(name, value)
+    for name, value in (
+        ("Content-Security-Policy", POLICY),
+        ("X-Frame-Options", "DENY"),
+        ("Referrer-Policy", "no-referrer"),
+        ("Cross-Origin-Opener-Policy", "same-origin"),
+    )
+)
+
+
+class Page(NamedTuple):
+    headers: bytes
+    etag: bytes
+    body: bytes
+
+
+def belongs(path: bytes) -> bool:
+    return path == b"/ui" or path.startswith(b"/ui/")
+
+
+def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
+    connection.operation = "ui"
+    if target.name == ROOT:
+        # Relative, so that it also holds below a proxy's prefix.
+        connection.reply(TEMPORARY_REDIRECT, NO_CACHE + b"Location: ui/\r\n")
+        return
+    page = _PAGES.get(target.name)
+    if page is None:
+        raise NotFound("The stream browser has no such file.")
+    if request.headers.get(b"if-none-match") == page.etag:
+        connection.reply(NOT_MODIFIED, page.headers)
+    else:
+        connection.reply(OK, page.headers, page.body)
+
+
+def _pages() -> dict[str, Page]:
+    found: dict[str, Page] = {}
+    _collect(resources.files("headwater") / "ui", f"{ROOT}/", found)
+    found[f"{ROOT}/"] = found[f"{ROOT}/index.html"]
+    return found
+
+
+def _collect(directory: Traversable, at: str, found: dict[str, Page]) -> None:
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            _collect(entry, f"{at}{entry.name}/", found)
+            continue
+        kind = _TYPES.get(f".{entry.name.rpartition('.')[2]}")
+        if kind is None:
+            continue
+        body = entry.read_bytes()
+        etag = f'"{sha256(body).hexdigest()[:16]}"'.encode()
+        headers = NO_CACHE + _PROTECTION + header("Content-Type", kind) + b"ETag: " + etag + b"\r\n"
+        found[at + entry.name] = Page(headers, etag, body)
+
+
+_PAGES: Final = _pages()

@@ -1,0 +1,133 @@
+// Answers as messages, each with the offset behind it where that can be told.
+//
+// Offsets are opaque: only where the server says that it has `frames` (see the page on extensions) is their shape
+// known, and then every message gets its own. Elsewhere a whole answer shares the offset behind it.
+
+import { split } from "./json.js";
+import { oneLine, hexPreview } from "./format.js";
+
+const OFFSET = /^([0-9a-f]{16})_([0-9a-f]{16})$/;
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+
+/** Messages and bytes before an offset of ours, or null for any other token. */
+export function parseOffset(token) {
+  const found = OFFSET.exec(token || "");
+  if (found === null) return null;
+  return { index: parseInt(found[1], 16), position: parseInt(found[2], 16) };
+}
+
+export function formatOffset(index, position) {
+  return `${index.toString(16).padStart(16, "0")}_${position.toString(16).padStart(16, "0")}`;
+}
+
+/** An offset in few characters: without the zeros in front of its numbers. */
+export function shortOffset(token) {
+  const found = parseOffset(token);
+  return found ? `${found.index.toString(16)}_${found.position.toString(16)}` : (token ?? "");
+}
+
+export class Message {
+  constructor(text, data, size) {
+    this.text = text; // JSON and text as a string, else null
+    this.data = data; // other content as bytes, else null
+    this.size = size;
+    this.index = null; // messages before this one in the stream
+    this.start = null; // the offset in front of it
+    this.end = null; // the offset behind it
+    this.at = 0; // when it came
+    this.live = false;
+    this.number = 0; // counts what this page has loaded
+  }
+
+  bytes() {
+    return this.data ?? encoder.encode(this.text);
+  }
+
+  string() {
+    return this.text ?? decoder.decode(this.data);
+  }
+
+  preview(mode) {
+    if (mode === "hex" || (this.text === null && mode !== "text")) return hexPreview(this.bytes());
+    return oneLine(this.string());
+  }
+}
+
+/** The messages of a `frames=1` answer: a count, that many stored lengths, the stored bytes. */
+export function fromFrames(buffer, kind, next) {
+  const view = new DataView(buffer);
+  const total = view.getUint32(0, true);
+  const messages = [];
+  let at = 4 + 4 * total;
+  const stored = buffer.byteLength - at;
+  const end = parseOffset(next);
+  let index = end ? end.index - total : null;
+  let position = end ? end.position - stored : null;
+  for (let number = 0; number < total; number += 1) {
+    const length = view.getUint32(4 + 4 * number, true);
+    const data = new Uint8Array(buffer, at, kind.json ? length - 1 : length);
+    const message = kind.text ? new Message(decoder.decode(data), null, data.length) : new Message(null, data, data.length);
+    at += length;
+    if (end) {
+      message.index = index;
+      message.start = formatOffset(index, position);
+      index += 1;
+      position += length;
+      message.end = formatOffset(index, position);
+    }
+    messages.push(message);
+  }
+  return messages;
+}
+
+/** The messages of a JSON array between two offsets. With `exact`, each gets its own, counted from the first. */
+export function fromArray(text, start, next, exact) {
+  const messages = split(text).map((raw) => new Message(raw, null, utf8Length(raw)));
+  const end = exact ? parseOffset(next) : null;
+  if (end) {
+    const stored = messages.reduce((sum, message) => sum + message.size + 1, 0);
+    let index = end.index - messages.length;
+    let position = end.position - stored;
+    const first = formatOffset(Math.max(index, 0), Math.max(position, 0));
+    // An event stream cannot tell CR from LF; where that made a difference, the count does not come out.
+    if (start === first || parseOffset(start) === null) {
+      for (const message of messages) {
+        message.index = index;
+        message.start = formatOffset(index, position);
+        index += 1;
+        position += message.size + 1;
+        message.end = formatOffset(index, position);
+      }
+      return messages;
+    }
+  }
+  if (messages.length > 0) messages.at(-1).end = next;
+  return messages;
+}
+
+/** One piece of text or bytes that is one message, or, from an answer without boundaries, several run together. */
+export function fromPiece(content, kind, start, next) {
+  const isString = typeof content === "string";
+  const size = isString ? utf8Length(content) : content.length;
+  const text = isString ? content : kind.text ? decoder.decode(content) : null;
+  const message = new Message(text, text === null ? content : null, size);
+  message.start = parseOffset(start) ? start : null;
+  message.index = parseOffset(start)?.index ?? null;
+  message.end = next;
+  return [message];
+}
+
+function utf8Length(text) {
+  let length = text.length;
+  for (let at = 0; at < text.length; at += 1) {
+    const code = text.charCodeAt(at);
+    if (code < 0x80) continue;
+    length += code < 0x800 ? 1 : 2;
+    if (code >= 0xd800 && code < 0xdc00) {
+      // A pair is two units and four bytes.
+      at += 1;
+    }
+  }
+  return length;
+}

@@ -1,0 +1,97 @@
+// One message, whole: as a JSON tree, as text, as hex, with what one can do from there.
+
+import { button, copy, h, replace } from "../dom.js";
+import { bytes, clock, hexLines } from "../format.js";
+import { parse, pretty } from "../json.js";
+import { tree } from "./tree.js";
+
+const TEXT_MAX = 1_000_000;
+
+export class Detail {
+  constructor(app, address, onclose) {
+    this.app = app;
+    this.address = address;
+    this.onclose = onclose;
+    this.message = null;
+    this.element = h("aside", { class: "detail", hidden: true, "aria-label": "Message", id: "detail" });
+  }
+
+  show(message, mode, readFrom) {
+    this.message = message;
+    this.mode = mode;
+    this.readFrom = readFrom;
+    this.element.hidden = false;
+    this.#draw();
+  }
+
+  setMode(mode) {
+    this.mode = mode;
+    if (this.message) this.#draw();
+  }
+
+  close() {
+    if (!this.message) return;
+    this.message = null;
+    this.element.hidden = true;
+    replace(this.element);
+    this.onclose();
+  }
+
+  #draw() {
+    const { message } = this;
+    const tabs = ["json", "text", "hex"].map((mode) => button(mode === "json" ? "JSON" : mode, () => this.setMode(mode), { kind: `tab${mode === this.mode ? " current" : ""}` }));
+    const title = message.index === null ? `Message ${message.number}` : `Message ${message.index}`;
+    const facts = [
+      ["offset before", message.start],
+      ["offset behind", message.end],
+      ["size", bytes(message.size)],
+      ["came", message.live ? clock(message.at) : "while catching up"],
+    ].filter(([, value]) => value);
+    const rows = facts.map(([name, value]) => h("tr", {}, h("th", { scope: "row", text: name }), h("td", { class: "mono", text: value })));
+    replace(
+      this.element,
+      h("header", {}, h("h3", { text: title }), h("div", { class: "row" }, tabs), button("", () => this.close(), { symbol: "close", kind: "quiet", title: "Close (Esc)" })),
+      h("div", { class: "detail-body", id: "detail-body" }, this.#content()),
+      h("table", { class: "headers" }, h("tbody", {}, rows)),
+      h("div", { class: "row wrap" }, this.#actions(message)),
+    );
+  }
+
+  #actions(message) {
+    const { app, address } = this;
+    const actions = [button("Copy", () => copy(message.string(), "Message copied"), { symbol: "copy", kind: "small" })];
+    if (message.start && message.end) {
+      actions.push(button("curl", () => app.copyCurl({ path: address.path, query: { offset: message.start, until: message.end } }), { symbol: "terminal", kind: "small", title: "Copy a read of this message as curl" }));
+    } else if (message.end) {
+      actions.push(button("curl", () => app.copyCurl({ path: address.path, query: { offset: message.end } }), { symbol: "terminal", kind: "small", title: "Copy a read from behind this message as curl" }));
+    }
+    if (message.end) {
+      actions.push(button("Read from here", () => this.readFrom(message.end), { kind: "small" }));
+      actions.push(button("Fork here", () => app.openFork(address, message.end), { symbol: "fork", kind: "small" }));
+    }
+    return actions;
+  }
+
+  #content() {
+    const { message, mode } = this;
+    if (mode === "hex") return h("pre", { class: "mono", text: hexLines(message.bytes()).join("\n") });
+    const text = message.string();
+    if (mode === "json") {
+      try {
+        return h("div", { class: "mono" }, tree(parse(text)));
+      } catch (error) {
+        return [h("p", { class: "muted", text: `Not shown as a tree: ${error.message}.` }), plainText(text)];
+      }
+    }
+    try {
+      return plainText(pretty(parse(text)));
+    } catch {
+      return plainText(text);
+    }
+  }
+}
+
+function plainText(text) {
+  const cut = text.length > TEXT_MAX ? `${text.slice(0, TEXT_MAX)}…` : text;
+  return h("pre", { class: "mono wrap-text", text: cut });
+}

@@ -1,0 +1,67 @@
+// What one sees first: how the server is doing, and what to do next.
+
+import { button, h, replace } from "../dom.js";
+import { bytes, count } from "../format.js";
+
+const POLL_MS = 3000;
+const SHOWN = [
+  ["headwater_streams", "streams", count],
+  ["headwater_payload_bytes", "held", bytes],
+  ["headwater_appends_total", "appends", count],
+  ["headwater_read_bytes_total", "read", bytes],
+  ["headwater_live_readers", "live readers", count],
+  ["headwater_connections", "connections", count],
+];
+
+export class HomeView {
+  constructor(app) {
+    this.app = app;
+    this.numbers = h("div", { class: "tiles", id: "numbers" });
+    const base = app.client.base;
+    const commands = [
+      ["Create", { method: "PUT", path: "/v1/stream/demo", headers: { "Content-Type": "application/json" } }],
+      ["Append", { method: "POST", path: "/v1/stream/demo", headers: { "Content-Type": "application/json" }, body: '{"hello":"world"}' }],
+      ["Follow", { path: "/v1/stream/demo", query: { offset: "-1", live: "sse" }, live: true }],
+    ];
+    this.element = h(
+      "article",
+      { class: "page home" },
+      h("header", { class: "view-head" }, h("h1", { text: "Streams" }), h("p", { class: "muted" }, "Append-only logs behind URLs. Choose one on the left, type a path, or make one. Server: ", h("code", { text: base }))),
+      this.numbers,
+      h(
+        "section",
+        { class: "card" },
+        h("h2", { text: "Try it" }),
+        commands.map(([name, request]) => h("div", { class: "command" }, h("span", { class: "muted", text: name }), h("code", { class: "mono grow", text: app.client.curl(request) }), button("", () => app.copyCurl(request), { symbol: "copy", kind: "quiet small", title: `Copy: ${name}` }))),
+        h("p", { class: "muted", text: "What you create shows up on the left by itself." }),
+      ),
+      h("section", { class: "card" }, h("h2", { text: "Keys" }), h("p", { class: "muted" }, "Press ", h("kbd", { text: "?" }), " for the keys, ", h("kbd", { text: "/" }), " to filter, ", h("kbd", { text: "n" }), " for a new stream.")),
+    );
+    this.#load();
+    this.timer = setInterval(() => document.visibilityState === "visible" && this.#load(), POLL_MS);
+  }
+
+  stop() {
+    this.stopped = true;
+    clearInterval(this.timer);
+  }
+
+  async #load() {
+    let text = "";
+    try {
+      text = await (await this.app.client.expect({ path: "/metrics", quiet: true })).text();
+    } catch {
+      // Behind a proxy there may be none to see.
+    }
+    if (this.stopped) return;
+    const values = new Map();
+    for (const line of text.split("\n")) {
+      const found = /^(\w+)(?:\{[^}]*\})? ([0-9.e+-]+)$/i.exec(line);
+      if (found) values.set(found[1], (values.get(found[1]) || 0) + Number(found[2]));
+    }
+    replace(
+      this.numbers,
+      SHOWN.filter(([name]) => values.has(name)).map(([name, label, format]) => h("div", { class: "tile" }, h("b", { text: format(values.get(name)) }), h("span", { class: "muted", text: label }))),
+    );
+  }
+}

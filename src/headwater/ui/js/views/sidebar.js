@@ -1,0 +1,202 @@
+// The list of streams, with its filter, and the way to the other views.
+
+import { Address } from "../client.js";
+import { button, h, icon, replace } from "../dom.js";
+import { count } from "../format.js";
+import { Metadata } from "../metadata.js";
+import { VirtualList } from "../virtual.js";
+import { streamBadges } from "./badges.js";
+
+const ROW_PX = 50;
+const SETTLE_MS = 150;
+
+const PLACES = [
+  ["#/", "Streams"],
+  ["#/buckets", "Buckets"],
+  ["#/subscriptions", "Subscriptions"],
+  ["#/pipeline", "Pipeline"],
+];
+
+/** The address that somebody typed: a name, a path, or a whole URL. */
+export function typedAddress(text, base) {
+  let path = text.trim();
+  if (path.startsWith(base)) path = path.slice(base.length);
+  path = path.split("?")[0];
+  const decoded = (piece) => {
+    try {
+      return decodeURIComponent(piece);
+    } catch {
+      return piece;
+    }
+  };
+  if (path.startsWith("/ds/")) {
+    const [bucket, ...rest] = path.slice(4).split("/");
+    if (rest.length > 0) return new Address(decoded(rest.join("/")), bucket);
+  }
+  if (path.startsWith("/v1/stream/")) return new Address(path.slice(11).split("/").map(decoded).join("/"));
+  return new Address(path.replace(/^\/+|\/+$/g, ""));
+}
+
+export class Sidebar {
+  constructor(app, element) {
+    this.app = app;
+    this.shown = [];
+    this.metadata = new Metadata(app.client, () => this.#redraw());
+    this.status = h("button", { class: "status", type: "button", id: "connection", onclick: () => app.openConnection() });
+    this.summary = h("span", { class: "muted", id: "stream-count" });
+    this.filter = h("input", {
+      type: "search",
+      id: "filter",
+      placeholder: "Filter, or type a path",
+      autocomplete: "off",
+      spellcheck: "false",
+      "aria-label": "Filter streams, or type a path and press Enter",
+      oninput: () => this.#refilter(),
+      onkeydown: (event) => this.#filterKey(event),
+    });
+    this.list = new VirtualList({
+      rowHeight: ROW_PX,
+      label: "Streams",
+      id: "streams",
+      render: (index) => this.#row(index),
+      onopen: (index) => app.go(this.#address(index).hash),
+      onscroll: () => this.#settle(),
+    });
+    this.places = PLACES.map(([hash, label]) => h("a", { href: hash, text: label }));
+    this.notice = h("div", { class: "notice", hidden: true });
+    replace(
+      element,
+      h(
+        "header",
+        { class: "side-head" },
+        h("a", { class: "brand", href: "#/" }, icon("wave"), h("span", { text: "Headwater" })),
+        h("div", { class: "row" }, [
+          button("", () => app.toggleTheme(), { symbol: "moon", kind: "quiet", title: "Light or dark (t)", id: "theme" }),
+          button("", () => app.openRequests(), { symbol: "log", kind: "quiet", title: "Requests (r)", id: "requests" }),
+          button("", () => app.openHelp(), { symbol: "help", kind: "quiet", title: "Keys (?)", id: "help" }),
+        ]),
+      ),
+      this.status,
+      h("nav", { "aria-label": "Views" }, this.places),
+      h("div", { class: "filter-row" }, h("div", { class: "search" }, icon("search"), this.filter), button("New", () => app.openCreate(), { symbol: "plus", kind: "primary", title: "New stream (n)", id: "new-stream" })),
+      h("div", { class: "list-head" }, this.summary, button("curl", () => app.copyCurl({ path: "/v1/stream/__registry__", query: { offset: "-1", live: "sse" }, live: true }), { symbol: "terminal", kind: "quiet small", title: "Copy the live list as curl" })),
+      this.notice,
+      this.list.element,
+    );
+    this.timer = setInterval(() => this.#settle(), 5000);
+  }
+
+  stop() {
+    clearInterval(this.timer);
+  }
+
+  route(hash) {
+    const place = hash.startsWith("#/bucket") ? "#/buckets" : hash.startsWith("#/subscription") ? "#/subscriptions" : hash.startsWith("#/pipeline") ? "#/pipeline" : "#/";
+    for (const link of this.places) link.setAttribute("aria-current", link.getAttribute("href") === place ? "page" : "false");
+    this.current = hash.split("?")[0];
+    this.#redraw();
+  }
+
+  /** The registry changed: at most a few times a second, the list follows. */
+  update() {
+    if (this.updating) return;
+    this.updating = setTimeout(() => {
+      this.updating = null;
+      this.#refilter();
+    }, 100);
+  }
+
+  connection({ state, error }, base) {
+    const names = { live: "connected", "catching-up": "loading streams", opening: "connecting", reconnecting: "reconnecting", failed: "no registry", paused: "asleep while hidden", ended: "registry closed", stopped: "stopped" };
+    const kinds = { live: "good", reconnecting: "warn", failed: error?.status === 404 ? "plain" : "bad" };
+    replace(this.status, h("span", { class: `dot ${kinds[state] || "plain"}` }), h("span", { class: "grow ellipsis", text: base.replace(/^https?:\/\//, "") }), h("span", { class: "muted", text: names[state] || state }));
+    this.status.title = `${base}: ${names[state] || state}. Press to change the address or the token.`;
+    this.status.dataset.state = state;
+    const refused = state === "failed" && error;
+    this.notice.hidden = !refused;
+    if (refused) {
+      const why =
+        error.status === 404
+          ? "This server keeps no registry, so streams cannot be listed. Type a path above to open one. On Headwater, set DS_REGISTRY__ENABLED=true or start it with --profile dev."
+          : error.status === 401 || error.status === 403
+            ? "The server wants a token, or does not let this one read the list of streams."
+            : error.message;
+      replace(this.notice, h("p", { text: why }));
+    }
+  }
+
+  get #words() {
+    return this.filter.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+  }
+
+  #refilter() {
+    const { names } = this.app.registry;
+    const words = this.#words;
+    const typed = this.filter.value.trim();
+    this.shown = words.length === 0 ? names : names.filter((name) => {
+      const lower = name.toLowerCase();
+      return words.every((word) => lower.includes(word));
+    });
+    // What was typed can be opened, listed or not.
+    this.extra = typed !== "" && !this.app.registry.streams.has(typed) ? typed : null;
+    this.summary.textContent = words.length === 0 ? `${count(names.length)} streams` : `${count(this.shown.length)} of ${count(names.length)}`;
+    this.list.setCount(this.shown.length + (this.extra === null ? 0 : 1));
+    this.#redraw();
+  }
+
+  #redraw() {
+    if (this.drawing) return;
+    this.drawing = requestAnimationFrame(() => {
+      this.drawing = 0;
+      this.list.refresh();
+    });
+  }
+
+  #address(index) {
+    if (index >= this.shown.length) return typedAddress(this.extra, this.app.client.base);
+    return new Address(this.shown[index]);
+  }
+
+  #row(index) {
+    const address = this.#address(index);
+    if (index >= this.shown.length) {
+      return h("div", { class: "row-item open-typed" }, h("div", { class: "name ellipsis" }, "Open ", h("b", { text: address.title })), h("div", { class: "badges" }, h("span", { class: "muted", text: address.path })));
+    }
+    const info = this.metadata.get(address);
+    const listed = this.app.registry.streams.get(address.name);
+    return h(
+      "div",
+      { class: `row-item${address.hash === this.current ? " current" : ""}`, title: address.title },
+      h("div", { class: "name ellipsis", text: address.title }),
+      h("div", { class: "badges" }, streamBadges(listed?.type, info)),
+    );
+  }
+
+  #settle() {
+    clearTimeout(this.settling);
+    this.settling = setTimeout(() => {
+      if (document.visibilityState === "hidden") return;
+      const [first, last] = this.list.visible;
+      const wanted = [];
+      for (let index = first; index < Math.min(last, this.shown.length); index += 1) wanted.push(this.#address(index));
+      this.metadata.want(wanted);
+    }, SETTLE_MS);
+  }
+
+  #filterKey(event) {
+    if (event.key === "Enter" && this.filter.value.trim()) {
+      event.preventDefault();
+      const typed = this.filter.value.trim();
+      const exact = this.app.registry.streams.has(typed);
+      const index = exact ? this.shown.indexOf(typed) : this.shown.length === 1 ? 0 : this.shown.length;
+      this.app.go(this.#address(Math.max(0, index)).hash);
+    } else if (event.key === "ArrowDown") {
+      event.preventDefault();
+      this.list.element.focus();
+      this.list.select(0);
+    } else if (event.key === "Escape") {
+      this.filter.value = "";
+      this.#refilter();
+    }
+  }
+}
