@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
 
+from tests.http.bucketed import Bucket, BucketStream
 from tests.http.protocol import Stream
 from tests.serving import Server
+
+_bucket_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +33,25 @@ def stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
 def json_stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
     """The same for JSON."""
     return Stream(client, stream_name(), "application/json")
+
+
+@pytest.fixture
+def bucket_id(request: pytest.FixtureRequest) -> str:
+    """A bucket id that no other test uses."""
+    stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower()).strip("-")[:40]
+    return f"{stem}-{next(_bucket_numbers)}"
+
+
+@pytest.fixture
+def bucket(client: httpx.Client, bucket_id: str) -> Bucket:
+    """A bucket of the test's own on the shared server."""
+    return Bucket(client, bucket_id).create()
+
+
+@pytest.fixture
+def log_stream(bucket: Bucket) -> BucketStream:
+    """A text stream in a bucket, with the messages `one`, `two` and `three`."""
+    stream = bucket.stream("log").create()
+    for text in ("one", "two", "three"):
+        stream.append(text)
+    return stream

@@ -53,7 +53,9 @@ class SseReader:
         connection: RawConnection | None = None,
     ) -> None:
         self.connection = connection or RawConnection(server)
-        self.connection.send(encode("GET", f"/v1/stream/{name}?offset={offset}&live=sse{query}", headers=headers))
+        # A name of the base surface, or the path of any stream.
+        path = name if name.startswith("/") else f"/v1/stream/{name}"
+        self.connection.send(encode("GET", f"{path}?offset={offset}&live=sse{query}", headers=headers))
         _, self.status, self.fields = self.connection.response_head()
         self.wire = b""
         """How the response begins, as it came."""
