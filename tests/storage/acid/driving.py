@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 
 from headwater.core.catalog import Catalog, Stream
 from headwater.core.offsets import Offset
+from headwater.core.producers import digest
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
 from headwater.storage.acid import AcidStorage
 from headwater.storage.interface import Committed, Storage
@@ -76,6 +77,7 @@ class Driver:
                 seq,
                 stream_seq,
                 close,
+                digest(payload) if producer is not None else 0,
             )
         )
 

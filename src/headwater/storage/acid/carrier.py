@@ -168,6 +168,8 @@ class Carrier:
         seq = self.mark.seq
         for load in loads:
             seq = load.seq
+            # Where nothing else does, let go of the interpreter lock: the event loop would wait for it.
+            time.sleep(0)
             for routed in load.batch:
                 self._route(by_shard, load.seq, routed)
         reached: list[tuple[int, int]] = []

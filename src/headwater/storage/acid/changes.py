@@ -21,6 +21,7 @@ from headwater.storage.acid.rows import (
     BadRow,
     crc_of,
     decode_image,
+    decode_producer,
     document_key,
     encode_document,
     encode_image,
@@ -66,6 +67,8 @@ class Changes:
                     f"{self._path}: stream {stream.name!r} ends at {stream.tail}, and the journal goes on at"
                     f" position {record.position}: something between them is missing."
                 )
+            if record.producer_id is not None:
+                self._recall(touched, record.producer_id)
             self._catalog.apply_append(stream, record)
             if record.payload:
                 self._add(touched, record.index, record.position, record)
@@ -126,6 +129,21 @@ class Changes:
         except (BadRow, msgspec.MsgspecError) as error:
             raise Corrupt(f"{self._path}: the state of stream id {key.hex()} is damaged: {error}.") from error
         return self._install(image, crc_of(row))
+
+    def _recall(self, touched: _Touched, producer_id: str) -> None:
+        """Let a stream know a producer as the shard does. Only those that move are read, and then written."""
+        stream = touched.stream
+        if touched.row_crc is None or touched.producers_replaced or producer_id in (stream.producers or ()):
+            return
+        key = producer_key(stream.id, producer_id)
+        row = self._txn.get(key, db=self._databases.producers)
+        if row is None:
+            return
+        try:
+            _, state = decode_producer(key, row)
+        except (BadRow, msgspec.MsgspecError) as error:
+            raise Corrupt(f"{self._path}: producer {producer_id!r} of {stream.name!r} is damaged: {error}.") from error
+        stream.producers = (stream.producers or {}) | {producer_id: state}
 
     def _install(self, image: Image, row_crc: int | None) -> _Touched:
         self._catalog.apply(image)

@@ -27,8 +27,9 @@ from headwater.storage.interface import Corrupt, StorageError
 
 ENTRY_BYTES: Final = 1_048_576
 """A batch with more payload than this becomes several entries of the same transaction."""
-TRIMMED_AT_ONCE: Final = 32
-"""Entries removed along with one batch: more than a batch adds, few enough not to be felt."""
+TRIMMED_AT_ONCE: Final = 8
+"""Entries removed along with a batch, whenever so many have reached their shards: more than batches add, and few. Each
+is a call in which py-lmdb lets go of the interpreter lock, and a busy event loop may be slow to give it back."""
 
 _KEY: Final = struct.Struct(">Q")
 _HEADER_KEY: Final = _KEY.pack(0)
@@ -74,15 +75,16 @@ class Journal:
     def write(self, batch: Sequence[Routed], mark: Mark) -> int:
         """Make a batch durable and trim what the shards have; returns the sequence number of its last entry."""
         seq = self.last_seq
-        trimmed_to = min(mark.seq, self.mark.seq + TRIMMED_AT_ONCE)
+        trims = mark.seq - self.mark.seq >= TRIMMED_AT_ONCE
+        trimmed_to = self.mark.seq + TRIMMED_AT_ONCE
         with writing(self.path), self.environment.begin(write=True) as txn:
             for entry in _entries_of(batch):
                 seq += 1
                 txn.put(_KEY.pack(seq), _encode(seq, entry), append=True)
-            if trimmed_to > self.mark.seq:
+            if trims:
                 self._trim(txn, trimmed_to, mark)
         self.last_seq = seq
-        if trimmed_to > self.mark.seq:
+        if trims:
             self.mark = Mark(trimmed_to, mark.shard_seqs)
         return seq
 

@@ -16,6 +16,7 @@ it is intact in itself.
 from __future__ import annotations
 
 import struct
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,6 +36,9 @@ from headwater.storage.interface import Corrupt, StorageError
 
 REAPED_AT_ONCE: Final = 512
 """Rows and pieces of removed streams that one transaction takes away: about 32 MiB, some milliseconds."""
+
+YIELD_EVERY: Final = 32
+"""Records after which the thread lets go of the interpreter lock, so that the event loop need not wait for it."""
 
 LEDGER_KEY: Final = b"\0ledger"
 _LEDGER: Final = struct.Struct(">16sHQQ")
@@ -92,7 +96,9 @@ class Shard:
         """
         with writing(self.path), self.environment.begin(write=True, buffers=True) as txn:
             work = Changes(txn, self.databases, self.path)
-            for record, removed in changes:
+            for number, (record, removed) in enumerate(changes):
+                if not number % YIELD_EVERY:
+                    time.sleep(0)
                 if record is not None:
                     work.apply(record)
                 for stream_id in removed:
