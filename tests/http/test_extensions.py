@@ -115,6 +115,12 @@ def test_frames_keep_every_boundary_of_bytes(stream: Stream) -> None:
     assert unframe(answer.content) == messages
 
 
+def test_frames_of_nothing_are_no_frames(stream: Stream, json_stream: Stream) -> None:
+    assert unframe(stream.create().get(offset="-1", frames=1).content) == []
+    tail = json_stream.create("[1]").tail()
+    assert unframe(json_stream.get(offset=tail, frames=1).content) == []
+
+
 def test_frames_of_json_are_the_messages_to_the_byte(json_stream: Stream) -> None:
     json_stream.create('[ {"a" : 1.0} , 9007199254740993, "\\u00e9" ]')
     assert unframe(json_stream.get(offset="-1", frames=1).content) == [

@@ -158,6 +158,8 @@ class StreamReader:
         """The length of each message of a chunk."""
         lengths: list[int] = []
         for stream_id, start, end in chunk.spans:
+            if start == end:
+                continue
             if self._ends_within_message(stream_id, end):
                 whole = (
                     self._storage.lengths(stream_id, start.index, end.index - 1) if end.index - 1 > start.index else ()
