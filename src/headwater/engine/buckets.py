@@ -53,6 +53,14 @@ class Page(msgspec.Struct, frozen=True, gc=False):
     has_more: bool
 
 
+class BucketPage(msgspec.Struct, frozen=True, gc=False):
+    """Some buckets, in order."""
+
+    buckets: tuple[Bucket, ...]
+    has_more: bool
+
+
+OnBucketPage: TypeAlias = Callable[[BucketPage | Refusal], None]
 OnBucket: TypeAlias = Callable[[Bucket | Refusal], None]
 OnPage: TypeAlias = Callable[[Page | Refusal], None]
 
@@ -111,6 +119,19 @@ class Buckets:
         """The bucket as it is when all that was decided so far is durable."""
         self._engine.expire_due()
         self._engine.after_all_pending(partial(self._found, bucket_id, done), None)
+
+    def all(self, after: str | None, limit: int, done: OnBucketPage) -> None:
+        """The first `limit` buckets behind a place in the order."""
+
+        def found(result: Refusal | None) -> None:
+            if result is not None:
+                done(result)
+                return
+            ids = sorted(bucket_id for bucket_id in self._durable if after is None or bucket_id > after)
+            done(BucketPage(tuple(self._durable[bucket_id] for bucket_id in ids[:limit]), len(ids) > limit))
+
+        self._engine.expire_due()
+        self._engine.after_all_pending(found, None)
 
     def page(self, bucket_id: str, prefix: str, after: str | None, limit: int, done: OnPage) -> None:
         """The first `limit` streams behind a place in the order."""

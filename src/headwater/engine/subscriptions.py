@@ -146,6 +146,11 @@ class Subscriptions:
     def get(self, id_: str) -> View:
         return self._view(self._find(id_))
 
+    def page(self, after: str | None, limit: int) -> tuple[list[View], bool]:
+        """The first `limit` subscriptions behind a place in the order, and whether there are more."""
+        ids = sorted(id_ for id_ in self._by_id if after is None or id_ > after)
+        return [self.get(id_) for id_ in ids[:limit]], len(ids) > limit
+
     def delete(self, id_: str) -> None:
         """Remove a subscription; one that is not there is as good as removed."""
         subscription = self._by_id.get(id_)

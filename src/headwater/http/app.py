@@ -201,6 +201,8 @@ class App:
         elif path.startswith(bucketed.ROOT):
             address = bucketed.resolve(path)
             target = Target(address.handlers, address.name, query, bucket=address.bucket, snapshot=address.snapshot)
+        elif path == bucketed.INDEX:
+            target = Target(bucketed.INDEX_HANDLERS, "", query)
         elif path in SERVICE_PAGES:
             target = Target(SERVICE_PAGES[path], "", query)
         elif ui.belongs(path):

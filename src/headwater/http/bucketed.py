@@ -1,5 +1,6 @@
 """The bucketed surface: what lies below `/ds/`, and that a bucket must be there for anything in it (extensions §1).
 
+    /ds                                              the list of buckets
     /ds/{bucket_id}                                  a bucket
     /ds/{bucket_id}/streams                          the listing of its streams
     /ds/{bucket_id}/{stream_id}                      a stream, with every operation of the base protocol
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from headwater.http.connection import Connection
 
 ROOT: Final = BUCKET_ROOT.encode()
+INDEX: Final = ROOT.rstrip(b"/")
 
 Handler: TypeAlias = "Callable[[App, Connection, Request, Target], None]"
 
@@ -67,6 +69,7 @@ def _with_options(handlers: Mapping[bytes, Handler]) -> Mapping[bytes, Handler]:
     return {**handlers, b"OPTIONS": options.handle}
 
 
+INDEX_HANDLERS: Final = _with_options({b"GET": buckets.index, b"HEAD": buckets.index})
 BUCKET_HANDLERS: Final = _with_options(
     {b"PUT": buckets.create, b"GET": buckets.show, b"HEAD": buckets.show, b"DELETE": buckets.delete}
 )

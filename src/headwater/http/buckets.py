@@ -1,4 +1,4 @@
-"""Buckets: create, metadata, listing, delete (extensions §1.2 to §1.5)."""
+"""Buckets: create, metadata, listing, delete (extensions §1.2 to §1.5), and our own list of all of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.core.buckets import check_page_limit, ids_of
 from headwater.core.offsets import Offset
-from headwater.engine.buckets import Bucket, Page
+from headwater.engine.buckets import Bucket, BucketPage, Page
 from headwater.engine.stream import LiveStream
 from headwater.http.create import location
 from headwater.http.request import Request
@@ -28,6 +28,12 @@ class BucketMetadata(msgspec.Struct):
     bucket_id: str
     streams: int
     created_at_ms: int
+
+
+class BucketListing(msgspec.Struct):
+    buckets: list[BucketMetadata]
+    next_cursor: str | None
+    has_more: bool
 
 
 class StreamEntry(msgspec.Struct):
@@ -56,6 +62,13 @@ def create(app: App, connection: Connection, request: Request, target: Target) -
     app.engine.buckets.create(target.bucket, partial(connection.settle, _render_created))
 
 
+def index(app: App, connection: Connection, request: Request, target: Target) -> None:
+    """Every bucket there is, page by page, as the streams of one are listed."""
+    connection.operation = "list_buckets"
+    limit = check_page_limit(target.query.get("limit"))
+    app.engine.buckets.all(target.query.get("after"), limit, partial(connection.settle, _render_buckets))
+
+
 def show(app: App, connection: Connection, request: Request, target: Target) -> None:
     connection.operation = "show_bucket"
     app.engine.buckets.look_up(target.bucket, partial(connection.settle, _render_metadata))
@@ -78,8 +91,18 @@ def _render_created(connection: Connection, bucket: Bucket) -> None:
     connection.reply(CREATED, NO_STORE + b"Location: " + location(connection) + b"\r\n")
 
 
+def _render_buckets(connection: Connection, page: BucketPage) -> None:
+    buckets = [_metadata(bucket) for bucket in page.buckets]
+    last = buckets[-1].bucket_id if buckets and page.has_more else None
+    connection.reply(OK, _JSON, _encode(BucketListing(buckets, last, page.has_more)))
+
+
 def _render_metadata(connection: Connection, bucket: Bucket) -> None:
-    connection.reply(OK, _JSON, _encode(BucketMetadata(bucket.id, len(bucket.ids), bucket.created_ms)))
+    connection.reply(OK, _JSON, _encode(_metadata(bucket)))
+
+
+def _metadata(bucket: Bucket) -> BucketMetadata:
+    return BucketMetadata(bucket.id, len(bucket.ids), bucket.created_ms)
 
 
 def _render_deleted(connection: Connection, bucket: Bucket) -> None:

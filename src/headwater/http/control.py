@@ -34,6 +34,11 @@ _SUBSCRIPTION: Final[Mapping[bytes, Handler]] = {
     b"DELETE": subscriptions.delete,
     b"OPTIONS": options.handle,
 }
+_INDEX: Final[Mapping[bytes, Handler]] = {
+    b"GET": subscriptions.index,
+    b"HEAD": subscriptions.index,
+    b"OPTIONS": options.handle,
+}
 _LINK: Final[Mapping[bytes, Handler]] = {b"DELETE": subscriptions.remove_stream, b"OPTIONS": options.handle}
 _ACTIONS: Final[Mapping[bytes, Mapping[bytes, Handler]]] = {
     name: {b"POST": handler, b"OPTIONS": options.handle}
@@ -57,6 +62,8 @@ def resolve(path: bytes) -> tuple[Mapping[bytes, Handler], str, str]:
     segments = path.split(b"/")[1:]
     if segments == [b"jwks.json"]:
         return _KEYS, "", ""
+    if segments == [_SUBSCRIPTIONS]:
+        return _INDEX, "", ""
     if len(segments) >= 2 and segments[0] == _SUBSCRIPTIONS:
         id_ = check_subscription_id(_decoded(segments[1]))
         rest = segments[2:]

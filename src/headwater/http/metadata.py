@@ -31,6 +31,7 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         position(stream.durable_index),
         EXTENSIONS,
     ]
+    headers.append(header("Stream-Last-Write-At", format_instant(stream.written_ms)))
     if stream.ttl_secs is not None:
         headers.append(b"Stream-TTL: %d\r\n" % stream.ttl_secs)
     if stream.expires_at_ms is not None:

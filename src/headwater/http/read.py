@@ -12,7 +12,16 @@ from headwater.engine.reading import SLICE_BYTES, Chunk
 from headwater.http import long_poll, ranges, sse
 from headwater.http.events import as_array
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE, NOT_MODIFIED, OK, STREAM_CLOSED, UP_TO_DATE, header, next_offset
+from headwater.http.response import (
+    NO_STORE,
+    NOT_MODIFIED,
+    OK,
+    STREAM_CLOSED,
+    UP_TO_DATE,
+    content_type,
+    header,
+    next_offset,
+)
 
 if TYPE_CHECKING:
     from headwater.http.app import App, Target
@@ -44,7 +53,7 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         return
     if token == NOW:
         body = b"[]" if stream.type.json else b""
-        headers = NO_STORE + header("Content-Type", stream.type.header) + next_offset(start.index, start.position)
+        headers = NO_STORE + content_type(stream.type.header) + next_offset(start.index, start.position)
         closed = STREAM_CLOSED if stream.durable_closed else b""
         connection.reply(OK, headers + UP_TO_DATE + closed, body)
         return
@@ -58,7 +67,7 @@ def reply_chunk(app: App, connection: Connection, request: Request, chunk: Chunk
     headers = b"".join(
         (
             cache_control(app, chunk),
-            header("Content-Type", chunk.stream.type.header),
+            content_type(chunk.stream.type.header),
             next_offset(chunk.end.index, chunk.end.position),
             ranges.position(chunk.end.index),
             UP_TO_DATE if chunk.up_to_date else b"",

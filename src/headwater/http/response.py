@@ -7,6 +7,7 @@ ended by CRLF, so that the hot path only joins what is already encoded.
 from __future__ import annotations
 
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
@@ -27,6 +28,7 @@ EXPOSED_HEADERS: Final = (
     "Stream-Earliest-Offset",
     "Stream-Expires-At",
     "Stream-Extensions",
+    "Stream-Last-Write-At",
     "Stream-Next-Offset",
     "Stream-Next-Position",
     "Stream-Retention-Age",
@@ -79,6 +81,10 @@ _PROBLEM: Final = b"Content-Type: application/problem+json\r\n"
 _JSON: Final = b"Content-Type: application/json\r\n"
 _SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\n"
 
+_SANDBOX: Final = b"Content-Security-Policy: sandbox; default-src 'none'\r\n"
+_INERT: Final = frozenset(("application/json", "text/plain", "application/octet-stream"))
+"""What browsers show without ever running it."""
+
 _encode_json: Final = msgspec.json.Encoder().encode
 
 
@@ -120,6 +126,13 @@ class CommonHeaders:
 
 def header(name: str, value: str) -> bytes:
     return f"{name}: {value}\r\n".encode("latin-1", "replace")
+
+
+@lru_cache(maxsize=1024)
+def content_type(value: str) -> bytes:
+    """The header of what clients stored. A page among it, opened in a browser, may run nothing in our origin."""
+    line = header("Content-Type", value)
+    return line if value.partition(";")[0].strip().lower() in _INERT else line + _SANDBOX
 
 
 def next_offset(index: int, position: int) -> bytes:

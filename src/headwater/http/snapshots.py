@@ -27,6 +27,7 @@ from headwater.http.response import (
     STREAM_CLOSED,
     TEMPORARY_REDIRECT,
     UP_TO_DATE,
+    content_type,
     header,
     next_offset,
 )
@@ -92,7 +93,7 @@ def read(app: App, connection: Connection, request: Request, target: Target) -> 
     headers = b"".join(
         (
             NO_STORE,
-            header("Content-Type", ref.content_type),
+            content_type(ref.content_type),
             header("Stream-Snapshot-Offset", offset_of(ref)),
             next_offset(ref.index, ref.position),
             _state_after(stream, ref),

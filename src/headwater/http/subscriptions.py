@@ -1,4 +1,4 @@
-"""Subscriptions as a resource: create or confirm, read, delete, and change explicit links (protocol §6)."""
+"""Subscriptions as a resource: create or confirm, read, delete, list, and change explicit links (protocol §6)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headwater.core.buckets import check_page_limit
 from headwater.core.errors import InvalidSubscription
 from headwater.core.expiry import format_instant
 from headwater.core.subscriptions import LEASE_TTL_DEFAULT_MS, Kind, link_name, make_config
@@ -61,6 +62,14 @@ def get(app: App, connection: Connection, request: Request, target: Target) -> N
     api.answer(partial(api.get, target.name), partial(connection.settle, _render_view))
 
 
+def index(app: App, connection: Connection, request: Request, target: Target) -> None:
+    """Every subscription there is, page by page, in short (our extension; a bucket is listed alike)."""
+    connection.operation = "subscription-list"
+    limit = check_page_limit(target.query.get("limit"))
+    api = app.subscription_api
+    api.answer(partial(api.page, target.query.get("after"), limit), partial(connection.settle, _render_page))
+
+
 def delete(app: App, connection: Connection, request: Request, target: Target) -> None:
     connection.operation = "subscription-delete"
     api = app.subscription_api
@@ -95,6 +104,23 @@ def _render_view(connection: Connection, view: View) -> None:
     reply_json(connection, OK, _view(connection, view))
 
 
+def _render_page(connection: Connection, page: tuple[list[View], bool]) -> None:
+    views, has_more = page
+    listed = [
+        {"id": view.id, "type": view.config.kind, "status": _status(view), "stream_count": len(view.links)}
+        for view in views
+    ]
+    reply_json(
+        connection,
+        OK,
+        {"subscriptions": listed, "next_cursor": views[-1].id if has_more else None, "has_more": has_more},
+    )
+
+
+def _status(view: View) -> str:
+    return "failed" if view.is_failing else "active"
+
+
 def _render_nothing(connection: Connection, nothing: None) -> None:
     connection.reply(NO_CONTENT, NO_STORE)
 
@@ -110,7 +136,7 @@ def _view(connection: Connection, view: View) -> dict[str, object]:
         ],
         "lease_ttl_ms": config.lease_ttl_ms,
         "created_at": format_instant(view.created_ms),
-        "status": "failed" if view.is_failing else "active",
+        "status": _status(view),
     }
     if config.pattern is not None:
         rendered["pattern"] = config.pattern
