@@ -101,5 +101,11 @@ def room_bytes(environment: lmdb.Environment, databases: Iterable[lmdb._Database
         return environment.info()["map_size"] - used_bytes(txn, databases)
 
 
+def unused_bytes(environment: lmdb.Environment) -> int:
+    """How much lies beyond the end of what was ever used: the smaller part of the room, and quickly told."""
+    info = environment.info()
+    return info["map_size"] - (info["last_pgno"] + 1) * environment.stat()["psize"]
+
+
 def _pages(stat: lmdb._StatDict) -> int:
     return stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]

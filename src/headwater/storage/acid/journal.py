@@ -21,7 +21,7 @@ import lmdb
 import msgspec
 
 from headwater.core.records import Append, Create, Record
-from headwater.storage.acid.environment import open_environment, reading, room_bytes, writing
+from headwater.storage.acid.environment import open_environment, reading, room_bytes, unused_bytes, writing
 from headwater.storage.acid.metas import hidden_key
 from headwater.storage.interface import Corrupt, StorageError
 
@@ -116,9 +116,9 @@ class Journal:
             raise Corrupt(f"{self.path} has no header: it is damaged, or was emptied.")
         return self._decode_header(header)
 
-    def room_bytes(self) -> int:
+    def has_room(self, reserve_bytes: int) -> bool:
         with reading(self.path):
-            return room_bytes(self.environment, ())
+            return unused_bytes(self.environment) >= reserve_bytes or room_bytes(self.environment, ()) >= reserve_bytes
 
     def close(self) -> None:
         self.environment.close()

@@ -28,7 +28,7 @@ import msgspec
 from headwater.core.producers import ProducerState
 from headwater.core.records import Document, Image, Record
 from headwater.storage.acid.changes import Changes
-from headwater.storage.acid.environment import open_environment, reading, room_bytes, writing
+from headwater.storage.acid.environment import open_environment, reading, room_bytes, unused_bytes, writing
 from headwater.storage.acid.layout import shard_of
 from headwater.storage.acid.pieces import KEY, BadPiece, decode_piece
 from headwater.storage.acid.rows import ID, BadRow, crc_of, decode_document, decode_image, decode_producer
@@ -194,9 +194,12 @@ class Shard:
             raise StorageError(f"{self.path} belongs to another store, or is another shard; files were mixed up.")
         return Ledger(seq, row_sum)
 
-    def room_bytes(self) -> int:
+    def has_room(self, reserve_bytes: int) -> bool:
         with reading(self.path):
-            return room_bytes(self.environment, self.databases)
+            return (
+                unused_bytes(self.environment) >= reserve_bytes
+                or room_bytes(self.environment, self.databases) >= reserve_bytes
+            )
 
     def close(self) -> None:
         self.environment.close()

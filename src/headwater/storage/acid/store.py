@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from headwater.core.records import Append, Create, Document, Image, Record
 from headwater.storage.acid.carrier import CARRY_AFTER_S, CARRY_BYTES, Carrier, Load, Trim
-from headwater.storage.acid.environment import map_bytes_each
+from headwater.storage.acid.environment import map_bytes_each, reading
 from headwater.storage.acid.hot import HotTails
 from headwater.storage.acid.journal import Journal, Mark, Routed, make_journal
 from headwater.storage.acid.layout import (
@@ -48,6 +48,7 @@ MAP_RESERVE_BYTES: Final = 512 * 2**20
 """With less of its map left than the smaller of these, a database counts as full: a transaction needs room beside
 what it replaces."""
 LOOK_AT_ROOM_S: Final = 1.0
+CHECK_READERS_S: Final = 60.0
 ROUND_BYTES: Final = 16 * 2**20
 """How much a boot carries into the shards at a time."""
 
@@ -107,6 +108,7 @@ class AcidStorage:
         self._payload_bytes = 0
         self._recovered = False
         self._looked_s = 0.0
+        self._readers_checked_s = time.monotonic()
         self._refusal: str | None = None
         self._failure: str | None = None
 
@@ -314,15 +316,28 @@ class AcidStorage:
 
     def _look_at_room(self) -> None:
         self._looked_s = time.monotonic()
-        self._refusal = None
+        try:
+            self._refusal = self._lack_of_room()
+            if self._looked_s - self._readers_checked_s >= CHECK_READERS_S:
+                self._readers_checked_s = self._looked_s
+                self._forget_dead_readers()
+        except (StorageError, OSError) as error:
+            self._refusal = f"How much room is left cannot be told: {error}"
+
+    def _lack_of_room(self) -> str | None:
         if self._filesystem.free_bytes(self._root) < DISK_RESERVE_BYTES:
-            self._refusal = f"The disk of {self._root} has less than {DISK_RESERVE_BYTES >> 20} MiB left."
-            return
+            return f"The disk of {self._root} has less than {DISK_RESERVE_BYTES >> 20} MiB left."
         parts: list[Shard | Journal] = [*self._shards, self._opened_journal()]
         for part in parts:
-            if part.room_bytes() < min(part.map_bytes // MAP_RESERVE_SHARE, MAP_RESERVE_BYTES):
-                self._refusal = f"{part.path} is nearly as large as storage.acid_map_bytes allows."
-                return
+            if not part.has_room(min(part.map_bytes // MAP_RESERVE_SHARE, MAP_RESERVE_BYTES)):
+                return f"{part.path} is nearly as large as storage.acid_map_bytes allows."
+        return None
+
+    def _forget_dead_readers(self) -> None:
+        """A process that died while it looked at a database would keep its pages from being used again."""
+        for environment in (*(shard.environment for shard in self._shards), self._opened_journal().environment):
+            with reading(self._root):
+                environment.reader_check()
 
     def _reader(self, stream_id: int) -> ShardReader:
         return self._readers[self._known[stream_id].shard]
