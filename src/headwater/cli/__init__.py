@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import headwater
-from headwater.cli import config, serve
+from headwater.cli import backup, config, serve, store
 from headwater.cli.failure import Failure
 
 app = typer.Typer(
@@ -22,6 +22,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
+app.add_typer(store.app, name="store")
 app.add_typer(config.app, name="config")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,20 @@ import typer
 from headwater.cli.failure import USAGE, Failure
 from headwater.config import ConfigError, LoadedSettings, load_settings
 
+
+class StoreMode(StrEnum):
+    """The storage modes that have a directory."""
+
+    FILE_FAST = "file-fast"
+    FILE_DURABLE = "file-durable"
+    ACID = "acid"
+    REDB = "redb"
+
+    @property
+    def canonical(self) -> str:
+        return "acid" if self is StoreMode.REDB else self.value
+
+
 Profile = Annotated[
     str | None,
     typer.Option("--profile", metavar="NAME", help="Also read config/NAME.toml.", show_default=False),
@@ -19,6 +34,16 @@ Profile = Annotated[
 ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Read this settings file after all others.", show_default=False),
+]
+DataDirectory = Annotated[
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="The data directory, instead of the settings'.", show_default=False),
+]
+Mode = Annotated[
+    StoreMode | None,
+    typer.Option(
+        "--mode", help="The storage mode that the directory must be of, instead of the settings'.", show_default=False
+    ),
 ]
 
 

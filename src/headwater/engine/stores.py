@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.storage.acid.store import AcidStorage
 from headwater.storage.blobs import BLOBS_NAME, BlobStore, FileBlobs, MemoryBlobs
-from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage
+from headwater.storage.keeping import KeepingFilesystem
 from headwater.storage.log.storage import LogSettings, LogStorage
 from headwater.storage.memory import MemoryStorage
 
@@ -15,24 +15,30 @@ if TYPE_CHECKING:
     from headwater.config import Storage as StorageSettings
 
 
-def open_storage(settings: StorageSettings) -> Storage:
-    """The store for a mode. Its directory is locked from here on; `Storage.close` lets it go."""
+class Store(NamedTuple):
+    """An open store. Its directory is locked until `storage` is closed."""
+
+    storage: Storage
+    blobs: BlobStore
+    """Where snapshots are kept: in the persistent modes, in the directory that `storage` has locked."""
+    files: KeepingFilesystem
+
+
+def open_store(settings: StorageSettings) -> Store:
+    files = KeepingFilesystem()
     if settings.mode == "memory":
-        return MemoryStorage()
+        return Store(MemoryStorage(), MemoryBlobs(), files)
+    storage: Storage
     if settings.mode == "acid":
-        return AcidStorage(
+        storage = AcidStorage(
             settings.data_dir, settings.acid_shard_count, settings.acid_map_bytes, settings.hot_tail_bytes
         )
-    return LogStorage(
-        RealFilesystem(),
-        settings.data_dir,
-        durable=settings.mode == "file-durable",
-        settings=LogSettings(segment_bytes=settings.segment_bytes, hot_tail_bytes=settings.hot_tail_bytes),
-    )
-
-
-def open_blobs(settings: StorageSettings) -> BlobStore:
-    """Where snapshots are kept. In the persistent modes the directory must have been locked by `open_storage`."""
-    if settings.mode == "memory":
-        return MemoryBlobs()
-    return FileBlobs(RealFilesystem(), settings.data_dir / BLOBS_NAME, durable=settings.mode != "file-fast")
+    else:
+        storage = LogStorage(
+            files,
+            settings.data_dir,
+            durable=settings.mode == "file-durable",
+            settings=LogSettings(segment_bytes=settings.segment_bytes, hot_tail_bytes=settings.hot_tail_bytes),
+        )
+    blobs = FileBlobs(files, settings.data_dir / BLOBS_NAME, durable=settings.mode != "file-fast")
+    return Store(storage, blobs, files)

@@ -14,10 +14,11 @@ import uvloop
 from headwater.core.retention import RetentionRule
 from headwater.engine.background import Threads
 from headwater.engine.clock import SteadyClock
+from headwater.engine.door import Door, open_door
 from headwater.engine.engine import Engine, Limits
 from headwater.engine.registry import Registry
 from headwater.engine.scheduler import LoopScheduler
-from headwater.engine.stores import open_blobs, open_storage
+from headwater.engine.stores import Store, open_store
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks
 from headwater.http.app import App, HttpLimits
@@ -42,7 +43,8 @@ def run(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
-    engine = _build_engine(settings, loop)
+    store = open_store(settings.storage)
+    engine = _build_engine(settings, store, loop)
     engine.start()
     registry = Registry(engine, LoopScheduler(loop)) if settings.registry.enabled else None
     if registry is not None:
@@ -54,7 +56,9 @@ async def _serve(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG_MAX, 50, 50)
+    door: Door | None = None
     try:
+        door = await open_door(engine, store, settings.storage)
         app = _build_app(settings, engine, subscriptions, loop)
         server = await loop.create_server(
             lambda: Connection(app),
@@ -75,6 +79,8 @@ async def _serve(settings: Settings) -> None:
         sweep.cancel()
         await _drain(app, server, settings.server.drain_timeout_secs)
     finally:
+        if door is not None:
+            await door.close()
         if subscriptions is not None:
             await subscriptions.stop()
         if registry is not None:
@@ -105,18 +111,16 @@ async def _drain(app: App, server: asyncio.Server, timeout_s: float) -> None:
     log.info("stopped")
 
 
-def _build_engine(settings: Settings, loop: asyncio.AbstractEventLoop) -> Engine:
-    storage = open_storage(settings.storage)
+def _build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> Engine:
     retention = settings.retention
     return Engine(
-        storage,
+        store.storage,
         SteadyClock(),
         LoopScheduler(loop),
         _limits(settings),
         sweep_interval_s=settings.expiry.sweep_interval_secs,
         commit=settings.storage.commit,
-        # Behind the storage, which has locked the directory that both are in.
-        blobs=open_blobs(settings.storage),
+        blobs=store.blobs,
         background=Threads(loop),
         retention=RetentionRule(int(retention.max_age_secs * 1000), retention.max_bytes, retention.drop_uncovered),
     )

@@ -167,7 +167,7 @@ class FileBlobs:
     def ids(self) -> set[int]:
         found = set()
         for name in self._filesystem.names(self._directory):
-            if _FINISHED.fullmatch(name) is not None:
+            if is_finished(name):
                 found.add(int(name, 16))
             elif name.endswith(_UNFINISHED):
                 self._filesystem.unlink(self._directory / name)
@@ -276,6 +276,11 @@ class _FileBlob:
         if zlib.crc32(footer[:-4], zlib.crc32(checksums)) != crc:
             raise Corrupt(f"{self._path}: its checksums are damaged.")
         return size, _from_little_endian(checksums)
+
+
+def is_finished(name: str) -> bool:
+    """Whether a file of this name in the directory of blobs is a whole blob."""
+    return _FINISHED.fullmatch(name) is not None
 
 
 def _trailer(crcs: array[int], blob_id: int, size: int) -> bytes:

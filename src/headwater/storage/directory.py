@@ -23,7 +23,7 @@ LOCK_NAME: Final = "LOCK"
 FORMAT_NAME: Final = "FORMAT"
 _NEW_FORMAT_NAME: Final = "FORMAT.new"
 _MODES_OF_FAMILY: Final = {"log": "file-fast or file-durable", "acid": "acid"}
-_FOREIGN: Final = frozenset({"lost+found"})
+FOREIGN_NAMES: Final = frozenset({"lost+found"})
 """What a fresh file system may hold that is nobody's data."""
 
 
@@ -57,19 +57,7 @@ def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: b
     Raises `StorageError` with the reason: in use by another process, another version, another mode, not ours.
     """
     assert family in _MODES_OF_FAMILY
-    try:
-        if not filesystem.exists(path):
-            if not create:
-                raise StorageError(f"There is no data directory {path}.")
-            _make_directories(filesystem, path)
-        lock = filesystem.lock(path / LOCK_NAME, f"{os.getpid()}\n")
-    except AlreadyLocked as locked:
-        by = f"process {locked.holder}" if locked.holder else "another process"
-        raise StorageError(
-            f"Data directory {path} is in use by {by}. Stop it first, or give this one its own data_dir."
-        ) from None
-    except OSError as error:
-        raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
+    lock = lock_directory(filesystem, path, create=create)
     try:
         return Directory(path, _format_of(filesystem, path, family, create), lock)
     except OSError as error:
@@ -80,11 +68,40 @@ def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: b
         raise
 
 
+def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True) -> Lock:
+    """Take a directory for this process, whatever it holds; make it when it is not there and `create` says so."""
+    try:
+        if not filesystem.exists(path):
+            if not create:
+                raise StorageError(f"There is no data directory {path}.")
+            _make_directories(filesystem, path)
+        return filesystem.lock(path / LOCK_NAME, f"{os.getpid()}\n")
+    except AlreadyLocked as locked:
+        by = f"process {locked.holder}" if locked.holder else "another process"
+        raise StorageError(
+            f"Data directory {path} is in use by {by}. Stop it first, or give this one its own data_dir."
+        ) from None
+    except OSError as error:
+        raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
+
+
+def read_format(filesystem: Filesystem, path: Path) -> Format:
+    """What a data directory says of itself, of whatever family it is. Raises `StorageError` if it is none of ours."""
+    try:
+        if not filesystem.exists(path):
+            raise StorageError(f"There is no data directory {path}.")
+        if FORMAT_NAME not in filesystem.names(path):
+            raise StorageError(f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file.")
+        return _read_format(filesystem, path)
+    except OSError as error:
+        raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
+
+
 def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) -> Format:
     names = set(filesystem.names(path))
     if FORMAT_NAME not in names:
         strangers = sorted(
-            name for name in names - {LOCK_NAME, _NEW_FORMAT_NAME} - _FOREIGN if not name.startswith(".")
+            name for name in names - {LOCK_NAME, _NEW_FORMAT_NAME} - FOREIGN_NAMES if not name.startswith(".")
         )
         if strangers:
             raise StorageError(
@@ -95,6 +112,19 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
         if not create:
             raise StorageError(f"Directory {path} is not a Headwater data directory: it has no {FORMAT_NAME} file.")
         return _write_format(filesystem, path, names, family)
+    found = _read_format(filesystem, path)
+    if found.family != family:
+        modes = _MODES_OF_FAMILY.get(found.family, repr(found.family))
+        raise StorageError(
+            f"Data directory {path} was written by storage mode {modes}, not {_MODES_OF_FAMILY[family]}."
+            " Set storage.mode to match, give another data_dir, or convert it with `headwater store copy`."
+        )
+    # The process that wrote the file may have been killed before it could sync its name.
+    filesystem.sync_directory(path)
+    return found
+
+
+def _read_format(filesystem: Filesystem, path: Path) -> Format:
     try:
         found = msgspec.json.decode(filesystem.read(path / FORMAT_NAME), type=Format)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -104,14 +134,6 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
             f"Data directory {path} has format version {found.version}; this Headwater reads version"
             f" {FORMAT_VERSION} only. Open it with the Headwater that wrote it."
         )
-    if found.family != family:
-        modes = _MODES_OF_FAMILY.get(found.family, repr(found.family))
-        raise StorageError(
-            f"Data directory {path} was written by storage mode {modes}, not {_MODES_OF_FAMILY[family]}."
-            " Set storage.mode to match, give another data_dir, or convert it with `headwater store copy`."
-        )
-    # The process that wrote the file may have been killed before it could sync its name.
-    filesystem.sync_directory(path)
     return found
 
 

@@ -57,7 +57,7 @@ class Storage(Protocol):
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether `write` has anything to do. If so batches gather and may move to a thread; else it is never called."""
+        """Whether `write` has anything to do: then batches gather and may move to a thread, else it is never called."""
 
     def recover(self) -> Iterable[Record]: ...
 

@@ -1,0 +1,161 @@
+"""`headwater store …`: is a data directory whole, what does it hold, and into another mode with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headwater.cli.config import Format
+from headwater.cli.failure import RUNTIME, USAGE, Failure
+from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile, StoreMode
+from headwater.cli.place import failures, place_from, refuse_if_running, server_of
+
+if TYPE_CHECKING:
+    from headwater.storage.inspection import StoreStats
+
+app = typer.Typer(help="Look into a data directory, or copy it into another mode.", no_args_is_help=False)
+
+_WORDS = {
+    "streams": "streams",
+    "forks": "of these, forks",
+    "deleted_streams": "of these, deleted but read by forks",
+    "payload_bytes": "message bytes",
+    "snapshots": "snapshots",
+    "snapshot_bytes": "snapshot bytes",
+    "documents": "documents",
+    "segments": "log segments",
+    "log_bytes": "log bytes",
+    "packs": "packs",
+    "pack_bytes": "pack bytes",
+    "live_bytes": "in packs, bytes in use",
+    "dead_bytes": "in packs, bytes to be given back",
+    "shards": "shards",
+    "shard_bytes": "shard file bytes",
+    "used_bytes": "in shards, bytes in use",
+    "journal_entries": "journal entries to be carried",
+    "journal_bytes": "journal file bytes",
+    "memory_bytes": "message bytes held in memory",
+    "disk_bytes": "bytes on disk, all files",
+    "free_bytes": "bytes free on the disk",
+}
+
+
+@app.command()
+def check(
+    profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
+) -> None:
+    """Verify every checksum and index of a directory that no server has open; exit code 1 if anything is wrong."""
+    place = place_from(profile, config_file, mode, directory)
+
+    from headwater.storage.inspection import check as find
+
+    count = 0
+    with failures():
+        refuse_if_running(place.directory)
+        for problem in find(place.directory, place.mode):
+            count += 1
+            typer.echo(problem)
+    if count:
+        raise Failure(f"{place.directory}: {count} finding{'s' if count > 1 else ''}", RUNTIME)
+    typer.echo(f"{place.directory}: every checksum and index is right")
+
+
+@app.command()
+def stats(
+    profile: Profile = None,
+    config_file: ConfigFile = None,
+    mode: Mode = None,
+    directory: DataDirectory = None,
+    style: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+) -> None:
+    """Streams, bytes, segments, packs or shards, and free space; of a running server too."""
+    place = place_from(profile, config_file, mode, directory)
+
+    from headwater.storage.inspection import family_of, stats_at_rest, stats_beside
+
+    with failures():
+        family_of(place.directory, place.mode)
+        with server_of(place.directory) as server:
+            if server is None:
+                found = stats_at_rest(place.directory)
+                who: dict[str, Any] = {"running": False}
+            else:
+                told = server.ask("stats")
+                found = stats_beside(place.directory, told["contents"], told["parts"])
+                who = {"running": True, "pid": told["pid"], "mode": told["mode"], "memory_bytes": told["memory_bytes"]}
+    report = {"directory": str(place.directory), "family": found.family, **who, **dict(_numbers(found))}
+    if style is Format.JSON:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        _print_report(report)
+
+
+@app.command()
+def copy(
+    to_mode: Annotated[StoreMode, typer.Option("--to-mode", help="The mode to copy into.")],
+    to_directory: Annotated[Path, typer.Option("--to-dir", metavar="DIR", help="A new or an empty directory.")],
+    from_mode: Annotated[
+        StoreMode | None,
+        typer.Option("--from-mode", help="The mode to copy from; by default the settings'.", show_default=False),
+    ] = None,
+    from_directory: Annotated[
+        Path | None,
+        typer.Option("--from-dir", metavar="DIR", help="By default the settings' data_dir.", show_default=False),
+    ] = None,
+    shards: Annotated[
+        int | None,
+        typer.Option("--shards", help="Shards to make in mode acid; by default the settings'.", show_default=False),
+    ] = None,
+    profile: Profile = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Copy all that a directory holds into another mode, and verify the copy. No server may have it open."""
+    place = place_from(profile, config_file, from_mode, from_directory)
+
+    from headwater.storage.copying import copy_between
+
+    if place.mode is None:
+        raise Failure("storage.mode is memory, which has no directory; say which to copy from with --from-mode", USAGE)
+    with failures():
+        refuse_if_running(place.directory)
+        copied = copy_between(
+            place.directory,
+            place.mode,
+            to_directory,
+            to_mode.canonical,
+            shard_count=shards if shards is not None else place.settings.acid_shard_count,
+            map_bytes=place.settings.acid_map_bytes,
+        )
+    typer.echo(
+        f"copied {copied.streams} streams ({copied.payload_bytes} bytes), {copied.documents} documents and"
+        f" {copied.snapshots} snapshots from {place.directory} to {to_directory}, and compared them"
+    )
+
+
+def _numbers(found: StoreStats) -> Iterator[tuple[str, int]]:
+    yield from asdict(found.contents).items()
+    yield from found.parts.items()
+    yield "disk_bytes", found.disk_bytes
+    yield "free_bytes", found.free_bytes
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    state = f"open in process {report['pid']} ({report['mode']})" if report["running"] else "at rest"
+    console = Console(soft_wrap=True)
+    console.print(Text(f"{report['directory']}: {report['family']}, {state}"))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(justify="right")
+    table.add_column()
+    for key, words in _WORDS.items():
+        if key in report:
+            table.add_row(f"{report[key]:,}", words)
+    console.print(table)
