@@ -47,11 +47,11 @@ class Bucket:
         assert isinstance(found, int)
         return found
 
-    def list(self, **query: Any) -> httpx.Response:
+    def listing(self, **query: Any) -> httpx.Response:
         return self.http.get(f"{self.path}/streams", params=query)
 
     def ids(self, **query: Any) -> list[str]:
-        response = self.list(**query)
+        response = self.listing(**query)
         assert response.status_code == 200, response.text
         return [entry["stream_id"] for entry in response.json()["streams"]]
 

@@ -55,3 +55,10 @@ def log_stream(bucket: Bucket) -> BucketStream:
     for text in ("one", "two", "three"):
         stream.append(text)
     return stream
+
+
+@pytest.fixture(params=["file-fast", "file-durable", "acid"])
+def persistent_mode(request: pytest.FixtureRequest) -> str:
+    """Every storage mode that survives a restart of the server."""
+    mode: str = request.param
+    return mode

@@ -258,7 +258,7 @@ def test_1_4_the_listing_has_every_field(bucket: Bucket) -> None:
     bucket.stream("user-2", "application/json").create("[1,2]")
     bucket.stream("user-2").close(headers={"Content-Type": ""})
     bucket.stream("zed").create()
-    response = bucket.list(prefix="user-")
+    response = bucket.listing(prefix="user-")
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     listing = response.json()
@@ -282,11 +282,11 @@ def test_1_4_the_listing_has_every_field(bucket: Bucket) -> None:
 
 def test_1_4_tail_offset_and_times_follow_the_stream(bucket: Bucket) -> None:
     stream = bucket.stream("s").create()
-    before = bucket.list().json()["streams"][0]
+    before = bucket.listing().json()["streams"][0]
     assert (before["tail_offset"], before["next_offset"]) == (0, ZERO)
     time.sleep(0.02)
     stream.append("12345")
-    after = bucket.list().json()["streams"][0]
+    after = bucket.listing().json()["streams"][0]
     assert (after["tail_offset"], after["next_offset"]) == (5, offset(1, 5))
     assert after["created_at_ms"] == before["created_at_ms"]
     assert after["last_write_at_ms"] > before["last_write_at_ms"]
@@ -307,7 +307,7 @@ def test_1_4_prefix_filters(bucket: Bucket) -> None:
     assert bucket.ids(prefix="é") == ["é1", "é2"]
     assert bucket.ids(prefix="x") == []
     assert bucket.ids(prefix="") == bucket.ids()
-    assert bucket.list(prefix="x").json() == {
+    assert bucket.listing(prefix="x").json() == {
         "bucket_id": bucket.id,
         "prefix": "x",
         "stream_count": 0,
@@ -343,7 +343,7 @@ def test_1_4_pages_cover_everything_once(bucket: Bucket) -> None:
     query: dict[str, Any] = {"limit": 10}
     sizes = []
     while True:
-        page = bucket.list(**query).json()
+        page = bucket.listing(**query).json()
         assert page["stream_count"] == len(page["streams"])
         sizes.append(page["stream_count"])
         seen += [entry["stream_id"] for entry in page["streams"]]
@@ -358,19 +358,19 @@ def test_1_4_pages_cover_everything_once(bucket: Bucket) -> None:
 def test_1_4_a_page_that_is_just_full_has_no_more(bucket: Bucket) -> None:
     for stream_id in "abc":
         bucket.stream(stream_id).create()
-    assert bucket.list(limit=3).json()["has_more"] is False
-    assert bucket.list(limit=2).json()["has_more"] is True
-    assert bucket.list(limit=2, prefix="a").json()["has_more"] is False
+    assert bucket.listing(limit=3).json()["has_more"] is False
+    assert bucket.listing(limit=2).json()["has_more"] is True
+    assert bucket.listing(limit=2, prefix="a").json()["has_more"] is False
 
 
 @pytest.mark.parametrize("limit", ["1", "10", "999", "1000"])
 def test_1_4_a_limit_of_1_to_1000_is_taken(bucket: Bucket, limit: str) -> None:
-    assert bucket.list(limit=limit).status_code == 200
+    assert bucket.listing(limit=limit).status_code == 200
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "+5", "05", "1.0", "", "x", "10000", "\u0661"])
 def test_1_4_any_other_limit_is_400(bucket: Bucket, limit: str) -> None:
-    assert_problem(bucket.list(limit=limit), 400, "bad_request")
+    assert_problem(bucket.listing(limit=limit), 400, "bad_request")
 
 
 def test_1_4_a_query_that_cannot_be_read_is_400(server: Server, bucket: Bucket) -> None:
@@ -395,7 +395,7 @@ def test_1_4_a_deleted_stream_that_a_fork_still_reads_is_not_listed(bucket: Buck
 def test_1_5_an_empty_bucket_is_deleted_with_204(client: httpx.Client, bucket: Bucket) -> None:
     assert bucket.delete().status_code == 204
     assert bucket.get().status_code == 404
-    assert bucket.list().status_code == 404
+    assert bucket.listing().status_code == 404
     assert bucket.stream("x").put().status_code == 404
     assert bucket.create().count() == 0
 
@@ -582,7 +582,7 @@ def test_100_000_streams_are_created_counted_and_listed_in_order(server: Server,
     seconds = []
     while True:
         started = time.perf_counter()
-        page = bucket.list(**({"after": after} if after else {})).json()
+        page = bucket.listing(**({"after": after} if after else {})).json()
         seconds.append(time.perf_counter() - started)
         seen += [entry["stream_id"] for entry in page["streams"]]
         after = page["next_cursor"]
@@ -593,21 +593,19 @@ def test_100_000_streams_are_created_counted_and_listed_in_order(server: Server,
     assert statistics.median(seconds) < 0.1
 
 
-@pytest.fixture(params=["file-fast", "file-durable", "acid"])
-def persistent(request: pytest.FixtureRequest) -> dict[str, str]:
-    return {"DS_STORAGE__MODE": request.param, "DS_STORAGE__ACID_SHARD_COUNT": "2"}
-
-
-def test_buckets_survive_a_restart_and_a_kill(tmp_path: Any, persistent: dict[str, str]) -> None:
+def test_buckets_survive_a_restart_and_a_kill(tmp_path: Any, persistent_mode: str) -> None:
     ids = [f"s{number:02d}" for number in range(30)]
-    with serve(directory=tmp_path, **persistent) as first, httpx.Client(base_url=first.url) as http:
+    with serve(directory=tmp_path, DS_STORAGE__MODE=persistent_mode) as first, httpx.Client(base_url=first.url) as http:
         kept, gone = Bucket(http, "kept-bucket").create(), Bucket(http, "gone-bucket").create()
         for stream_id in reversed(ids):
             kept.stream(stream_id).create(stream_id)
         created = kept.get().json()["created_at_ms"]
         assert gone.delete().status_code == 204
         first.kill()
-    with serve(directory=tmp_path, **persistent) as second, httpx.Client(base_url=second.url) as http:
+    with (
+        serve(directory=tmp_path, DS_STORAGE__MODE=persistent_mode) as second,
+        httpx.Client(base_url=second.url) as http,
+    ):
         kept, gone = Bucket(http, "kept-bucket"), Bucket(http, "gone-bucket")
         assert (kept.ids(), kept.count(), gone.get().status_code) == (ids, 30, 404)
         assert kept.get().json()["created_at_ms"] == created
@@ -615,7 +613,7 @@ def test_buckets_survive_a_restart_and_a_kill(tmp_path: Any, persistent: dict[st
         assert kept.delete().status_code == 409
         for stream_id in ids[:29]:
             kept.stream(stream_id).delete()
-    with serve(directory=tmp_path, **persistent) as third, httpx.Client(base_url=third.url) as http:
+    with serve(directory=tmp_path, DS_STORAGE__MODE=persistent_mode) as third, httpx.Client(base_url=third.url) as http:
         kept = Bucket(http, "kept-bucket")
         assert kept.ids() == ids[29:]
         kept.stream(ids[29]).delete()

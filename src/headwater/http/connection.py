@@ -225,6 +225,8 @@ class Connection(asyncio.Protocol):
         headers = self._headers
         if b"/snapshot/" in self._target and self._refused is None:
             self._begin_upload()
+            if self._refused is not None:
+                return
         length = headers.get(b"content-length")
         if length is not None and self._upload is None and int(length) > self.app.max_body_bytes:
             self._refused = self._body_too_large()
@@ -242,7 +244,8 @@ class Connection(asyncio.Protocol):
             self._pass_on(body)
             return
         if self._body_bytes > self.app.max_body_bytes:
-            self._refused = self._body_too_large()
+            if self._refused is None:
+                self._refused = self._body_too_large()
             self._body = []
             return
         self._body.append(body)
