@@ -27,7 +27,7 @@ run: $(VENV)/.runtime ## Set up what is missing and start the server on port 443
 
 .PHONY: test
 test: setup lint ## Set up what is missing, then run every check and test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 .PHONY: test-long
 test-long: setup lint ## The same at full size, with the tests that take minutes
