@@ -328,11 +328,12 @@ class Wakes:
         for ack in acks:
             name = ack.stream.strip("/")
             link = subscription.links.get(name)
-            if link is None or link.stream is None:
+            if link is None:
                 raise InvalidAck(f"{ack.stream!r} is not a stream of this subscription.")
-            cursor = moved[name][1] if name in moved else link.acked
-            offset = rules.advance(cursor, ack, link.tail)
+            offset = rules.advance(moved[name][1] if name in moved else link.acked, ack, link.tail)
             stream = link.stream
+            if stream is None:
+                continue  # A name without a stream was told of at its beginning, and there it stays.
             # Below what is retained there are no boundaries left to compare with.
             retained = offset.index >= stream.retained_index
             if retained and self._engine.reader.boundary(stream, offset.index) != offset.position:

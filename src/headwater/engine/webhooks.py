@@ -92,7 +92,7 @@ class Webhooks:
         self._resolve = resolve
         self._slots = asyncio.Semaphore(concurrency)
         self._tls = tls
-        self._client: httpx.AsyncClient | None = None
+        self._clients: dict[str, httpx.AsyncClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def vet(self, url: str, done: OnVetted) -> None:
@@ -112,8 +112,8 @@ class Webhooks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._client is not None:
-            await self._client.aclose()
+        for client in self._clients.values():
+            await client.aclose()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class Webhooks:
         url = parse_webhook_url(text, allow_local=self._allow_local)
         address = await self._address(url)
         host = f"[{address}]" if ":" in address else address
-        client = self._open_client()
+        client = self._clients.get(url.scheme) or await self._open_client(url.scheme)
         request = client.build_request(
             "POST",
             f"{url.scheme}://{host}:{url.port}{url.target}",
@@ -184,10 +184,13 @@ class Webhooks:
             check_address(url, ip_address(address.partition("%")[0]))
         return found[0]
 
-    def _open_client(self) -> httpx.AsyncClient:
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                verify=self._tls if self._tls is not None else True,
+    async def _open_client(self, scheme: str) -> httpx.AsyncClient:
+        if scheme == "https" and self._tls is None:
+            # Reading the authorities takes long enough to be felt by everybody on the loop.
+            self._tls = await asyncio.to_thread(httpx.create_ssl_context, trust_env=False)
+        if scheme not in self._clients:
+            self._clients[scheme] = httpx.AsyncClient(
+                verify=self._tls if self._tls is not None else False,
                 trust_env=False,
                 follow_redirects=False,
                 timeout=None,  # noqa: S113 - the whole call has one limit, which also covers a trickled answer.
@@ -195,7 +198,7 @@ class Webhooks:
                 limits=httpx.Limits(max_keepalive_connections=0),
                 headers={"User-Agent": "headwater", "Accept": "application/json", "Accept-Encoding": "identity"},
             )
-        return self._client
+        return self._clients[scheme]
 
 
 async def _beginning(response: httpx.Response) -> bytes:

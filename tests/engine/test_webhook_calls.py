@@ -1,0 +1,236 @@
+"""Calls leave for exactly the address that was checked: rebinding, pinning, TLS by name, limits.
+
+A real receiver listens on loopback; only what a name resolves to is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from headwater.core.addresses import WebhookUrl
+from headwater.core.errors import SubscriptionRefusal, WebhookUrlRejected
+from headwater.engine import webhooks
+from headwater.engine.webhooks import Answer, Outgoing, Webhooks
+from tests.http.certificates import make_certificate
+from tests.http.webhook_receiver import DONE, Reply, receive
+
+BODY = Outgoing({"Content-Type": "application/json"}, b'{"hello": 1}')
+
+
+class Names:
+    """A resolver whose answers are written down: one list of addresses for each question, the last one for ever."""
+
+    def __init__(self, *answers: Sequence[str] | Exception) -> None:
+        self._answers = list(answers)
+        self.asked: list[tuple[str, int]] = []
+
+    async def __call__(self, host: str, port: int) -> Sequence[str]:
+        self.asked.append((host, port))
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await work()
+
+    asyncio.run(limited())
+
+
+async def call(caller: Webhooks, url: str, timeout_s: float = 5.0) -> Answer:
+    answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    caller.call(url, lambda: BODY, timeout_s, answered.set_result)
+    return await answered
+
+
+async def vet(caller: Webhooks, url: str) -> SubscriptionRefusal | None:
+    vetted: asyncio.Future[SubscriptionRefusal | None] = asyncio.get_running_loop().create_future()
+    caller.vet(url, vetted.set_result)
+    return await vetted
+
+
+def test_t35_a_name_that_turns_to_another_address_is_not_called_there() -> None:
+    """DNS rebinding: what was fine when it was looked at leads inside when it is looked at again."""
+    with receive(otherwise=DONE) as receiver:
+
+        async def work() -> None:
+            names = Names(["127.0.0.1"], ["127.0.0.1"], ["10.0.0.1"])
+            caller = Webhooks(concurrency=4, allow_local=True, resolve=names)
+            url = f"http://localhost:{receiver.port}/"
+            assert await vet(caller, url) is None
+            assert await call(caller, url) == Answer(True, True)
+            assert len(names.asked) == 2, "one look-up per call: the address that was checked is the one that is called"
+            turned = await call(caller, url)
+            assert not turned.accepted
+            assert "does not resolve to this machine" in turned.reason
+            assert len(receiver.received) == 1
+            await caller.stop()
+
+        run(work)
+
+
+def test_t35_one_bad_address_among_good_ones_is_too_many() -> None:
+    async def work() -> None:
+        for addresses in (["8.8.8.8", "10.0.0.1"], ["2606:4700::1", "::1"], ["8.8.8.8", "fe80::1%eth0"]):
+            caller = Webhooks(concurrency=4, allow_local=True, resolve=Names(addresses))
+            assert isinstance(await vet(caller, "https://hook.example/"), WebhookUrlRejected)
+            refused = await call(caller, "https://hook.example/")
+            assert not refused.accepted
+            assert "private network" in refused.reason
+            await caller.stop()
+
+    run(work)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.0.0.1",
+        "169.254.169.254",
+        "::1",
+        "::ffff:127.0.0.1",
+        "64:ff9b::7f00:1",
+        "fd00:ec2::254",
+        "0.0.0.0",
+    ],
+)
+def test_t35_a_public_name_that_leads_inside_is_refused_when_created_and_when_called(address: str) -> None:
+    with receive(otherwise=DONE) as receiver:
+
+        async def work() -> None:
+            caller = Webhooks(concurrency=4, allow_local=True, resolve=Names([address]))
+            url = f"https://hook.example:{receiver.port}/"
+            assert isinstance(await vet(caller, url), WebhookUrlRejected)
+            assert not (await call(caller, url)).accepted
+            await caller.stop()
+
+        run(work)
+        assert receiver.received == []
+
+
+def test_a_name_that_does_not_resolve_today_may_tomorrow() -> None:
+    async def work() -> None:
+        caller = Webhooks(concurrency=4, allow_local=False, resolve=Names(OSError("no such name")))
+        assert await vet(caller, "https://hook.example/") is None
+        assert not (await call(caller, "https://hook.example/")).accepted
+        await caller.stop()
+        silent = Webhooks(concurrency=4, allow_local=False, resolve=Names([]))
+        assert not (await call(silent, "https://hook.example/")).accepted
+        await silent.stop()
+
+    run(work)
+
+
+def test_the_connection_goes_to_the_address_and_tls_and_host_to_the_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The certificate is checked for the name in the URL, though the connection was made by number."""
+    certificate = make_certificate(tmp_path)
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(certificate.cert_path, certificate.key_path)
+    asked_for: list[str | None] = []
+    serving.sni_callback = lambda _socket, name, _context: asked_for.append(name)
+    # The one thing that is set aside: loopback stands in for a public address.
+    monkeypatch.setattr(webhooks, "check_address", lambda *_: None)
+    monkeypatch.setattr(webhooks, "parse_webhook_url", lambda text, **_: _parsed(text))
+    with receive(otherwise=DONE, tls=serving) as receiver:
+
+        async def work() -> None:
+            caller = Webhooks(
+                concurrency=4, allow_local=False, resolve=Names(["127.0.0.1"]), tls=certificate.client_context()
+            )
+            assert await call(caller, f"https://localhost:{receiver.port}/a?b") == Answer(True, True)
+            wrong = await call(caller, f"https://other.example:{receiver.port}/")
+            assert not wrong.accepted
+            assert "certificate" in wrong.reason.lower()
+            await caller.stop()
+
+        run(work)
+        assert asked_for == ["localhost", "other.example"]
+        (got,) = receiver.received
+        assert got.path == "/a?b"
+        assert got.headers["host"] == f"localhost:{receiver.port}"
+
+
+def _parsed(text: str) -> WebhookUrl:
+    host, _, rest = text.removeprefix("https://").partition(":")
+    port, slash, path = rest.partition("/")
+    return WebhookUrl("https", host, int(port), slash + path, False)
+
+
+def test_no_more_calls_than_allowed_are_under_way() -> None:
+    with receive(otherwise=Reply(delay_s=0.1)) as receiver:
+
+        async def work() -> None:
+            caller = Webhooks(concurrency=3, allow_local=True)
+            url = f"http://127.0.0.1:{receiver.port}/"
+            answers = await asyncio.gather(*(call(caller, url) for _ in range(12)))
+            assert all(answer.accepted for answer in answers)
+            await caller.stop()
+
+        run(work)
+        assert len(receiver.received) == 12
+        assert receiver.most_under_way <= 3
+
+
+def test_what_is_sent_is_put_together_when_its_turn_comes() -> None:
+    """A call that waited for its turn is signed then, or called off."""
+    with receive(otherwise=Reply(delay_s=0.2)) as receiver:
+
+        async def work() -> None:
+            caller = Webhooks(concurrency=1, allow_local=True)
+            url = f"http://127.0.0.1:{receiver.port}/"
+            composed: list[int] = []
+
+            def compose(number: int) -> Outgoing | None:
+                composed.append(len(receiver.received))
+                return BODY if number != 1 else None
+
+            answers: list[Answer] = []
+            for number in range(3):
+                caller.call(url, lambda number=number: compose(number), 5.0, answers.append)  # type: ignore[misc]
+            while len(answers) < 2:  # noqa: ASYNC110 - the receiver is a thread
+                await asyncio.sleep(0.01)
+            assert composed == [0, 1, 1]
+            await caller.stop()
+
+        run(work)
+        assert len(receiver.received) == 2
+
+
+def test_the_time_limit_covers_the_whole_call() -> None:
+    with receive(otherwise=Reply(body=b"x" * 100, trickle_s=0.05)) as receiver:
+
+        async def work() -> None:
+            caller = Webhooks(concurrency=1, allow_local=True)
+            began = asyncio.get_running_loop().time()
+            answer = await call(caller, f"http://127.0.0.1:{receiver.port}/", timeout_s=0.4)
+            assert answer == Answer(False, reason="no answer within 0.4 s")
+            assert asyncio.get_running_loop().time() - began < 2
+            await caller.stop()
+
+        run(work)
+
+
+def test_stopping_cuts_what_is_under_way() -> None:
+    with receive(otherwise=Reply(delay_s=5)) as receiver:
+
+        async def work() -> None:
+            caller = Webhooks(concurrency=1, allow_local=True)
+            answers: list[Answer] = []
+            for _ in range(3):
+                caller.call(f"http://127.0.0.1:{receiver.port}/", lambda: BODY, 10.0, answers.append)
+            await asyncio.sleep(0.2)
+            await caller.stop()
+            assert answers == []
+
+        run(work)

@@ -1,0 +1,318 @@
+"""Pull-wake: wake events, claims, acks, releases, leases and fencing (protocol §7.2, §7.3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.http.protocol import ZERO, Stream, offset
+from tests.http.subscribing import Subscription, acks_of, assert_error, eventually, wake_events
+
+
+class Pool:
+    """A pull-wake subscription over `{name}/*` with its wake stream."""
+
+    def __init__(self, http: httpx.Client, name: str, *, lease_ttl_ms: int = 30_000) -> None:
+        self.http = http
+        self.name = name
+        self.wake = f"{name}-wake"
+        Stream(http, self.wake, "application/json").create()
+        self.subscription = Subscription(http, name).pull(self.wake, f"{name}/*", lease_ttl_ms=lease_ttl_ms)
+
+    def stream(self, name: str) -> Stream:
+        return Stream(self.http, f"{self.name}/{name}")
+
+    def events(self) -> list[tuple[str, int]]:
+        return [(event["stream"], event["generation"]) for event in wake_events(self.http, self.wake)]
+
+    def has_event(self, generation: int) -> bool:
+        return generation in [number for _, number in self.events()]
+
+
+@pytest.fixture
+def pool(client: httpx.Client, stream_name: Callable[[], str]) -> Pool:
+    return Pool(client, stream_name())
+
+
+@pytest.fixture
+def hasty(client: httpx.Client, stream_name: Callable[[], str]) -> Pool:
+    """With the shortest lease there is."""
+    return Pool(client, stream_name(), lease_ttl_ms=1000)
+
+
+def test_an_append_writes_one_wake_event(pool: Pool) -> None:
+    stream = pool.stream("a").create()
+    assert pool.events() == [], "an empty stream is no work"
+    stream.append("one")
+    stream.append("two")
+    (event,) = wake_events(pool.http, pool.wake)
+    assert event == {
+        "type": "wake",
+        "subscription_id": pool.name,
+        "stream": stream.name,
+        "generation": 1,
+        "ts": event["ts"],
+    }
+    assert abs(event["ts"] - time.time() * 1000) < 60_000
+
+
+def test_content_at_creation_is_work(pool: Pool) -> None:
+    stream = pool.stream("a").create("first")
+    assert pool.events() == [(stream.name, 1)]
+
+
+def test_a_claim_tells_what_to_do(pool: Pool) -> None:
+    stream = pool.stream("a").create("12345")
+    pool.stream("b").create()
+    claimed = pool.subscription.claimed()
+    assert claimed == {
+        "wake_id": claimed["wake_id"],
+        "generation": 1,
+        "token": claimed["token"],
+        "lease_ttl_ms": 30_000,
+        "streams": [
+            {
+                "path": stream.name,
+                "link_type": "glob",
+                "acked_offset": ZERO,
+                "tail_offset": offset(1, 5),
+                "has_pending": True,
+            },
+            {
+                "path": f"{pool.name}/b",
+                "link_type": "glob",
+                "acked_offset": ZERO,
+                "tail_offset": ZERO,
+                "has_pending": False,
+            },
+        ],
+    }
+    assert claimed["wake_id"].startswith("w_")
+
+
+def test_a_second_claim_is_told_who_has_it(pool: Pool) -> None:
+    pool.stream("a").create("x")
+    pool.subscription.claimed("ann")
+    assert_error(pool.subscription.claim("bob"), 409, "ALREADY_CLAIMED", current_holder="ann", generation=1)
+    assert_error(pool.subscription.claim("ann"), 409, "ALREADY_CLAIMED", current_holder="ann", generation=1)
+
+
+def test_racing_claims_have_one_winner(pool: Pool) -> None:
+    pool.stream("a").create("x")
+    with ThreadPoolExecutor(8) as workers:
+        answers = list(workers.map(lambda number: pool.subscription.claim(f"w{number}"), range(24)))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 23
+    winner = next(answer for answer in answers if answer.status_code == 200)
+    assert pool.subscription.act("ack", winner.json(), acks=acks_of(winner.json()), done=True).status_code == 200
+
+
+def test_without_work_there_is_nothing_to_claim(pool: Pool) -> None:
+    assert_error(pool.subscription.claim(), 409, "NO_PENDING_WORK")
+    pool.stream("a").create()
+    assert_error(pool.subscription.claim(), 409, "NO_PENDING_WORK")
+
+
+def test_done_acks_and_frees_and_the_next_append_wakes_again(pool: Pool) -> None:
+    stream = pool.stream("a").create("one")
+    claimed = pool.subscription.claimed()
+    done = pool.subscription.act("ack", claimed, acks=acks_of(claimed), done=True)
+    assert done.status_code == 200
+    assert done.json() == {"ok": True, "next_wake": False}
+    assert pool.subscription.acked(stream.name) == offset(1, 3)
+    assert pool.events() == [(stream.name, 1)]
+    stream.append("two")
+    assert pool.events() == [(stream.name, 1), (stream.name, 2)]
+    assert pool.subscription.claimed()["generation"] == 2
+
+
+def test_work_that_came_meanwhile_is_the_next_wake(pool: Pool) -> None:
+    stream = pool.stream("a").create("one")
+    claimed = pool.subscription.claimed()
+    stream.append("two")
+    assert pool.events() == [(stream.name, 1)], "whoever holds the lease needs no event"
+    done = pool.subscription.act("ack", claimed, acks=acks_of(claimed), done=True)
+    assert done.json() == {"ok": True, "next_wake": True}
+    assert pool.events() == [(stream.name, 1), (stream.name, 2)]
+
+
+def test_an_ack_without_done_moves_the_cursor_and_keeps_the_lease(hasty: Pool) -> None:
+    stream = hasty.stream("a").create("one")
+    stream.append("two")
+    claimed = hasty.subscription.claimed("ann")
+    first = [{"path": stream.name, "offset": offset(1, 3)}]
+    for _ in range(4):
+        time.sleep(0.4)  # Longer in all than the lease.
+        beat = hasty.subscription.act("ack", claimed, acks=first)
+        assert beat.json() == {"ok": True, "next_wake": False}
+    assert hasty.subscription.acked(stream.name) == offset(1, 3)
+    assert_error(hasty.subscription.claim("bob"), 409, "ALREADY_CLAIMED", current_holder="ann")
+    assert hasty.subscription.act("ack", claimed, acks=acks_of(claimed), done=True).json()["next_wake"] is False
+
+
+def test_a_lease_that_runs_out_wakes_again_and_fences_the_old_worker(hasty: Pool) -> None:
+    stream = hasty.stream("a").create("one")
+    stale = hasty.subscription.claimed("ann")
+    eventually(lambda: hasty.has_event(2))
+    assert_error(hasty.subscription.act("ack", stale, acks=acks_of(stale), done=True), 409, "FENCED", generation=2)
+    assert_error(hasty.subscription.act("release", stale), 409, "FENCED")
+    fresh = hasty.subscription.claimed("bob")
+    assert fresh["generation"] == 2
+    assert fresh["wake_id"] != stale["wake_id"]
+    assert_error(hasty.subscription.act("ack", stale), 409, "FENCED")
+    assert hasty.subscription.acked(stream.name) == ZERO, "a stale ack moves nothing"
+    assert hasty.subscription.act("ack", fresh, acks=acks_of(fresh), done=True).status_code == 200
+
+
+def test_a_lease_that_runs_out_with_nothing_left_to_do_is_just_over(hasty: Pool) -> None:
+    hasty.stream("a").create("one")
+    claimed = hasty.subscription.claimed()
+    assert hasty.subscription.act("ack", claimed, acks=acks_of(claimed)).status_code == 200
+    time.sleep(1.2)
+    assert [number for _, number in hasty.events()] == [1]
+    assert_error(hasty.subscription.claim(), 409, "NO_PENDING_WORK")
+    assert_error(hasty.subscription.act("ack", claimed), 409, "FENCED")
+
+
+def test_a_release_wakes_the_next(pool: Pool) -> None:
+    stream = pool.stream("a").create("one")
+    claimed = pool.subscription.claimed()
+    released = pool.subscription.act("release", claimed)
+    assert (released.status_code, released.content) == (204, b"")
+    assert pool.events() == [(stream.name, 1), (stream.name, 2)]
+    assert_error(pool.subscription.act("release", claimed), 409, "FENCED")
+    assert pool.subscription.claimed("other")["generation"] == 2
+
+
+def test_acks_that_are_wrong_are_409_and_move_nothing(pool: Pool) -> None:
+    stream = pool.stream("a").create("one")
+    other = pool.stream("b").create("zzz")
+    stream.append("two")
+    claimed = pool.subscription.claimed()
+    good = {"stream": other.name, "offset": offset(1, 3)}
+    assert pool.subscription.act("ack", claimed, acks=[{"stream": stream.name, "offset": offset(1, 3)}]).is_success
+    for wrong in (
+        {"stream": stream.name, "offset": ZERO},
+        {"stream": stream.name, "offset": "-1"},
+        {"stream": stream.name, "offset": "now"},
+        {"stream": stream.name, "offset": offset(3, 9)},
+        {"stream": stream.name, "offset": offset(2, 5)},
+        {"stream": stream.name, "offset": "elsewhere"},
+        {"stream": "not/linked", "offset": ZERO},
+        {"stream": "", "offset": ZERO},
+    ):
+        for acks in ([wrong], [good, wrong]):
+            assert_error(pool.subscription.act("ack", claimed, acks=acks, done=True), 409, "INVALID_OFFSET")
+    assert pool.subscription.acked(stream.name) == offset(1, 3)
+    assert pool.subscription.acked(other.name) == ZERO, "all acks of a request, or none"
+    twice = [{"stream": stream.name, "offset": offset(2, 6)}, {"stream": stream.name, "offset": offset(1, 3)}]
+    assert_error(pool.subscription.act("ack", claimed, acks=twice), 409, "INVALID_OFFSET")
+
+
+def test_tokens_speak_for_their_own_wake_and_subscription(pool: Pool, stream_name: Callable[[], str]) -> None:
+    pool.stream("a").create("one")
+    claimed = pool.subscription.claimed()
+    other = Pool(pool.http, stream_name())
+    other.stream("a").create("one")
+    foreign = other.subscription.claimed()
+    path = f"{pool.subscription.path}/ack"
+    body = {"wake_id": claimed["wake_id"], "generation": claimed["generation"]}
+    for token in ("", "Bearer", "Basic abc", f"Bearer {claimed['token']}x", f"Bearer {foreign['token']}"):
+        response = pool.http.post(path, json=body, headers={"Authorization": token} if token else {})
+        assert_error(response, 401, "TOKEN_INVALID")
+    for change in ({"generation": 2}, {"generation": 0}, {"wake_id": foreign["wake_id"]}, {"wake_id": ""}):
+        assert_error(pool.subscription.act("ack", claimed | change), 409, "FENCED")
+    assert pool.subscription.act("ack", claimed).is_success
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"worker": ""}', b'{"worker": 5}', b'{"worker": null}', b"["])
+def test_a_claim_names_its_worker(pool: Pool, body: bytes) -> None:
+    pool.stream("a").create("one")
+    response = pool.http.post(f"{pool.subscription.path}/claim", content=body)
+    assert_error(response, 400, "INVALID_REQUEST")
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b'{"wake_id": "x"}', b'{"generation": 1}', b'{"wake_id":"x","generation":"1"}']
+)
+def test_an_ack_names_its_wake(pool: Pool, body: bytes) -> None:
+    headers = {"Authorization": "Bearer 1.x.y"}
+    for action in ("ack", "release"):
+        response = pool.http.post(f"{pool.subscription.path}/{action}", content=body, headers=headers)
+        assert_error(response, 400, "INVALID_REQUEST")
+
+
+def test_webhooks_and_pull_wake_have_verbs_of_their_own(pool: Pool, stream_name: Callable[[], str]) -> None:
+    pool.stream("a").create("one")
+    claimed = pool.subscription.claimed()
+    assert_error(pool.subscription.act("callback", claimed, done=True), 400, "INVALID_REQUEST")
+    hook = Subscription(pool.http, stream_name()).webhook("http://127.0.0.1:9/", "none/*")
+    assert_error(hook.claim(), 400, "INVALID_REQUEST")
+    assert_error(hook.act("ack", claimed), 400, "INVALID_REQUEST")
+    assert_error(hook.act("release", claimed), 400, "INVALID_REQUEST")
+
+
+def test_a_wake_stream_that_comes_later_gets_the_event(client: httpx.Client, stream_name: Callable[[], str]) -> None:
+    name = stream_name()
+    subscription = Subscription(client, name).pull(f"{name}-wake", f"{name}/*")
+    Stream(client, f"{name}/a").create("one")
+    Stream(client, f"{name}-wake", "application/json").create()
+    assert [event["generation"] for event in wake_events(client, f"{name}-wake")] == [1]
+    assert subscription.claimed()["generation"] == 1
+
+
+def test_a_wake_stream_of_lines_gets_lines(client: httpx.Client, stream_name: Callable[[], str]) -> None:
+    name = stream_name()
+    wake = Stream(client, f"{name}-wake").create()
+    Subscription(client, name).pull(wake.name, f"{name}/*")
+    Stream(client, f"{name}/a").create("one")
+    assert wake.get().text.endswith("}\n")
+
+
+def test_a_pattern_for_everything_does_not_follow_its_own_wake_stream(
+    client: httpx.Client, stream_name: Callable[[], str]
+) -> None:
+    name = stream_name()
+    wake = Stream(client, f"{name}/wake", "application/json").create()
+    subscription = Subscription(client, name).pull(wake.name, f"{name}/**")
+    Stream(client, f"{name}/a").create("one")
+    claimed = subscription.claimed()
+    assert [told["path"] for told in claimed["streams"]] == [f"{name}/a"]
+    assert subscription.act("ack", claimed, acks=acks_of(claimed), done=True).json()["next_wake"] is False
+
+
+def test_work_that_went_away_with_its_stream_does_not_block_the_next(pool: Pool) -> None:
+    gone = pool.stream("gone").create("one")
+    assert pool.http.delete(gone.path).status_code == 204
+    assert_error(pool.subscription.claim(), 409, "NO_PENDING_WORK")
+    stream = pool.stream("a").create("two")
+    assert pool.events() == [(gone.name, 1), (stream.name, 2)]
+
+
+def test_an_id_that_begins_anew_hears_nothing_of_its_first_life(pool: Pool) -> None:
+    pool.stream("a").create("one")
+    old = pool.subscription.claimed()
+    pool.subscription.delete()
+    assert_error(pool.subscription.act("ack", old, acks=acks_of(old), done=True), 404, "SUBSCRIPTION_NOT_FOUND")
+    pool.subscription.pull(pool.wake, f"{pool.name}/*")
+    assert_error(pool.subscription.act("ack", old, acks=acks_of(old), done=True), 409, "FENCED")
+    stream = pool.stream("b").create("x")
+    assert pool.events()[-1] == (stream.name, 1), "the wake stream takes events of the new life from the first on"
+
+
+def test_a_wake_tells_of_streams_with_work_first_and_of_a_thousand_at_most(pool: Pool) -> None:
+    def create(number: int) -> None:
+        assert pool.http.put(f"/v1/stream/{pool.name}/s{number}", headers={"Content-Type": "text/plain"}).is_success
+
+    with ThreadPoolExecutor(4) as workers:
+        list(workers.map(create, range(1_050)))
+    last = pool.stream("s1049")
+    last.append("work")
+    claimed = pool.subscription.claimed()
+    assert len(claimed["streams"]) == 1_000
+    assert claimed["streams"][0]["path"] == last.name
+    assert claimed["streams"][0]["has_pending"] is True
+    assert len(pool.subscription.links()) == 1_050

@@ -1,0 +1,210 @@
+"""Subscriptions outlive the process, however it ends: configuration, cursors, leases, retries, keys.
+
+Every server here is ended by SIGKILL and started again on the same directory, in each mode that survives that.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http.protocol import Stream, offset
+from tests.http.subscribing import (
+    Subscription,
+    acks_of,
+    assert_error,
+    eventually,
+    key_set,
+    verify,
+    wake_events,
+)
+from tests.http.webhook_receiver import DONE, Reply, receive
+from tests.serving import Server, serve
+
+MODES = ["file-durable", "file-fast", "acid"]
+
+
+@contextmanager
+def server_on(directory: Path, mode: str, port: int = 0) -> Iterator[tuple[Server, httpx.Client]]:
+    with (
+        serve(
+            directory=directory,
+            port=port,
+            DS_STORAGE__MODE=mode,
+            DS_STORAGE__ACID_SHARD_COUNT="2",
+            DS_STORAGE__ACID_MAP_BYTES="67108864",
+        ) as server,
+        httpx.Client(base_url=server.url, timeout=10) as http,
+    ):
+        yield server, http
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_everything_is_there_again_after_a_kill(tmp_path: Path, mode: str) -> None:
+    with receive(otherwise=DONE) as receiver:
+        with server_on(tmp_path, mode) as (server, http):
+            port = server.port
+            Stream(http, "wake", "application/json").create()
+            hook = Subscription(http, "hook").webhook(receiver.url, "hooked/*", description="kept", lease_ttl_ms=1234)
+            pull = Subscription(http, "pull").pull("wake", "events/**", streams=["extra", "later/one"])
+            events = Stream(http, "events/a").create("one")
+            events.append("two")
+            Stream(http, "extra").create("xyz")
+            hooked = Stream(http, "hooked/h").create("123")
+            eventually(lambda: hook.acked(hooked.name) == offset(1, 3))
+            claimed = pull.claimed("ann")
+            assert pull.act("ack", claimed, acks=[{"stream": events.name, "offset": offset(1, 3)}]).is_success
+            before = {one.id: one.get() for one in (hook, pull)}
+            keys = http.get("/v1/stream/__ds/jwks.json").json()
+            server.kill()
+        with server_on(tmp_path, mode, port) as (server, http):
+            hook, pull = Subscription(http, "hook"), Subscription(http, "pull")
+            assert {one.id: one.get() for one in (hook, pull)} == before
+            assert http.get("/v1/stream/__ds/jwks.json").json() == keys
+            assert_error(pull.claim("bob"), 409, "ALREADY_CLAIMED", current_holder="ann", generation=1)
+            assert [event["generation"] for event in wake_events(http, "wake")] == [1]
+            done = pull.act("ack", claimed, acks=acks_of(claimed), done=True)
+            assert done.json() == {"ok": True, "next_wake": False}
+            Stream(http, "hooked/h").append("456")
+            again = receiver.wait(2)
+            assert again.body["generation"] == 2
+            verify(again.signature, again.raw, key_set(http))
+            Stream(http, "later/one").create("new")
+            assert pull.claimed()["generation"] == 2
+            server.kill()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_delivery_that_a_kill_cut_short_is_made_again(tmp_path: Path, mode: str) -> None:
+    with receive(Reply(delay_s=10), otherwise=DONE) as receiver:
+        with server_on(tmp_path, mode) as (server, http):
+            port = server.port
+            Subscription(http, "s").webhook(receiver.url, "a", lease_ttl_ms=60_000)
+            Stream(http, "a").create("one")
+            first = receiver.wait().body
+            server.kill()
+        with server_on(tmp_path, mode, port) as (server, http):
+            second = receiver.wait(2).body
+            assert (second["wake_id"], second["generation"]) == (first["wake_id"], 1)
+            assert second["callback_token"] == first["callback_token"]
+            eventually(lambda: Subscription(http, "s").acked("a") == offset(1, 3))
+
+
+def test_the_retry_schedule_is_kept(tmp_path: Path) -> None:
+    with receive(Reply(500), Reply(500), otherwise=DONE) as receiver:
+        with server_on(tmp_path, "file-durable") as (server, http):
+            port = server.port
+            subscription = Subscription(http, "s").webhook(receiver.url, "a")
+            Stream(http, "a").create("one")
+            second = receiver.wait(2)
+            time.sleep(0.2)
+            assert subscription.get()["status"] == "failed"
+            server.kill()
+        with server_on(tmp_path, "file-durable", port) as (server, http):
+            assert Subscription(http, "s").get()["status"] == "failed"
+            third = receiver.wait(3)
+            assert 1.5 <= third.at_s - second.at_s <= 5.0, "two seconds, give or take: not at once, and not anew"
+            assert third.body["wake_id"] == second.body["wake_id"]
+            eventually(lambda: Subscription(http, "s").get()["status"] == "active")
+
+
+def test_a_lease_that_ran_out_while_nobody_was_there_wakes_again(tmp_path: Path) -> None:
+    with server_on(tmp_path, "file-durable") as (server, http):
+        port = server.port
+        Stream(http, "wake", "application/json").create()
+        Subscription(http, "s").pull("wake", "a/*", lease_ttl_ms=1000)
+        Stream(http, "a/b").create("one")
+        stale = Subscription(http, "s").claimed()
+        server.kill()
+    time.sleep(1.0)
+    with server_on(tmp_path, "file-durable", port) as (server, http):
+        eventually(lambda: [event["generation"] for event in wake_events(http, "wake")] == [1, 2])
+        assert_error(Subscription(http, "s").act("ack", stale, done=True), 409, "FENCED")
+
+
+def test_what_is_deleted_stays_deleted(tmp_path: Path) -> None:
+    with server_on(tmp_path, "file-durable") as (server, http):
+        port = server.port
+        Stream(http, "wake", "application/json").create()
+        Subscription(http, "gone").pull("wake", "**").delete()
+        kept = Subscription(http, "kept").pull("wake", "**", streams=["x"])
+        http.delete(f"{kept.path}/streams/x")
+        Stream(http, "a").create("one")
+        Stream(http, "b").create("one")
+        claimed = kept.claimed()
+        kept.act("ack", claimed, acks=acks_of(claimed), done=True)
+        http.delete("/v1/stream/a")
+        server.kill()
+    with server_on(tmp_path, "file-durable", port) as (server, http):
+        assert_error(http.get(Subscription(http, "gone").path), 404, "SUBSCRIPTION_NOT_FOUND")
+        links = Subscription(http, "kept").links()
+        assert {name: link["acked_offset"] for name, link in links.items()} == {"b": offset(1, 3)}
+        Stream(http, "a").create("new life")
+        assert [told["path"] for told in Subscription(http, "kept").claimed()["streams"] if told["has_pending"]] == [
+            "a"
+        ]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("mode", MODES)
+def test_no_delivery_is_lost_by_kills_at_any_time(tmp_path: Path, mode: str, long: bool) -> None:
+    """Streams are written and the server is killed, over and over: in the end every acknowledged append was told of."""
+    chance = random.Random(7)
+    names = [f"events/{letter}" for letter in "abcd"]
+    written: dict[str, str] = {}
+    told: dict[str, str] = {}
+    port = 0
+    with receive(otherwise=DONE) as receiver:
+        for number in range(20 if long else 4):
+            with server_on(tmp_path, mode, port) as (server, http):
+                port = server.port
+                if number == 0:
+                    Subscription(http, "s").webhook(receiver.url, "events/*")
+                writer = Writer(server, names, written)
+                time.sleep(chance.uniform(0.2, 0.8))
+                server.kill()
+                writer.join()
+        with server_on(tmp_path, mode, port) as (server, http):
+            subscription = Subscription(http, "s")
+            assert len(written) == len(names)
+            tails = {name: http.head(f"/v1/stream/{name}").headers["stream-next-offset"] for name in names}
+            eventually(lambda: {name: subscription.acked(name) for name in names} == tails, 60)
+    for got in receiver.received:
+        told |= {
+            stream["path"]: max(stream["tail_offset"], told.get(stream["path"], "")) for stream in got.body["streams"]
+        }
+    for name, tail in written.items():
+        assert told[name] >= tail, f"{name} was acknowledged up to {tail}, and told up to {told[name]}"
+    generations = [got.body["generation"] for got in receiver.received]
+    assert generations == sorted(generations)
+
+
+class Writer(threading.Thread):
+    """Appends to one stream after the other until the server is gone, and notes what was acknowledged."""
+
+    def __init__(self, server: Server, names: list[str], written: dict[str, str]) -> None:
+        super().__init__(daemon=True)
+        self._url = server.url
+        self._names = names
+        self._written = written
+        self.start()
+
+    def run(self) -> None:
+        with httpx.Client(base_url=self._url, timeout=5) as http:
+            try:
+                for name in self._names:
+                    http.put(f"/v1/stream/{name}", headers={"Content-Type": "text/plain"})
+                while True:
+                    for name in self._names:
+                        response = http.post(f"/v1/stream/{name}", content="x", headers={"Content-Type": "text/plain"})
+                        if response.is_success:
+                            self._written[name] = response.headers["stream-next-offset"]
+            except httpx.TransportError:
+                return

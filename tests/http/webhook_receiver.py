@@ -1,0 +1,151 @@
+"""A real webhook receiver on loopback: a threaded HTTP server that records every request and answers as it is told."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+WAIT_S = 15.0
+
+
+@dataclass(slots=True)
+class Received:
+    """One request, as it came in."""
+
+    path: str
+    headers: dict[str, str]
+    raw: bytes
+    at_s: float
+
+    @property
+    def body(self) -> dict[str, Any]:
+        parsed: dict[str, Any] = json.loads(self.raw)
+        return parsed
+
+    @property
+    def signature(self) -> str:
+        return self.headers["webhook-signature"]
+
+
+@dataclass(slots=True)
+class Reply:
+    """What to answer, and how slowly."""
+
+    status: int = 200
+    body: bytes = b"{}"
+    headers: dict[str, str] = field(default_factory=dict)
+    delay_s: float = 0.0
+    trickle_s: float = 0.0
+    """Send the body one byte at a time, with this pause between."""
+
+
+DONE = Reply(body=b'{"done": true}')
+
+
+class Receiver:
+    """Answers with `replies` in order, then with `otherwise`."""
+
+    def __init__(self, replies: list[Reply], otherwise: Reply) -> None:
+        self.received: list[Received] = []
+        self.replies = replies
+        self.otherwise = otherwise
+        self.on_request: Callable[[Received], None] | None = None
+        """Called before the answer leaves."""
+        self.under_way = 0
+        self.most_under_way = 0
+        self._arrived = threading.Condition()
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/hook?x=1"
+
+    def wait(self, count: int = 1, timeout_s: float = WAIT_S) -> Received:
+        """The `count`th request, once it is there."""
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: len(self.received) >= count, timeout_s), (
+                f"{len(self.received)} of {count} requests came within {timeout_s} s"
+            )
+        return self.received[count - 1]
+
+    def stays_quiet(self, seconds: float) -> None:
+        """No further request comes for a while."""
+        before = len(self.received)
+        time.sleep(seconds)
+        assert len(self.received) == before
+
+    def take(self, received: Received) -> Reply:
+        with self._arrived:
+            self.received.append(received)
+            reply = self.replies.pop(0) if self.replies else self.otherwise
+            self._arrived.notify_all()
+        if self.on_request is not None:
+            self.on_request(received)
+        return reply
+
+
+@contextmanager
+def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
+    receiver = Receiver(list(replies), otherwise or Reply())
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            raw = self.rfile.read(int(self.headers["content-length"]))
+            headers = {name.lower(): value for name, value in self.headers.items()}
+            receiver.under_way += 1
+            receiver.most_under_way = max(receiver.most_under_way, receiver.under_way)
+            try:
+                self._answer(receiver.take(Received(self.path, headers, raw, time.monotonic())))
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # The caller gave up, which is what some tests are about.
+            finally:
+                receiver.under_way -= 1
+
+        do_GET = do_POST
+
+        def _answer(self, reply: Reply) -> None:
+            time.sleep(reply.delay_s)
+            self.send_response(reply.status)
+            for name, value in reply.headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(reply.body)))
+            self.end_headers()
+            if not reply.trickle_s:
+                self.wfile.write(reply.body)
+                return
+            for byte in reply.body:
+                self.wfile.write(bytes([byte]))
+                self.wfile.flush()
+                time.sleep(reply.trickle_s)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
+            """Quiet."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        block_on_close = False
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """A caller that cut the connection is no error here."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    receiver.port = server.server_port
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=WAIT_S)
