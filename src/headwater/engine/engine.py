@@ -108,6 +108,8 @@ class Engine:
         self._total_bytes = 0
         self._vanishing: dict[str, LiveStream] = {}
         self._tend_timer: Timer | None = None
+        self.unbounded: set[str] = set()
+        """Streams that the server itself keeps: the limit for one stream is not for them."""
         self.on_created: list[Callable[[LiveStream], None]] = []
         """Called when a new stream is durable, before its first followers are woken."""
         self.on_deleted: list[Callable[[LiveStream], None]] = []
@@ -210,7 +212,7 @@ class Engine:
             return
         self.check_writable()
         record = self._decide_create(request, now_ms)
-        self._check_room(0, len(record.payload))
+        self._check_room(record.name, 0, len(record.payload))
         self.catalog.apply(record)
         stream = self.catalog.by_id[record.id]
         stream.visible = stream.durable_closed = False
@@ -253,7 +255,7 @@ class Engine:
         if decision.producer_id is not None:
             self._check_producers(stream, decision.producer_id)
         size = len(decision.payload)
-        self._check_room(stream.position - stream.floor_position, size)
+        self._check_room(name, stream.position - stream.floor_position, size)
         self.catalog.apply_append(stream, decision)
         stream.touch_saved_ms = now_ms
         self._total_bytes += size
@@ -387,9 +389,9 @@ class Engine:
             raise _soft_deleted(name)
         return stream
 
-    def _check_room(self, stream_bytes: int, size: int) -> None:
+    def _check_room(self, name: str, stream_bytes: int, size: int) -> None:
         limits = self._limits
-        if limits.max_stream_bytes and stream_bytes + size > limits.max_stream_bytes:
+        if limits.max_stream_bytes and stream_bytes + size > limits.max_stream_bytes and name not in self.unbounded:
             raise StreamFull(f"The stream would grow beyond its limit of {limits.max_stream_bytes} bytes.")
         if limits.max_total_bytes:
             self._check_total(size)

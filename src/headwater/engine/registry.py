@@ -66,6 +66,7 @@ class Registry:
 
     def start(self) -> None:
         """Create the registry if it is missing, put it right, and keep it so."""
+        self._engine.unbounded.add(REGISTRY_NAME)
         self._engine.on_created.append(self._created)
         self._engine.on_deleted.append(self._deleted)
         self._put_right()
