@@ -1,7 +1,7 @@
 """The carrier: a thread that takes what the journal has committed into the shards, some batches at a time.
 
-It waits until enough has gathered or the oldest has waited long enough, so that a shard commits about once a second
-instead of once per batch, and a stream's small appends become few, larger pieces. In its spare time it takes away
+It waits until enough has gathered or the oldest has waited long enough, so that a shard commits every few seconds
+instead of with every batch, and a stream's small appends become few, larger pieces. In its spare time it takes away
 what removed streams have left, and what was trimmed. If it cannot write, the store fails: what it holds is safe in the
 journal and stays readable from the hot tails, but nothing more may be accepted that could not be carried on.
 
@@ -23,10 +23,11 @@ from headwater.storage.interface import WriteFailed
 
 log = logging.getLogger("headwater.storage")
 
-CARRY_BYTES: Final = 8 * 2**20
+CARRY_BYTES: Final = 16 * 2**20
 """Carry as soon as this much waits."""
-CARRY_AFTER_S: Final = 1.0
-"""Carry when something has waited this long."""
+CARRY_AFTER_S: Final = 5.0
+"""Carry when something has waited this long. A round costs two flushes of the disk in every shard that it touches;
+came it more often, batches that are committed meanwhile would feel it."""
 WAITING_BYTES_MAX: Final = 32 * 2**20
 """Writers wait while more than this is on its way: it bounds memory, the journal, and the time that a boot takes."""
 

@@ -4,7 +4,7 @@ Each database can be copied as a transaction sees it, whatever is written meanwh
 the same moment. The transactions on the shards are begun first, the one on the journal last. If the journal was not
 trimmed from before the first to after the last, then it holds every entry that some shard does not have, and no shard
 has an entry that it does not hold: together they are the store exactly as of the journal's last entry. Trimming
-happens about once a second and all transactions are begun within a few milliseconds, so a few tries are enough.
+happens now and then and all transactions are begun within a few milliseconds, so a few tries are enough.
 """
 
 from __future__ import annotations
