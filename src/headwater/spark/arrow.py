@@ -140,6 +140,7 @@ class Layout:
     """Which columns a query asked for, and how each is filled."""
 
     def __init__(self, schema: StructType, prefix: str, bad_records: BadRecords) -> None:
+        self._made_of = (schema, prefix, bad_records)
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._metadata: dict[str, str] = {}
         typed: list[StructField] = []
@@ -164,6 +165,10 @@ class Layout:
         if has_corrupt and not typed:
             raise OptionError(f"The column {CORRUPT} has a meaning only beside columns for fields of the messages.")
         self._parser = TypedParser(StructType(typed), has_corrupt, bad_records) if typed else None
+
+    def __reduce__(self) -> tuple[type[Layout], tuple[StructType, str, BadRecords]]:
+        """Sent to tasks as what it is made of: parsers cannot be pickled."""
+        return Layout, self._made_of
 
     def batch(self, messages: Messages) -> pa.RecordBatch:
         count = len(messages)

@@ -286,7 +286,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         raise OptionError("Give either streams or prefix, not both.")
     if not streams and not options.prefix and not options.connection.bucket:
         raise OptionError("Say what to read: streams (a comma list), prefix, or bucket.")
-    if options.ending == EARLIEST:
+    if options.ending == BEGINNING:
         raise OptionError("endingOffsets takes latest, an offset or JSON; a read that ends at the earliest is empty.")
     return options
 

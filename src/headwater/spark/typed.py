@@ -71,6 +71,8 @@ class TypedParser:
         """All at once, or None when something in it does not fit."""
         count = len(messages)
         lines = _as_lines(messages.stored, messages.separated)
+        if lines is None:
+            return None
         try:
             table = pyarrow.json.read_json(
                 pa.BufferReader(lines),
@@ -117,14 +119,19 @@ class TypedParser:
         return filled
 
 
-def _as_lines(stored: pa.BinaryArray, separated: bool) -> pa.Buffer:
-    """The messages, each ended by a line feed; line feeds within them become spaces, as JSON has none in strings."""
+def _as_lines(stored: pa.BinaryArray, separated: bool) -> pa.Buffer | None:
+    """The messages, each ended by a line feed; line feeds within them become spaces, as JSON has none in strings.
+
+    None if one of them is no object at first sight: Arrow would take a `null` for an object without fields.
+    """
     if not separated:
         separator = pa.scalar(b",", pa.binary())
         stored = pc.binary_join_element_wise(stored, pa.scalar(b"", pa.binary()), separator)
     _, bounds_buffer, data_buffer = stored.buffers()
     bounds = np.frombuffer(bounds_buffer, np.int32, len(stored) + 1, 4 * stored.offset)
     lines = np.frombuffer(data_buffer, np.uint8)[bounds[0] : bounds[-1]].copy()
+    if not np.all(lines[bounds[:-1] - bounds[0]] == ord("{")):
+        return None
     lines[lines == 10] = 32
     lines[bounds[1:] - bounds[0] - 1] = 10
     return pa.py_buffer(lines)

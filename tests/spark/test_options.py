@@ -1,0 +1,73 @@
+"""Options: each is known, has a default, and says what is wrong with a value."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.spark.errors import OptionError
+from headwater.spark.options import OPTIONS, sink_options, source_options
+from headwater.spark.source import HeadwaterSource
+
+URL = {"url": "http://localhost:4437/v1/stream"}
+
+
+def test_the_docstring_of_the_source_is_the_manual() -> None:
+    assert HeadwaterSource.__doc__ is not None
+    for option in OPTIONS:
+        assert f"``{option.name}``" in HeadwaterSource.__doc__
+
+
+def test_defaults_fit_together() -> None:
+    source = source_options(URL | {"streams": "a, b"})
+    sink = sink_options(URL | {"stream": "a"})
+    assert source.streams == ("a", "b")
+    assert source.bytes_per_batch_max < sink.request_bytes_max, "a batch of the source must fit one append of the sink"
+
+
+def test_a_misspelt_option_names_the_right_one() -> None:
+    with pytest.raises(OptionError, match="Did you mean startingOffsets"):
+        source_options(URL | {"streams": "a", "startingOffset": "latest"})
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"streams": "a"}, "url must be the stream root"),
+        (URL, "Say what to read"),
+        (URL | {"streams": "a", "prefix": "b"}, "either streams or prefix"),
+        (URL | {"streams": "a", "maxRowsPerBatch": "many"}, "maxRowsPerBatch must be a whole number"),
+        (URL | {"streams": "a", "onGone": "ignore"}, "onGone must be fail or bootstrap or skip"),
+        (URL | {"streams": "a", "startingOffsets": "{"}, "not valid JSON"),
+        (URL | {"streams": "a", "startingOffsets": '{"a": 5}'}, "must map stream names"),
+        (URL | {"streams": "a", "endingOffsets": "earliest"}, "is empty"),
+        (URL | {"streams": "a", "tokenFile": "/no/such/file"}, "there is no file"),
+        (URL | {"streams": "a", "createMissing": "true"}, "The source has no option"),
+    ],
+)
+def test_a_source_says_what_is_wrong(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        source_options(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"commitMode": "driver"}, "needs one target"),
+        ({"commitMode": "staged"}, "needs stagingPath"),
+        ({"rowsAs": "lines"}, "for targets that are not JSON"),
+        ({"contentType": "text/plain"}, "set orderBy to a unique key"),
+        ({"createMissing": "yes"}, "createMissing must be true or false"),
+    ],
+)
+def test_a_sink_says_what_is_wrong(given: dict[str, str], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        sink_options(URL | given)
+
+
+def test_a_bucket_lies_beside_the_root() -> None:
+    connection = source_options(URL | {"bucket": "agents"}).connection
+    assert connection.root == "http://localhost:4437/ds/agents"
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "s3cret" not in repr(source_options(URL | {"streams": "a", "token": "s3cret"}))

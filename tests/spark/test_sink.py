@@ -1,0 +1,182 @@
+"""The sink: what rows become, and that each is in its target once, in order, whatever was tried twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from headwater.spark import by_target
+from tests.spark.querying import follow, run, write
+from tests.spark.streams import Streams
+from tests.spark.test_source_stream import forget_last_commit
+
+
+def test_structs_become_json_and_missing_streams_are_created(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
+) -> None:
+    targets = [stream_name() for _ in range(3)]
+    rows = spark.range(30).select(
+        F.element_at(F.array(*map(F.lit, targets)), (F.col("id") % 3 + 1).cast("int")).alias("stream"),
+        F.struct(
+            "id",
+            F.lit("é").alias("text"),
+            F.array(F.lit(1.5)).alias("list"),
+            F.create_map(F.lit("k"), F.lit(True)).alias("map"),
+            F.lit("2024-01-01").cast("date").alias("day"),
+            F.lit("1.10").cast("decimal(5,2)").alias("price"),
+        ).alias("value"),
+        "id",
+    )
+    with pytest.raises(PySparkException, match="createMissing=true"):
+        write(rows, streams.root)
+    write(by_target(rows, "id", partitions=2), streams.root, createMissing="true", orderBy="id")
+    for at, target in enumerate(targets):
+        assert streams.messages(target) == [
+            {"id": n, "text": "é", "list": [1.5], "map": {"k": True}, "day": "2024-01-01", "price": 1.10}
+            for n in range(at, 30, 3)
+        ]
+
+
+def test_a_job_that_is_run_again_under_its_name_adds_nothing_and_may_close(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
+) -> None:
+    target = stream_name()
+    rows = spark.range(10).coalesce(1).select(F.col("id").cast("string").alias("value"))
+    for _ in range(2):
+        write(rows, streams.root, stream=target, createMissing="true", producerId=f"job-{target}")
+    assert streams.messages(target) == list(range(10))
+    other = rows.limit(9)
+    with pytest.raises(PySparkException, match=r"an earlier attempt appended crc32:.* this one brings"):
+        write(other, streams.root, stream=target, producerId=f"job-{target}")
+    write(rows, streams.root, stream=target, producerId="another", closeStreams="true")
+    assert streams.is_closed(target)
+    with pytest.raises(PySparkException, match="closed"):
+        write(rows, streams.root, stream=target)
+
+
+@pytest.mark.parametrize("value", ["not json", "1,2", "{", '{"a": 1} '])
+def test_a_row_is_one_message(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], value: str
+) -> None:
+    target = streams.create(stream_name())
+    rows = spark.range(3).coalesce(1).select(F.lit(value).alias("value"))
+    if value.strip() == '{"a": 1}':
+        write(rows, streams.root, stream=target)
+        assert streams.messages(target) == [{"a": 1}] * 3
+        return
+    with pytest.raises(PySparkException, match=r"Row 0 for stream .* is not one JSON text"):
+        write(rows, streams.root, stream=target)
+    assert streams.raw(target) == []
+
+
+def test_other_content_types_by_row_and_by_line(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
+) -> None:
+    by_row, by_line = stream_name(), stream_name()
+    rows = spark.range(5).select("id", F.concat(F.lit("row "), F.col("id")).alias("value")).coalesce(1)
+    text = {"contentType": "text/plain", "createMissing": "true"}
+    write(rows, streams.root, stream=by_row, orderBy="id", **text)
+    write(rows, streams.root, stream=by_line, rowsAs="lines", **text)
+    assert streams.content(by_row) == b"row 0row 1row 2row 3row 4"
+    assert streams.content(by_line) == b"row 0\nrow 1\nrow 2\nrow 3\nrow 4\n"
+
+
+def test_a_batch_too_large_for_one_append_needs_an_order(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
+) -> None:
+    target = streams.create(stream_name())
+    rows = spark.range(1000).coalesce(1).select("id", F.col("id").cast("string").alias("value"))
+    with pytest.raises(PySparkException, match="set orderBy to a unique key"):
+        write(rows, streams.root, stream=target, maxRequestBytes=1500)
+    with pytest.raises(PySparkException, match="orderBy must be unique"):
+        write(rows.withColumn("id", F.lit(1)), streams.root, stream=target, maxRequestBytes=1500, orderBy="id")
+    assert streams.raw(target) == []
+    backwards = rows.sortWithinPartitions(F.desc("id"))
+    write(backwards, streams.root, stream=target, maxRequestBytes=1500, orderBy="id")
+    assert streams.messages(target) == list(range(1000))
+
+
+# -- attempts that fail half-way ---------------------------------------------------------------------------------------
+
+
+def failing_after(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Lets a first attempt deliver, and fails it when its rows are already appended."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        if not marker.exists():
+            marker.touch()
+            raise RuntimeError("failed on purpose")
+
+    return pass_on
+
+
+def test_a_failed_attempt_and_a_lost_commit_leave_every_row_once(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    """A task that fails when some of its appends are made, then a driver that forgets that it committed."""
+    source = streams.filled(stream_name(), [{"n": n} for n in range(2000)])
+    target = streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source).coalesce(1)
+    frame = frame.mapInArrow(failing_after(tmp_path / "failed"), frame.schema)
+    options = {"stream": target, "orderBy": "position", "maxRequestBytes": 2000}
+    run(frame, streams.root, tmp_path / "c", **options)
+    assert (tmp_path / "failed").exists()
+    forget_last_commit(tmp_path / "c")
+    streams.append(source, [{"n": 2000}])
+    run(frame, streams.root, tmp_path / "c", **options)
+    assert streams.raw(target) == streams.raw(source)
+
+
+def test_a_retry_with_other_rows_fails_loudly(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = streams.filled(stream_name(), [1, 2, 3]), streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source).withColumn("value", F.expr("to_json(struct(uuid()))"))
+    run(frame, streams.root, tmp_path / "c", stream=target)
+    first = streams.raw(target)
+    forget_last_commit(tmp_path / "c")
+    with pytest.raises(StreamingQueryException, match="use commitMode=driver or staged"):
+        run(frame, streams.root, tmp_path / "c", stream=target)
+    run(frame, streams.root, tmp_path / "c", stream=target, onDifferingRetry="keep")
+    assert streams.raw(target) == first
+
+
+@pytest.mark.parametrize("mode", ["driver", "staged"])
+def test_upstreams_that_change_their_rows(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path, mode: str
+) -> None:
+    """What the first complete attempt brought is what the target has, whatever the second one brings."""
+    source, target = streams.filled(stream_name(), range(100)), streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source).withColumn("value", F.expr("to_json(struct(uuid(), value))"))
+    options: dict[str, Any] = {"stream": target, "commitMode": mode}
+    if mode == "staged":
+        options |= {"stagingPath": str(tmp_path / "staged"), "maxRequestBytes": 2000}
+    run(frame, streams.root, tmp_path / "c", **options)
+    first = streams.raw(target)
+    assert len(first) == 100
+    forget_last_commit(tmp_path / "c")
+    streams.append(source, [100])
+    run(frame, streams.root, tmp_path / "c", **options)
+    assert streams.raw(target)[:100] == first
+    assert [json.loads(one["value"]) for one in streams.messages(target)] == list(range(101))
+
+
+def test_an_older_batch_is_fenced(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    """A query whose checkpoint was lost begins with batch 0 again, which its own name keeps out."""
+    source, target = streams.filled(stream_name(), range(10)), streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=4)
+    run(frame, streams.root, tmp_path / "c", stream=target, producerId=f"copy-{target}")
+    with pytest.raises(StreamingQueryException, match="has written already, so an older one may not"):
+        run(frame, streams.root, tmp_path / "new", stream=target, producerId=f"copy-{target}")
+    assert streams.messages(target) == list(range(10))

@@ -1,0 +1,150 @@
+"""Micro-batches: limits, replays, restarts, streams that join, and waiting without spinning."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from tests.serving import Server
+from tests.spark.querying import follow, run, start, wait_until
+from tests.spark.streams import Streams
+
+
+def forget_last_commit(checkpoint: Path) -> int:
+    """As if the driver had died after the sink took a batch, before the checkpoint says so."""
+    commits = checkpoint / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    for path in commits.iterdir():
+        if path.name.lstrip(".").removesuffix(".crc") == str(last):
+            path.unlink()
+    return last
+
+
+def test_limits_cut_batches_and_restarts_go_on(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = streams.filled(stream_name(), [{"n": n} for n in range(1000)]), stream_name()
+    frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=400)
+    batches = run(frame, streams.root, tmp_path / "c", stream=target, createMissing="true")
+    assert [batch["numInputRows"] <= 400 for batch in batches] == [True] * 3
+    assert sum(batch["numInputRows"] for batch in batches) == 1000
+    streams.append(source, [{"n": 1000}])
+    (later,) = run(frame, streams.root, tmp_path / "c", stream=target)
+    assert later["numInputRows"] == 1
+    assert streams.raw(target) == streams.raw(source)
+
+
+def test_a_batch_that_is_planned_again_reads_the_same(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = streams.filled(stream_name(), [{"n": n} for n in range(300)]), stream_name()
+    frame = follow(spark, streams.root, streams=source, splitBytes=1000).coalesce(1)
+    run(frame, streams.root, tmp_path / "c", stream=target, createMissing="true")
+    streams.append(source, [{"n": n} for n in range(300, 350)])
+    forget_last_commit(tmp_path / "c")
+    batches = run(frame, streams.root, tmp_path / "c", stream=target)
+    # The repeated batch has its 300 rows again, which the target recognises; the new ones come after it.
+    assert [batch["numInputRows"] for batch in batches] == [300, 50]
+    assert streams.raw(target) == streams.raw(source)
+
+
+def test_lag_is_what_spark_says_it_is(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    source = streams.filled(stream_name(), [{"n": n} for n in range(500)])
+    frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=200)
+    batches = run(frame, streams.root, tmp_path / "c", stream=stream_name(), createMissing="true")
+    for batch in batches:
+        (told,) = batch["sources"]
+        assert json.loads(told["latestOffset"]) == {source: {"offset": streams.tail(source), "position": 500}}
+        assert json.loads(told["endOffset"])[source]["position"] <= 500
+    assert json.loads(batches[-1]["sources"][0]["endOffset"])[source]["offset"] == streams.tail(source)
+
+
+def requests_so_far(server: Server, streams: Streams) -> float:
+    page = streams.http.get(f"{server.url}/metrics").text
+    counts = re.findall(r"^headwater_(?:http_)?requests_total\{[^}]*\} (\S+)$", page, re.MULTILINE)
+    assert counts, f"no count of requests in:\n{page}"
+    return sum(float(count) for count in counts)
+
+
+def test_streams_join_a_running_query_which_waits_without_spinning(
+    spark: SparkSession, roomy_server: Server, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    family, target = stream_name(), streams.create(stream_name())
+    streams.filled(f"{family}/one", [1])
+    frame = follow(spark, streams.root, prefix=f"{family}/")
+    query = start(frame, streams.root, tmp_path / "c", stream=target)
+    try:
+        wait_until(lambda: len(streams.raw(target)) == 1, "the first stream is copied", query)
+        streams.filled(f"{family}/two", [2, 3])
+        wait_until(lambda: len(streams.raw(target)) == 3, "the second stream is copied", query)
+        streams.append(f"{family}/one", [4])
+        wait_until(lambda: len(streams.raw(target)) == 4, "news of the first stream is copied", query)
+        time.sleep(1.0)
+        before = requests_so_far(roomy_server, streams)
+        time.sleep(4.0)
+        idle = requests_so_far(roomy_server, streams) - before - 1
+        assert idle <= 12, f"{idle} requests in 4 idle seconds; three long-polls of 2 s each make 6"
+        began = time.monotonic()
+        query.stop()
+        assert time.monotonic() - began < 5, "a query that waits must stop at once"
+    finally:
+        query.stop()
+    assert sorted(streams.messages(target)) == [1, 2, 3, 4]
+
+
+def test_latest_begins_with_what_comes(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = streams.filled(stream_name(), [1, 2]), streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source, startingOffsets="latest")
+    query = start(frame, streams.root, tmp_path / "c", stream=target)
+    try:
+        wait_until(lambda: any((tmp_path / "c" / "offsets").glob("*")) or query.lastProgress is not None, "it runs")
+        streams.append(source, [3])
+        wait_until(lambda: len(streams.raw(target)) == 1, "the new message is copied", query)
+    finally:
+        query.stop()
+    assert streams.messages(target) == [3]
+
+
+def test_a_stream_that_was_deleted_fails_or_is_skipped(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    kept, lost = streams.filled(stream_name(), [1]), streams.filled(stream_name(), [2])
+    target = streams.create(stream_name())
+
+    def copy(**options: Any) -> None:
+        run(
+            follow(spark, streams.root, streams=f"{kept},{lost}", **options),
+            streams.root,
+            tmp_path / "c",
+            stream=target,
+        )
+
+    copy()
+    streams.delete(lost)
+    streams.append(kept, [3])
+    with pytest.raises(StreamingQueryException, match=rf"'{lost}' at .*no such stream.*onGone=skip"):
+        copy()
+    copy(onGone="skip")
+    assert streams.messages(target) == [1, 2, 3]
+    streams.filled(lost, [4])
+    # Created anew and shorter than what was read is not the same stream.
+    streams.delete(lost)
+    streams.create(lost)
+    with pytest.raises(StreamingQueryException, match="deleted and created anew"):
+        copy()
+    streams.append(lost, [5])
+    streams.append(lost, [6])
+    copy(onGone="skip")
+    assert streams.messages(target)[:3] == [1, 2, 3]
