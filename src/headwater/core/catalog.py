@@ -184,11 +184,11 @@ class Catalog(Generic[StreamT]):
     def apply_append(self, stream: Stream, record: Append) -> None:
         if record.index != stream.index or record.position != stream.position:
             raise AssertionError(f"append at {record.index}_{record.position} to {stream.name!r} at {stream.tail}")
+        if stream.ages is not None:
+            stream.ages.note(record.at_ms, stream.written_ms, stream.index, stream.position)
         stream.index += len(record.lengths)
         stream.position += len(record.payload)
         stream.accessed_ms = stream.written_ms = record.at_ms
-        if stream.ages is not None:
-            stream.ages.note(record.at_ms, stream.index, stream.position)
         if record.producer_id is not None:
             if stream.producers is None:
                 stream.producers = {}
@@ -223,7 +223,7 @@ class Catalog(Generic[StreamT]):
                 retained_position=record.retained_position,
                 snapshot=record.snapshot,
                 retention=record.retention,
-                ages=AgeIndex(STEP_MIN_MS, ((record.at_ms, index, position),)) if record.tracks_age else None,
+                ages=AgeIndex(STEP_MIN_MS) if record.tracks_age else None,
             )
         )
 

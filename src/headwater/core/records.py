@@ -45,7 +45,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AgeIndex(msgspec.Struct, frozen=True, array_like=True):
-    """When the tail of a stream was where (milliseconds, index, position), at most once per step."""
+    """Marks of when messages came: what lies before (index, position) came at that millisecond or earlier."""
 
     step_ms: int
     marks: tuple[tuple[int, int, int], ...] = ()

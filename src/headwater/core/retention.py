@@ -4,9 +4,9 @@ A stream says itself (by headers on create) or by the server's defaults how much
 unless a snapshot covers it or dropping was allowed; and since publishing a snapshot moves the earliest retained
 offset at once, what is left for age and size to act on is the latter.
 
-How old messages are is known from marks, "at this time the tail was here", of which a stream keeps a bounded number:
-when there are too many, every other one goes and the next ones come half as often. A message is never dropped before
-its time, and at the latest one step after it.
+How old messages are is known from marks, "what lies before here came at this time or earlier", of which a stream keeps
+a bounded number: when there are too many, every other one goes and the next ones come half as often. A message is never
+dropped before its time, and at the latest one step after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUMBER_MAX: Final = 2**53 - 1
 
 
 class AgeMarks:
-    """When the tail was where: (milliseconds, index, position), oldest first."""
+    """Each mark is (milliseconds, index, position): what lies before the place came at that time or earlier."""
 
     __slots__ = ("_marks", "_step_ms")
 
@@ -42,12 +42,15 @@ class AgeMarks:
         self._step_ms = index.step_ms
         self._marks = list(index.marks)
 
-    def note(self, at_ms: int, index: int, position: int) -> None:
-        """The tail is at (index, position) now."""
+    def note(self, now_ms: int, written_ms: int, index: int, position: int) -> None:
+        """Something is appended now at (index, position); what lies before was complete at `written_ms`."""
         marks = self._marks
-        if marks and at_ms - marks[-1][0] < self._step_ms:
+        if marks:
+            if now_ms - marks[-1][0] < self._step_ms:
+                return
+        elif not index:
             return
-        marks.append((at_ms, index, position))
+        marks.append((written_ms, index, position))
         if len(marks) > MARKS_MAX:
             # Without a mark, what it stood for waits for the next one.
             del marks[::2]

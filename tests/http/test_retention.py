@@ -1,0 +1,418 @@
+"""Retention: what lies before the earliest retained offset is gone for readers, and its bytes are given back.
+
+The effect of snapshots is the extensions' §2.2; age, size and the permission to drop are ours (docs/decisions.md).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http.bucketed import Bucket, BucketStream
+from tests.http.protocol import ZERO, Stream, assert_problem, offset
+from tests.http.raw import ConnectionEnded, connect, encode
+from tests.http.sse_reader import SseReader
+from tests.serving import Server, serve
+
+ONE, TWO, THREE = offset(1, 3), offset(2, 6), offset(3, 11)
+OCTETS = "application/octet-stream"
+DROP = {"Stream-Retention-Drop": "allowed"}
+
+
+def metric(http: httpx.Client, name: str) -> float:
+    found = re.findall(rf"^headwater_{name} (\S+)$", http.get("/metrics").text, re.MULTILINE)
+    assert len(found) == 1
+    return float(found[0])
+
+
+def eventually(condition: Callable[[], bool], within_secs: float = 10.0) -> None:
+    deadline = time.monotonic() + within_secs
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to be"
+        time.sleep(0.05)
+
+
+# -- live readers (§2.2: for any offset before, the server must return 410)
+
+
+def test_2_2_a_long_poll_before_what_is_retained_is_410(log_stream: BucketStream) -> None:
+    log_stream.publish(TWO)
+    assert_problem(log_stream.long_poll("-1"), 410, "offset_gone")
+    assert_problem(log_stream.long_poll(ONE), 410, "offset_gone")
+    assert log_stream.long_poll(TWO).content == b"three"
+
+
+def test_2_2_a_long_poll_at_the_tail_is_not_disturbed_by_a_snapshot(server: Server, log_stream: BucketStream) -> None:
+    with connect(server) as connection:
+        connection.send(encode("GET", f"{log_stream.path}?offset={THREE}&live=long-poll"))
+        time.sleep(0.1)
+        log_stream.publish(THREE)
+        assert connection.quiet(for_secs=0.2)
+        log_stream.append("four")
+        assert connection.response().body == b"four"
+
+
+def test_2_2_an_event_reader_at_the_tail_is_not_disturbed_by_a_snapshot(
+    server: Server, log_stream: BucketStream
+) -> None:
+    with SseReader(server, log_stream.path, offset=THREE) as reader:
+        reader.until_up_to_date()
+        log_stream.publish(THREE)
+        log_stream.append("four")
+        assert reader.pair()[0].data == "four"
+
+
+def test_2_2_an_event_reader_that_fell_behind_is_ended_and_meets_410(server: Server, bucket: Bucket) -> None:
+    stream = bucket.stream("behind", OCTETS).create()
+    for number in range(90):
+        stream.append(bytes([number]) * 100_000)
+    with SseReader(server, stream.path, offset="-1") as reader:
+        time.sleep(0.2)
+        stream.publish(stream.tail(), "state")
+        events = list(reader)
+    # It ended cleanly, on a pair, and well before the end.
+    assert len(events) < 180
+    last = events[-1].control["streamNextOffset"]
+    assert "upToDate" not in events[-1].control
+    assert_problem(stream.get(offset=last, live="sse"), 410, "offset_gone")
+    stream.delete()
+
+
+def test_2_2_a_chunk_that_is_being_sent_is_finished_or_cut_off_never_wrong(server: Server, bucket: Bucket) -> None:
+    stream = bucket.stream("chunk", OCTETS).create()
+    content = b"".join(bytes([number]) * 100_000 for number in range(39))
+    for number in range(39):
+        stream.append(bytes([number]) * 100_000)
+    with connect(server) as connection:
+        connection.send(encode("GET", f"{stream.path}?offset=-1"))
+        _, status, fields = connection.response_head()
+        stream.publish(stream.tail(), "state")
+        with suppress(ConnectionEnded):
+            assert b"".join(connection.body_pieces(fields)) == content
+    assert status == 200
+    stream.delete()
+
+
+# -- bytes given back
+
+
+def test_the_bytes_before_a_snapshot_count_no_longer(bucket: Bucket) -> None:
+    """The limit of a stream (10 MiB in memory) is about what it holds, not about what it ever held."""
+    stream = bucket.stream("folded", OCTETS).create()
+    before = metric(bucket.http, "payload_bytes")
+    for number in range(30):
+        at = stream.append(bytes([number]) * 1_000_000)
+        if number % 5 == 4:
+            stream.publish(at, b"s" * 10)
+            eventually(lambda: metric(bucket.http, "payload_bytes") <= before + 20)
+    assert stream.parts()[0].body == b"s" * 10
+    stream.delete()
+
+
+def test_a_fork_keeps_what_it_reads_until_it_is_gone(bucket: Bucket) -> None:
+    source = bucket.stream("source", OCTETS).create()
+    for number in range(10):
+        source.append(bytes([number]) * 100_000)
+    start = metric(bucket.http, "payload_bytes")
+    headers = {"Stream-Forked-From": source.path, "Stream-Fork-Offset": offset(8, 800_000)}
+    fork = bucket.stream("fork", OCTETS).create(headers=headers)
+    inner = bucket.stream("inner", OCTETS).create(
+        headers={"Stream-Forked-From": fork.path, "Stream-Fork-Offset": offset(4, 400_000)}
+    )
+    source.publish(source.tail(), "x")
+    assert metric(bucket.http, "payload_bytes") >= start
+    assert_problem(source.get(offset="-1"), 410, "offset_gone")
+    expected = b"".join(bytes([number]) * 100_000 for number in range(8))
+    assert (fork.content(), inner.content()) == (expected, expected[:400_000])
+    # The deeper fork needs less; what only the other one needed goes with its own snapshot.
+    fork.publish(fork.tail(), "y")
+    assert_problem(fork.get(offset="-1"), 410, "offset_gone")
+    assert inner.content() == expected[:400_000]
+    assert metric(bucket.http, "payload_bytes") >= start
+    inner.publish(offset(2, 200_000), "z")
+    assert inner.get(offset=offset(2, 200_000)).content == expected[200_000:400_000]
+    eventually(lambda: metric(bucket.http, "payload_bytes") <= start - 200_000 + 10)
+    inner.delete()
+    eventually(lambda: metric(bucket.http, "payload_bytes") <= start - 1_000_000 + 10)
+    for stream in (source, fork):
+        stream.delete()
+
+
+def test_a_fork_of_a_deleted_source_keeps_only_what_it_needs(bucket: Bucket) -> None:
+    source = bucket.stream("source", OCTETS).create()
+    for number in range(10):
+        source.append(bytes([number]) * 100_000)
+    start = metric(bucket.http, "payload_bytes")
+    fork = bucket.stream("fork", OCTETS).create(headers={"Stream-Forked-From": source.path})
+    source.delete()
+    fork.publish(offset(6, 600_000), "state")
+    eventually(lambda: metric(bucket.http, "payload_bytes") <= start - 600_000 + 10)
+    assert fork.get(offset=offset(6, 600_000)).content == b"".join(bytes([n]) * 100_000 for n in range(6, 10))
+    fork.delete()
+    eventually(lambda: metric(bucket.http, "payload_bytes") <= start - 1_000_000 + 10)
+
+
+def disk_bytes(directory: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+
+
+@contextmanager
+def serve_small(directory: Path, mode: str) -> Iterator[httpx.Client]:
+    with (
+        serve(
+            directory=directory,
+            DS_STORAGE__MODE=mode,
+            DS_STORAGE__HOT_TAIL_BYTES="1000000",
+            DS_STORAGE__SEGMENT_BYTES="1000000",
+        ) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        yield http
+
+
+def test_the_bytes_before_a_snapshot_are_freed_on_disk(tmp_path: Path, persistent_mode: str) -> None:
+    """Eight times 20 MB pass through a stream that is folded; the directory stays far below what passed."""
+    with serve_small(tmp_path, persistent_mode) as http:
+        bucket = Bucket(http, "bucket").create()
+        keeper = bucket.stream("keeper", OCTETS).create(b"kept" * 1000)
+        stream = bucket.stream("folded", OCTETS).create()
+        at = ""
+        sizes = []
+        for _ in range(8):
+            at = [stream.append(bytes([number]) * 500_000) for number in range(40)][-1]
+            stream.publish(at, "state")
+            sizes.append(disk_bytes(tmp_path))
+        after = stream.append(b"after" * 1000)
+        assert metric(http, "payload_bytes") < 20_000
+        if persistent_mode == "acid":
+            # A database file does not shrink, but what was freed in it is used again.
+            assert sizes[-1] < sizes[3] + 20_000_000, sizes
+        else:
+            eventually(lambda: disk_bytes(tmp_path) < 30_000_000, within_secs=20)
+        assert [part.body for part in stream.parts()] == [b"state", b"after" * 1000]
+    with serve_small(tmp_path, persistent_mode) as http:
+        bucket = Bucket(http, "bucket")
+        stream, keeper = bucket.stream("folded", OCTETS), bucket.stream("keeper", OCTETS)
+        assert [part.body for part in stream.parts()] == [b"state", b"after" * 1000]
+        assert keeper.content() == b"kept" * 1000
+        assert_problem(stream.get(offset="-1"), 410, "offset_gone")
+        assert stream.get(offset=at).content == b"after" * 1000
+        assert stream.append(b"x") > after
+        assert metric(http, "payload_bytes") < 20_000
+
+
+def test_forks_read_on_from_disk_after_their_source_was_trimmed(tmp_path: Path, persistent_mode: str) -> None:
+    pieces = [bytes([number]) * 100_000 for number in range(40)]
+    with serve_small(tmp_path, persistent_mode) as http:
+        bucket = Bucket(http, "bucket").create()
+        source = bucket.stream("source", OCTETS).create()
+        offsets = [source.append(piece) for piece in pieces]
+        source.publish(offsets[9], "ten")
+        headers = {"Stream-Forked-From": source.path, "Stream-Fork-Offset": offsets[29]}
+        fork = bucket.stream("fork", OCTETS).create(headers=headers)
+        source.publish(offsets[39], "forty")
+        assert fork.get(offset=offsets[9]).content == b"".join(pieces[10:30])
+    with serve_small(tmp_path, persistent_mode) as http:
+        fork = Bucket(http, "bucket").stream("fork", OCTETS)
+        assert [part.body for part in fork.parts()] == [b"ten", *pieces[10:30]]
+        fork.publish(offsets[19], "twenty")
+        assert fork.get(offset=offsets[19]).content == b"".join(pieces[20:30])
+        assert_problem(fork.get(offset=offsets[9]), 410, "offset_gone")
+    with serve_small(tmp_path, persistent_mode) as http:
+        fork = Bucket(http, "bucket").stream("fork", OCTETS)
+        assert [part.body for part in fork.parts()] == [b"twenty", *pieces[20:30]]
+
+
+# -- by age and size
+
+
+def test_a_stream_is_cut_to_its_size_where_dropping_is_allowed(bucket: Bucket) -> None:
+    stream = bucket.stream("sized", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "10000"})
+    offsets = [stream.append(bytes([number]) * 1000) for number in range(50)]
+    eventually(lambda: "stream-earliest-offset" in stream.head().headers)
+    earliest = stream.head().headers["stream-earliest-offset"]
+    assert earliest in offsets
+    content = stream.get(offset=earliest).content
+    # At least what was asked for, cut at a message, and no more than it takes to act.
+    assert 10_000 <= len(content) <= 12_000
+    assert content.endswith(bytes([49]) * 1000)
+    assert_problem(stream.get(offset="-1"), 410, "offset_gone")
+    assert_problem(stream.get(offset=offsets[10]), 410, "offset_gone")
+    # Without a snapshot, bootstrap begins with what there is (§3.2).
+    response = stream.bootstrap()
+    assert response.headers["stream-snapshot-offset"] == "-1"
+    assert b"".join(part.body for part in stream.parts()) == content
+
+
+def test_the_newest_message_stays_however_large_it_is(bucket: Bucket) -> None:
+    stream = bucket.stream("large", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "10"})
+    at = stream.append(b"a" * 1000)
+    stream.append(b"b" * 1000)
+    eventually(lambda: stream.head().headers.get("stream-earliest-offset") == at)
+    time.sleep(1.2)
+    assert stream.get(offset=at).content == b"b" * 1000
+
+
+def test_messages_go_when_they_are_too_old(bucket: Bucket) -> None:
+    stream = bucket.stream("aged").create(headers={**DROP, "Stream-Retention-Age": "2"})
+    stream.append("one")
+    time.sleep(1.5)
+    at = stream.append("two")
+    assert stream.content() == b"onetwo"
+    eventually(lambda: stream.get(offset="-1").status_code == 410, within_secs=4)
+    # Never too early: the second message has its two seconds.
+    assert stream.get(offset=stream.head().headers["stream-earliest-offset"]).content == b"two"
+    eventually(lambda: stream.head().headers["stream-earliest-offset"] == at, within_secs=5)
+    assert stream.get(offset=at).content == b""
+    stream.append("three")
+    assert stream.get(offset=at).content == b"three"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Stream-Retention-Bytes": "10"},
+        {"Stream-Retention-Age": "1"},
+        {"Stream-Retention-Bytes": "10", "Stream-Retention-Age": "1", "Stream-Retention-Drop": "never"},
+        {"Stream-Retention-Drop": "allowed"},
+        {"Stream-Retention-Bytes": "0", "Stream-Retention-Age": "0", "Stream-Retention-Drop": "allowed"},
+    ],
+)
+def test_nothing_is_dropped_that_no_snapshot_covers_unless_it_was_allowed(
+    bucket: Bucket, headers: dict[str, str]
+) -> None:
+    stream = bucket.stream("kept", OCTETS).create(headers=headers)
+    for number in range(20):
+        stream.append(bytes([number]) * 100)
+    time.sleep(2)
+    assert len(stream.content()) == 2000
+
+
+def test_what_goes_beyond_a_snapshot_takes_the_snapshot_along(bucket: Bucket) -> None:
+    """With a gap behind it, a snapshot is no beginning any more."""
+    stream = bucket.stream("both", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "1000"})
+    stream.publish(stream.append(b"a" * 100), "state")
+    assert stream.bootstrap().headers["stream-snapshot-offset"] == offset(1, 100)
+    for _ in range(30):
+        stream.append(b"b" * 100)
+    eventually(lambda: "stream-snapshot-offset" not in stream.head().headers)
+    response = stream.bootstrap()
+    assert response.headers["stream-snapshot-offset"] == "-1"
+    assert stream.parts()[0].body == b""
+    assert stream.latest().status_code == 404
+    assert stream.snapshot(offset(1, 100)).status_code == 404
+
+
+def test_retention_is_part_of_a_streams_configuration(bucket: Bucket) -> None:
+    headers = {**DROP, "Stream-Retention-Age": "100", "Stream-Retention-Bytes": "5"}
+    stream = bucket.stream("config").create(headers=headers)
+    told = stream.head().headers
+    assert {name: told[name] for name in headers} == headers
+    assert stream.put(headers=headers).status_code == 200
+    assert_problem(stream.put(headers={**headers, "Stream-Retention-Age": "101"}), 409, "config_mismatch")
+    assert_problem(stream.put(), 409, "config_mismatch")
+    fork = bucket.stream("fork").create(headers={"Stream-Forked-From": stream.path})
+    assert fork.head().headers["stream-retention-age"] == "100"
+    other = bucket.stream("other").create(headers={"Stream-Forked-From": stream.path, "Stream-Retention-Drop": "never"})
+    assert "stream-retention-age" not in other.head().headers
+    plain = bucket.stream("plain").create()
+    assert not [name for name in plain.head().headers if name.startswith("stream-retention")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("Stream-Retention-Age", "-1"),
+        ("Stream-Retention-Age", "1.5"),
+        ("Stream-Retention-Age", "01"),
+        ("Stream-Retention-Age", ""),
+        ("Stream-Retention-Age", "99999999999999999"),
+        ("Stream-Retention-Bytes", "1k"),
+        ("Stream-Retention-Bytes", "+5"),
+        ("Stream-Retention-Drop", "yes"),
+        ("Stream-Retention-Drop", ""),
+    ],
+)
+def test_a_malformed_retention_header_is_400_and_creates_nothing(bucket: Bucket, name: str, value: str) -> None:
+    assert_problem(bucket.stream("bad").put(headers={name: value}), 400, "bad_request")
+    assert bucket.count() == 0
+
+
+def test_the_base_surface_has_it_too(stream: Stream) -> None:
+    stream.create(headers={**DROP, "Stream-Retention-Bytes": "100", "Content-Type": OCTETS})
+    for number in range(20):
+        stream.append(bytes([number]) * 50, headers={"Content-Type": OCTETS})
+    eventually(lambda: stream.get(offset="-1").status_code == 410)
+    earliest = stream.get(offset="-1").headers["stream-earliest-offset"]
+    assert len(stream.get(offset=earliest).content) in (100, 150)
+
+
+@contextmanager
+def dropping(
+    directory: Path, mode: str, *, size: int = 0, age_secs: float = 0, drop: str = "true"
+) -> Iterator[httpx.Client]:
+    """A server with a rule of its own."""
+    with (
+        serve(
+            directory=directory,
+            DS_STORAGE__MODE=mode,
+            DS_RETENTION__MAX_BYTES=str(size),
+            DS_RETENTION__MAX_AGE_SECS=str(age_secs),
+            DS_RETENTION__DROP_UNCOVERED=drop,
+        ) as server,
+        httpx.Client(base_url=server.url, timeout=30) as http,
+    ):
+        yield http
+
+
+def test_the_servers_rule_holds_where_a_stream_says_nothing(tmp_path: Path) -> None:
+    with dropping(tmp_path, "file-durable", size=1000) as http:
+        bucket = Bucket(http, "bucket").create()
+        plain = bucket.stream("plain", OCTETS).create()
+        never = bucket.stream("never", OCTETS).create(headers={"Stream-Retention-Drop": "never"})
+        larger = bucket.stream("larger", OCTETS).create(headers={"Stream-Retention-Bytes": "3000"})
+        for stream in (plain, never, larger):
+            for number in range(60):
+                stream.append(bytes([number]) * 100)
+        eventually(lambda: plain.get(offset="-1").status_code == 410)
+        eventually(lambda: larger.get(offset="-1").status_code == 410)
+        assert len(never.content()) == 6000
+        assert 1000 <= len(_retained(plain)) <= 1200
+        assert 3000 <= len(_retained(larger)) <= 3500
+    # Restarted with another rule, which holds for what is there.
+    with dropping(tmp_path, "file-durable", size=500) as http:
+        plain = Bucket(http, "bucket").stream("plain", OCTETS)
+        eventually(lambda: 500 <= len(_retained(plain)) <= 600)
+    with dropping(tmp_path, "file-durable", size=100, drop="false") as http:
+        plain = Bucket(http, "bucket").stream("plain", OCTETS)
+        time.sleep(1.5)
+        assert len(_retained(plain)) >= 500
+
+
+@pytest.mark.parametrize("mode", ["file-durable", "acid"])
+def test_ages_are_known_across_restarts(tmp_path: Path, mode: str) -> None:
+    with dropping(tmp_path, mode, age_secs=4) as http:
+        stream = Bucket(http, "bucket").create().stream("aged").create()
+        stream.append("old")
+        time.sleep(2.2)
+        at = stream.append("new")
+        written = time.monotonic()
+    with dropping(tmp_path, mode, age_secs=4) as http:
+        stream = Bucket(http, "bucket").stream("aged")
+        eventually(lambda: stream.get(offset="-1").status_code == 410, within_secs=8)
+        if time.monotonic() - written < 3.5:
+            assert _retained(stream) == b"new"
+        eventually(lambda: stream.head().headers["stream-earliest-offset"] == at, within_secs=8)
+        assert time.monotonic() - written >= 3.9
+
+
+def _retained(stream: BucketStream) -> bytes:
+    """All that can still be read."""
+    head = stream.head().headers
+    return stream.get(offset=head.get("stream-earliest-offset", ZERO)).content
