@@ -48,9 +48,7 @@ def main() -> None:
         "text/plain",
     )
     results = measure(arguments.modes, load, arguments.rounds, DS_STORAGE__ACID_SHARD_COUNT=str(arguments.shards))
-    print(
-        f"{load.connections} connections, {load.streams} streams, {arguments.bytes} bytes, {arguments.shards} shards"
-    )
+    print(f"{load.connections} connections, {load.streams} streams, {arguments.bytes} bytes, {arguments.shards} shards")
     first = results[arguments.modes[0]]
     for mode, rounds in results.items():
         ratio = statistics.median(

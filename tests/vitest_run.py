@@ -50,9 +50,7 @@ def require_npm_packages() -> None:
         assert installed == version, f"{name} is {installed}, but {version} is pinned. {_HOW_TO_INSTALL}"
 
 
-def run_vitest(
-    file: Path, *, env: dict[str, str], name_pattern: str | None = None, timeout_secs: float
-) -> list[Case]:
+def run_vitest(file: Path, *, env: dict[str, str], name_pattern: str | None = None, timeout_secs: float) -> list[Case]:
     """Run one file; `name_pattern` selects tests by full name, the others are reported as skipped."""
     executable = node()
     require_npm_packages()

@@ -6,6 +6,7 @@ import json
 import struct
 import zlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_until_before_offset_and_off_boundary_are_400(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("query", [{"until": "now"}, {"splits": 2}, {"frames": 1}])
-def test_the_extensions_are_for_catch_up_reads(stream: Stream, query: dict[str, str]) -> None:
+def test_the_extensions_are_for_catch_up_reads(stream: Stream, query: dict[str, Any]) -> None:
     stream.create("one")
     assert_problem(stream.get(offset="-1", live="sse", **query), 400, "bad_request")
     assert_problem(stream.get(offset="now", **query), 400, "bad_request")
@@ -191,7 +192,7 @@ def test_only_the_last_digests_of_an_epoch_are_known(stream: Stream) -> None:
 
 @pytest.mark.parametrize("mode", ["file-durable", "acid"])
 def test_digests_survive_a_restart(tmp_path: Path, mode: str) -> None:
-    settings = {"DS_STORAGE__MODE": mode, "DS_STORAGE__DATA_DIR": str(tmp_path / "data")}
+    settings: dict[str, Any] = {"DS_STORAGE__MODE": mode, "DS_STORAGE__DATA_DIR": str(tmp_path / "data")}
     with serve(**settings) as server, stream_on(server, "kept") as stream:
         stream.create().append("one", producer("p", 7, 0))
     with serve(**settings) as server, stream_on(server, "kept") as stream:

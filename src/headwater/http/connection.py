@@ -223,10 +223,8 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._head_done = True
         headers = self._headers
-        if b"/snapshot/" in self._target and self._refused is None:
-            self._begin_upload()
-            if self._refused is not None:
-                return
+        if b"/snapshot/" in self._target and self._refused is None and not self._begin_upload():
+            return
         length = headers.get(b"content-length")
         if length is not None and self._upload is None and int(length) > self.app.max_body_bytes:
             self._refused = self._body_too_large()
@@ -495,16 +493,17 @@ class Connection(asyncio.Protocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
-    def _begin_upload(self) -> None:
-        """Find out where the body goes, and refuse what need not be sent."""
+    def _begin_upload(self) -> bool:
+        """Find out where the body goes; False when it need not be sent at all."""
         request = Request(self._parser.get_method(), self._target, self._headers, b"", False, True)
         try:
             self._upload = self.app.begin_upload(request, is_next=not self.busy and not self._pending)
         except Refusal as refusal:
             self._refused = refusal
-        else:
-            if self._upload is not None:
-                self._upload.on_room = self._read_on
+            return False
+        if self._upload is not None:
+            self._upload.on_room = self._read_on
+        return True
 
     def _pass_on(self, body: bytes) -> None:
         """Pass a piece of the body on, and do not read faster than it is taken."""
