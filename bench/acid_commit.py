@@ -20,9 +20,10 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 import lmdb
 
@@ -35,7 +36,13 @@ from headwater.storage.interface import Committed
 MAP_BYTES = 2**36
 PAYLOAD = b"x" * 100
 
-Way = Callable[[Sequence[Committed]], None]
+
+class Way(Protocol):
+    """One way to make batches durable."""
+
+    def write(self, batch: Sequence[Committed]) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Log:
@@ -127,7 +134,7 @@ def batches(connections: int, streams: int, rounds: int) -> list[list[Committed]
 
 def measure(directory: Path, shards: int, connections: int, streams: int, rounds: int) -> None:
     with ThreadPoolExecutor(shards) as pool:
-        ways = {
+        ways: dict[str, Way] = {
             "log": Log(directory),
             "shards, one by one": Shards(directory, shards, None),
             "shards, threads": Shards(directory, shards, pool),
