@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Generator
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.core.catalog import Catalog, Stream
 from headwater.core.records import Delete, Document, Image
@@ -31,7 +32,9 @@ from headwater.storage.tail import Tail
 
 log = logging.getLogger("headwater.storage")
 
-_STEP_EXTENTS = 64
+_STEP_EXTENTS: Final = 64
+_HEAPS: Final = 128
+_STREAM_ID: Final = itemgetter(0)
 
 
 class Frozen(NamedTuple):
@@ -118,12 +121,12 @@ def save_checkpoint(shop: Workshop, plan: Plan) -> Generator[None, None, Saved]:
     blobs: list[tuple[int, bytes]] = []
     packs = PackPair(shop, tier=0)
     try:
-        with_bytes = [(frozen.stream_id, frozen.tail) for frozen in plan.frozen if frozen.tail is not None]
-        with_bytes.sort(key=lambda item: item[0])
-        for steps, (stream_id, tail) in enumerate(with_bytes, 1):
+        tails = yield from _in_order(plan.frozen)
+        for steps, (stream_id, tail) in enumerate(tails, 1):
             blobs.append((stream_id, extents.join(_save_tail(packs, stream_id, tail))))
             if steps % _STEP_EXTENTS == 0 or len(tail.data) > shop.big_bytes:
                 yield
+        del tails
         infos = packs.finish()
     except BaseException:
         packs.abandon()
@@ -131,12 +134,37 @@ def save_checkpoint(shop: Workshop, plan: Plan) -> Generator[None, None, Saved]:
     # From here on the packs stay: should this fail, the manifest may or may not name them after a crash.
     yield from shop.manifest.save(Commit(True, plan.lsn, plan.segment, infos, (), gone), kept)
     _drop_segments(shop, plan.segment)
+    while kept:
+        # Letting go of a hundred thousand states takes time too, and would be felt if done at once.
+        del kept[-256:]
+        yield
     return Saved(blobs, infos)
 
 
+def _in_order(frozen: list[Frozen]) -> Generator[None, None, list[tuple[int, Tail]]]:
+    """The tails by stream id. Ids are random, so by their first bits they fall into equal heaps, sorted one by one."""
+    heaps: list[list[tuple[int, Tail]]] = [[] for _ in range(_HEAPS)]
+    for steps, (stream_id, _, _, tail) in enumerate(frozen, 1):
+        if tail is not None:
+            heaps[stream_id * _HEAPS >> 64].append((stream_id, tail))
+        if steps % 256 == 0:
+            yield
+    tails: list[tuple[int, Tail]] = []
+    for heap in heaps:
+        heap.sort(key=_STREAM_ID)
+        tails += heap
+        if len(heap) > _STEP_EXTENTS:
+            yield
+    return tails
+
+
 def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
-    saved = []
     index, position = tail.index, tail.position
+    size = len(tail.data)
+    if 0 < size <= EXTENT_MAX_BYTES:
+        distances = array("I", [end - position for end in tail.ends])
+        return [packs.writer(size).add(stream_id, index, position, (tail.data,), distances)]
+    saved = []
     data = memoryview(tail.data)
     while index < tail.end_index:
         end_index, end_position = tail.cut(index, position, tail.end_index, EXTENT_MAX_BYTES)
@@ -152,10 +180,12 @@ def _kept(shop: Workshop, plan: Plan) -> Generator[None, None, list[Kept]]:
     starved = {each.stream_id: each.lsn for each in plan.frozen if each.image is None}
     told = (yield from _told_by_log(shop, starved, plan.lsn)) if starved else {}
     kept = []
-    for stream_id, lsn, image, tail in plan.frozen:
+    for steps, (stream_id, lsn, image, tail) in enumerate(plan.frozen, 1):
         found = image if image is not None else told[stream_id]
         assert tail is None or (found.index, found.position) == (tail.end_index, tail.end_position)
         kept.append(Kept(stream_id, lsn, found))
+        if steps % 256 == 0:
+            yield
     return kept
 
 

@@ -88,6 +88,16 @@ def after(blob: bytes, position: int) -> bytes:
     return blob[(number + (at(blob, number).end_position <= position)) * EXTENT.size :]
 
 
+def is_chain(blob: bytes, index: int, position: int, end_index: int, end_position: int) -> bool:
+    """Whether the extents follow each other without a gap from the one place to the other."""
+    for _, _, first_index, first_position, messages, length in EXTENT.iter_unpack(blob):
+        if first_index != index or first_position != position:
+            return False
+        index += messages
+        position += length
+    return index == end_index and position == end_position
+
+
 def chain(found: Iterable[Extent], end_index: int, end_position: int) -> bytes:
     """Those of some extents that follow each other without a gap up to the given end."""
     linked: list[Extent] = []

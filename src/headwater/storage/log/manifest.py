@@ -31,7 +31,7 @@ NEW_NAME: Final = "MANIFEST.new"
 REWRITE_FLOOR_BYTES: Final = 1024 * 1024
 """A manifest smaller than this is not worth writing anew."""
 
-_SECTION_BYTES: Final = 4 * 1024 * 1024
+_SECTION_BYTES: Final = 1024 * 1024
 _HEADER: Final = struct.Struct("<8sQ")
 _CHECKSUM: Final = struct.Struct("<I")
 _HEADER_BYTES: Final = _HEADER.size + _CHECKSUM.size
@@ -221,7 +221,7 @@ class Manifest:
             sections.close()
             raise
         self._sections = sections
-        self.at.update(found)
+        yield from _update(self.at, found)
         self._apply(commit)
 
     def close(self) -> None:
@@ -281,7 +281,8 @@ class Manifest:
         self.close()
         self._sections = sections
         self._fresh_size = sections.size
-        self.at = dict(found)
+        self.at = {}
+        yield from _update(self.at, found)
         self._apply(commit)
 
     def _rename(self, path: Path) -> None:
@@ -299,7 +300,7 @@ class Manifest:
         old = [(at, key) for key, at in self.at.items() if key not in replaced]
         if old:
             data = memoryview(self._filesystem.read(self._path))
-            for at, key in sorted(old, key=lambda item: item[0]):
+            for at, key in old:
                 self._check_entry(data, at, at)
                 yield Entry(key, bytes(data[at : at + _entry_size(data, at)]))
         yield from map(_encode_entry, kept)
@@ -315,6 +316,12 @@ class Manifest:
         checksum, length, stream_id, _ = _ENTRY.unpack_from(view, at)
         if zlib.crc32(view[at + _CHECKSUM.size : at + _ENTRY.size + length]) != checksum:
             raise Corrupt(f"{self._path} is damaged at byte {place}: the state of stream {stream_id:016x}.")
+
+
+def _update(places: dict[Key, int], found: list[tuple[Key, int]]) -> Iterator[None]:
+    for start in range(0, len(found), 4096):
+        places.update(found[start : start + 4096])
+        yield
 
 
 def _encode_entry(kept: Kept) -> Entry:

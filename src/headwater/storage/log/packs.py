@@ -33,6 +33,7 @@ EXTENT_MAX_BYTES: Final = 2**30
 """Ends are kept as 32-bit distances from the start of their extent."""
 
 _FLUSH_BYTES: Final = 1024 * 1024
+_PADDING: Final = tuple(map(bytes, range(4)))
 _HEADER: Final = struct.Struct("<8sQ")
 _ENTRY: Final = struct.Struct("<6Q")
 """Of the directory: stream, offset, index, position, count, length."""
@@ -99,17 +100,22 @@ class PackWriter:
 
     def add(self, stream_id: int, index: int, position: int, pieces: Iterable[Bytes], ends: array[int]) -> Extent:
         """Add an extent; `ends` are distances from its start, one for each message."""
-        offset = self._flushed + len(self._buffer)
+        buffer = self._buffer
+        offset = self._flushed + len(buffer)
         for piece in pieces:
-            # In slices, so that no more than one flush is held twice in memory.
-            for start in range(0, len(piece), _FLUSH_BYTES):
-                self._buffer += piece[start : start + _FLUSH_BYTES]
-                self._flush()
-        length = self._flushed + len(self._buffer) - offset
+            if len(piece) <= _FLUSH_BYTES:
+                buffer += piece
+            else:
+                # In slices, so that no more than one flush is held twice in memory.
+                for start in range(0, len(piece), _FLUSH_BYTES):
+                    buffer += piece[start : start + _FLUSH_BYTES]
+                    self._flush()
+        length = self._flushed + len(buffer) - offset
         assert ends[-1] == length
-        self._buffer += bytes(-len(self._buffer) % 4)
-        self._buffer += memoryview(ends).cast("B")
-        self._flush()
+        buffer += _PADDING[-len(buffer) % 4]
+        buffer += ends.tobytes()
+        if len(buffer) >= _FLUSH_BYTES:
+            self._flush()
         self._directory += _ENTRY.pack(stream_id, offset, index, position, len(ends), length)
         self._data_bytes += length
         return Extent(self.number, offset, index, position, len(ends), length)
@@ -207,12 +213,28 @@ class Pack:
 
     def extents(self) -> Iterator[Located]:
         """What the pack holds, in order of stream id and position."""
+        number = self.info.number
+        for stream_id, offset, index, position, count, length in self.directory():
+            yield Located(stream_id, Extent(number, offset, index, position, count, length))
+
+    def directory(self) -> Iterator[tuple[int, ...]]:
+        """Stream id, offset, index, position, messages and length of each extent, in order."""
         directory = self._mapped.read(self._directory_at, self.info.size - _TRAILER_BYTES - self._directory_at)
         if zlib.crc32(directory) != self._directory_sum:
             raise Corrupt(f"{self.path} is damaged at byte {self._directory_at}: its directory does not check out.")
-        number = self.info.number
-        for stream_id, offset, index, position, count, length in _ENTRY.iter_unpack(directory):
-            yield Located(stream_id, Extent(number, offset, index, position, count, length))
+        return _ENTRY.iter_unpack(directory)
+
+    def check_everything(self) -> Iterator[None]:
+        """Make sure of all bytes, in steps; raises at the first damaged page."""
+        for start in range(0, self._pages_end, _FLUSH_BYTES):
+            self.check(start, min(start + _FLUSH_BYTES, self._pages_end))
+            yield
+
+    @property
+    def checked_view(self) -> memoryview:
+        """All bytes in place, once everything was checked."""
+        assert 0 not in self._checked
+        return self._mapped.view
 
     def check_all(self) -> Iterator[DamagedPage]:
         """Each damaged page, of all pages."""

@@ -124,8 +124,9 @@ class Recovery:
             except FileNotFoundError:
                 raise Corrupt(f"{pack_path(self._pack_directory, info.number)} is missing.") from None
             try:
-                for stream_id, extent in pack.extents():
-                    saved[stream_id] = get(stream_id, NO_EXTENTS) + pack_extent(*extent)
+                number = info.number
+                for stream_id, *place in pack.directory():
+                    saved[stream_id] = get(stream_id, NO_EXTENTS) + pack_extent(number, *place)
             finally:
                 pack.close()
         return saved
@@ -137,7 +138,7 @@ class Recovery:
         fork = state.fork
         base = (fork.index, fork.position) if fork is not None else (0, 0)
         blob = saved.pop(state.id, NO_EXTENTS)
-        if blob:
+        if blob and not extents.is_chain(blob, *base, state.index, state.position):
             blob = extents.chain(extents.split(blob), state.index, state.position)
         start = (state.index, state.position)
         if blob:

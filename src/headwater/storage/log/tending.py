@@ -199,7 +199,7 @@ class Tender:
             saved = yield from self._save(plan)
             if self._writer.failure is not None:
                 return
-        yield from self._tell(saved)
+        yield from self._tell(saved, plan.frozen)
         for holding in hot.doomed.values():
             self._shelf.release(holding.extents)
         hot.doomed = {}
@@ -271,7 +271,7 @@ class Tender:
             yield Step.WAIT
         return None
 
-    def _tell(self, saved: Saved) -> Steps:
+    def _tell(self, saved: Saved, frozen: list[Frozen]) -> Steps:
         hot = self._hot
         for info in saved.packs:
             self._shelf.add(info)
@@ -286,6 +286,10 @@ class Tender:
             if steps % self._look_every == 0:
                 yield Step.MORE
         self._shelf.settle(saved.packs)
+        while frozen:
+            # Memory is given back in slices too: it takes as long as the rest.
+            del frozen[-self._look_every :], saved.blobs[-self._look_every :]
+            yield Step.MORE
 
     # -- chores ----------------------------------------------------------------------------------------------------
 

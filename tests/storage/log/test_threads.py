@@ -1,0 +1,258 @@
+"""The store as a server runs it: on real files, with writes on one thread, reads on another, and its own worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.records import Append, Create, Image, Record
+from headwater.storage.filesystem import Appender, Bytes, RealFilesystem
+from headwater.storage.interface import Committed, ImageOf, StorageError
+from headwater.storage.log.inspect import check
+from headwater.storage.log.storage import LogSettings, LogStorage
+from headwater.storage.log.worker import Job, ThreadWorker
+
+SMALL = LogSettings(segment_bytes=256 * 1024, hot_tail_bytes=512 * 1024, reserve_bytes=0, big_bytes=64 * 1024, fanout=3)
+
+
+class SlowAppender:
+    """A file whose syncs take their time."""
+
+    def __init__(self, real: Appender, sync_s: float) -> None:
+        self._real = real
+        self._sync_s = sync_s
+
+    def write(self, data: Bytes) -> int:
+        return self._real.write(data)
+
+    def sync(self) -> None:
+        time.sleep(self._sync_s)
+        self._real.sync()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class SlowPacks(RealFilesystem):
+    """A disk on which checkpoints cannot keep up with the log."""
+
+    def create(self, path: Path) -> Appender:
+        real = super().create(path)
+        return SlowAppender(real, 0.15) if path.suffix == ".pack" else real
+
+
+def opened(storage: LogStorage) -> Catalog[Stream]:
+    catalog: Catalog[Stream] = Catalog(Stream)
+    for record in storage.recover():
+        catalog.apply(record)
+    return catalog
+
+
+def image_of(*records: Record) -> ImageOf:
+    catalog: Catalog[Stream] = Catalog(Stream)
+    for record in records:
+        catalog.apply(record)
+
+    def image(stream_id: int) -> Image | None:
+        return catalog.by_id[stream_id].image()
+
+    return image
+
+
+def tend_until(storage: LogStorage, image: ImageOf, done: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline, "nothing came of it in time"
+        storage.tend(image)
+        time.sleep(0.001)
+
+
+class Server:
+    """A stand-in for the engine: one batch at a time, written on a thread, absorbed and tended here."""
+
+    def __init__(self, storage: LogStorage) -> None:
+        self.storage = storage
+        self.catalog = opened(storage)
+        self.pending: set[int] = set()
+        self.peak_bytes = 0
+
+    def image(self, stream_id: int) -> Image | None:
+        stream = self.catalog.by_id.get(stream_id)
+        return stream.image() if stream is not None and stream_id not in self.pending else None
+
+    def commit(self, records: list[Create | Append], ahead: set[int]) -> None:
+        batch = [Committed(record) for record in records]
+        self.pending = {record.id for record in records}
+        failures: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                self.storage.write(batch)
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        while thread.is_alive():
+            # The loop goes on meanwhile.
+            self.storage.tend(self.image)
+            thread.join(0.0005)
+        if failures:
+            raise failures[0]
+        self.storage.absorb(batch)
+        self.pending = ahead
+        self.storage.tend(self.image)
+        self.peak_bytes = max(self.peak_bytes, self.storage.usage().memory_bytes)
+
+    def append(self, stream_id: int, payload: bytes) -> Append:
+        stream = self.catalog.by_id[stream_id]
+        record = Append(stream_id, 1, stream.index, stream.position, payload, (len(payload),))
+        self.catalog.apply(record)
+        return record
+
+
+@pytest.mark.parametrize("durable", [True, False], ids=["file-durable", "file-fast"])
+def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, durable: bool) -> None:
+    random = Random(7)
+    server = Server(LogStorage(RealFilesystem(), tmp_path, durable=durable, settings=SMALL))
+    storage = server.storage
+    contents: dict[int, bytearray] = {}
+    for stream_id in range(1, 25):
+        create = Create(stream_id, f"s{stream_id}", 1, "text/plain")
+        server.catalog.apply(create)
+        server.commit([create], set())
+        contents[stream_id] = bytearray()
+    for _ in range(250):
+        records: list[Create | Append] = []
+        for stream_id in random.sample(sorted(contents), 6):
+            payload = random.randbytes(random.choice((10, 500, 5000)))
+            records.append(server.append(stream_id, payload))
+            contents[stream_id] += payload
+        server.commit(records, set(random.sample(sorted(contents), 3)))
+        stream_id = random.choice(sorted(contents))
+        end = len(contents[stream_id])
+        start = random.randint(0, end)
+        assert b"".join(storage.read(stream_id, start, end)) == contents[stream_id][start:end]
+    server.pending = set()
+    tend_until(storage, server.image, lambda: storage._tender is not None and storage._tender._steps is None)
+    assert storage.stats().packs > 0
+    storage.close()
+    assert check(RealFilesystem(), tmp_path) == []
+    again = LogStorage(RealFilesystem(), tmp_path, durable=durable, settings=SMALL)
+    catalog = opened(again)
+    for stream_id, content in contents.items():
+        assert catalog.by_id[stream_id].position == len(content)
+        assert b"".join(again.read(stream_id, 0, len(content))) == content
+    again.close()
+
+
+def test_memory_stays_bounded_when_checkpoints_cannot_keep_up(tmp_path: Path) -> None:
+    """Writes wait for the checkpoint under way rather than let the hot tails grow."""
+    server = Server(LogStorage(SlowPacks(), tmp_path, durable=False, settings=SMALL))
+    creates: list[Create | Append] = [Create(number, f"s{number}", 1, "text/plain") for number in range(1, 6)]
+    for create in creates:
+        server.catalog.apply(create)
+    server.commit(creates, set())
+    payload = Random(1).randbytes(8000)
+    for number in range(400):
+        server.commit([server.append(1 + number % 5, payload)], set())
+    assert server.storage.usage().payload_bytes == 400 * 8000
+    assert server.peak_bytes <= SMALL.hot_tail_bytes + 2 * 8400
+    server.storage.close()
+
+
+def test_a_store_that_is_too_full_says_so_and_recovers_by_itself(tmp_path: Path) -> None:
+    class Filling(RealFilesystem):
+        free = 10**12
+
+        def free_bytes(self, path: Path) -> int:
+            return self.free
+
+    now = [0.0]
+    disk = Filling()
+    storage = LogStorage(disk, tmp_path, durable=False, clock=lambda: now[0])
+    opened(storage)
+    assert storage.refusal() is None
+    disk.free = 1000
+    assert storage.refusal() is None, "looked at once a second at most"
+    now[0] += 1.5
+    refusal = storage.refusal()
+    assert refusal is not None
+    assert "nearly full" in refusal
+    assert str(tmp_path) in refusal
+    disk.free = 10**12
+    now[0] += 1.5
+    assert storage.refusal() is None
+    storage.close()
+
+
+def test_two_processes_cannot_have_the_same_store(tmp_path: Path) -> None:
+    first = LogStorage(RealFilesystem(), tmp_path, durable=True)
+    with pytest.raises(StorageError, match="in use by process"):
+        LogStorage(RealFilesystem(), tmp_path, durable=True)
+    first.close()
+    LogStorage(RealFilesystem(), tmp_path, durable=True).close()
+
+
+def test_urgent_jobs_go_between_the_steps_of_others() -> None:
+    order: list[str] = []
+    gate = threading.Event()
+
+    def slow() -> Job:
+        for number in range(5):
+            order.append(f"slow {number}")
+            if number == 1:
+                gate.wait(10)
+            yield
+
+    def quick() -> Job:
+        order.append("quick")
+        yield
+        return "done"
+
+    worker = ThreadWorker()
+    worker.submit(slow(), urgent=False)
+    deadline = time.monotonic() + 10
+    while len(order) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    urgent = worker.submit(quick(), urgent=True)
+    gate.set()
+    worker.wait(urgent)
+    assert urgent.result == "done"
+    assert order[:3] == ["slow 0", "slow 1", "quick"]
+    worker.close()
+
+
+def test_a_worker_breaks_off_what_is_not_urgent_when_it_is_closed() -> None:
+    tidied = []
+
+    def endless() -> Job:
+        try:
+            while True:
+                yield
+        finally:
+            tidied.append(True)
+
+    worker = ThreadWorker()
+    worker.submit(endless(), urgent=False)
+    worker.close()
+    assert tidied == [True]
+
+
+def test_what_a_job_raises_is_kept_for_whoever_asked() -> None:
+    def failing() -> Job:
+        yield
+        raise OSError(5, "broken")
+
+    worker = ThreadWorker()
+    outcome = worker.submit(failing(), urgent=True)
+    worker.wait(outcome)
+    assert isinstance(outcome.error, OSError)
+    worker.close()
