@@ -109,6 +109,7 @@ class FaultyFilesystem:
         self._life = 0
         self._boots = 1
         self.calls = 0
+        self.traces = False
         self.log: list[str] = []
         self.dead = False
         self.crash_at: int | None = None
@@ -186,7 +187,7 @@ class FaultyFilesystem:
         if self.dead or (life is not None and life != self._life):
             raise Crashed
         self.calls += 1
-        if os.environ.get("TRACE_FILESYSTEM"):
+        if self.traces:
             self.log.append(f"{self.calls} {what} {path}")
         if self.calls == self.crash_at and self._random.random() < 0.5:
             self._die()

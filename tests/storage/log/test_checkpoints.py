@@ -346,6 +346,29 @@ def test_deleting_alone_gives_space_back() -> None:
     bench.restart()
 
 
+def test_on_a_full_disk_deleting_gives_space_back() -> None:
+    """Little is deleted, too little to make a checkpoint worth while, but it is what there is."""
+    bench = Bench(LogSettings(segment_bytes=4096, hot_tail_bytes=10**6, reserve_bytes=1000, look_every=1))
+    life = bench.life
+    for number in range(4):
+        life.create(f"s{number}", Random(number).randbytes(3000))
+    life.commit()
+    bench.save()
+    life.delete("s0")
+    life.delete("s1")
+    life.delete("s2")
+    life.commit()
+    bench.finish()
+    assert life.storage.stats().live_bytes == 12_000
+    bench.filesystem.free = 10
+    life.clock.now_s += 2
+    assert life.storage.refusal() is not None
+    bench.finish()
+    life.rest()
+    assert life.storage.stats().live_bytes == 3000
+    bench.restart()
+
+
 def test_trimmed_bytes_leave_memory_at_once_and_the_disk_soon(bench: Bench) -> None:
     life = bench.life
     life.create("log")

@@ -241,6 +241,9 @@ class LogStorage:
             return self._tender.trouble
         free = self._free()
         if free < self._settings.reserve:
+            if self._tender is not None and self._hot.condemned:
+                # Deleted streams give their space back only once a checkpoint has forgotten them.
+                self._tender.asked = True
             return (
                 f"The disk is nearly full: {free} bytes are free in {self._path}, and {self._settings.reserve}"
                 " are kept in reserve."
@@ -338,5 +341,8 @@ class LogStorage:
         now = self._clock()
         if self._free_checked_at is None or now - self._free_checked_at >= FREE_CHECK_S:
             self._free_checked_at = now
-            self._free_bytes = self._filesystem.free_bytes(self._path)
+            try:
+                self._free_bytes = self._filesystem.free_bytes(self._path)
+            except OSError as error:
+                log.warning("free space of %s is unknown: %s", self._path, error)
         return self._free_bytes
