@@ -128,9 +128,10 @@ export class StreamReader {
   }
 
   #tell(state, error = null) {
-    if (state === this.state && error === this.error) return;
+    if (state === this.state && error === this.error && this.transport === this.told) return;
     this.state = state;
     this.error = error;
+    this.told = this.transport;
     this.onstate(this);
   }
 

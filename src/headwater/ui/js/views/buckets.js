@@ -1,5 +1,5 @@
-// Buckets, and the streams of one. The protocol has no list of buckets: where the server offers none at `/ds`, the
-// ones that were opened or made here are remembered.
+// Buckets, and the streams of one. The protocol has no list of buckets: where the server offers none at `/ds`, as ours
+// does, the ones that were opened or made here are remembered.
 
 import { Address, explain, Refused } from "../client.js";
 import { badge, button, field, form, h, icon, replace, toast } from "../dom.js";
@@ -59,27 +59,25 @@ export class BucketsView {
     else this.app.go(`#/bucket/${id}`);
   }
 
-  async #known() {
-    try {
-      const listed = await this.app.client.json({ path: "/ds", quiet: true });
-      if (Array.isArray(listed.buckets)) return listed.buckets.map((bucket) => bucket.bucket_id);
-    } catch {
-      // Not every server lists them.
+  async #listed() {
+    const found = [];
+    for (let after = null; ; ) {
+      const page = await this.app.client.json({ path: "/ds", query: { after }, quiet: true });
+      found.push(...page.buckets);
+      if (!page.has_more) return found;
+      after = page.next_cursor;
     }
-    return this.app.buckets.list();
+  }
+
+  async #remembered() {
+    const look = (id) => this.app.client.json({ path: `/ds/${encodeURIComponent(id)}`, quiet: true }).catch((error) => ({ bucket_id: id, error }));
+    const found = await Promise.all(this.app.buckets.list().slice(0, 100).map(look));
+    for (const bucket of found) if (bucket.error instanceof Refused && bucket.error.status === 404) this.app.buckets.remove(bucket.bucket_id);
+    return found.filter((bucket) => !bucket.error);
   }
 
   async #load() {
-    const ids = await this.#known();
-    const found = await Promise.all(
-      ids.slice(0, 100).map((id) =>
-        this.app.client
-          .json({ path: `/ds/${encodeURIComponent(id)}`, quiet: true })
-          .catch((error) => ({ bucket_id: id, error })),
-      ),
-    );
-    for (const bucket of found) if (bucket.error instanceof Refused && bucket.error.status === 404) this.app.buckets.remove(bucket.bucket_id);
-    const there = found.filter((bucket) => !bucket.error);
+    const there = await this.#listed().catch(() => this.#remembered());
     replace(
       this.cards,
       there.length === 0 && h("p", { class: "muted pad-x", text: "No buckets yet." }),

@@ -51,7 +51,10 @@ export class Sidebar {
       autocomplete: "off",
       spellcheck: "false",
       "aria-label": "Filter streams, or type a path and press Enter",
-      oninput: () => this.#refilter(),
+      oninput: () => {
+        this.list.element.scrollTop = 0;
+        this.#refilter();
+      },
       onkeydown: (event) => this.#filterKey(event),
     });
     this.list = new VirtualList({
@@ -133,7 +136,8 @@ export class Sidebar {
     const { names } = this.app.registry;
     const words = this.#words;
     const typed = this.filter.value.trim();
-    this.shown = words.length === 0 ? names : names.filter((name) => {
+    // A list of its own: the registry's changes at any time, rows are drawn a little later.
+    this.shown = names.filter((name) => {
       const lower = name.toLowerCase();
       return words.every((word) => lower.includes(word));
     });

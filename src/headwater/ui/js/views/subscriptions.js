@@ -38,25 +38,30 @@ export class SubscriptionsView {
     if (this.id.value.trim()) this.app.go(`#/subscription/${encodeURIComponent(this.id.value.trim())}`);
   }
 
-  async #known() {
-    try {
-      const listed = await this.app.client.json({ path: ROOT, quiet: true });
-      if (Array.isArray(listed.subscriptions)) return listed.subscriptions.map((one) => (typeof one === "string" ? one : one.id));
-    } catch {
-      // The protocol has no list of them.
+  async #listed() {
+    const found = [];
+    for (let after = null; ; ) {
+      const page = await this.app.client.json({ path: ROOT, query: { after }, quiet: true });
+      found.push(...page.subscriptions);
+      if (!page.has_more) return found;
+      after = page.next_cursor;
     }
-    return this.app.subscriptions.list();
+  }
+
+  /** Where the server has no list, as the protocol has none: those that were opened or made here. */
+  async #remembered() {
+    const look = (id) => this.app.client.json({ path: subscriptionPath(id), quiet: true }).catch((error) => ({ id, error }));
+    const found = await Promise.all(this.app.subscriptions.list().slice(0, 100).map(look));
+    for (const one of found) if (one.error instanceof Refused && one.error.status === 404) this.app.subscriptions.remove(one.id);
+    return found.filter((one) => !one.error);
   }
 
   async #load() {
-    const ids = await this.#known();
-    const found = await Promise.all(ids.slice(0, 100).map((id) => this.app.client.json({ path: subscriptionPath(id), quiet: true }).catch((error) => ({ id, error }))));
-    for (const one of found) if (one.error instanceof Refused && one.error.status === 404) this.app.subscriptions.remove(one.id);
-    const there = found.filter((one) => !one.error);
+    const there = await this.#listed().catch(() => this.#remembered());
     replace(
       this.cards,
-      there.length === 0 && h("p", { class: "muted pad-x", text: "None that this page knows of. Open one by its id, or make one." }),
-      there.map((one) => h("a", { class: "card link", href: `#/subscription/${encodeURIComponent(one.id)}` }, h("h2", { class: "mono ellipsis", text: one.id }), h("div", { class: "badges" }, badge(one.type, "type"), badge(one.status ?? "active", one.status === "failed" ? "bad" : "good"), badge(plural(one.streams?.length ?? 0, "stream"), "plain")), h("p", { class: "muted ellipsis", text: one.description || one.pattern || "" }))),
+      there.length === 0 && h("p", { class: "muted pad-x", text: "None yet. Open one by its id, or make one." }),
+      there.map((one) => h("a", { class: "card link", href: `#/subscription/${encodeURIComponent(one.id)}` }, h("h2", { class: "mono ellipsis", text: one.id }), h("div", { class: "badges" }, badge(one.type, "type"), badge(one.status ?? "active", one.status === "failed" ? "bad" : "good"), badge(plural(one.stream_count ?? one.streams?.length ?? 0, "stream"), "plain")), h("p", { class: "muted ellipsis", text: one.description || one.pattern || "" }))),
     );
   }
 }

@@ -1,0 +1,139 @@
+"""A real browser for the stream browser's tests: Debian's Chromium, driven by Playwright, one for the whole run.
+
+Invariant: a test fails when the page throws, breaks its own policy, or asks any host but the ones the test runs.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
+
+from tests.serving import Server, serve
+from tests.ui.pages import Pages
+
+SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "ui"
+WAIT_MS = 20_000
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.fail("the stream browser is tested in Chromium, which is missing; on Debian: apt-get install chromium")
+    launched = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
+    yield launched
+    launched.close()
+
+
+@pytest.fixture(scope="session")
+def ui_server() -> Iterator[Server]:
+    """A server with a registry, shared by the tests that do not stop it."""
+    with serve(
+        DS_REGISTRY__ENABLED="true",
+        DS_LIMITS__MAX_STREAM_BYTES="0",
+        DS_LIMITS__MAX_MEMORY_BYTES=str(2**30),
+        DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true",
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def http(ui_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=ui_server.url, timeout=30.0) as client:
+        yield client
+
+
+class Starter(Protocol):
+    def __call__(self, **settings: str) -> Server: ...
+
+
+@pytest.fixture
+def own_server() -> Iterator[Starter]:
+    """Starts servers for one test. Ask for it before `watched`, so that the page goes before its server does."""
+    with ExitStack() as running:
+        yield lambda **settings: running.enter_context(serve(**settings))
+
+
+class Watched:
+    """A context whose pages must stay free of errors."""
+
+    def __init__(self, context: BrowserContext) -> None:
+        self.context = context
+        self.errors: list[str] = []
+        self.hosts: set[str] = set()
+        self.allowed: list[re.Pattern[str]] = []
+
+    def page(self) -> Page:
+        page = self.context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: self.errors.append(f"thrown: {error}"))
+        page.on("console", lambda message: self._said(message.type, message.text))
+        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).hostname or ""))
+        return page
+
+    def allow(self, pattern: str) -> None:
+        """Let the console say this: a refusal that the test provokes is logged by the browser itself."""
+        self.allowed.append(re.compile(pattern))
+
+    def _said(self, kind: str, text: str) -> None:
+        if kind in {"error", "warning"} and not any(pattern.search(text) for pattern in self.allowed):
+            self.errors.append(f"{kind}: {text}")
+
+
+@pytest.fixture
+def watched(browser: Browser) -> Iterator[Watched]:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 800}, permissions=["clipboard-read", "clipboard-write"]
+    )
+    watching = Watched(context)
+    # What the server refuses, the browser writes to the console. The page shows it; it is no error of the page.
+    watching.allow(r"Failed to load resource: the server responded with a status of 4")
+    yield watching
+    context.close()
+    assert watching.hosts <= {"127.0.0.1", "localhost"}, f"the page asked {watching.hosts}"
+    assert watching.errors == []
+
+
+@pytest.fixture
+def ui(watched: Watched, ui_server: Server) -> Pages:
+    """The stream browser, open at its first page."""
+    pages = Pages(watched.page(), ui_server.url)
+    pages.open()
+    return pages
+
+
+@pytest.fixture
+def screenshot(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
+    """Keep a picture under build/ui/, for people to look at and for the docs."""
+
+    def keep(page: Page, name: str) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", animations="disabled")
+
+    return keep

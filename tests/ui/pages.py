@@ -1,0 +1,88 @@
+"""The stream browser as its user sees it: what can be pressed, typed and read on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from urllib.parse import quote
+
+import httpx
+from playwright.sync_api import Locator, Page, expect
+
+JSON = {"Content-Type": "application/json"}
+TEXT = {"Content-Type": "text/plain"}
+BYTES = {"Content-Type": "application/octet-stream"}
+
+expect.set_options(timeout=20_000)
+
+
+class Pages:
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+
+    def open(self, place: str = "") -> None:
+        self.page.goto(f"{self.url}/ui/{place}")
+
+    def open_stream(self, name: str, query: str = "") -> None:
+        self.open(f"#/stream/{quote(name)}{query}")
+        expect(self.page.locator("#stream-title")).to_have_text(name)
+
+    def reader(self, state: str) -> None:
+        """Wait until the messages are in a state."""
+        expect(self.page.locator("#reader-status")).to_have_attribute("data-state", state)
+
+    def loaded(self, count: int) -> None:
+        expect(self.page.locator("#reader-status")).to_have_attribute("data-loaded", str(count))
+
+    @property
+    def messages(self) -> Locator:
+        return self.page.locator("#messages [data-index]")
+
+    @property
+    def streams(self) -> Locator:
+        return self.page.locator("#streams [data-index]")
+
+    def stream(self, name: str) -> Locator:
+        return self.page.locator(f"#streams [data-index][title='{name}']")
+
+    def previews(self) -> list[str]:
+        return self.page.locator("#messages .preview").all_inner_texts()
+
+    def press(self, id_: str) -> None:
+        self.page.locator(f"#{id_}").click()
+
+    def submit(self) -> None:
+        self.press("dialog-submit")
+
+    def append(self, body: str, producer: Sequence[str] = ()) -> Locator:
+        """Append in the box, which must be open; the answer's panel."""
+        self.page.locator("#append-body").fill(body)
+        for name, value in zip(("id", "epoch", "seq"), producer, strict=False):
+            self.page.locator(f"#producer-{name}").fill(value)
+        before = self.page.locator("#append-answer .answer")
+        marked = before.count() > 0
+        if marked:
+            before.evaluate("element => element.classList.add('stale')")
+        self.press("append-send")
+        answer = self.page.locator("#append-answer .answer:not(.stale)")
+        expect(answer).to_be_visible()
+        return answer
+
+    def clipboard(self) -> str:
+        text = self.page.evaluate("navigator.clipboard.readText()")
+        assert isinstance(text, str)
+        return text
+
+
+def put(http: httpx.Client, name: str, headers: dict[str, str] = JSON, body: bytes | str = b"") -> None:
+    answer = http.put(f"/v1/stream/{quote(name)}", headers=headers, content=body)
+    assert answer.status_code == 201, answer.text
+
+
+def post(http: httpx.Client, name: str, body: object, headers: dict[str, str] = JSON) -> str:
+    """Append; the offset behind it."""
+    content = body if isinstance(body, (bytes, str)) else json.dumps(body)
+    answer = http.post(f"/v1/stream/{quote(name)}", headers=headers, content=content)
+    assert answer.status_code in {200, 204}, answer.text
+    return str(answer.headers["stream-next-offset"])

@@ -1,0 +1,248 @@
+"""How it looks: dark and light, on a phone, by keyboard; with pictures kept under build/ui/ for people to look at."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.serving import Server, serve
+from tests.ui.conftest import Watched
+from tests.ui.pages import BYTES, TEXT, Pages, post, put
+
+Keep = Callable[[Page, str], None]
+
+
+@pytest.fixture(scope="module")
+def shop() -> Iterator[Server]:
+    """A server with data as a small shop would have it."""
+    with serve(DS_REGISTRY__ENABLED="true") as server, httpx.Client(base_url=server.url) as http:
+        chance = random.Random(1)
+        put(http, "orders/2026")
+        for start in range(0, 200, 50):
+            post(http, "orders/2026", [order(chance, number) for number in range(start, start + 50)])
+        put(http, "session-events")
+        post(http, "session-events", chat())
+        put(http, "logs/web-1", TEXT | {"Stream-TTL": "3600"})
+        for number in range(20):
+            post(http, "logs/web-1", f"10.0.0.{number} GET /index.html 200 {number * 37} ms\n", TEXT)
+        put(http, "images/logo", BYTES)
+        post(http, "images/logo", bytes(range(256)), BYTES)
+        put(http, "archive/2025", {"Content-Type": "application/json", "Stream-Closed": "true"}, '[{"orders":48211}]')
+        for number in range(24):
+            put(http, f"sensors/room-{number:02}/temperature")
+        put(http, "wake/pool")
+        http.put(
+            "/v1/stream/__ds/subscriptions/billing",
+            json={"type": "pull-wake", "pattern": "orders/**", "wake_stream": "wake/pool", "description": "invoices"},
+        )
+        post(http, "orders/2026", [order(chance, number) for number in range(200, 207)])
+        pipeline(http, chance)
+        yield server
+
+
+def order(chance: random.Random, number: int) -> dict[str, object]:
+    items = [{"sku": f"A-{chance.randint(100, 999)}", "qty": chance.randint(1, 5)} for _ in range(chance.randint(1, 3))]
+    customer = chance.choice(["Ada", "Grace", "Edsger", "Barbara"])
+    return {"order": number, "customer": customer, "total": round(chance.random() * 500, 2), "items": items}
+
+
+def chat() -> list[dict[str, object]]:
+    events: list[dict[str, object]] = [
+        {"type": "presence", "key": f"user:{name}", "operation": "set", "value": {"status": "online", "device": device}}
+        for name, device in (("alice", "web"), ("bob", "phone"), ("carol", "web"))
+    ]
+    question = {"from": "alice", "text": "What is a durable stream?"}
+    events.append({"type": "message", "key": "msg:1", "operation": "set", "value": question})
+    for text in ("A durable stream ", "is an append-only log ", "behind a URL."):
+        value = {"from": "assistant", "text": text}
+        events.append({"type": "chunk", "key": "msg:2", "operation": "append", "value": value})
+    return events
+
+
+def pipeline(http: httpx.Client, chance: random.Random) -> None:
+    put(http, "__pipeline__")
+    for batch in range(60):
+        now = time.time_ns() // 1_000_000
+        value = {
+            "status": "running",
+            "source": "orders/**",
+            "target": "postgres: orders",
+            "batch": batch,
+            "batch_ms": 60 + chance.randint(0, 40),
+            "input_rows_per_s": 400 + 250 * chance.random() * (batch % 7),
+            "lag_messages": chance.randint(0, 4),
+            "offsets": {"orders/2026": "00000000000000cf_0000000000006f12"},
+            "updated_at_ms": now,
+        }
+        slot = {"database": "shop", "status": "running", "lag_bytes": 18_211, "confirmed_lsn": "0/1A2B3C8"}
+        headers = {"operation": "upsert"}
+        post(
+            http,
+            "__pipeline__",
+            [
+                {"type": "query", "key": "orders-to-postgres", "value": value, "headers": headers},
+                {
+                    "type": "slot",
+                    "key": "headwater_items",
+                    "value": slot | {"updated_at_ms": now},
+                    "headers": headers,
+                },
+            ],
+        )
+
+
+def test_a_stream_in_light_and_dark(browser: Browser, shop: Server, screenshot: Keep) -> None:
+    colours = {}
+    for scheme in ("light", "dark"):
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+        ui = Pages(context.new_page(), shop.url)
+        ui.open_stream("orders/2026")
+        ui.loaded(207)
+        expect(ui.stream("orders/2026")).to_contain_text("207 messages")
+        ui.messages.nth(8).click()
+        expect(ui.page.locator("#detail")).to_be_visible()
+        colours[scheme] = ui.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        screenshot(ui.page, f"stream-{scheme}")
+        ui.press("theme")
+        other = ui.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert other != colours[scheme], "the button changes it"
+        ui.page.reload()
+        expect(ui.page.locator("#stream-title")).to_be_visible()
+        assert ui.page.evaluate("getComputedStyle(document.body).backgroundColor") == other, "and it stays"
+        context.close()
+    assert colours["light"] != colours["dark"]
+
+
+def test_live_messages_in_a_picture(watched: Watched, shop: Server, screenshot: Keep) -> None:
+    ui = Pages(watched.page(), shop.url)
+    with httpx.Client(base_url=shop.url) as http:
+        put(http, "ticks")
+    ui.open_stream("ticks")
+    ui.reader("live")
+    stop = threading.Event()
+
+    def write() -> None:
+        chance = random.Random(2)
+        with httpx.Client(base_url=shop.url) as http:
+            while not stop.wait(0.05 + chance.random() * 0.1):
+                count = chance.randint(1, 12)
+                now = time.time_ns() // 1_000_000
+                ticks = [{"symbol": "HWTR", "price": round(100 + chance.random(), 3), "ts": now} for _ in range(count)]
+                post(http, "ticks", ticks)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        time.sleep(8)
+        expect(ui.page.locator("#rates")).to_contain_text("time to deliver")
+        screenshot(ui.page, "live")
+    finally:
+        stop.set()
+        writer.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "sign"),
+    [
+        ("home", "", "#numbers .tile"),
+        ("state", "#/stream/session-events?tab=state", "#entities [data-index]"),
+        ("subscription", "#/subscription/billing", "#cursors tr[data-stream]"),
+        ("pipeline", "#/pipeline", "[data-query]"),
+        ("bytes", "#/stream/images/logo", "#messages [data-index]"),
+    ],
+)
+def test_the_views_in_pictures(
+    watched: Watched, shop: Server, screenshot: Keep, name: str, place: str, sign: str
+) -> None:
+    ui = Pages(watched.page(), shop.url)
+    ui.open(place)
+    expect(ui.page.locator(sign).first).to_be_visible()
+    expect(ui.stream("archive/2025")).to_contain_text("closed")
+    screenshot(ui.page, name)
+
+
+def test_append_with_a_producer_in_a_picture(watched: Watched, shop: Server, screenshot: Keep) -> None:
+    ui = Pages(watched.page(), shop.url)
+    ui.open_stream("orders/2026")
+    ui.page.keyboard.press("a")
+    ui.append('{"order":207,"customer":"Ada","total":12.5,"items":[]}', ("checkout-7", "0", "0"))
+    expect(ui.append('{"order":207,"customer":"Ada","total":12.5,"items":[]}')).to_contain_text("A repeat")
+    ui.page.locator("#append-answer").scroll_into_view_if_needed()
+    screenshot(ui.page, "append")
+
+
+def overflow(page: Page) -> int:
+    """How many pixels stick out to the right."""
+    wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert isinstance(wide, int)
+    return wide
+
+
+def test_on_a_phone(browser: Browser, shop: Server, screenshot: Keep) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 780}, has_touch=True, is_mobile=True)
+    ui = Pages(context.new_page(), shop.url)
+    ui.open()
+    expect(ui.stream("orders/2026")).to_be_visible()
+    expect(ui.page.locator("#main")).to_be_hidden()
+    assert overflow(ui.page) == 0
+    screenshot(ui.page, "phone-list")
+    ui.stream("orders/2026").tap()
+    expect(ui.page.locator("#stream-title")).to_be_visible()
+    ui.reader("live")
+    assert overflow(ui.page) == 0
+    screenshot(ui.page, "phone-stream")
+    ui.messages.nth(3).tap()
+    expect(ui.page.locator("#detail")).to_be_visible()
+    screenshot(ui.page, "phone-message")
+    ui.page.locator("#detail").get_by_title("Close (Esc)").tap()
+    ui.page.get_by_title("All streams").tap()
+    expect(ui.page.locator("#main")).to_be_hidden()
+    context.close()
+
+
+def test_everything_can_be_reached_without_a_mouse(watched: Watched, shop: Server) -> None:
+    ui = Pages(watched.page(), shop.url)
+    ui.open()
+    expect(ui.stream("orders/2026")).to_be_visible()
+    keyboard = ui.page.keyboard
+    keyboard.press("?")
+    expect(ui.page.locator("dialog")).to_contain_text("follow the newest")
+    keyboard.press("Escape")
+    keyboard.press("/")
+    keyboard.type("orders/2026")
+    keyboard.press("Enter")
+    expect(ui.page.locator("#stream-title")).to_have_text("orders/2026")
+    ui.reader("live")
+    keyboard.press("Escape")
+    keyboard.press("2")
+    expect(ui.page.locator("#tab-state")).to_have_attribute("aria-selected", "true")
+    keyboard.press("1")
+    ui.reader("live")
+    ui.page.locator("#messages").focus()
+    keyboard.press("Home")
+    keyboard.press("ArrowDown")
+    keyboard.press("Enter")
+    expect(ui.page.locator("#detail h3")).to_have_text("Message 1")
+    keyboard.press("Escape")
+    expect(ui.page.locator("#detail")).to_be_hidden()
+    keyboard.press("t")
+    expect(ui.page.locator("html")).to_have_attribute("data-theme", "dark")
+
+
+def test_every_control_has_a_name(watched: Watched, shop: Server) -> None:
+    ui = Pages(watched.page(), shop.url)
+    for place in ("", "#/stream/orders/2026", "#/buckets", "#/subscription/billing", "#/pipeline"):
+        ui.open(place)
+        expect(ui.stream("orders/2026")).to_be_visible()
+        nameless = ui.page.evaluate(
+            """() => [...document.querySelectorAll('button, input, select, textarea')].filter((control) =>
+                !control.textContent.trim() && !control.getAttribute('aria-label') && !control.title
+                && !control.closest('label')).map((control) => control.outerHTML)"""
+        )
+        assert nameless == []

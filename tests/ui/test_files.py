@@ -1,0 +1,96 @@
+"""The files of the stream browser: where they are, how they are served, and what they may never contain."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import httpx
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+FILES = REPOSITORY / "src" / "headwater" / "ui"
+ALL = sorted(path for path in FILES.rglob("*") if path.is_file())
+SCRIPTS = [path for path in ALL if path.suffix == ".js"]
+
+
+def served(path: Path) -> str:
+    return f"/ui/{path.relative_to(FILES).as_posix()}"
+
+
+def test_the_address_without_a_slash_leads_to_the_page(http: httpx.Client) -> None:
+    answer = http.get("/ui")
+    assert answer.status_code == 307
+    assert answer.headers["location"] == "ui/"
+    assert http.get("/ui", follow_redirects=True).headers["content-type"].startswith("text/html")
+
+
+@pytest.mark.parametrize("path", ALL, ids=served)
+def test_every_file_is_served_with_the_policy(http: httpx.Client, path: Path) -> None:
+    answer = http.get(served(path))
+    assert answer.status_code == 200
+    assert answer.content == path.read_bytes()
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "require-trusted-types-for 'script'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["x-frame-options"] == "DENY"
+
+
+def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.Client) -> None:
+    first = http.get("/ui/js/main.js")
+    again = http.get("/ui/js/main.js", headers={"If-None-Match": first.headers["etag"]})
+    assert again.status_code == 304
+    assert again.content == b""
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "../http/ui.py", "js", "js/", "%2e%2e/config/layers.py"])
+def test_nothing_else_is_served(http: httpx.Client, name: str) -> None:
+    assert http.get(f"/ui/{name}").status_code in {404, 400}
+
+
+def test_it_takes_no_other_method(http: httpx.Client) -> None:
+    assert http.post("/ui/").status_code == 405
+
+
+def test_nothing_is_asked_of_another_host() -> None:
+    for path in ALL:
+        text = path.read_text(encoding="utf-8")
+        # Namespaces are names, and the hints in input fields are examples: neither is fetched.
+        addresses = set(re.findall(r"https?://\w[\w.]+", text)) - {"http://www.w3.org", "https://example.com"}
+        assert addresses == set(), path
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=served)
+def test_no_script_can_make_markup_of_a_string(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    sinks = (
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|createContextualFragment"
+    )
+    assert re.findall(sinks, text) == []
+
+
+def test_the_page_has_no_inline_script_or_style() -> None:
+    page = (FILES / "index.html").read_text(encoding="utf-8")
+    assert re.findall(r"<script(?![^>]*\bsrc=)", page) == []
+    assert re.findall(r"<style|\sstyle=|\son\w+=", page) == []
+
+
+def test_the_package_carries_the_files(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert built.returncode == 0, built.stderr
+    [wheel] = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for path in ALL:
+        assert f"headwater/ui/{path.relative_to(FILES).as_posix()}" in names

@@ -1,0 +1,124 @@
+"""The list of streams: live, filtered, typed into, with badges, and with a hundred thousand of them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import httpx
+import pytest
+from playwright.sync_api import expect
+
+from tests.ui.conftest import Starter, Watched
+from tests.ui.pages import JSON, TEXT, Pages, post, put
+
+MANY = 100_000
+
+
+def test_streams_appear_and_go_by_themselves(ui: Pages, http: httpx.Client) -> None:
+    expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")
+    put(http, "list/comes")
+    ui.page.locator("#filter").fill("list/comes")
+    expect(ui.stream("list/comes")).to_be_visible()
+    http.delete("/v1/stream/list/comes")
+    expect(ui.stream("list/comes")).to_have_count(0)
+
+
+def test_a_row_tells_type_closure_lifetime_size_and_last_write(ui: Pages, http: httpx.Client) -> None:
+    put(http, "list/badges", {"Content-Type": "text/plain", "Stream-TTL": "3600"})
+    post(http, "list/badges", "x" * 2500, TEXT)
+    http.post("/v1/stream/list/badges", headers={"Stream-Closed": "true"})
+    ui.page.locator("#filter").fill("list/badges")
+    row = ui.stream("list/badges")
+    for text in ("text", "closed", "TTL 1 h", "1 message", "2.5 KB"):
+        expect(row.locator(".badges")).to_contain_text(text)
+    expect(row.locator(".badge[title^='Last write']")).to_have_count(1)
+
+
+def test_filter_takes_several_words(ui: Pages, http: httpx.Client) -> None:
+    for name in ("fruit/apple-red", "fruit/apple-green", "fruit/pear-green"):
+        put(http, name)
+    ui.page.locator("#filter").fill("fruit green APPLE")
+    expect(ui.stream("fruit/apple-green")).to_be_visible()
+    expect(ui.stream("fruit/pear-green")).to_have_count(0)
+    expect(ui.page.locator("#stream-count")).to_contain_text("1 of")
+
+
+@pytest.mark.parametrize("spelling", ["typed/path", "/v1/stream/typed/path", "{url}/v1/stream/typed/path?offset=-1"])
+def test_a_path_can_be_typed(ui: Pages, http: httpx.Client, spelling: str) -> None:
+    http.put("/v1/stream/typed/path", headers=JSON)
+    ui.page.locator("#filter").fill(spelling.format(url=ui.url))
+    ui.page.locator("#filter").press("Enter")
+    expect(ui.page.locator("#stream-title")).to_have_text("typed/path")
+
+
+def test_a_path_in_a_bucket_can_be_typed(ui: Pages, http: httpx.Client) -> None:
+    http.put("/ds/typed-bucket")
+    http.put("/ds/typed-bucket/one", headers=JSON)
+    ui.page.locator("#filter").fill("/ds/typed-bucket/one")
+    ui.page.locator("#filter").press("Enter")
+    expect(ui.page.locator("#stream-title")).to_have_text("typed-bucket/one")
+
+
+def test_a_path_that_is_none_offers_to_create_it(ui: Pages) -> None:
+    ui.open("#/stream/not/there")
+    expect(ui.page.locator("#missing")).to_contain_text("There is no such stream")
+    ui.page.get_by_role("button", name="Create it").click()
+    expect(ui.page.locator("#create-name")).to_have_value("not/there")
+
+
+def test_the_list_is_used_by_keyboard(ui: Pages, http: httpx.Client) -> None:
+    for name in ("keys/a", "keys/b", "keys/c"):
+        put(http, name)
+    ui.page.keyboard.press("/")
+    ui.page.keyboard.type("keys/")
+    expect(ui.stream("keys/c")).to_be_visible()
+    ui.page.keyboard.press("ArrowDown")
+    ui.page.keyboard.press("ArrowDown")
+    ui.page.keyboard.press("j")
+    ui.page.keyboard.press("k")
+    ui.page.keyboard.press("Enter")
+    expect(ui.page.locator("#stream-title")).to_have_text("keys/b")
+
+
+def test_a_server_without_a_registry_is_explained(own_server: Starter, watched: Watched) -> None:
+    ui = Pages(watched.page(), own_server(DS_REGISTRY__ENABLED="false").url)
+    ui.open()
+    expect(ui.page.locator("#side .notice")).to_contain_text("keeps no registry")
+
+
+def test_a_hundred_thousand_streams(own_server: Starter, watched: Watched) -> None:
+    """The registry is a stream like any other: written by hand, it lists as many as one likes in a second."""
+    server = own_server(DS_REGISTRY__ENABLED="false", DS_LIMITS__MAX_STREAM_BYTES="0")
+    with httpx.Client(base_url=server.url, timeout=60) as http:
+        put(http, "__registry__")
+        for start in range(0, MANY, 5000):
+            events = [
+                {
+                    "type": "stream",
+                    "key": f"many/{number:06}",
+                    "value": {"path": f"many/{number:06}", "contentType": "text/plain", "createdAt": 1},
+                    "headers": {"operation": "insert"},
+                }
+                for number in range(start, start + 5000)
+            ]
+            post(http, "__registry__", json.dumps(events))
+        put(http, "many/099999", TEXT)
+        ui = Pages(watched.page(), server.url)
+        ui.open()
+        expect(ui.page.locator("#stream-count")).to_have_text("100,000 streams", timeout=60_000)
+        assert ui.streams.count() < 60, "only the rows in sight exist"
+
+        started = time.monotonic()
+        ui.page.locator("#streams").focus()
+        ui.page.keyboard.press("End")
+        expect(ui.stream("many/099999")).to_be_visible()
+        ui.page.locator("#filter").fill("0777")
+        expect(ui.page.locator("#stream-count")).to_contain_text("of 100,000")
+        expect(ui.stream("many/007770")).to_be_visible()
+        assert time.monotonic() - started < 10, "it stays quick"
+
+        event = {"type": "stream", "key": "many/000000", "headers": {"operation": "delete"}}
+        post(http, "__registry__", [event])
+        ui.page.locator("#filter").fill("")
+        expect(ui.page.locator("#stream-count")).to_have_text("99,999 streams")

@@ -1,0 +1,169 @@
+"""State and session streams as tables, subscriptions with their cursors, and the pipeline as it tells of itself."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.ui.conftest import Starter, Watched
+from tests.ui.pages import Pages, post, put
+
+
+def session(kind: str, key: str, operation: str, value: Any = None) -> dict[str, Any]:
+    event = {"type": kind, "key": key, "operation": operation}
+    return event if value is None else event | {"value": value}
+
+
+def test_a_session_is_folded_live_into_a_table_per_type(ui: Pages, http: httpx.Client) -> None:
+    put(http, "state/session")
+    post(
+        http,
+        "state/session",
+        [
+            session("presence", "user:alice", "set", {"status": "online", "device": "web"}),
+            session("presence", "user:bob", "set", {"status": "away", "device": "phone"}),
+            session("chunk", "msg:1", "append", {"text": "Hel"}),
+        ],
+    )
+    ui.open_stream("state/session", "?tab=state")
+    types = ui.page.locator("#state-types .tab")
+    expect(types).to_have_text(["chunk 1", "presence 2"])
+    types.nth(1).click()
+    rows = ui.page.locator("#entities [data-index]")
+    expect(rows).to_contain_text(["user:alice", "user:bob"])
+    expect(rows.nth(0)).to_contain_text("online")
+    post(
+        http,
+        "state/session",
+        [
+            session("presence", "user:bob", "remove"),
+            session("presence", "user:alice", "set", {"status": "busy"}),
+            session("chunk", "msg:1", "append", {"text": "lo"}),
+        ],
+    )
+    expect(rows).to_have_count(1)
+    expect(rows.nth(0)).to_contain_text("busy")
+    types.nth(0).click()
+    expect(rows.nth(0)).to_contain_text("Hello")
+    rows.nth(0).click()
+    expect(ui.page.locator("#entity")).to_contain_text('"Hello"')
+    ui.page.locator("#state-search").fill("nothing like it")
+    expect(rows).to_have_count(0)
+
+
+def test_the_registry_is_a_state_stream(ui: Pages, http: httpx.Client) -> None:
+    put(http, "state/listed")
+    ui.open_stream("__registry__", "?tab=state")
+    ui.page.locator("#state-search").fill("state/listed")
+    expect(ui.page.locator("#entities [data-key='state/listed']")).to_contain_text("application/json")
+    expect(ui.page.locator("#action-append")).to_be_disabled()
+    expect(ui.page.locator("#action-delete")).to_be_disabled()
+
+
+def test_what_is_no_state_is_said_to_be_none(ui: Pages, http: httpx.Client) -> None:
+    put(http, "state/none")
+    post(http, "state/none", [1, {"a": 1}])
+    ui.open_stream("state/none", "?tab=state")
+    expect(ui.page.locator(".notice:visible")).to_contain_text("Nothing to fold")
+
+
+def test_a_subscription_with_its_cursors_and_lag(ui: Pages, http: httpx.Client) -> None:
+    put(http, "jobs/a")
+    put(http, "jobs-wake")
+    ui.open("#/subscriptions")
+    ui.press("subscription-new")
+    ui.page.locator("#sub-id").fill("ui-workers")
+    ui.page.locator("#sub-pattern").fill("jobs/*")
+    ui.page.locator("#sub-wake").fill("jobs-wake")
+    ui.submit()
+    cursor = ui.page.locator("#cursors tr[data-stream='jobs/a']")
+    expect(cursor).to_contain_text("up to date")
+    post(http, "jobs/a", [1, 2, 3])
+    expect(cursor).to_contain_text("3 behind")
+
+    answer = ui.page.locator("#worker-answer .answer")
+    ui.press("claim")
+    expect(answer).to_have_attribute("data-status", "200")
+    ui.press("claim")
+    expect(answer).to_contain_text("ALREADY_CLAIMED")
+    ui.press("ack")
+    expect(answer).to_contain_text('"ok":true')
+    expect(cursor).to_contain_text("up to date")
+    ui.press("release")
+    expect(answer).to_contain_text("FENCED")
+
+    put(http, "other/b")
+    ui.page.locator("#link-name").fill("other/b")
+    ui.press("link-add")
+    linked = ui.page.locator("#cursors tr[data-stream='other/b']")
+    expect(linked).to_contain_text("explicit")
+    linked.get_by_role("button", name="Unlink other/b").click()
+    expect(linked).to_have_count(0)
+
+    ui.open("#/subscriptions")
+    expect(ui.page.locator("#subscriptions")).to_contain_text("ui-workers")
+    ui.page.locator("#subscription-id").fill("ui-workers")
+    ui.press("subscription-open")
+    ui.press("subscription-delete")
+    ui.submit()
+    expect(ui.page.locator("#subscriptions")).not_to_contain_text("ui-workers")
+    assert http.get("/v1/stream/__ds/subscriptions/ui-workers").status_code == 404
+
+
+def test_a_webhook_that_is_refused_says_why(ui: Pages) -> None:
+    ui.open("#/subscriptions")
+    ui.press("subscription-new")
+    ui.page.locator("#sub-id").fill("ui-hook")
+    ui.page.locator("#sub-type").select_option("webhook")
+    ui.page.locator("#sub-streams").fill("a, b/c")
+    ui.page.locator("#sub-url").fill("http://10.0.0.1/hook")
+    ui.submit()
+    expect(ui.page.locator("dialog .problem")).to_contain_text("WEBHOOK_URL_REJECTED")
+
+
+def status(kind: str, key: str, **value: Any) -> dict[str, Any]:
+    told = {"updated_at_ms": time.time_ns() // 1_000_000, **value}
+    return {"type": kind, "key": key, "value": told, "headers": {"operation": "upsert"}}
+
+
+def test_the_pipeline_as_it_tells_of_itself(own_server: Starter, watched: Watched) -> None:
+    server = own_server(DS_REGISTRY__ENABLED="true")
+    ui = Pages(watched.page(), server.url)
+    with httpx.Client(base_url=server.url) as http:
+        ui.open("#/pipeline")
+        expect(ui.page.locator("#pipeline-absent")).to_contain_text("No pipeline has published")
+        put(http, "__pipeline__")
+        post(
+            http,
+            "__pipeline__",
+            [
+                status(
+                    "query",
+                    "orders-to-postgres",
+                    status="running",
+                    source="orders/**",
+                    target="postgres",
+                    batch=41,
+                    batch_ms=79,
+                    input_rows_per_s=1234.5,
+                    lag_messages=7,
+                    offsets={"orders/1": "0000000000000007_00000000000000ff"},
+                ),
+                status("slot", "headwater_items", database="app", lag_bytes=18211, confirmed_lsn="0/1A2B3C8"),
+            ],
+        )
+        query = ui.page.locator("[data-query='orders-to-postgres']")
+        for text in ("running", "1,235 rows/s", "41 in 79 ms", "7 messages"):
+            expect(query).to_contain_text(text)
+        query.locator("summary").click()
+        expect(query).to_contain_text("0000000000000007_00000000000000ff")
+        slot = ui.page.locator("[data-slot='headwater_items']")
+        for text in ("18.2 KB", "0/1A2B3C8"):
+            expect(slot).to_contain_text(text)
+        error = {"message": "column 'value' is missing", "at_ms": time.time_ns() // 1_000_000}
+        post(http, "__pipeline__", [status("query", "orders-to-postgres", status="failed", batch=42, error=error)])
+        expect(ui.page.locator("#pipeline-failures")).to_contain_text("column 'value' is missing")
+        expect(query).to_contain_text("failed")
