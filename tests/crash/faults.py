@@ -1,0 +1,156 @@
+"""Ways to break a server that a crash test must notice, each a patch of the real code.
+
+A fault answers well as long as nothing crashes: only what is left after SIGKILL gives it away.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.core.records import Append, Delete
+from headwater.engine import committer
+from headwater.engine.committer import Committer
+from headwater.engine.engine import Engine
+from headwater.engine.wakes import Wakes
+from headwater.storage.acid.journal import Journal
+from headwater.storage.interface import Committed
+from headwater.storage.log.segments import LogWriter
+
+
+def acknowledges_before_it_writes() -> None:
+    """Batches are gathered and written a little later."""
+    write = LogWriter.write
+    waiting: list[list[Committed]] = []
+    lock = threading.Lock()
+
+    def flush(writer: LogWriter) -> None:
+        while True:
+            time.sleep(0.02)
+            with lock:
+                while waiting:
+                    write(writer, waiting.pop(0))
+
+    def later(self: LogWriter, batch: Sequence[Committed]) -> None:
+        with lock:
+            if not waiting and not hasattr(later, "started"):
+                later.started = True  # type: ignore[attr-defined]
+                threading.Thread(target=flush, args=(self,), daemon=True).start()
+            waiting.append(list(batch))
+
+    LogWriter.write = later  # type: ignore[method-assign]
+
+
+def shows_what_is_not_durable() -> None:
+    """Readers are told of a batch before it is written, and its writer after."""
+
+    def write_inline(self: Committer, batch: list[Any], committed: list[Committed]) -> None:
+        self._storage.absorb(committed)
+        for entry in batch:
+            if entry.record is not None:
+                committer._advance(entry.stream, entry.record)
+                if type(entry.record) is not Append:
+                    self._took_effect(entry, entry.record)
+        self._publish(batch)
+        # The loop goes on, so that readers get it; the write comes a moment later.
+        self._scheduler.later(0.005, lambda: write_later(self, batch, committed))
+
+    def write_later(self: Committer, batch: list[Any], committed: list[Committed]) -> None:
+        self._storage.write(committed)
+        for entry in batch:
+            if entry.done is not None:
+                entry.done(entry.result)
+
+    Committer._write_inline = write_inline  # type: ignore[method-assign]
+    Committer._write_on_thread = write_inline  # type: ignore[method-assign]
+
+
+def forgets_producers() -> None:
+    """Producer state is not recovered with the data."""
+    start = Engine.start
+
+    def forgetful(self: Engine) -> None:
+        start(self)
+        for stream in self.catalog:
+            stream.producers = None
+
+    Engine.start = forgetful  # type: ignore[method-assign]
+
+
+def _rewriting(change: Callable[[Committed], Committed | None]) -> None:
+    write = LogWriter.write
+
+    def changed(self: LogWriter, batch: Sequence[Committed]) -> None:
+        rewritten = [found for found in map(change, batch) if found is not None]
+        if rewritten:
+            write(self, rewritten)
+
+    LogWriter.write = changed  # type: ignore[method-assign]
+
+
+def forgets_deletions() -> None:
+    """The end of a stream never reaches the log."""
+    _rewriting(lambda each: None if isinstance(each.record, Delete) else each)
+
+
+def forgets_closure() -> None:
+    """The close flag is not in the same record as the data."""
+
+    def opened(each: Committed) -> Committed:
+        record = each.record
+        if isinstance(record, Append) and record.close:
+            return Committed(msgspec.structs.replace(record, close=False), each.removed)
+        return each
+
+    _rewriting(opened)
+
+
+def forgets_sources() -> None:
+    """A stream that was deleted is not kept for the forks that read from it."""
+    start = Engine.start
+
+    def forgetful(self: Engine) -> None:
+        start(self)
+        for stream in tuple(self.catalog):
+            if stream.deleted:
+                del self.catalog.by_id[stream.id], self.catalog.by_name[stream.name]
+
+    Engine.start = forgetful  # type: ignore[method-assign]
+
+
+def forgets_wakes() -> None:
+    """A wake that was out when the process died is not given notice of again, nor one that is due."""
+
+    def idle(self: Wakes, subscriptions: object) -> None:
+        self._is_running = True
+
+    Wakes.start = idle  # type: ignore[method-assign]
+
+
+def journals_only_some() -> None:
+    """Now and then a batch of `acid` is carried to the shards by memory alone."""
+    write = Journal.write
+
+    def lazy(self: Journal, batch: Any, mark: Any) -> int:
+        return write(self, [] if self.last_seq % 5 == 4 else batch, mark)
+
+    Journal.write = lazy  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    fault.__name__: fault
+    for fault in (
+        acknowledges_before_it_writes,
+        shows_what_is_not_durable,
+        forgets_producers,
+        forgets_deletions,
+        forgets_closure,
+        forgets_sources,
+        forgets_wakes,
+        journals_only_some,
+    )
+}
