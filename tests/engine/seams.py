@@ -139,8 +139,10 @@ class WatchedStorage:
         """The size of each batch that was written."""
         self.fails_in: int | None = None
         """Fail the write after this many more; once failed, always."""
+        self.keeps_failed = False
+        """Whether what a failed write was given is on the disk all the same."""
         self.failures = 0
-        self.on_absorb: Callable[[Record], None] = lambda _: None
+        self.on_absorb: Callable[[Committed], None] = lambda _: None
 
     @property
     def waits_for_disk(self) -> bool:
@@ -155,6 +157,8 @@ class WatchedStorage:
         if self.fails_in is not None:
             if self.fails_in == 0:
                 self.failures += 1
+                if self.keeps_failed:
+                    self._inner.write(batch)
                 raise WriteFailed("the disk of this test is broken")
             self.fails_in -= 1
         self._inner.write(batch)
@@ -164,10 +168,10 @@ class WatchedStorage:
 
     def absorb(self, batch: Sequence[Committed]) -> None:
         self._inner.absorb(batch)
-        for record, _ in batch:
+        for committed in batch:
             if not self._waits:
-                self._note(record)
-            self.on_absorb(record)
+                self._note(committed.record)
+            self.on_absorb(committed)
 
     def boundary(self, stream_id: int, index: int) -> int | None:
         return self._inner.boundary(stream_id, index)
@@ -180,6 +184,9 @@ class WatchedStorage:
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         return self._inner.read(stream_id, position, end_position)
+
+    def trim(self, stream_id: int, index: int, position: int) -> None:
+        self._inner.trim(stream_id, index, position)
 
     def tend(self, image_of: ImageOf) -> None:
         self._inner.tend(image_of)
@@ -218,10 +225,14 @@ class JournalStorage(MemoryStorage):
         self._journal = journal
 
     def recover(self) -> Iterable[Record]:
+        for committed in self.kept():
+            super().absorb((committed,))
+            yield committed.record
+
+    def kept(self) -> Iterable[Committed]:
+        """What the journal has, in order."""
         for encoded, removed in tuple(self._journal):
-            record = decode_record(encoded)
-            super().absorb((Committed(record, removed),))
-            yield record
+            yield Committed(decode_record(encoded), removed)
 
     def write(self, batch: Sequence[Committed]) -> None:
         self._journal.extend((encode_record(record), removed) for record, removed in batch)

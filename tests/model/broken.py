@@ -1,0 +1,322 @@
+"""Engines that are wrong on purpose, one way each: what the model test must notice.
+
+A checker that has never failed proves nothing. Each of these is the real engine with one rule bent, and together
+they say which rules the model watches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from headwater.core import rules
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.errors import Refusal
+from headwater.core.producers import Producer, ProducerState, Verdict, judge
+from headwater.core.records import Append, Create, Delete, Record
+from headwater.engine import engine as engine_module
+from headwater.engine.committer import CommitMode, Entry
+from headwater.engine.engine import Engine
+from headwater.engine.reading import Chunk, StreamReader
+from headwater.engine.stream import LiveStream
+from headwater.storage.interface import Committed, Storage
+from tests.engine.seams import Ground, JournalGround, JournalStorage, MemoryGround
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A way to be wrong: where it is looked for, and what bends the engine while it is."""
+
+    ground: Callable[[], Ground] = MemoryGround
+    commit: CommitMode = "inline"
+    engine: Callable[..., Engine] = Engine
+    bend: Callable[[], Any] | None = None
+    trips_itself: bool = False
+    """Whether an assertion of the engine's own may notice first."""
+
+    @contextmanager
+    def bent(self) -> Iterator[None]:
+        if self.bend is None:
+            yield
+            return
+        with self.bend():
+            yield
+
+
+# -- promises
+
+
+class AnswersBeforeDurable(Engine):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        submit = self._committer.submit
+
+        def hasty(entry: Entry) -> None:
+            submit(msgspec.structs.replace(entry, done=None))
+            if entry.done is not None:
+                entry.done(entry.result)
+
+        self._committer.submit = hasty  # type: ignore[method-assign]
+
+
+class AnswersRepeatsAtOnce(Engine):
+    def _after_pending(self, stream: LiveStream, done: Callable[..., None], result: object) -> None:
+        done(result)
+
+
+class ShowsPending(Engine):
+    def append(self, name: str, *args: Any) -> None:
+        super().append(name, *args)
+        stream = self.catalog.by_name[name]
+        stream.durable_closed = stream.closed
+
+
+class ForgetsFailures(Engine):
+    """Goes on after a failed write as if a second try could be trusted."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        fail = self._committer._fail
+
+        def forget(error: BaseException, batch: list[Entry]) -> None:
+            fail(error, batch)
+            self._committer.failure = None
+
+        self._committer._fail = forget  # type: ignore[method-assign]
+
+
+class KeepsFailedQueue(Engine):
+    """Refuses the batch that failed, and leaves those queued behind it without an answer."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._committer._refuse = lambda _: None  # type: ignore[method-assign, assignment]
+
+
+# -- rules
+
+
+def judge_without_gaps(state: ProducerState | None, producer: Producer) -> Verdict:
+    if state is not None and producer.epoch == state.epoch and producer.seq > state.seq:
+        return Verdict.NEW
+    return JUDGE(state, producer)
+
+
+def judge_without_repeats(state: ProducerState | None, producer: Producer) -> Verdict:
+    JUDGE(state, producer)
+    return Verdict.NEW
+
+
+def judge_without_epochs(state: ProducerState | None, producer: Producer) -> Verdict:
+    return JUDGE(state._replace(epoch=producer.epoch) if state is not None else None, producer)
+
+
+JUDGE = judge
+DECIDE = rules.decide_append
+
+
+def decide_without_stream_seq(stream: Stream, *args: Any) -> Any:
+    content_type, body, producer, _, close, now_ms = args
+    return DECIDE(stream, content_type, body, producer, None, close, now_ms)
+
+
+def decide_without_closer(stream: Stream, *args: Any) -> Any:
+    closed_by, stream.closed_by = stream.closed_by, None
+    try:
+        return DECIDE(stream, *args)
+    finally:
+        stream.closed_by = closed_by
+
+
+def decide_without_closure(stream: Stream, *args: Any) -> Any:
+    closed, stream.closed = stream.closed, False
+    decision = DECIDE(stream, *args)
+    stream.closed = closed
+    return decision
+
+
+def check_nothing(stream: Stream, request: Any) -> None:
+    """Any PUT on a stream that is there is fine."""
+
+
+# -- time
+
+
+class NeverSlides(Engine):
+    def touch(self, stream: LiveStream) -> None: ...
+
+
+class SlidesOnHead(Engine):
+    def look_up(self, name: str, *, touch: bool = False) -> LiveStream:
+        return super().look_up(name, touch=True)
+
+
+class NeverExpires(Engine):
+    def _expire(self, stream: LiveStream) -> None: ...
+
+
+# -- forks and removal
+
+
+class LeakyReader(StreamReader):
+    """Reads a fork from its source as far as that goes, beyond the point where they part."""
+
+    def chunk(self, stream: LiveStream, start: Any, max_bytes: int) -> Chunk:
+        if stream.fork is not None and not stream.durable_closed:
+            source = self._by_id.get(stream.fork.source_id)
+            if source is not None and source.durable_index > stream.durable_index:
+                return replace(super().chunk(source, start, max_bytes), stream=stream)
+        return super().chunk(stream, start, max_bytes)
+
+
+class LeaksSourceAppends(Engine):
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.reader.__class__ = LeakyReader
+
+
+def delete_without_cascade(self: Catalog[Any], stream: Any) -> tuple[int, ...]:
+    if stream.children:
+        stream.deleted = True
+        return ()
+    del self.by_id[stream.id]
+    del self.by_name[stream.name]
+    if stream.fork is not None and stream.fork.source_id in self.by_id:
+        self.by_id[stream.fork.source_id].children -= 1
+    return (stream.id,)
+
+
+class KeepsBytesCounted(Engine):
+    def _expire(self, stream: LiveStream) -> None:
+        before = self._total_bytes
+        super()._expire(stream)
+        self._total_bytes = before
+
+
+class TakesReferenceTooEarly(Engine):
+    """Counts a fork on its source before it is known whether the fork may be."""
+
+    def _decide_create(self, request: Any, now_ms: int) -> Create:
+        try:
+            return super()._decide_create(request, now_ms)
+        except Refusal:
+            source = self.catalog.by_name.get(request.fork.source_name) if request.fork is not None else None
+            if source is not None:
+                source.children += 1
+            raise
+
+
+# -- live readers
+
+
+class WakesNobodyOnClose(Engine):
+    def _publish(self, batch: Sequence[Entry]) -> None:
+        super()._publish([entry for entry in batch if not (type(entry.record) is Append and entry.record.close)])
+
+
+class WakesOncePerBatch(Engine):
+    """Wakes the readers of the first stream of a batch only."""
+
+    def _publish(self, batch: Sequence[Entry]) -> None:
+        super()._publish(batch[:1])
+
+
+class LeavesReadersOfTheDeleted(Engine):
+    def _end_followers(self, stream: LiveStream) -> None: ...
+
+
+# -- recovery
+
+
+class Tampered(JournalStorage):
+    """A journal that comes back with something missing."""
+
+    def __init__(self, journal: list[tuple[bytes, tuple[int, ...]]], keep: Callable[[Record], Record | None]) -> None:
+        super().__init__(journal)
+        self._keep = keep
+
+    def kept(self) -> Iterable[Committed]:
+        for record, removed in super().kept():
+            kept = self._keep(record)
+            if kept is not None:
+                yield Committed(kept, removed)
+
+
+class TamperedGround(JournalGround):
+    def __init__(self, keep: Callable[[Record], Record | None]) -> None:
+        super().__init__()
+        self._keep = keep
+
+    def open(self) -> Storage:
+        return Tampered(self._journal, self._keep)
+
+
+def without_producers(record: Record) -> Record | None:
+    return msgspec.structs.replace(record, producer_id=None) if type(record) is Append else record
+
+
+def without_deletes(record: Record) -> Record | None:
+    return None if type(record) is Delete else record
+
+
+def without_closure(record: Record) -> Record | None:
+    return msgspec.structs.replace(record, close=False) if type(record) is Append else record
+
+
+class ForgetfulGround(JournalGround):
+    """Loses the last record that it was given whenever it is opened."""
+
+    def open(self) -> Storage:
+        del self._journal[-1:]
+        return super().open()
+
+
+class HalfBatchStorage(JournalStorage):
+    def write(self, batch: Sequence[Committed]) -> None:
+        super().write(batch[:1])
+
+
+class HalfBatchGround(JournalGround):
+    def open(self) -> Storage:
+        return HalfBatchStorage(self._journal)
+
+
+def bending(target: object, name: str, replacement: object) -> Callable[[], Any]:
+    return lambda: patch.object(target, name, replacement)
+
+
+BROKEN: dict[str, Broken] = {
+    "answers before durable": Broken(JournalGround, engine=AnswersBeforeDurable),
+    "answers before durable, on a thread": Broken(JournalGround, "thread", AnswersBeforeDurable),
+    "answers repeats of pending appends at once": Broken(JournalGround, engine=AnswersRepeatsAtOnce),
+    "shows what is not durable": Broken(JournalGround, engine=ShowsPending),
+    "goes on after a failed write": Broken(JournalGround, engine=ForgetsFailures),
+    "leaves the queue behind a failed write unanswered": Broken(JournalGround, "thread", KeepsFailedQueue),
+    "takes producer gaps": Broken(bend=bending(rules, "judge", judge_without_gaps)),
+    "appends repeats again": Broken(bend=bending(rules, "judge", judge_without_repeats)),
+    "lets zombies write": Broken(bend=bending(rules, "judge", judge_without_epochs)),
+    "ignores Stream-Seq": Broken(bend=bending(engine_module, "decide_append", decide_without_stream_seq)),
+    "forgets who closed": Broken(bend=bending(engine_module, "decide_append", decide_without_closer)),
+    "appends to closed streams": Broken(bend=bending(engine_module, "decide_append", decide_without_closure)),
+    "compares no configuration": Broken(bend=bending(engine_module, "check_same_config", check_nothing)),
+    "does not slide": Broken(engine=NeverSlides),
+    "slides on HEAD": Broken(engine=SlidesOnHead),
+    "never expires": Broken(engine=NeverExpires),
+    "leaks source appends into forks": Broken(engine=LeaksSourceAppends),
+    "does not cascade": Broken(bend=bending(Catalog, "_delete", delete_without_cascade)),
+    "counts expired bytes for ever": Broken(engine=KeepsBytesCounted),
+    "leaks a reference of a refused fork": Broken(engine=TakesReferenceTooEarly),
+    "wakes nobody on close": Broken(engine=WakesNobodyOnClose),
+    "wakes the readers of one stream per batch": Broken(JournalGround, engine=WakesOncePerBatch),
+    "leaves readers of deleted streams waiting": Broken(engine=LeavesReadersOfTheDeleted),
+    "loses producers in a restart": Broken(lambda: TamperedGround(without_producers)),
+    "brings the deleted back in a restart": Broken(lambda: TamperedGround(without_deletes)),
+    "reopens the closed in a restart": Broken(lambda: TamperedGround(without_closure)),
+    "loses the last record in a restart": Broken(ForgetfulGround, trips_itself=True),
+    "writes half of each batch": Broken(HalfBatchGround, trips_itself=True),
+}
