@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.core import buckets
@@ -15,6 +15,7 @@ allowed_ids = st.text(
 ).filter(lambda text: ".." not in text and text not in (".", "streams") and len(text.encode()) <= 117)
 
 
+@settings(deadline=None)
 @given(allowed_ids)
 def test_any_string_without_slash_nul_and_dots_is_a_stream_id(stream_id: str) -> None:
     assert buckets.check_stream_id("abcd", stream_id) == stream_id
@@ -41,6 +42,7 @@ def test_both_ids_together_have_122_bytes(bucket_id: str, room: int) -> None:
             buckets.check_stream_id(bucket_id, stream_id + "x")
 
 
+@settings(deadline=None)
 @given(st.text(max_size=70))
 def test_a_bucket_id_is_what_the_pattern_says(text: str) -> None:
     fits = 4 <= len(text) <= 64 and all(character in "abcdefghijklmnopqrstuvwxyz0123456789_-" for character in text)
@@ -51,6 +53,7 @@ def test_a_bucket_id_is_what_the_pattern_says(text: str) -> None:
             buckets.check_bucket_id(text)
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("abc019_-"), min_size=4, max_size=64))
 def test_a_bucket_is_found_by_its_document(bucket_id: str) -> None:
     assert buckets.check_bucket_id(bucket_id) == bucket_id

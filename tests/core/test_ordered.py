@@ -14,6 +14,7 @@ from headwater.core.ordered import RUN_MAX, OrderedNames
 names = st.text(st.sampled_from("abé日🙂-"), max_size=4)
 
 
+@settings(deadline=None)
 @given(st.lists(names), names, st.none() | names)
 def test_walking_gives_the_names_with_a_prefix_behind_a_place(found: list[str], prefix: str, after: str | None) -> None:
     index = OrderedNames(found)
@@ -22,7 +23,7 @@ def test_walking_gives_the_names_with_a_prefix_behind_a_place(found: list[str], 
     assert len(index) == len(set(found))
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 400).map(lambda n: f"{n * 7919 % 401:03d}")), max_size=600))
 def test_any_history_gives_the_same_as_a_set(steps: list[tuple[bool, str]]) -> None:
     """With runs of four names, so that they split and vanish all the time."""

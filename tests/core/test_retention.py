@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.core.catalog import Catalog, Stream
@@ -15,6 +15,7 @@ from headwater.core.retention import MARKS_MAX, STEP_MIN_MS, AgeMarks, Retention
 T0 = 1_000_000
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=400), st.integers(0, 50_000_000))
 def test_a_mark_never_stands_for_a_message_that_came_later(gaps: list[int], until: int) -> None:
     marks = AgeMarks(AgeIndex(STEP_MIN_MS))

@@ -2,9 +2,9 @@
 
     from headwater.client import Stream, follow
 
-    stream = Stream("http://localhost:4437/ds/agents/user-1")
-    for place in follow(stream, state):      # `state` has `restore` and `apply`
-        print(place.next_offset, place.up_to_date)
+    with Stream("http://localhost:4437/ds/agents/user-1") as stream:
+        for place in follow(stream, state):      # `state` has `restore` and `apply`
+            print(place.next_offset, place.up_to_date)
 
 It speaks HTTP to any server of the protocol and its extensions, and shares no code with ours.
 """

@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 from urllib.parse import quote
 
 import httpx
@@ -70,12 +71,28 @@ class Bootstrap:
 
 
 class Stream:
-    """A stream of the `/ds/` surface (or, but for snapshots and bootstrap, of any other)."""
+    """A stream of the `/ds/` surface (or, but for snapshots and bootstrap, of any other).
+
+    Close it, or use it in a `with`, unless the client it works with was given: that one is its owner's.
+    """
 
     def __init__(self, url: str, http: httpx.Client | None = None) -> None:
         self.url = url.rstrip("/")
         self._is_json: bool | None = None
+        self._owns_http = http is None
         self._http = http if http is not None else httpx.Client(timeout=httpx.Timeout(30.0, read=READ_TIMEOUT_S))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._owns_http:
+            self._http.close()
 
     def create(self, content_type: str = "application/json", headers: dict[str, str] | None = None) -> str:
         """Create the stream, or find it as asked for; returns its next offset."""

@@ -1,0 +1,41 @@
+"""Reading server-sent events as the HTML standard has them, however they are cut."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.client.errors import MalformedAnswer
+from headwater.client.events import Event, events
+
+WIRE = (
+    b"event: data\ndata:one\ndata: two\ndata:  three\n\n"
+    b": a comment\r\nevent: control\r\ndata:{}\r\n\r\n"
+    b"id: 7\rretry: 5\rdata:bare\r\r"
+    b"event: data\n\n"
+    b"data:\xe2\x80\xa8\xc2\x85\n\n"
+    b"event: cut\ndata:short\n"
+)
+EXPECTED = [
+    Event("data", b"one\ntwo\n three"),
+    Event("control", b"{}"),
+    Event("message", b"bare"),
+    Event("message", b"\xe2\x80\xa8\xc2\x85"),
+]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), max_size=120))
+def test_events_are_the_same_however_they_are_cut(sizes: list[int]) -> None:
+    chunks, at = [], 0
+    for size in sizes:
+        chunks.append(WIRE[at : at + size])
+        at += size
+    chunks.append(WIRE[at:])
+    assert list(events(chunks)) == EXPECTED
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(MalformedAnswer):
+        list(events([b"nonsense\n\n"]))

@@ -1,0 +1,110 @@
+"""The boundary of a bootstrap occurs in no part: it is looked for in everything, and chosen anew or the answer cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from headwater.core.errors import Refusal
+from headwater.core.rules import CreateRequest
+from headwater.engine.engine import Engine, Limits
+from headwater.http.bootstrap import Bootstrap, BoundaryFound, Watch, closing, new_boundary, whole
+from headwater.storage.memory import MemoryStorage
+from tests.engine.seams import ManualClock, ManualScheduler
+
+if TYPE_CHECKING:
+    from headwater.http.app import App
+
+TAKEN, FREE = b"taken-boundary", b"free-boundary"
+
+
+def must_work(result: object) -> None:
+    assert not isinstance(result, Refusal), result
+
+
+class Fixture:
+    """A stream in a bucket, with a snapshot before its last messages."""
+
+    def __init__(self, snapshot: bytes, messages: list[bytes]) -> None:
+        clock = ManualClock()
+        self.engine = Engine(MemoryStorage(), clock, ManualScheduler(clock), Limits())
+        self.engine.start()
+        self.engine.buckets.create("bucket", must_work)
+        request = CreateRequest("/ds/bucket/s", "text/plain", None, None, False, b"folded")
+        self.engine.buckets.create_stream("bucket", request, must_work)
+        for message in messages:
+            self.engine.append("/ds/bucket/s", "text/plain", message, None, None, False, must_work)
+        upload = self.engine.snapshots.upload()
+        upload.write(snapshot)
+        at = "0000000000000001_0000000000000006"
+        self.engine.snapshots.publish("/ds/bucket/s", at, "a/b", upload, must_work)
+
+    def answer(self) -> Bootstrap:
+        stream = self.engine.look_up("/ds/bucket/s")
+        app = cast("App", SimpleNamespace(engine=self.engine))
+        return Bootstrap(app, stream, self.engine.snapshots.open(stream))
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "messages"),
+    [
+        (b"x" + TAKEN + b"y", [b"m"]),
+        (TAKEN, []),
+        (b"s", [b"a", b"\r\n--" + TAKEN + b"--\r\n", b"b"]),
+        (b"s", [b"x" * 300_000 + TAKEN]),
+        # Across two pages of the snapshot, and across two slices of a message.
+        (b"x" * (256 * 1024 - 5) + TAKEN, [b"m"]),
+        (b"s", [b"x" * (256 * 1024 - 5) + TAKEN + b"x" * 1000]),
+    ],
+)
+def test_a_boundary_that_occurs_in_a_part_is_not_used(snapshot: bytes, messages: list[bytes]) -> None:
+    fixture = Fixture(snapshot, messages)
+    choices: Iterator[bytes] = iter([TAKEN, TAKEN, FREE])
+    boundary, body = whole(fixture.answer(), lambda: next(choices))
+    assert boundary == FREE
+    assert body.count(FREE) == 2 + len(messages)
+    # A large answer has begun by then: it ends before the piece that would spoil it.
+    answer = fixture.answer()
+    sent: list[bytes | memoryview] = []
+    with pytest.raises(BoundaryFound):
+        sent.extend(closing(answer, TAKEN))
+    assert sum(map(len, sent)) < answer.length()
+
+
+def test_when_no_boundary_can_be_had_it_is_said() -> None:
+    with pytest.raises(BoundaryFound):
+        whole(Fixture(TAKEN, []).answer(), lambda: TAKEN)
+
+
+def test_the_length_is_known_before() -> None:
+    for snapshot, messages in ((b"", []), (b"s" * 1000, [b"a", b"bc"]), (b"s" * 600_000, [b"x" * 300_000, b"y"])):
+        answer = Fixture(snapshot, messages).answer()
+        assert sum(map(len, closing(answer, new_boundary()))) == answer.length()
+
+
+def test_an_answer_that_is_given_up_lets_go_of_its_pin() -> None:
+    fixture = Fixture(b"s" * 600_000, [b"x" * 1000])
+    slices = closing(fixture.answer(), new_boundary())
+    next(slices)
+    assert fixture.engine.retention._pins
+    slices.close()  # type: ignore[attr-defined]
+    assert not fixture.engine.retention._pins
+
+
+def pass_all(*pieces: bytes) -> None:
+    watch = Watch(TAKEN)
+    for piece in pieces:
+        watch.passes(piece)
+
+
+def test_a_boundary_is_found_however_it_is_cut() -> None:
+    text = b"--" + TAKEN + b"--"
+    for cut in range(len(text) + 1):
+        with pytest.raises(BoundaryFound):
+            pass_all(b"before", text[:cut], b"", text[cut:])
+    watch = Watch(TAKEN)
+    for byte in TAKEN[:-1] * 5:
+        watch.passes(bytes([byte]))
