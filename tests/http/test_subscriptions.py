@@ -168,7 +168,7 @@ def test_local_webhooks_are_a_matter_of_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["__ds", "__ds/", "__ds/x", "__ds/subscriptions", "__ds/subscriptions/s/x", "__ds/subscriptions/s/ack/x"]
+    "path", ["__ds", "__ds/", "__ds/x", "__ds/subscriptions/", "__ds/subscriptions/s/x", "__ds/subscriptions/s/ack/x"]
 )
 def test_other_addresses_below_the_reserved_name_are_404(client: httpx.Client, path: str) -> None:
     for method in ("GET", "PUT", "POST"):

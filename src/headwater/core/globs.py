@@ -8,7 +8,6 @@ is matched by walking its segments once: what it costs grows with the name, not 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Final, Generic, TypeVar
 
 from headwater.core.errors import InvalidSubscription
@@ -109,30 +108,31 @@ class GlobIndex(Generic[ValueT]):
 
     def match(self, name: str) -> list[ValueT]:
         """The values whose glob matches the name, each once."""
-        states = list(_closure([self._root]))
+        # All beginnings of patterns that fit so far, each once: a node has one way to it, but for those of `**`, which
+        # are looked for. Written out rather than short: every new stream comes by here.
+        states = [self._root] if self._root.any_node is None else [self._root, self._root.any_node]
         for segment in name.split("/"):
-            following: dict[_Node[ValueT], None] = {}
+            following: list[_Node[ValueT]] = []
             for node in states:
-                literal = node.literals.get(segment)
-                if literal is not None:
-                    following[literal] = None
-                if node.one_node is not None:
-                    following[node.one_node] = None
-                if node.repeats:
-                    following[node] = None
+                if node.repeats and node not in following:
+                    following.append(node)
+                if node.literals:
+                    literal = node.literals.get(segment)
+                    if literal is not None:
+                        following.append(literal)
+                        if literal.any_node is not None and literal.any_node not in following:
+                            following.append(literal.any_node)
+                one = node.one_node
+                if one is not None:
+                    following.append(one)
+                    if one.any_node is not None and one.any_node not in following:
+                        following.append(one.any_node)
             if not following:
                 return []
-            states = list(dict.fromkeys(_closure(following)))
+            states = following
+        if len(states) == 1:
+            return list(states[0].values)
         return list(dict.fromkeys(value for node in states for value in node.values))
-
-
-def _closure(nodes: list[_Node[ValueT]] | dict[_Node[ValueT], None]) -> Iterator[_Node[ValueT]]:
-    """The nodes, and those that `**` reaches from them without taking a segment."""
-    for node in nodes:
-        yield node
-        if node.any_node is not None:
-            # `**` never follows `**`, so one step reaches all.
-            yield node.any_node
 
 
 def _step(node: _Node[ValueT], segment: str) -> _Node[ValueT]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -20,12 +21,15 @@ from headwater.core.names import is_client_name
 from headwater.core.offsets import Offset
 from headwater.core.subscriptions import SavedLink, decode_link, encode_saved
 from headwater.engine.engine import Engine
+from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscription import Link, Subscription
 
 log = logging.getLogger("headwater.subscriptions")
 
 LINK_PREFIX: Final = "link/"
+SLICE: Final = 2_000
+"""Streams that a new subscription looks at in one tick: about ten milliseconds."""
 
 
 def link_key(subscription_id: str, name: str) -> str:
@@ -33,29 +37,60 @@ def link_key(subscription_id: str, name: str) -> str:
 
 
 class Links:
-    def __init__(self, engine: Engine, stir: Callable[[Subscription], None]) -> None:
+    def __init__(self, engine: Engine, scheduler: Scheduler, stir: Callable[[Subscription], None]) -> None:
         self._engine = engine
+        self._scheduler = scheduler
         self._stir = stir
         self._globs: GlobIndex[Subscription] = GlobIndex()
         self._explicit: dict[str, dict[Subscription, None]] = {}
 
     # -- subscriptions come and go -----------------------------------------------------------------------------------
 
-    def begin(self, subscription: Subscription) -> None:
-        """Link a new subscription to what there is, each stream at its current tail."""
+    def begin(self, subscription: Subscription, done: Callable[[Refusal | None], None]) -> None:
+        """Link a new subscription to what there is, each stream at its current tail.
+
+        Where there is a lot it takes several ticks, so that nobody else has to wait for it. Streams that come and go
+        meanwhile are linked and let go as ever; nobody is woken before the subscription is ready.
+        """
         try:
             for name in subscription.config.streams:
                 self.add(subscription, name)
-            if subscription.glob is not None:
-                only: GlobIndex[None] = GlobIndex()
-                only.add(subscription.glob, None)
-                for name, stream in self._engine.catalog.by_name.items():
-                    if stream.visible and not stream.deleted and is_client_name(name) and only.match(name):
-                        self._link_by_pattern(subscription, stream, _tail(stream))
-        except Refusal:
+        except Refusal as refusal:
             self.end(subscription)
-            raise
-        self._watch(subscription)
+            done(refusal)
+            return
+        names: list[str] = []
+        only: GlobIndex[None] = GlobIndex()
+        if subscription.glob is not None:
+            self._globs.add(subscription.glob, subscription)
+            only.add(subscription.glob, None)
+            names = list(self._engine.catalog.by_name)
+        self._link_slice(subscription, only, names, 0, done)
+
+    def _link_slice(
+        self,
+        subscription: Subscription,
+        only: GlobIndex[None],
+        names: list[str],
+        start: int,
+        done: Callable[[Refusal | None], None],
+    ) -> None:
+        by_name = self._engine.catalog.by_name
+        try:
+            for name in names[start : start + SLICE]:
+                stream = by_name.get(name)
+                if stream is None or not stream.visible or stream.deleted or not is_client_name(name):
+                    continue
+                if only.match(name):
+                    self._link_by_pattern(subscription, stream, _tail(stream))
+        except Refusal as refusal:
+            self.end(subscription)
+            done(refusal)
+            return
+        if start + SLICE < len(names):
+            self._scheduler.soon(partial(self._link_slice, subscription, only, names, start + SLICE, done))
+        else:
+            done(None)
 
     def end(self, subscription: Subscription) -> None:
         """Follow nothing for it any more, and forget its cursors."""
@@ -154,7 +189,8 @@ class Links:
                 if saved.explicit:
                     self._restore_explicit(subscription, name, saved)
         for subscription in subscriptions.values():
-            self._watch(subscription)
+            if subscription.glob is not None:
+                self._globs.add(subscription.glob, subscription)
         if not self._globs.is_empty:
             self._restore_patterns(cursors)
         for key in keys:
@@ -180,10 +216,6 @@ class Links:
                 self._link_by_pattern(subscription, stream, _cursor(saved, stream), is_saved=saved is not None)
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _watch(self, subscription: Subscription) -> None:
-        if subscription.glob is not None:
-            self._globs.add(subscription.glob, subscription)
 
     def _link_by_pattern(
         self, subscription: Subscription, stream: LiveStream, cursor: Offset, *, is_saved: bool = False

@@ -116,6 +116,7 @@ class Subscription:
         "glob",
         "id",
         "is_deleted",
+        "is_ready",
         "is_stirred",
         "keeper",
         "links",
@@ -133,6 +134,8 @@ class Subscription:
         self.wake = Wake()
         self.links: dict[str, Link] = {}
         self.pending: dict[str, Link] = {}
+        self.is_ready = False
+        """All that it follows is linked; nobody is woken before that."""
         self.is_deleted = False
         self.is_stirred = False
         """Already waiting to be looked at."""

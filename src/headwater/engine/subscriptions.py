@@ -73,7 +73,7 @@ class Subscriptions:
         self._engine = engine
         self._caller = caller
         self._keys = SigningKeys(engine, round(key_rotation_s * 1000))
-        self._links = Links(engine, self.stir)
+        self._links = Links(engine, scheduler, self.stir)
         self._wakes = Wakes(
             engine,
             scheduler,
@@ -85,6 +85,8 @@ class Subscriptions:
             jitter=jitter,
         )
         self._by_id: dict[str, Subscription] = {}
+        self._making: dict[str, list[Callable[[], None]]] = {}
+        """Ids that are being created, with the requests that wait to see what becomes of it."""
         self._announcers: dict[str, dict[Subscription, None]] = {}
 
     def __len__(self) -> int:
@@ -130,18 +132,17 @@ class Subscriptions:
 
     def put(self, id_: str, config: Config, base_url: str, done: Callable[[Put | Refusal], None]) -> None:
         """Create a subscription, or confirm that it is as asked for."""
-        work = partial(self._put, id_, config, base_url)
-        if config.webhook_url is None or id_ in self._by_id:
-            self.answer(work, done)
-            return
-
-        def vetted(refusal: SubscriptionRefusal | None) -> None:
-            if refusal is not None:
-                done(refusal)
+        if id_ in self._making:
+            self._making[id_].append(partial(self.put, id_, config, base_url, done))
+        elif id_ in self._by_id:
+            self.answer(partial(self._confirm, id_, config), done)
+        else:
+            self._making[id_] = []
+            create = partial(self._create, id_, config, base_url, partial(self._made, id_, done))
+            if config.webhook_url is None:
+                create(None)
             else:
-                self.answer(work, done)
-
-        self._caller.vet(config.webhook_url, vetted)
+                self._caller.vet(config.webhook_url, create)
 
     def get(self, id_: str) -> View:
         return self._view(self._find(id_))
@@ -234,30 +235,64 @@ class Subscriptions:
             self._keys.current().public.kid if config.webhook_url is not None else None,
         )
 
-    def _put(self, id_: str, config: Config, base_url: str) -> Put:
-        existing = self._by_id.get(id_)
-        if existing is not None:
-            if existing.config != config:
-                raise SubscriptionExists(f"Subscription {id_!r} exists with another configuration.")
-            return Put(self._view(existing), False)
-        # What its deliveries will be signed with must be durable no later than the subscription.
-        self._keys.secret()
-        if config.webhook_url is not None:
-            self._keys.current()
+    def _confirm(self, id_: str, config: Config) -> Put:
+        existing = self._find(id_)
+        if existing.config != config:
+            raise SubscriptionExists(f"Subscription {id_!r} exists with another configuration.")
+        return Put(self._view(existing), False)
+
+    def _create(
+        self,
+        id_: str,
+        config: Config,
+        base_url: str,
+        done: Callable[[Put | Refusal], None],
+        refusal: SubscriptionRefusal | None,
+    ) -> None:
+        if refusal is not None:
+            done(refusal)
+            return
+        try:
+            # What its deliveries will be signed with must be durable no later than the subscription.
+            self._keys.secret()
+            if config.webhook_url is not None:
+                self._keys.current()
+        except Refusal as unwritable:
+            done(unwritable)
+            return
         saved = SavedSubscription(config, self._engine.now_ms(), base_url, secrets.token_hex(8))
         subscription = Subscription(id_, saved, self)
         # Cursors go first: a crash in between leaves orphans, never a subscription that forgot where it began.
-        self._links.begin(subscription)
-        try:
-            self._engine.put_document(_subscription_key(id_), encode_saved(saved), None, None)
-        except Refusal:
-            self._links.end(subscription)
-            raise
+        self._links.begin(subscription, partial(self._linked, subscription, done))
+
+    def _linked(
+        self, subscription: Subscription, done: Callable[[Put | Refusal], None], refusal: Refusal | None
+    ) -> None:
+        if refusal is None:
+            try:
+                self._engine.put_document(
+                    _subscription_key(subscription.id), encode_saved(subscription.saved), None, None
+                )
+            except Refusal as unwritable:
+                self._links.end(subscription)
+                refusal = unwritable
+        if refusal is not None:
+            done(refusal)
+            return
         self._install(subscription)
-        return Put(self._view(subscription), True)
+        self._wakes.stir(subscription)
+        done(Put(self._view(subscription), True))
+
+    def _made(self, id_: str, done: Callable[[Put | Refusal], None], result: Put | Refusal) -> None:
+        """Answer whoever made it, then those who asked for the same id meanwhile."""
+        waiting = self._making.pop(id_)
+        self._engine.after_all_pending(done, result)
+        for again in waiting:
+            again()
 
     def _install(self, subscription: Subscription) -> None:
         self._by_id[subscription.id] = subscription
+        subscription.is_ready = True
         if subscription.config.wake_stream is not None:
             self._announcers.setdefault(subscription.config.wake_stream, {})[subscription] = None
 

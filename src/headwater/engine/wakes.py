@@ -107,7 +107,7 @@ class Wakes:
 
     def stir(self, subscription: Subscription) -> None:
         """Look at a subscription at the end of the tick: once, however many of its streams changed in it."""
-        if subscription.is_stirred or subscription.is_deleted:
+        if subscription.is_stirred or subscription.is_deleted or not subscription.is_ready:
             return
         subscription.is_stirred = True
         if not self._stirred and self._is_running:
