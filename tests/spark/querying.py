@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
-WAIT_S = 180.0
+WAIT_S = 180
 
 
 def read(spark: SparkSession, url: str, schema: str | None = None, **options: Any) -> DataFrame:

@@ -72,7 +72,8 @@ class Streams:
         return self.http.head(f"{self.root}/{name}").status_code == 200
 
     def is_closed(self, name: str) -> bool:
-        return self.http.head(f"{self.root}/{name}").headers.get("Stream-Closed") == "true"
+        closed: str | None = self.http.head(f"{self.root}/{name}").headers.get("Stream-Closed")
+        return closed == "true"
 
     def delete(self, name: str) -> None:
         self.http.delete(f"{self.root}/{name}").raise_for_status()

@@ -62,21 +62,6 @@ def test_a_job_that_is_run_again_under_its_name_adds_nothing_and_may_close(
         write(rows, streams.root, stream=target)
 
 
-@pytest.mark.parametrize("value", ["not json", "1,2", "{", '{"a": 1} '])
-def test_a_row_is_one_message(
-    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], value: str
-) -> None:
-    target = streams.create(stream_name())
-    rows = spark.range(3).coalesce(1).select(F.lit(value).alias("value"))
-    if value.strip() == '{"a": 1}':
-        write(rows, streams.root, stream=target)
-        assert streams.messages(target) == [{"a": 1}] * 3
-        return
-    with pytest.raises(PySparkException, match=r"Row 0 for stream .* is not one JSON text"):
-        write(rows, streams.root, stream=target)
-    assert streams.raw(target) == []
-
-
 def test_other_content_types_by_row_and_by_line(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
 ) -> None:
@@ -87,21 +72,6 @@ def test_other_content_types_by_row_and_by_line(
     write(rows, streams.root, stream=by_line, rowsAs="lines", **text)
     assert streams.content(by_row) == b"row 0row 1row 2row 3row 4"
     assert streams.content(by_line) == b"row 0\nrow 1\nrow 2\nrow 3\nrow 4\n"
-
-
-def test_a_batch_too_large_for_one_append_needs_an_order(
-    spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
-) -> None:
-    target = streams.create(stream_name())
-    rows = spark.range(1000).coalesce(1).select("id", F.col("id").cast("string").alias("value"))
-    with pytest.raises(PySparkException, match="set orderBy to a unique key"):
-        write(rows, streams.root, stream=target, maxRequestBytes=1500)
-    with pytest.raises(PySparkException, match="orderBy must be unique"):
-        write(rows.withColumn("id", F.lit(1)), streams.root, stream=target, maxRequestBytes=1500, orderBy="id")
-    assert streams.raw(target) == []
-    backwards = rows.sortWithinPartitions(F.desc("id"))
-    write(backwards, streams.root, stream=target, maxRequestBytes=1500, orderBy="id")
-    assert streams.messages(target) == list(range(1000))
 
 
 # -- attempts that fail half-way ---------------------------------------------------------------------------------------

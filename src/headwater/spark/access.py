@@ -41,6 +41,9 @@ class Planner:
         for stream in sorted(ends):
             start, end = starts.get(stream, START), ends[stream]
             if bounds[stream]:
+                if end.position < start.position:
+                    # Only a stream that was created anew, and is to be read anew, goes backwards.
+                    start = START
                 if end.position > start.position:
                     spans += self._bounded(stream, start, end)
             elif end != start:

@@ -53,6 +53,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_tails: Places = {}
         self._until: Places | None = None
         self._turn = 0
+        self._read_anew: set[str] = set()
 
     # -- the driver's side ---------------------------------------------------------------------------------------
 
@@ -125,6 +126,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for stream, head in heads.items():
             place = begun.get(stream, START)
             tail = self._capped(stream, head)
+            if tail is None:
+                continue
             if head.bounds_reads:
                 if tail.position < place.position:
                     place = self._recreated(stream, place, tail)
@@ -160,24 +163,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             budget.take(end.position - place.position, bytes_between(place, end))
             self._turn += 1
 
-    def _capped(self, stream: str, head: Head) -> Place:
-        """The tail, or for Trigger.AvailableNow the tail as it was when the query began."""
-        tail = tail_of(head)
-        if self._until is None:
-            return tail
-        return self._until.get(stream, START)
+    def _capped(self, stream: str, head: Head) -> Place | None:
+        """The tail, or for Trigger.AvailableNow the tail as it was when the query began; None if there was none."""
+        return tail_of(head) if self._until is None else self._until.get(stream)
 
     def _recreated(self, stream: str, place: Place, tail: Place) -> Place:
-        if self._until is not None and self._until.get(stream) == tail:
-            # An older target of AvailableNow: read already.
-            return tail
         trouble = (
             f"Stream {stream!r} ends at {tail.offset}, before {place.offset} where the query stands: it was deleted and"
             " created anew, or the server lost data."
         )
         if self._options.on_gone != "skip":
             raise DataShorterThanPlanned(f"{trouble} Begin with a new checkpoint, or set onGone=skip to read it anew.")
-        log.warning("%s Reading it from its beginning.", trouble)
+        if stream not in self._read_anew:
+            self._read_anew.add(stream)
+            log.warning("%s Reading it from its beginning.", trouble)
         return START
 
     # -- the tasks' side -----------------------------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""More than one process: a standalone cluster of a master and two workers, Spark Connect; all from a wheel."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.spark.processes import connect_server, environment, installed_wheel, standalone_cluster
+from tests.spark.streams import Streams
+from tests.spark.test_kill import FINISH_TIMEOUT_S, Job, copies_are_complete, judge
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture
+def names(stream_name: Callable[[], str]) -> tuple[str, ...]:
+    return tuple(stream_name() for _ in range(3))
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster_copies_each_row_once_though_executors_are_killed(
+    tmp_path: Path, package: Path, streams: Streams, names: tuple[str, ...]
+) -> None:
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    count = 4000
+    for name in names:
+        streams.filled(name, [{"n": n, "pad": "x" * (n % 60)} for n in range(count)])
+    sent = dict.fromkeys(names, count)
+    with standalone_cluster(tmp_path, package) as cluster:
+        job = Job(
+            tmp_path,
+            streams.root,
+            environment=environment(package),
+            master=cluster.master,
+            source={"streams": ",".join(names), "maxRowsPerBatch": "1500", "splitBytes": "30000"},
+            conf={"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"},
+        )
+        killed, at_once = 0, 0
+        try:
+            job.wait_until_running()
+            deadline = time.monotonic() + FINISH_TIMEOUT_S
+            while not copies_are_complete(streams, sent):
+                assert job.process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
+                assert time.monotonic() < deadline, f"not everything was copied; seed {seed}"
+                time.sleep(rng.uniform(0.2, 1.0))
+                executors = cluster.executors()
+                at_once = max(at_once, len(executors))
+                has_begun = streams.exists(f"copy-of-{names[0]}")
+                if has_begun and executors and killed < 2:
+                    victim: psutil.Process = rng.choice(executors)
+                    victim.kill()
+                    killed += 1
+        finally:
+            job.kill()
+    assert at_once == 2, "both workers must have had an executor"
+    assert killed >= 1, "the copy was over before an executor could be killed"
+    judge(streams, sent, f"seed {seed}, {killed} executors killed")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long
+def test_spark_connect_reads_writes_and_streams(
+    tmp_path: Path, package: Path, streams: Streams, names: tuple[str, ...]
+) -> None:
+    source, copy, streamed = names
+    streams.filled(source, [{"n": n} for n in range(500)])
+    with connect_server(tmp_path, package) as address:
+        job = {
+            "address": address,
+            "url": streams.root,
+            "source": source,
+            "copy": copy,
+            "streamed": streamed,
+            "checkpoint": str(tmp_path / "checkpoint"),
+        }
+        subprocess.run(
+            [sys.executable, "-m", "tests.spark.connect_job", json.dumps(job)],
+            env=environment(package),
+            cwd=tmp_path,
+            check=True,
+            timeout=300,
+        )
+    assert streams.raw(copy) == streams.raw(streamed) == streams.raw(source)

@@ -1,0 +1,147 @@
+"""From rows to appends, without Spark: grouping, order, cuts, what is refused, and what a repeat means to a server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from headwater.spark.bodies import grouped, json_bodies, rows_table
+from headwater.spark.delivery import Delivered, Source, deliver
+from headwater.spark.errors import BadRow, DifferingRetry, Fenced, StreamMissing
+from headwater.spark.options import Connection, SinkOptions, sink_options
+from headwater.spark.protocol import Client
+from tests.spark.streams import Streams
+
+
+def options_of(streams: Streams, **given: str) -> SinkOptions:
+    return sink_options({"url": streams.root, **given})
+
+
+def send(
+    streams: Streams, options: SinkOptions, rows: list[dict[str, Any]], batch: int = 0, partition: str = "0"
+) -> list[Delivered]:
+    table = rows_table(options, iter(pa.Table.from_pylist(rows).to_batches()))
+    assert table is not None
+    source = Source("query", batch, partition)
+    client = Client(Connection(streams.root, retry_timeout_s=5.0))
+    return deliver(client, options, source, grouped(options, table), fixed_order=bool(options.order_by))
+
+
+def numbered(*values: int) -> list[dict[str, Any]]:
+    return [{"id": value, "value": str(value)} for value in values]
+
+
+def test_targets_keep_the_order_of_their_rows(streams: Streams, stream_name: Callable[[], str]) -> None:
+    one, two = streams.create(stream_name()), streams.create(stream_name())
+    rows = [{"stream": (one, two)[n % 2], "value": str(n)} for n in range(2000)]
+    delivered = send(streams, options_of(streams), rows)
+    assert {done.stream: (done.rows, done.appends) for done in delivered} == {one: (1000, 1), two: (1000, 1)}
+    assert streams.messages(one) == list(range(0, 2000, 2))
+    assert streams.messages(two) == list(range(1, 2000, 2))
+
+
+@pytest.mark.parametrize("value", ["not json", "1,2", "{", "", "1 2", "]["])
+def test_a_row_is_one_json_text(streams: Streams, stream_name: Callable[[], str], value: str) -> None:
+    name = streams.create(stream_name())
+    with pytest.raises(BadRow, match=rf"Row 1 for stream '{name}' is not one JSON text"):
+        send(streams, options_of(streams, stream=name), [{"value": "1"}, {"value": value}, {"value": "3"}])
+    assert streams.raw(name) == []
+
+
+def test_bytes_of_a_row_are_kept(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    values = ['{"a":1.0,"a":2}', "[1,2]", "12345678901234567890", '"\\u00e9"']
+    send(streams, options_of(streams, stream=name), [{"value": value} for value in values])
+    assert streams.raw(name) == [value.encode() for value in values]
+
+
+def test_rows_without_a_value_or_a_target_are_refused(streams: Streams) -> None:
+    with pytest.raises(BadRow, match="column value is null in 1 rows"):
+        send(streams, options_of(streams, stream="x"), [{"value": "1"}, {"value": None}])
+    with pytest.raises(BadRow, match="has no target"):
+        send(streams, options_of(streams), [{"value": "1", "stream": "x"}, {"value": "1", "stream": None}])
+
+
+def test_more_than_one_append_needs_an_order_that_is_unique(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    small = {"stream": name, "maxRequestBytes": "1024"}
+    with pytest.raises(BadRow, match="set orderBy to a unique key"):
+        send(streams, options_of(streams, **small), numbered(*range(1000)))
+    with pytest.raises(BadRow, match=r"orderBy must be unique .* \{'id': 7\}"):
+        send(streams, options_of(streams, **small, orderBy="id"), numbered(7, 8, 7))
+    assert streams.raw(name) == []
+    (done,) = send(streams, options_of(streams, **small, orderBy="id"), numbered(*reversed(range(1000))))
+    assert done.appends > 3
+    assert streams.messages(name) == list(range(1000))
+
+
+def test_a_repeat_goes_on_where_the_first_attempt_ended(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    options = options_of(streams, stream=name, maxRequestBytes="1024", orderBy="id")
+    rows = numbered(*range(1000))
+    table = rows_table(options, iter(pa.Table.from_pylist(rows).to_batches()))
+    assert table is not None
+    (target,) = grouped(options, table)
+    client = Client(Connection(streams.root))
+    for seq, body in zip(range(2), json_bodies(target, 1024), strict=False):
+        client.append(name, body, "application/json", Source("query", 0, "0").producer(name, seq))
+    (done,) = send(streams, options, rows)
+    assert done.duplicates == 2
+    assert streams.messages(name) == list(range(1000))
+
+
+def test_a_repeat_with_other_rows_is_an_error(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    send(streams, options_of(streams, stream=name), numbered(1, 2))
+    with pytest.raises(DifferingRetry, match=r"an earlier attempt appended crc32:.* this one brings crc32:"):
+        send(streams, options_of(streams, stream=name), numbered(2, 1))
+    send(streams, options_of(streams, stream=name, onDifferingRetry="keep"), numbered(2, 1))
+    assert streams.messages(name) == [1, 2]
+
+
+def test_attempts_side_by_side_are_one(streams: Streams, stream_name: Callable[[], str]) -> None:
+    """Speculation: two attempts of one task, each append of one between those of the other."""
+    name = streams.create(stream_name())
+    options = options_of(streams, stream=name, maxRequestBytes="1024", orderBy="id")
+    rows = numbered(*range(1000))
+    (first,) = send(streams, options, rows)
+    (second,) = send(streams, options, list(reversed(rows)))
+    assert (first.duplicates, second.duplicates) == (0, first.appends)
+    assert streams.messages(name) == list(range(1000))
+
+
+def test_partitions_and_batches_do_not_hide_each_other(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    options = options_of(streams, stream=name)
+    for batch in (0, 1, 5):
+        for partition in ("0", "1"):
+            send(streams, options, numbered(batch * 10 + int(partition)), batch, partition)
+    assert streams.messages(name) == [0, 1, 10, 11, 50, 51]
+
+
+def test_a_zombie_of_an_older_batch_is_fenced(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    options = options_of(streams, stream=name)
+    send(streams, options, numbered(1), batch=4)
+    send(streams, options, numbered(2), batch=5)
+    with pytest.raises(Fenced, match="batch 5 has written already"):
+        send(streams, options, numbered(1), batch=4)
+    assert streams.messages(name) == [1, 2]
+
+
+def test_missing_streams_are_created_only_if_asked_for(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = stream_name()
+    with pytest.raises(StreamMissing, match="createMissing=true"):
+        send(streams, options_of(streams, stream=name), numbered(1))
+    assert not streams.exists(name)
+    send(streams, options_of(streams, stream=name, createMissing="true"), numbered(1))
+    assert streams.messages(name) == [1]
+
+
+def test_the_wrong_content_type_says_so(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name(), "text/plain")
+    with pytest.raises(Exception, match="set contentType to that of the stream"):
+        send(streams, options_of(streams, stream=name), numbered(1))
