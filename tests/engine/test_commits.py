@@ -1,0 +1,238 @@
+"""Commits: an answer comes when what it rests on is durable, and after a failed write nothing is promised any more."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.core.errors import StreamNotFound
+from headwater.core.rules import Outcome
+from headwater.engine.committer import CommitMode
+from headwater.engine.engine import Appended, Created, Deleted, Limits
+from tests.engine.rig import Rig, status
+
+BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])
+
+
+def appended(answers: list[object]) -> Appended:
+    [answer] = answers
+    assert isinstance(answer, Appended)
+    return answer
+
+
+def test_without_a_disk_the_answer_comes_at_once() -> None:
+    rig = Rig(disk=False)
+    assert isinstance(rig.put("a")[0], Created)
+    assert appended(rig.post("a")).outcome is Outcome.ACCEPTED
+    assert isinstance(rig.delete("a")[0], Deleted)
+
+
+def test_what_one_tick_brings_is_one_batch() -> None:
+    rig = Rig()
+    rig.there("a")
+    rig.there("b")
+    answers = [rig.post("a"), rig.post("b"), rig.post("a"), rig.put("c"), rig.delete("b")]
+    assert not any(answers)
+    rig.scheduler.tick()
+    assert all(answers)
+    assert rig.storage.batches[-1] == 5
+
+
+def test_while_the_thread_writes_the_next_batch_gathers() -> None:
+    rig = Rig(commit="thread")
+    rig.there("a")
+    first = rig.post("a")
+    rig.scheduler.tick()
+    rest = [rig.post("a"), rig.post("a"), rig.put("b")]
+    rig.scheduler.tick()
+    rig.scheduler.work()
+    rig.scheduler.report()
+    assert first
+    assert not any(rest)
+    rig.scheduler.work()
+    rig.scheduler.report()
+    assert all(rest)
+    assert rig.storage.batches[-2:] == [1, 3]
+
+
+@BOTH
+def test_nothing_is_answered_before_it_is_durable(commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    answers = [rig.put("a", b"x"), rig.post("a", b"y"), rig.post("a", b"z", close=True)]
+    assert not any(answers)
+    with pytest.raises(StreamNotFound):
+        rig.engine.look_up("a")
+    rig.scheduler.settle()
+    assert all(answers)
+    assert rig.read("a") == b"xyz"
+
+
+@BOTH
+def test_a_repeat_of_a_pending_append_waits_for_its_original(commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    rig.there("a")
+    original = rig.post("a", b"x", ("p", 0, 0))
+    if commit == "thread":
+        rig.scheduler.tick()
+    repeat = rig.post("a", b"x", ("p", 0, 0))
+    assert (original, repeat) == ([], [])
+    rig.scheduler.settle()
+    assert appended(original).outcome is Outcome.ACCEPTED
+    assert appended(repeat).outcome is Outcome.DUPLICATE
+    assert rig.read("a") == b"x"
+
+
+@BOTH
+def test_a_conflict_with_something_pending_waits_for_that(commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    rig.there("a")
+    rig.post("a", b"", close=True)
+    late = rig.post("a", b"late")
+    again = rig.put("a")
+    assert (late, again) == ([], [])
+    rig.scheduler.settle()
+    assert (status(late), status(again)) == (409, 409)
+
+
+@BOTH
+def test_an_answer_that_rests_on_what_is_durable_does_not_wait(commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    rig.there("a")
+    rig.there("b")
+    rig.post("b")
+    assert rig.put("a"), "what is pending on another stream is no reason to wait"
+
+
+def test_writers_build_on_what_is_pending() -> None:
+    rig = Rig()
+    rig.put("a", b"x")
+    second, third = rig.post("a", b"y", ("p", 0, 0)), rig.post("a", b"z", ("p", 0, 1))
+    rig.scheduler.settle()
+    assert (appended(second).tail_index, appended(third).tail_index) == (2, 3)
+
+
+def test_a_name_is_free_for_writers_at_once_and_for_readers_when_durable() -> None:
+    rig = Rig(commit="thread")
+    rig.there("a", b"old")
+    gone, made = rig.delete("a"), rig.put("a", b"new")
+    rig.scheduler.tick()
+    assert rig.engine.look_up("a").durable_position == 3
+    rig.scheduler.settle()
+    assert gone
+    assert made
+    assert rig.read("a") == b"new"
+
+
+# -- a failed write
+
+
+@BOTH
+def test_a_failed_write_refuses_its_batch_and_all_that_is_queued(commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    rig.there("a", b"kept")
+    rig.storage.fails_in = 0
+    failed = [rig.post("a"), rig.put("b"), rig.post("a", b"x", ("p", 0, 0))]
+    rig.scheduler.tick()
+    queued = [rig.post("a"), rig.post("a", b"x", ("p", 0, 0)), rig.delete("a")] if commit == "thread" else []
+    rig.scheduler.settle()
+    assert [status(answers) for answers in failed + queued] == [503] * len(failed + queued)
+    assert rig.engine.idle
+    assert rig.engine.failure is not None
+
+
+@BOTH
+def test_after_a_failed_write_nothing_is_taken_and_reads_go_on(commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    stream = rig.there("a", b"kept")
+    reader = rig.follow(stream, from_start=True)
+    rig.storage.fails_in = 0
+    rig.post("a", b"lost")
+    rig.scheduler.settle()
+    refused = [rig.post("a"), rig.put("new"), rig.delete("a"), rig.post("a", b"", close=True)]
+    rig.scheduler.settle()
+    assert [status(answers) for answers in refused] == [503] * 4
+    assert rig.read("a") == reader.data == b"kept"
+    assert (reader.wakes, reader.refusal) == (0, None)
+    with pytest.raises(StreamNotFound):
+        rig.engine.look_up("new")
+
+
+@BOTH
+def test_a_failed_write_is_never_tried_again(commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    rig.there("a")
+    rig.storage.fails_in = 0
+    rig.post("a")
+    rig.scheduler.settle()
+    rig.storage.fails_in = None
+    later = rig.post("a")
+    rig.scheduler.settle()
+    assert status(later) == 503
+    assert rig.storage.failures == 1
+
+
+@BOTH
+@pytest.mark.parametrize("batch", range(6))
+def test_wherever_the_write_fails_what_was_answered_is_kept(commit: CommitMode, batch: int) -> None:
+    rig = Rig(commit=commit)
+    rig.storage.fails_in = batch
+    answers = [rig.put("a")]
+    for number in range(6):
+        rig.scheduler.settle()
+        answers.append(rig.post("a", b"%d" % number))
+    rig.scheduler.settle()
+    promised = sum(1 for answer in answers if status(answer) is None)
+    assert promised == batch
+    if batch:
+        assert rig.read("a") == b"0123456789"[: batch - 1]
+
+
+@BOTH
+def test_a_repeat_of_an_append_that_failed_is_refused_too(commit: CommitMode) -> None:
+    rig = Rig(commit=commit)
+    rig.there("a")
+    rig.storage.fails_in = 0
+    rig.post("a", b"x", ("p", 0, 0))
+    rig.scheduler.settle()
+    repeat = rig.post("a", b"x", ("p", 0, 0))
+    rig.scheduler.settle()
+    assert status(repeat) == 503, "nobody knows whether the original was kept"
+
+
+# -- limits
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_stream_takes_no_more_than_its_limit_and_a_refusal_takes_nothing(disk: bool) -> None:
+    rig = Rig(disk=disk, limits=Limits(max_stream_bytes=5))
+    rig.there("a", b"123")
+    assert status(rig.post("a", b"456")) == 413
+    rig.post("a", b"45")
+    rig.scheduler.settle()
+    assert rig.read("a") == b"12345"
+    assert rig.engine.total_bytes == 5
+
+
+@pytest.mark.parametrize("disk", [False, True])
+@pytest.mark.parametrize("ending", ["delete", "expire"])
+def test_all_streams_together_have_a_limit_and_ending_gives_back(disk: bool, ending: str) -> None:
+    rig = Rig(disk=disk, limits=Limits(max_total_bytes=5))
+    rig.there("a", b"1234", ttl_secs=1)
+    assert status(rig.put("b", b"56")) == 413
+    if ending == "delete":
+        rig.delete("a")
+    else:
+        rig.scheduler.advance(2001)
+    rig.scheduler.settle()
+    assert rig.engine.total_bytes == 0
+    assert rig.there("b", b"56").position == 2
+
+
+def test_a_fork_counts_only_what_is_its_own() -> None:
+    rig = Rig(limits=Limits(max_stream_bytes=5, max_total_bytes=9))
+    rig.there("a", b"1234")
+    rig.there("b", b"5", source="a")
+    assert rig.engine.total_bytes == 5
+    rig.post("b", b"6789")
+    rig.scheduler.settle()
+    assert rig.read("b") == b"123456789"
+    assert status(rig.post("b", b"x")) == 413

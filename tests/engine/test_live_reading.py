@@ -1,0 +1,227 @@
+"""Live reading: woken when there is something, left alone otherwise, told when it is over (T-19, T-21, T-26)."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from headwater.engine.committer import CommitMode
+from tests.engine.rig import Rig, status
+
+MODES = pytest.mark.parametrize(
+    ("disk", "commit"), [(False, "inline"), (True, "inline"), (True, "thread")], ids=["memory", "disk", "thread"]
+)
+
+
+@MODES
+def test_an_append_wakes_a_reader_once(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    reader = rig.follow(rig.there("a"))
+    rig.post("a", b"one")
+    rig.scheduler.settle()
+    assert (reader.data, reader.wakes) == (b"one", 1)
+
+
+@MODES
+def test_all_that_one_batch_brings_a_stream_is_one_wake_up(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    reader = rig.follow(rig.there("a"))
+    for body in (b"1", b"2", b"3"):
+        rig.post("a", body)
+    rig.scheduler.settle()
+    assert reader.data == b"123"
+    assert reader.wakes == (1 if disk else 3)
+
+
+@MODES
+def test_a_close_wakes_and_comes_with_the_last_message(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    reader = rig.follow(rig.there("a"))
+    rig.post("a", b"last", close=True)
+    rig.scheduler.settle()
+    assert (reader.data, reader.closed) == (b"last", True)
+
+
+def test_a_reader_hears_of_nothing_before_it_is_durable() -> None:
+    rig = Rig(commit="thread")
+    reader = rig.follow(rig.there("a"))
+    rig.post("a", b"one")
+    assert reader.wakes == 0
+    rig.scheduler.tick()
+    assert reader.wakes == 0
+    rig.scheduler.work()
+    assert reader.wakes == 0, "the disk has it, but the loop does not know yet"
+    rig.scheduler.report()
+    assert (reader.data, reader.wakes) == (b"one", 1)
+
+
+STEPS = ("post", "tick", "work", "report", "post", "tick", "work", "report")
+
+
+@pytest.mark.parametrize("commit", ["inline", "thread"])
+@pytest.mark.parametrize("when", range(len(STEPS) + 1))
+def test_no_wake_up_is_missed_wherever_a_reader_comes_in(commit: CommitMode, when: int) -> None:
+    rig = Rig(commit=commit)
+    stream = rig.there("a")
+    reader = None
+    for at, step in enumerate((*STEPS, "end")):
+        if at == when:
+            reader = rig.follow(stream, from_start=True)
+        if step == "post":
+            rig.post("a", b"x")
+        elif step != "end":
+            getattr(rig.scheduler, step)()
+        if reader is not None:
+            assert len(reader.data) == stream.durable_index, "there is data that the reader was not woken for"
+    rig.scheduler.settle()
+    assert reader is not None
+    assert reader.data == b"xx"
+
+
+@pytest.mark.parametrize(
+    "order", sorted(set(itertools.permutations(["post", "post", "tick", "work", "report", "follow"])))
+)
+def test_no_interleaving_of_writers_readers_and_the_disk_loses_anything(order: tuple[str, ...]) -> None:
+    rig = Rig(commit="thread")
+    stream = rig.there("a")
+    readers = []
+    for step in order:
+        if step == "post":
+            rig.post("a", b"x")
+        elif step == "follow":
+            readers.append(rig.follow(stream))
+            readers.append(rig.follow(stream, from_start=True))
+        else:
+            getattr(rig.scheduler, step)()
+    rig.scheduler.settle()
+    assert readers[1].data == b"xx"
+    assert b"xx".endswith(readers[0].data)
+    assert all(reader.at.index == 2 for reader in readers)
+
+
+@MODES
+def test_readers_of_other_streams_sleep_on(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    rig.there("a")
+    other = rig.follow(rig.there("b"))
+    rig.post("a", b"x")
+    rig.delete("a")
+    rig.scheduler.settle()
+    assert (other.wakes, other.refusal) == (0, None)
+
+
+@MODES
+def test_source_appends_neither_reach_nor_wake_readers_of_a_fork(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    rig.there("a", b"shared")
+    fork = rig.follow(rig.there("b", source="a"), from_start=True)
+    rig.post("a", b"later", close=True)
+    rig.scheduler.settle()
+    assert (fork.data, fork.wakes, fork.closed) == (b"shared", 0, False)
+
+
+@MODES
+def test_fork_appends_neither_reach_nor_wake_readers_of_the_source(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    source = rig.follow(rig.there("a", b"shared"))
+    rig.there("b", b"own", source="a")
+    rig.post("b", b"more")
+    rig.scheduler.settle()
+    assert (source.data, source.wakes) == (b"", 0)
+
+
+@MODES
+def test_deleting_the_source_leaves_readers_of_the_fork_reading(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    source = rig.follow(rig.there("a", b"shared"))
+    fork = rig.follow(rig.there("b", source="a"), from_start=True)
+    rig.delete("a")
+    rig.scheduler.settle()
+    rig.post("b", b"+")
+    rig.scheduler.settle()
+    assert source.refusal is not None
+    assert (fork.data, fork.refusal) == (b"shared+", None)
+
+
+@MODES
+def test_deletion_ends_every_reader_once_and_wakes_none(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    stream = rig.there("a")
+    readers = [rig.follow(stream) for _ in range(3)]
+    rig.delete("a")
+    rig.scheduler.settle()
+    assert [reader.refusal.status for reader in readers if reader.refusal is not None] == [404] * 3
+    assert [reader.wakes for reader in readers] == [0] * 3
+    assert stream.followers is None
+
+
+def test_readers_go_on_until_the_deletion_is_durable() -> None:
+    rig = Rig(commit="thread")
+    reader = rig.follow(rig.there("a"))
+    rig.delete("a")
+    for step in (rig.scheduler.tick, rig.scheduler.work):
+        step()
+        assert reader.refusal is None
+    rig.scheduler.report()
+    assert reader.refusal is not None
+
+
+@MODES
+@pytest.mark.parametrize("expiry", [{"ttl_secs": 2}, {"expires_at_ms": 1_800_000_002_000}])
+def test_expiry_ends_readers_though_nobody_asks(disk: bool, commit: CommitMode, expiry: dict[str, int]) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    reader = rig.follow(rig.there("a", b"", **expiry))
+    ends = []
+    for wait_ms in (1999, 1001):
+        rig.scheduler.advance(wait_ms)
+        rig.scheduler.settle()
+        ends.append(reader.refusal.status if reader.refusal is not None else None)
+    assert ends == [None, 404]
+
+
+@MODES
+def test_a_reader_of_the_deleted_does_not_hear_of_its_successor(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    reader = rig.follow(rig.there("a", b"old"))
+    rig.delete("a")
+    rig.put("a", b"new")
+    rig.post("a", b"newer")
+    rig.scheduler.settle()
+    assert (reader.data, reader.wakes) == (b"", 0)
+    assert rig.read("a") == b"newnewer"
+
+
+def test_readers_that_leave_while_others_are_woken_are_left_in_peace() -> None:
+    rig = Rig()
+    stream = rig.there("a")
+    last = rig.follow(stream)
+    first = rig.follow(stream)
+    first.wake = lambda: rig.engine.unfollow(stream, first)  # type: ignore[method-assign]
+    rig.post("a", b"x")
+    rig.scheduler.settle()
+    assert last.data == b"x"
+    assert list(stream.followers or ()) == [last]
+
+
+def test_the_last_reader_to_leave_takes_the_shared_frame_along() -> None:
+    rig = Rig()
+    stream = rig.there("a")
+    reader = rig.follow(stream)
+    stream.frame = object()
+    rig.engine.unfollow(stream, reader)
+    rig.engine.unfollow(stream, reader)
+    assert (stream.followers, stream.frame) == (None, None)
+
+
+@MODES
+def test_a_refused_or_repeated_append_brings_readers_nothing(disk: bool, commit: CommitMode) -> None:
+    rig = Rig(disk=disk, commit=commit)
+    stream = rig.there("a")
+    rig.post("a", b"x", ("p", 0, 0))
+    rig.scheduler.settle()
+    reader = rig.follow(stream)
+    assert status(rig.post("a", b"x", ("p", 0, 0))) is None
+    assert status(rig.post("a", b"x", ("p", 0, 7))) == 409
+    rig.scheduler.settle()
+    assert (reader.data, reader.wakes) == (b"", 0)
