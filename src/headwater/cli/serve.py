@@ -62,8 +62,10 @@ def _check_tls_files(settings: Settings) -> None:
 
 
 def _why_it_cannot_listen(error: OSError, settings: Settings) -> str | None:
-    """What to do about an address that cannot be had; `None` when the error is about something else."""
+    """What to do about an address or a socket that cannot be had; `None` when the error is about something else."""
     host, port = settings.server.host, settings.server.port
+    if error.errno in {errno.EMFILE, errno.ENFILE}:
+        return "too many open files to start with; raise the limit of this process (ulimit -n)"
     if error.errno == errno.EADDRINUSE:
         return (
             f"port {port} on {host} is in use; stop what listens there, or choose another with --port"

@@ -7,6 +7,7 @@ somebody else's pending record (a duplicate, a conflict) waits for that record t
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ from headwater.engine.stream import Follower, LiveStream
 from headwater.engine.sweeper import Sweeper
 from headwater.storage.blobs import BlobStore, MemoryBlobs
 from headwater.storage.interface import Storage, Usage
+
+log = logging.getLogger("headwater.engine")
 
 TEND_INTERVAL_S = 1.0
 TOUCH_SHARE = 16
@@ -108,6 +111,7 @@ class Engine:
         self._total_bytes = 0
         self._vanishing: dict[str, LiveStream] = {}
         self._tend_timer: Timer | None = None
+        self._refusal: str | None = None
         self.unbounded: set[str] = set()
         """Streams that the server itself keeps: the limit for one stream is not for them."""
         self.on_created: list[Callable[[LiveStream], None]] = []
@@ -354,6 +358,7 @@ class Engine:
             self._committer.check()
         refusal = self._storage.refusal()
         if refusal is not None:
+            self._note_refusal(refusal)
             raise StorageFull(refusal)
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -509,8 +514,18 @@ class Engine:
         stream = self.catalog.by_id.get(stream_id)
         return stream.image() if stream is not None and not stream.in_flight else None
 
+    def _note_refusal(self, refusal: str | None) -> None:
+        """One line when storage begins to refuse writes, and one when it takes them again."""
+        if (refusal is None) != (self._refusal is None):
+            if refusal is not None:
+                log.error("writes are refused: %s", refusal)
+            else:
+                log.info("writes are taken again")
+        self._refusal = refusal
+
     def _tend(self) -> None:
         self._storage.tend(self._image_of)
+        self._note_refusal(self._storage.refusal())
         self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
 
 
