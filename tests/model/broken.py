@@ -37,7 +37,7 @@ class Broken:
     engine: Callable[..., Engine] = Engine
     bend: Callable[[], Any] | None = None
     trips_itself: bool = False
-    """Whether an assertion of the engine's own may notice first."""
+    """Whether the engine or the store may stumble over it before the checker looks."""
 
     @contextmanager
     def bent(self) -> Iterator[None]:

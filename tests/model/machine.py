@@ -343,6 +343,20 @@ class ProtocolMachine(RuleBasedStateMachine):
             offset = str(got.facts["next"])
         raise AssertionError("a read that never ends")
 
+    @precondition(lambda self: any(life.ttl_secs for life in self.model.names.values()))
+    @rule(pick=picks, used=st.booleans())
+    def use_in_time(self, pick: int, used: bool) -> None:
+        """Most of a window passes twice, with a use in between or without one."""
+        some = [life for life in self.model.names.values() if life.ttl_secs and not life.deleted]
+        if some:
+            life = some[pick % len(some)]
+            most_ms = (life.ttl_secs or 0) * 600
+            self.advance(most_ms)
+            expected = self.model.get(life.name, "now", 1) if used else self.model.head(life.name)
+            self._look_up(life.name, expected, touch=used)
+            self.advance(most_ms)
+            self._look_up(life.name, self.model.head(life.name), touch=False)
+
     def _look_up(self, name: str, expected: Answer, *, touch: bool) -> LiveStream | None:
         try:
             return self.engine.look_up(name, touch=touch)
@@ -470,6 +484,20 @@ class ProtocolMachine(RuleBasedStateMachine):
     def break_disk(self, after: int, keeps: bool, sure: bool) -> None:
         if sure and self.storage.fails_in is None:
             self.storage.fails_in, self.storage.keeps_failed = after, keeps
+
+    @precondition(lambda self: self.storage.waits_for_disk and not self.storage.failures and self.model.names)
+    @rule(pick=picks, keeps=st.booleans(), sure=rarely)
+    def fail_and_go_on(self, pick: int, keeps: bool, sure: bool) -> None:
+        """The disk fails under an append; others were queued behind it, and more come later."""
+        if not sure:
+            return
+        self.storage.fails_in, self.storage.keeps_failed = 0, keeps
+        self.post_more(pick, b"fails", 1)
+        self.scheduler.tick()
+        self.post_more(pick, b"queued", 2)
+        self.settle()
+        self.post_more(pick, b"later", 3)
+        self.settle()
 
     @precondition(lambda self: self.ground.survives)
     @rule(clean=st.booleans(), away_ms=st.sampled_from([2000, 2000, 40_000]), sure=rarely)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from headwater.engine.committer import CommitMode
@@ -27,6 +27,8 @@ def test_whatever_happens_the_engine_does_what_the_model_says(
             max_examples=5000 if long else 100,
             stateful_step_count=50,
             deadline=None,
+            # Explaining a failure takes longer than finding it.
+            phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -110,6 +111,9 @@ class Engine:
         self._limits = limits
         self._total_bytes = 0
         self._vanishing: dict[str, LiveStream] = {}
+        """Streams whose deletion is not durable yet, as readers see them."""
+        self._departing: dict[int, LiveStream] = {}
+        """Incarnations that such a deletion will remove: until then they can be read, by their forks too."""
         self._tend_timer: Timer | None = None
         self._refusal: str | None = None
         self.unbounded: set[str] = set()
@@ -120,7 +124,7 @@ class Engine:
         """Called when the end of a stream is durable, by request or by expiry."""
         self.metrics = Metrics()
         self.catalog: Catalog[LiveStream] = Catalog(LiveStream)
-        self.reader = StreamReader(storage, self.catalog.by_id)
+        self.reader = StreamReader(storage, ChainMap(self.catalog.by_id, self._departing))
         self._committer = Committer(storage, scheduler, self.metrics, self._took_effect, self._publish, commit)
         self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire)
         self._background: Background = background if background is not None else AtOnce()
@@ -242,7 +246,11 @@ class Engine:
         now_ms = self._clock.now_ms()
         stream = self.catalog.by_name.get(name)
         if stream is None or stream.deleted or (stream.mortal and stream.expired(now_ms)):
-            stream = self._live(name, now_ms)
+            try:
+                stream = self._live(name, now_ms)
+            except Refusal as refusal:
+                self._after_deletion(name, done, refusal)
+                return
         try:
             decision = decide_append(stream, content_type, body, producer, stream_seq, close, now_ms)
         except Refusal as refusal:
@@ -272,8 +280,13 @@ class Engine:
         self._committer.submit(Entry(stream, decision, (), done, result))
 
     def delete(self, name: str, done: OnDeleted) -> None:
-        stream = self._live(name, self._clock.now_ms())
-        self.check_writable()
+        try:
+            stream = self._live(name, self._clock.now_ms())
+        except Refusal as refusal:
+            self._after_deletion(name, done, refusal)
+            return
+        # A full disk refuses what takes space; a deletion gives it back.
+        self._committer.check()
         self.metrics.deleted += 1
         self._remove(stream, Delete(stream.id, self._clock.now_ms()), done)
 
@@ -283,14 +296,18 @@ class Engine:
         stream = self.seen(name)
         if stream is None:
             raise _not_found(name)
-        if stream.deleted:
-            raise _soft_deleted(name)
-        if stream.expired(now_ms):
+        if stream.mortal and stream.expired(now_ms):
             self._expire(stream)
-            raise _not_found(name)
+            raise _soft_deleted(name) if self._is_soft_deleted(stream) else _not_found(name)
+        if self._is_soft_deleted(stream):
+            raise _soft_deleted(name)
         if touch:
             self.touch(stream)
         return stream
+
+    def _is_soft_deleted(self, stream: LiveStream) -> bool:
+        """Whether the stream lives on for its forks only, and durably so."""
+        return stream.deleted and self._vanishing.get(stream.name) is not stream
 
     def seen(self, name: str) -> LiveStream | None:
         """What readers see under a name, whatever its state."""
@@ -368,7 +385,9 @@ class Engine:
         stream = self.catalog.by_name.get(name)
         if stream is not None and not stream.deleted and stream.expired(now_ms):
             self._expire(stream)
-            return self.catalog.by_name.get(name)
+            # Where nothing can be written any more it is still there, but its time is up all the same.
+            stream = self.catalog.by_name.get(name)
+            return stream if stream is not None and stream.deleted else None
         return stream
 
     def _decide_create(self, request: CreateRequest, now_ms: int) -> Create:
@@ -429,11 +448,18 @@ class Engine:
         else:
             done(result)
 
+    def _after_deletion(self, name: str, done: Callable[..., None], refusal: Refusal) -> None:
+        """Refuse now, or once the deletion that the refusal rests on is durable. An expiry rests on the clock."""
+        ending = self._vanishing.get(name)
+        if ending is None or (ending.mortal and ending.expired(self._clock.now_ms())):
+            raise refusal
+        self._after_pending(ending, done, refusal)
+
     def _remove(self, stream: LiveStream, record: Delete, done: OnDeleted | None) -> None:
         owned = {id_: self.catalog.by_id[id_] for id_ in self._lineage(stream)}
         removed = self.catalog.apply(record)
         for id_ in removed:
-            gone = owned[id_]
+            gone = self._departing[id_] = owned[id_]
             self._total_bytes -= gone.position - gone.floor_position
         if stream.visible:
             self._vanishing[stream.name] = stream
@@ -448,7 +474,7 @@ class Engine:
         return ids
 
     def _expire(self, stream: LiveStream) -> None:
-        if self._committer.failure is not None or stream.id not in self.catalog.by_id:
+        if self._committer.failure is not None or stream.deleted or stream.id not in self.catalog.by_id:
             return
         self.metrics.expired += 1
         self._remove(stream, Delete(stream.id, self._clock.now_ms(), expired=True), None)
@@ -462,11 +488,15 @@ class Engine:
                 continue
             if type(entry.record) is not Append:
                 self._announce(stream, entry.record)
-            if stream.followers is not None:
+            if stream.followers is not None and type(entry.record) is not Touch:
                 woken[stream.id] = stream
         for stream in woken.values():
             for follower in tuple(stream.followers or ()):
-                follower.wake()
+                try:
+                    follower.wake()
+                except Exception:
+                    # A bug in one reader must not keep the news from the others.
+                    log.exception("a reader of %r could not be woken", stream.name)
         if self._storage.waits_for_disk:
             self._storage.tend(self._image_of)
 
@@ -487,6 +517,8 @@ class Engine:
         elif type(record) is Delete:
             if self._vanishing.get(stream.name) is stream:
                 del self._vanishing[stream.name]
+            for id_ in entry.removed:
+                self._departing.pop(id_, None)
             self.snapshots.ended(stream.id)
             self.retention.ended(stream, entry.removed)
             self.buckets.stream_ended(stream)

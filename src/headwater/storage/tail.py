@@ -57,6 +57,8 @@ class Tail:
         return self.index + at, self.ends[at - 1]
 
     def lengths(self, index: int, end_index: int) -> list[int]:
+        if index == end_index:
+            return []
         low = index - self.index
         ends = self.ends[low : end_index - self.index]
         starts = array("Q", [self.position if low == 0 else self.ends[low - 1]]) + ends[:-1]

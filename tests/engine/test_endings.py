@@ -1,8 +1,4 @@
-"""What the engine is known to get wrong: each test says what is right, and fails until it is.
-
-They are strict: one that begins to pass fails the run, so that its mark here, and its line in `tests/model/faults.py`,
-go when the fault goes.
-"""
+"""What readers and writers see while a deletion is on its way to the disk, and what one reader's trouble is to others."""
 
 from __future__ import annotations
 
@@ -16,7 +12,6 @@ from tests.engine.rig import Rig, status
 BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])
 
 
-@pytest.mark.xfail(reason="a removed incarnation is looked up in the pending catalog", raises=KeyError)
 @BOTH
 def test_a_stream_can_be_read_in_pieces_until_its_deletion_is_durable(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
@@ -29,7 +24,6 @@ def test_a_stream_can_be_read_in_pieces_until_its_deletion_is_durable(commit: Co
     assert rig.engine.reader.lengths(chunk) == [3, 3]
 
 
-@pytest.mark.xfail(reason="the sources of a removed fork are looked up in the pending catalog", raises=KeyError)
 def test_a_fork_can_be_read_until_its_deletion_is_durable() -> None:
     rig = Rig()
     rig.there("a", b"shared")
@@ -40,7 +34,6 @@ def test_a_fork_can_be_read_until_its_deletion_is_durable() -> None:
     assert rig.read("b") == b"sharedown"
 
 
-@pytest.mark.xfail(reason="one reader that fails keeps the wake-up from all others", raises=RuntimeError)
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_reader_that_fails_is_no_trouble_to_the_others(disk: bool) -> None:
     rig = Rig(disk=disk)
@@ -56,7 +49,6 @@ def test_a_reader_that_fails_is_no_trouble_to_the_others(disk: bool) -> None:
     assert other.data == b"x"
 
 
-@pytest.mark.xfail(reason="a pending soft delete shows to readers", raises=StreamGone)
 def test_readers_see_a_source_until_its_deletion_is_durable() -> None:
     rig = Rig()
     rig.there("a", b"x")
@@ -65,7 +57,6 @@ def test_readers_see_a_source_until_its_deletion_is_durable() -> None:
     assert rig.read("a") == b"x"
 
 
-@pytest.mark.xfail(reason="a refusal that rests on a pending deletion does not wait for it", raises=AssertionError)
 @pytest.mark.parametrize("forked", [False, True])
 def test_writers_hear_of_a_deletion_when_it_is_durable(forked: bool) -> None:
     rig = Rig()
@@ -76,7 +67,6 @@ def test_writers_hear_of_a_deletion_when_it_is_durable(forked: bool) -> None:
     assert rig.post("a") == []
 
 
-@pytest.mark.xfail(reason="after a failed write nothing expires, also for writers", raises=AssertionError)
 def test_after_a_failed_write_an_expired_stream_is_not_confirmed() -> None:
     rig = Rig()
     rig.there("a", ttl_secs=1)
@@ -88,7 +78,6 @@ def test_after_a_failed_write_an_expired_stream_is_not_confirmed() -> None:
     assert status(rig.put("a", ttl_secs=1)) == 503
 
 
-@pytest.mark.xfail(reason="the first look at an expired source says 404, the next one 410", raises=AssertionError)
 def test_an_expired_source_with_forks_is_410_from_the_first_look_on() -> None:
     rig = Rig(disk=False, limits=Limits())
     rig.there("a", ttl_secs=1)
@@ -103,7 +92,6 @@ def test_an_expired_source_with_forks_is_410_from_the_first_look_on() -> None:
     assert looks == ["StreamGone", "StreamGone"]
 
 
-@pytest.mark.xfail(reason="a saved use of a stream wakes its readers", raises=AssertionError)
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_use_of_a_stream_wakes_nobody(disk: bool) -> None:
     rig = Rig(disk=disk)
