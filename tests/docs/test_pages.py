@@ -102,7 +102,7 @@ def test_no_package_registry_is_named() -> None:
 
 def test_lock_files_hold_hashes_and_no_addresses() -> None:
     locks = sorted((REPOSITORY / "requirements").glob("*.txt"))
-    assert [lock.stem for lock in locks] == ["build", "dev", "node", "runtime"]
+    assert [lock.stem for lock in locks] == ["build", "dev", "node", "runtime", "spark"]
     for lock in locks:
         text = lock.read_text(encoding="utf-8")
         assert "://" not in text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.core.errors import StreamGone
 from headwater.engine.committer import CommitMode
 from headwater.engine.engine import Limits
 from tests.engine.rig import Rig, status

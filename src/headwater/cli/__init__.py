@@ -1,6 +1,7 @@
 """The `headwater` command: one module per command, and here only how they hang together.
 
-Invariant: a mistake of the caller is one line on stderr and exit code 2; one at run time is one line and 1.
+Invariant: a mistake of the caller is one line on stderr and exit code 2; one at run time is one line and 1. The
+commands on streams tell apart what a script may want to: 3 is missing, 4 a conflict, 5 denied.
 To add commands, write a module with a `typer.Typer` and add it below.
 """
 
@@ -12,18 +13,29 @@ from typing import Annotated
 import typer
 
 import headwater
-from headwater.cli import backup, config, serve, store
+from headwater.cli import backup, config, listing, reading, serve, store, writing
 from headwater.cli.failure import Failure
 
 app = typer.Typer(
     name="headwater",
-    help="Headwater: a Durable Streams server.",
-    add_completion=False,
+    help="Headwater: a Durable Streams server, and commands for the streams of any.",
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+for _command in (
+    listing.ls,
+    writing.create,
+    writing.append,
+    reading.read,
+    reading.tail,
+    listing.head,
+    writing.close,
+    writing.fork,
+    writing.delete,
+):
+    app.command(rich_help_panel="Streams of a server")(_command)
 app.add_typer(store.app, name="store")
 app.add_typer(config.app, name="config")
 

@@ -1,0 +1,118 @@
+"""`headwater ls` and `headwater head`: which streams there are, and what one is."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from headwater.cli.failure import Failure
+from headwater.cli.output import messages_of, readers_may_leave
+from headwater.cli.reading import catch_up
+from headwater.cli.remote import DEFAULT_URL, MISSING, Name, Remote, Token, Url, look_at, remote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REGISTRY: Final = "__registry__"
+
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON lines.")]
+
+
+def ls(
+    prefix: Annotated[
+        str, typer.Argument(metavar="[PREFIX]", help="Only names that begin so; /ds lists buckets, /ds/ID one of them.")
+    ] = "",
+    long: Annotated[bool, typer.Option("--long", "-l", help="With type and time of creation.")] = False,
+    as_json: AsJson = False,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+) -> None:
+    """List streams: those the server's registry tells of, buckets, or the streams of a bucket."""
+    with readers_may_leave(), remote(url, token) as server:
+        for entry in _entries(server, prefix):
+            if as_json:
+                typer.echo(json.dumps(entry, ensure_ascii=False))
+            elif long:
+                made = entry.get("created_at_ms")
+                when = datetime.fromtimestamp(made / 1000, UTC).isoformat(timespec="seconds") if made else "-"
+                typer.echo(f"{when}  {entry.get('content_type', '-'):<24}  {entry['name']}")
+            else:
+                typer.echo(entry["name"])
+
+
+def head(stream: Name, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = "") -> None:
+    """Print what a stream is: its type, where it ends, whether it is closed, how long it lives."""
+    with remote(url, token) as server:
+        told = {
+            name.lower(): value
+            for name, value in look_at(server, server.address(stream)).items()
+            if name.lower() == "content-type" or name.lower().startswith("stream-")
+        }
+        if as_json:
+            typer.echo(json.dumps(told))
+            return
+        width = max(len(name) for name in told)
+        for name, value in sorted(told.items()):
+            typer.echo(f"{name:<{width}}  {value}")
+
+
+def _entries(server: Remote, prefix: str) -> Iterator[dict[str, Any]]:
+    if prefix in {"/ds", "/ds/"}:
+        for bucket in _listed(server, f"{server.url}/ds", "buckets", {}):
+            yield {"name": f"/ds/{bucket['bucket_id']}", **bucket}
+    elif prefix.startswith("/ds/"):
+        bucket_id, _, begins = prefix.removeprefix("/ds/").partition("/")
+        query = {"prefix": begins} if begins else {}
+        for stream in _listed(server, server.address(f"/ds/{bucket_id}/streams"), "streams", query):
+            yield {"name": f"/ds/{bucket_id}/{stream['stream_id']}", **stream}
+    else:
+        yield from _registered(server, prefix)
+
+
+def _listed(server: Remote, address: str, key: str, query: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """A list page by page."""
+    from headwater.client.errors import check
+
+    while True:
+        answer = server.http.get(address, params=query)
+        check(answer, 200)
+        page = answer.json()
+        yield from page[key]
+        if not page["has_more"]:
+            return
+        query = query | {"after": page["next_cursor"]}
+
+
+def _registered(server: Remote, prefix: str) -> list[dict[str, Any]]:
+    """The registry folded: what it tells of and has not told to be gone."""
+    from headwater.client.errors import StreamMissing
+
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        for body in catch_up(server, server.address(REGISTRY)):
+            for message in messages_of(body, is_json=True):
+                _fold(found, json.loads(message))
+    except StreamMissing:
+        raise Failure(
+            f"{server.url} keeps no registry, so its streams cannot be listed"
+            " (Headwater: DS_REGISTRY__ENABLED=true, or serve --profile dev)",
+            MISSING,
+        ) from None
+    return [found[name] for name in sorted(found) if name.startswith(prefix)]
+
+
+def _fold(found: dict[str, dict[str, Any]], event: Any) -> None:
+    if not isinstance(event, dict) or event.get("type") != "stream" or not isinstance(event.get("key"), str):
+        return
+    if event.get("headers", {}).get("operation") == "delete":
+        found.pop(event["key"], None)
+    else:
+        value = event.get("value") or {}
+        found[event["key"]] = {
+            "name": event["key"],
+            "content_type": value.get("contentType", ""),
+            "created_at_ms": value.get("createdAt"),
+        }

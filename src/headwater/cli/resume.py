@@ -1,0 +1,40 @@
+"""`--resume FILE`: where a reader got to, so that the next run goes on there.
+
+Invariant: the file is whole or absent, and never says more than was written out before it. What a crash can bring is
+a repeat of the last batch, never a gap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from headwater.cli.failure import USAGE, Failure
+
+
+class ResumeFile:
+    def __init__(self, path: Path, url: str) -> None:
+        self._path = path
+        self._url = url
+
+    def offset(self) -> str | None:
+        """The saved offset, or None when there is no file yet."""
+        try:
+            saved = json.loads(self._path.read_text(encoding="utf-8"))
+            url, offset = saved["url"], saved["offset"]
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError):
+            raise Failure(f"--resume: {self._path} is no file that this command wrote", USAGE) from None
+        if url != self._url:
+            raise Failure(f"--resume: {self._path} belongs to {url}, not to {self._url}", USAGE)
+        return str(offset)
+
+    def save(self, offset: str) -> None:
+        beside = self._path.with_name(f"{self._path.name}.new")
+        try:
+            beside.write_text(json.dumps({"url": self._url, "offset": offset}) + "\n", encoding="utf-8")
+            os.replace(beside, self._path)  # noqa: PTH105 - a rename that replaces, on every system
+        except OSError as error:
+            raise Failure(f"--resume: cannot write {self._path}: {error.strerror}") from None

@@ -1,0 +1,356 @@
+"""The commands on streams, as a shell meets them: real processes against our server and the official Node server."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+import httpx
+import pytest
+from bench.servers import official_node
+
+from headwater.cli import main
+from tests.serving import Server, serve, server_environment
+
+OURS = "headwater"
+NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Shell:
+    """Runs the command against one server, in one directory."""
+
+    def __init__(self, url: str, directory: Path) -> None:
+        self.url = url
+        self.directory = directory
+
+    def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+        """As a process of its own: for what goes on while something else happens."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "headwater", *arguments],
+            cwd=self.directory,
+            env=server_environment(DS_URL=self.url),
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *arguments: str, stdin: bytes = b"") -> Done:
+        """From its first argument to its exit, but in this process: starting Python takes longer than most commands."""
+        given, out, said = (io.TextIOWrapper(io.BytesIO(data), write_through=True) for data in (stdin, b"", b""))
+        with (
+            chdir(self.directory),
+            patch.dict(os.environ, {"DS_URL": self.url}),
+            patch.multiple(sys, stdin=given, stdout=out, stderr=said),
+            pytest.raises(SystemExit) as ended,
+        ):
+            main(list(arguments))
+        assert isinstance(ended.value.code, int)
+        return Done(ended.value.code, out.buffer.getvalue(), said.buffer.getvalue())
+
+    def ok(self, *arguments: str, stdin: bytes = b"") -> str:
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout.decode()
+
+    def fails(self, code: int, *arguments: str, stdin: bytes = b"") -> str:
+        """The one line that says why."""
+        done = self.run(*arguments, stdin=stdin)
+        assert done.returncode == code, done.stderr.decode()
+        [line] = done.stderr.decode().splitlines()
+        assert line.startswith("headwater: ")
+        return line
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    with serve(DS_REGISTRY__ENABLED="true", DS_LIMITS__MAX_CHUNK_BYTES="4000") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[str]:
+    with official_node() as running:
+        yield running.url
+
+
+@pytest.fixture
+def shell(ours: Server, tmp_path: Path) -> Shell:
+    return Shell(ours.url, tmp_path)
+
+
+@pytest.fixture(params=[OURS, NODE])
+def any_shell(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:
+    """The same against both servers."""
+    if request.param == OURS:
+        return Shell(request.getfixturevalue("ours").url, tmp_path)
+    return Shell(request.getfixturevalue("node"), tmp_path)
+
+
+def test_a_stream_from_create_to_delete(any_shell: Shell) -> None:
+    shell = any_shell
+    assert shell.ok("create", "round/trip", "--ttl", "3600").startswith("created http")
+    assert shell.ok("create", "round/trip", "--ttl", "3600").startswith("exists http")
+    shell.ok("append", "round/trip", '{"n":1}', "[2,3]", '"four"')
+    lines = b'{"n":5}\n\n  {"n": 6}  \n'
+    offset = shell.ok("append", "round/trip", stdin=lines).strip()
+    read = [json.loads(line) for line in shell.ok("read", "round/trip").splitlines()]
+    assert read == [{"n": 1}, [2, 3], "four", {"n": 5}, {"n": 6}]
+    told = json.loads(shell.ok("head", "round/trip", "--json"))
+    assert told["stream-next-offset"] == offset
+    assert told["content-type"] == "application/json"
+    assert shell.ok("read", "round/trip", "--from", offset) == ""
+    shell.ok("close", "round/trip")
+    assert json.loads(shell.ok("head", "round/trip", "--json"))["stream-closed"] == "true"
+    assert "409" in shell.fails(4, "append", "round/trip", "1")
+    assert "--yes" in shell.fails(2, "delete", "round/trip")
+    shell.ok("delete", "round/trip", "--yes")
+    assert "there is no stream" in shell.fails(3, "head", "round/trip")
+
+
+def test_text_and_bytes_come_back_as_they_went_in(any_shell: Shell) -> None:
+    shell = any_shell
+    text = b"one\ntwo\r\n\n  three"
+    shell.ok("create", "as/text", "--type", "text/plain")
+    shell.ok("append", "as/text", stdin=text)
+    assert shell.run("read", "as/text").stdout == text
+    data = bytes(range(256)) * 40
+    shell.ok("create", "as/bytes", "--type", "application/octet-stream")
+    shell.ok("append", "as/bytes", "--raw", stdin=data)
+    assert shell.run("read", "as/bytes").stdout == data
+
+
+def test_a_long_stream_is_read_page_by_page_and_to_a_limit(shell: Shell) -> None:
+    shell.ok("create", "long/one")
+    lines = b"".join(b'{"n":%d}\n' % number for number in range(3000))
+    shell.ok("append", "long/one", "--batch", "700", stdin=lines)
+    assert shell.run("read", "long/one").stdout == lines
+    assert shell.ok("read", "long/one", "-n", "2").splitlines() == ['{"n":0}', '{"n":1}']
+    assert shell.ok("read", "long/one", "--raw").startswith('[{"n":0}')
+
+
+def test_messages_keep_every_byte(shell: Shell) -> None:
+    shell.ok("create", "exact/one")
+    odd = '{"id":9007199254740993,"b":1.0,"a":1,"a":2}'
+    shell.ok("append", "exact/one", odd, '{\n "spread":\n [1,\n 2.50]}')
+    assert shell.ok("read", "exact/one").splitlines() == [odd, '{"spread":[1,2.50]}']
+
+
+def test_resume_goes_on_where_the_last_run_got_to(any_shell: Shell) -> None:
+    shell = any_shell
+    shell.ok("create", "resumed/one")
+    shell.ok("append", "resumed/one", "1", "2")
+    assert shell.ok("read", "resumed/one", "--resume", "place.json").split() == ["1", "2"]
+    assert shell.ok("read", "resumed/one", "--resume", "place.json") == ""
+    shell.ok("append", "resumed/one", "3")
+    assert shell.ok("read", "resumed/one", "--resume", "place.json").split() == ["3"]
+    shell.ok("append", "resumed/one", "4")
+    shell.ok("close", "resumed/one")
+    assert shell.ok("tail", "resumed/one", "--resume", "place.json").split() == ["4"]
+    assert "belongs to" in shell.fails(2, "read", "resumed/two", "--resume", "place.json")
+    (shell.directory / "broken.json").write_text("{")
+    assert "is no file that" in shell.fails(2, "read", "resumed/one", "--resume", "broken.json")
+
+
+@pytest.mark.parametrize("live", ["auto", "sse", "long-poll"])
+def test_tail_follows_until_the_stream_is_closed(any_shell: Shell, live: str) -> None:
+    shell = any_shell
+    name = f"tailed/{live}"
+    shell.ok("create", name)
+    shell.ok("append", name, '"before"')
+    following = shell.start("tail", name, "--from", "-1", "--live", live)
+    assert following.stdout is not None
+    assert following.stdout.readline() == b'"before"\n'
+    shell.ok("append", name, '"first"', '"second"')
+    assert [following.stdout.readline() for _ in range(2)] == [b'"first"\n', b'"second"\n']
+    shell.ok("append", name, '"last"', "--close")
+    rest, said = following.communicate(timeout=30)
+    assert rest == b'"last"\n'
+    assert following.returncode == 0, said
+
+
+def test_ctrl_c_ends_a_tail_with_130_and_no_traceback(shell: Shell) -> None:
+    shell.ok("create", "tailed/interrupted")
+    shell.ok("append", "tailed/interrupted", "1")
+    following = shell.start("tail", "tailed/interrupted", "--from", "-1")
+    assert following.stdout is not None
+    assert following.stdout.readline() == b"1\n"
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=30)
+    assert following.returncode == 130
+    assert b"Traceback" not in said
+
+
+def test_tail_survives_a_restart_of_the_server(tmp_path: Path) -> None:
+    with serve(directory=tmp_path, DS_STORAGE__MODE="file-durable") as first:
+        shell = Shell(first.url, tmp_path)
+        shell.ok("create", "tailed/restart")
+        shell.ok("append", "tailed/restart", "1")
+        following = shell.start("tail", "tailed/restart", "--from", "-1")
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"1\n"
+        port = first.port
+        first.kill()
+    with serve(directory=tmp_path, port=port, DS_STORAGE__MODE="file-durable"):
+        shell.ok("append", "tailed/restart", "2", "--close")
+        rest, _ = following.communicate(timeout=60)
+        assert rest == b"2\n", "nothing is lost and nothing doubled"
+        assert following.returncode == 0
+
+
+def test_slow_input_is_appended_as_it_comes(shell: Shell, ours: Server) -> None:
+    shell.ok("create", "slow/one")
+    writing = shell.start("append", "slow/one", stdin=subprocess.PIPE)
+    assert writing.stdin is not None
+    for number in range(3):
+        writing.stdin.write(b"%d\n" % number)
+        writing.stdin.flush()
+        until = time.monotonic() + 20
+        while httpx.get(ours.stream_url("slow/one"), params={"offset": "-1"}).json() != list(range(number + 1)):
+            assert time.monotonic() < until, "a line waits for no other"
+            time.sleep(0.05)
+    writing.communicate(timeout=30)
+    assert writing.returncode == 0
+
+
+def test_the_same_input_with_a_producer_is_stored_once(any_shell: Shell) -> None:
+    shell = any_shell
+    shell.ok("create", "once/one")
+    lines = b"".join(b"%d\n" % number for number in range(250))
+    run: Callable[..., str] = lambda **more: shell.ok(  # noqa: E731
+        "append", "once/one", "--producer", "nightly", "--batch", "100", **more
+    )
+    # A run that broke off after the first two batches, then twice the whole.
+    run(stdin=b"".join(b"%d\n" % number for number in range(200)))
+    run(stdin=lines)
+    run(stdin=lines)
+    assert shell.run("read", "once/one").stdout == lines
+    # A newer epoch takes over, and fences what is older.
+    shell.ok("append", "once/one", "--producer", "nightly", "--epoch", "1", "250")
+    assert "fenced by epoch 1" in shell.fails(4, "append", "once/one", "--producer", "nightly", "x", stdin=b"")
+
+
+def test_another_input_under_the_same_producer_is_an_error_not_a_loss(shell: Shell) -> None:
+    shell.ok("create", "once/other")
+    shell.ok("append", "once/other", "--producer", "p", "1")
+    assert "holds something else" in shell.fails(4, "append", "once/other", "--producer", "p", "2")
+
+
+def test_fork(any_shell: Shell) -> None:
+    shell = any_shell
+    shell.ok("create", "forked/source")
+    cut = shell.ok("append", "forked/source", "1").strip()
+    shell.ok("append", "forked/source", "2")
+    shell.ok("fork", "forked/source", "forked/whole")
+    shell.ok("fork", "forked/source", "forked/part", "--offset", cut)
+    assert shell.ok("read", "forked/whole").split() == ["1", "2"]
+    assert shell.ok("read", "forked/part").split() == ["1"]
+
+
+def test_streams_buckets_and_their_streams_are_listed(shell: Shell, ours: Server) -> None:
+    for name in ("listed/b", "listed/a", "listed/gone"):
+        shell.ok("create", name)
+    shell.ok("delete", "listed/gone", "-y")
+    assert shell.ok("ls", "listed/").split() == ["listed/a", "listed/b"]
+    assert "application/json" in shell.ok("ls", "listed/", "-l")
+    entries = [json.loads(line) for line in shell.ok("ls", "listed/", "--json").splitlines()]
+    assert [entry["name"] for entry in entries] == ["listed/a", "listed/b"]
+    httpx.put(f"{ours.url}/ds/cli-bucket")
+    shell.ok("create", "/ds/cli-bucket/user-1")
+    shell.ok("create", "/ds/cli-bucket/other")
+    assert "/ds/cli-bucket" in shell.ok("ls", "/ds").split()
+    assert shell.ok("ls", "/ds/cli-bucket").split() == ["/ds/cli-bucket/other", "/ds/cli-bucket/user-1"]
+    assert shell.ok("ls", "/ds/cli-bucket/user").split() == ["/ds/cli-bucket/user-1"]
+
+
+def test_a_stream_can_be_given_by_its_url(shell: Shell, ours: Server) -> None:
+    elsewhere = Shell("http://127.0.0.1:1", shell.directory)
+    elsewhere.ok("create", ours.stream_url("by/url"))
+    elsewhere.ok("append", ours.stream_url("by/url"), "7")
+    assert elsewhere.ok("read", ours.stream_url("by/url")) == "7\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "says"),
+    [
+        (1, ["ls", "--url", "http://127.0.0.1:1"], "is a server running there?"),
+        (2, ["ls", "--url", "localhost:4437"], "http://"),
+        (2, ["create", "a//b"], "invalid_name"),
+        (2, ["create", "x", "--ttl", "1", "--expires-at", "2030-01-01T00:00:00Z"], "give one of them"),
+        (2, ["read", "x", "--limit", "0"], "limit"),
+        (2, ["read", "x", "--resume", "f", "--limit", "1"], "--resume and --limit"),
+        (3, ["read", "no/such"], "there is no stream"),
+        (3, ["tail", "no/such"], "there is no stream"),
+        (3, ["append", "no/such", "1"], "there is no stream"),
+        (3, ["delete", "no/such", "--yes"], "stream_not_found"),
+        (3, ["ls", "/ds/no-such-bucket"], "bucket_not_found"),
+    ],
+)
+def test_trouble_is_one_line_and_an_exit_code(shell: Shell, code: int, arguments: list[str], says: str) -> None:
+    assert says in shell.fails(code, *arguments)
+
+
+def test_a_server_without_a_registry_says_how_to_have_one(node: str, tmp_path: Path) -> None:
+    assert "keeps no registry" in Shell(node, tmp_path).fails(3, "ls")
+
+
+def test_whoever_reads_the_output_may_leave(shell: Shell) -> None:
+    shell.ok("create", "piped/one")
+    shell.ok("append", "piped/one", stdin=b"".join(b'"%d %s"\n' % (n, b"x" * 200) for n in range(5000)))
+    command = f"{sys.executable} -m headwater read piped/one | head -n 1; echo ${{PIPESTATUS[0]}}"
+    environment = server_environment(DS_URL=shell.url)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=shell.directory, env=environment, capture_output=True, timeout=60
+    )
+    assert done.stdout.splitlines()[1] == b"0"
+    assert done.stderr == b""
+
+
+def test_a_terminal_sees_how_far_it_is(shell: Shell) -> None:
+    shell.ok("create", "shown/one")
+    shell.ok("append", "shown/one", stdin=b"".join(b"%d\n" % number for number in range(5000)))
+    leader, follower = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "headwater", "read", "shown/one"],
+        cwd=shell.directory,
+        env=server_environment(DS_URL=shell.url, TERM="xterm"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        timeout=60,
+    )
+    os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert len(done.stdout.splitlines()) == 5000
+    assert "shown/one" in shown
+    assert "kB" in shown
+
+
+def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headwater"],
+        cwd=tmp_path,
+        env=server_environment(_HEADWATER_COMPLETE="complete_bash", COMP_WORDS="headwater cl", COMP_CWORD="1"),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout.split() == ["close"]
