@@ -85,7 +85,7 @@ class Jobs:
             "id",
             F.format_string('{"id":%d,"pad":"%s"}', F.col("id"), F.lit("x" * 80)).alias("value"),
         )
-        arranged = by_target(rows, "id", partitions=4)
+        arranged = by_target(rows, partitions=4)
         sink = arranged.write.format("headwater").option("url", f"{server.url}/v1/stream")
         return timed(lambda: sink.options(createMissing="true", orderBy="id").mode("append").save())
 

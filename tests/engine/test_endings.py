@@ -1,4 +1,4 @@
-"""What readers and writers see while a deletion is on its way to the disk, and what one reader's trouble is to others."""
+"""What readers and writers see while a deletion is on its way to the disk; and one reader's trouble is its own."""
 
 from __future__ import annotations
 

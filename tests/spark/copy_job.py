@@ -35,7 +35,7 @@ def main() -> None:
     reader = spark.readStream.format("headwater").options(url=job["url"], **job["source"]).load()
     rows = reader.select(F.concat(F.lit("copy-of-"), "stream").alias("stream"), "position", "value")
     query = (
-        by_target(rows, "position", partitions=2)
+        by_target(rows, partitions=2)
         .writeStream.format("headwater")
         .options(url=job["url"], orderBy="position", createMissing="true", **job["sink"])
         .option("checkpointLocation", job["checkpoint"])

@@ -29,6 +29,8 @@ from tests.spark.streams import Streams
 
 START_TIMEOUT_S = 120.0
 FINISH_TIMEOUT_S = 240.0
+FEED_PAUSE_S = 0.2
+"""So that a slow machine, on which drivers take a minute to start, is not left with more than it can copy."""
 SOURCES = ("one", "two", "three")
 SERVER_SETTINGS: dict[str, Any] = {
     "DS_STORAGE__MODE": "file-durable",
@@ -46,7 +48,7 @@ class Job:
             "master": "local[2,20]",
             "scratch": str(directory / "scratch"),
             "checkpoint": str(directory / "checkpoint"),
-            "source": {"streams": ",".join(SOURCES), "maxRowsPerBatch": "300", "splitBytes": "6000"},
+            "source": {"streams": ",".join(SOURCES), "maxRowsPerBatch": "1000", "splitBytes": "30000"},
             "sink": {"maxRequestBytes": "4000"},
         } | more
         self._log = (directory / "driver.log").open("ab")
@@ -101,6 +103,8 @@ class Job:
                 member.kill()
         self.process.wait(timeout=30)
         self._listener.join(timeout=30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
         self._log.close()
 
 
@@ -160,7 +164,7 @@ class Feeder(threading.Thread):
                 while not self._done.is_set():
                     self._feed(http, seq)
                     seq += 1
-                    time.sleep(0.02)
+                    time.sleep(FEED_PAUSE_S)
         except BaseException as error:
             self.trouble = error
 
@@ -172,7 +176,7 @@ class Feeder(threading.Thread):
     def _feed(self, http: httpx.Client, seq: int) -> None:
         for source in SOURCES:
             first = self.sent[source]
-            count = self._rng.randrange(1, 40)
+            count = self._rng.randrange(1, 20)
             body = json.dumps([{"source": source, "n": n, "pad": "x" * (n % 60)} for n in range(first, first + count)])
             headers = {
                 "Content-Type": "application/json",

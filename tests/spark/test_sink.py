@@ -37,7 +37,7 @@ def test_structs_become_json_and_missing_streams_are_created(
     )
     with pytest.raises(PySparkException, match="createMissing=true"):
         write(rows, streams.root)
-    write(by_target(rows, "id", partitions=2), streams.root, createMissing="true", orderBy="id")
+    write(by_target(rows, partitions=2), streams.root, createMissing="true", orderBy="id")
     for at, target in enumerate(targets):
         assert streams.messages(target) == [
             {"id": n, "text": "é", "list": [1.5], "map": {"k": True}, "day": "2024-01-01", "price": 1.10}
