@@ -77,7 +77,7 @@ async def survive(
     home: Path, mode: str, rounds: int, seed: int, fault: str | None = None, patience_s: float = 30.0
 ) -> World:
     dice = random.Random(seed)
-    victim = Victim(home, mode, free_port(dice), fault)
+    victim = Victim(home, mode, free_port(), fault)
     world = World(victim.port, dice)
     await victim.open()
     try:

@@ -55,7 +55,6 @@ def test_a_reader_gets_each_message_once(disk: bool) -> None:
     assert socket.data() == [b"one", b"two"]
 
 
-@pytest.mark.xfail(reason="saving the use wakes the reader in the middle of its own step", raises=AssertionError)
 def test_a_reader_that_was_slow_on_a_stream_with_a_window_gets_each_message_once() -> None:
     """The socket is full for longer than a share of the window; then the reader goes on from the log."""
     rig = Rig(disk=False)

@@ -29,9 +29,8 @@ from headwater.engine.engine import Engine, Limits
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Committed
 from tests.engine.seams import Ground, ManualClock, ManualScheduler, WatchedStorage
-from tests.model.clients import Request, Tailer
+from tests.model.clients import ENDED, Request, Tailer
 from tests.model.durable import DurableReference, stored
-from tests.model.faults import EARLY_410, ENDING_UNREADABLE
 from tests.model.reference import Answer, Fork, Life
 
 NAMES = ("a", "b", "c", "d")
@@ -145,7 +144,7 @@ class ProtocolMachine(RuleBasedStateMachine):
                 self.unborn.setdefault(name, deque()).append(life)
             if self.ground.survives:
                 self.unsettled.append(deepcopy(self.model))
-        request = Request(self, what, name, expected, life, body)
+        request = Request(self, what, expected, life, body)
         self.requests.append(request)
         try:
             call(request.done)
@@ -161,11 +160,6 @@ class ProtocolMachine(RuleBasedStateMachine):
         """A name that is not in use, or now and then any."""
         unused = [name for name in NAMES if name not in self.model.names]
         return unused[pick % len(unused)] if unused and pick < 8 else NAMES[pick % len(NAMES)]
-
-    def over(self, name: str) -> bool:
-        """Whether the stream that was last seen under a name has expired."""
-        life = self.model.by_name.get(name)
-        return life is not None and life.over(self.clock.at_ms)
 
     # -- writers
 
@@ -328,8 +322,6 @@ class ProtocolMachine(RuleBasedStateMachine):
     def get(self, pick: int, limit: int, data: st.DataObject) -> None:
         """Read from somewhere to the tail, in as many chunks as it takes."""
         name = self.some(pick)
-        if self._unreadable(name):
-            return
         offset = data.draw(self._offsets(self.model.by_name.get(name)))
         for _ in range(1000):
             expected = self.model.get(name, offset, limit)
@@ -383,21 +375,21 @@ class ProtocolMachine(RuleBasedStateMachine):
         return Answer(200, facts)
 
     def _statuses(self, name: str, expected: Answer) -> set[int]:
-        """How an ended stream may be refused: 410 turns to 404 when the last fork goes, be that durable or not."""
-        if expected.status == 410 and self.model.names.get(name) is None:
-            return {404, 410}
-        life = self.model.by_name.get(name)
-        if EARLY_410 and life is not None and life.deleted and life.forks and life not in self.model.buried:
-            return {expected.status, 410}
-        return {expected.status}
+        """How an ended stream may be refused.
 
-    def _unreadable(self, name: str) -> bool:
+        That its time is up the clock says at once: 404; that forks keep it, 410, when that is durable. And 410 turns
+        to 404 again when the last fork goes, be that durable or not.
+        """
+        if expected.status == 410 and self.model.names.get(name) is None:
+            return ENDED
         life = self.model.by_name.get(name)
-        return ENDING_UNREADABLE and life is not None and life.deleted
+        if expected.status == 410 and life is not None and life not in self.model.buried:
+            return ENDED
+        return {expected.status}
 
     def _offsets(self, life: Life | None) -> st.SearchStrategy[str | None]:
         """Places in a stream, some of them not yet readable, and some that are none."""
-        some: list[str | None] = [None, "-1", "now", Offset(0, 0).__str__()]
+        some: list[str | None] = [None, "-1", "now", str(Offset(0, 0))]
         if life is not None:
             some += [life.token(count) for count in range(len(life.log) + 1)] * 2
             index, position = len(life.log), life.size(len(life.log))
@@ -413,8 +405,6 @@ class ProtocolMachine(RuleBasedStateMachine):
     @rule(pick=picks, from_start=st.booleans())
     def follow(self, pick: int, from_start: bool) -> None:
         name = self.some(pick)
-        if self._unreadable(name):
-            return
         expected = self.model.get(name, "-1" if from_start else "now", 1)
         stream = self._look_up(name, expected, touch=True)
         if stream is None:
@@ -602,7 +592,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         for tailer in self.tailers:
             over = tailer.life in self.model.buried or self.model.by_name.get(tailer.life.name) is not tailer.life
             assert tailer.ended == over, "a live reader outlives its stream, or the other way round"
-            if not over and not (ENDING_UNREADABLE and tailer.life.deleted):
+            if not over:
                 assert (tailer.received, tailer.closed) == self.model.reached[tailer.life], "a wake-up was missed"
 
     @invariant()

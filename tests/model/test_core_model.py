@@ -24,7 +24,7 @@ def test_whatever_happens_the_engine_does_what_the_model_says(
     run_state_machine_as_test(
         machine(ground, commit),
         settings=settings(
-            max_examples=5000 if long else 100,
+            max_examples=5000 if long else 150,
             stateful_step_count=50,
             deadline=None,
             # Explaining a failure takes longer than finding it.

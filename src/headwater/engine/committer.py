@@ -22,7 +22,7 @@ from headwater.core.records import Append, Create, Record, Retain
 from headwater.engine.metrics import Metrics
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
-from headwater.storage.interface import Committed, Storage, StorageError
+from headwater.storage.interface import Committed, Storage
 
 log = logging.getLogger("headwater.engine")
 
@@ -129,7 +129,7 @@ class Committer:
         started = time.perf_counter()
         try:
             self._storage.write(committed)
-        except (StorageError, OSError) as error:
+        except Exception as error:
             self._fail(error, batch)
             return
         self._measure(time.perf_counter() - started, len(committed))

@@ -1,0 +1,50 @@
+"""The same model test over the real stores, with restarts: what was promised is there, what was not may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from headwater.engine.committer import CommitMode
+from headwater.storage.acid.store import AcidStorage
+from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.interface import Storage
+from headwater.storage.log.storage import LogSettings, LogStorage
+from tests.model.grounds import DirectoryGround
+from tests.model.machine import machine
+
+TINY = LogSettings(segment_bytes=4096, hot_tail_bytes=256)
+"""Segments roll, packs are merged and reads come from files within one run of the machine."""
+
+
+def log_store(directory: Path) -> Storage:
+    return LogStorage(RealFilesystem(), directory, durable=True, settings=TINY)
+
+
+def fast_log_store(directory: Path) -> Storage:
+    return LogStorage(RealFilesystem(), directory, durable=False, settings=TINY)
+
+
+def acid_store(directory: Path) -> Storage:
+    return AcidStorage(directory, 2, 16 * 1024 * 1024, 256)
+
+
+@pytest.mark.parametrize("commit", ["inline", "thread"])
+@pytest.mark.parametrize("store_of", [log_store, fast_log_store, acid_store])
+def test_over_a_real_store_the_engine_does_what_the_model_says(
+    store_of: Callable[[Path], Storage], commit: CommitMode, long: bool
+) -> None:
+    run_state_machine_as_test(
+        machine(lambda: DirectoryGround(store_of), commit),
+        settings=settings(
+            max_examples=1000 if long else 25,
+            stateful_step_count=50,
+            deadline=None,
+            phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
