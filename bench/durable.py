@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import statistics
 import tempfile
@@ -111,6 +112,12 @@ def memory_of(status: Path) -> tuple[int, int]:
     return tuple(int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile"))  # type: ignore[return-value]
 
 
+def cpu_seconds(pid: int) -> float:
+    """What a process has computed so far: unlike time, this does not depend on what else the machine does."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def fill(server: Running, path: str, mebibytes: int, message_bytes: int) -> None:
     body = bytes(range(256)) * (message_bytes // 256)
     with httpx.Client(base_url=server.url, timeout=120) as http:
@@ -121,13 +128,12 @@ def fill(server: Running, path: str, mebibytes: int, message_bytes: int) -> None
 
 def read_through(server: Running, path: str, memory: Memory | None) -> tuple[int, float]:
     """Bytes and seconds of one catch-up from the beginning, as a reader does it: chunk after chunk."""
-    buffer = bytearray(MIB)
     total, offset = 0, "-1"
     started = time.perf_counter()
     with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
         while True:
             connection.sendall(f"GET {path}?offset={offset} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-            headers, size = _answer(connection, buffer)
+            headers, size = _answer(connection)
             total += size
             if memory is not None:
                 memory.look()
@@ -136,11 +142,11 @@ def read_through(server: Running, path: str, memory: Memory | None) -> tuple[int
                 return total, time.perf_counter() - started
 
 
-def _answer(connection: socket.socket, buffer: bytearray) -> tuple[dict[str, str], int]:
+def _answer(connection: socket.socket) -> tuple[dict[str, str], int]:
     """Read one answer, throw its body away; its headers, and the size of the body."""
     raw = b""
     while b"\r\n\r\n" not in raw:
-        more = connection.recv(65536)
+        more = connection.recv(4096)
         assert more, "the server hung up"
         raw += more
     head, _, rest = raw.partition(b"\r\n\r\n")
@@ -148,40 +154,41 @@ def _answer(connection: socket.socket, buffer: bytearray) -> tuple[dict[str, str
     assert " 200 " in status, status
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     if "content-length" in headers:
-        left = int(headers["content-length"]) - len(rest)
         size = int(headers["content-length"])
-        while left:
-            got = connection.recv_into(buffer, min(left, len(buffer)))
-            assert got, "the server hung up"
-            left -= got
+        _discard(connection, size - len(rest))
         return headers, size
-    return headers, _chunked(connection, rest, buffer)
+    return headers, _chunked(connection, rest)
 
 
-def _chunked(connection: socket.socket, rest: bytes, buffer: bytearray) -> int:
+def _chunked(connection: socket.socket, rest: bytes) -> int:
     total = 0
     while True:
         while b"\r\n" not in rest:
-            rest += connection.recv(65536)
+            rest += connection.recv(4096)
         line, _, rest = rest.partition(b"\r\n")
         size = int(line, 16)
-        left = size + 2 - len(rest)
-        if left <= 0:
-            rest = rest[size + 2 :]
-        else:
-            while left:
-                got = connection.recv_into(buffer, min(left, len(buffer)))
-                assert got, "the server hung up"
-                left -= got
-            rest = b""
+        _discard(connection, size + 2 - len(rest))
+        rest = rest[size + 2 :]
         if not size:
             return total
         total += size
 
 
+_NOWHERE = bytearray(4 * MIB)
+
+
+def _discard(connection: socket.socket, left: int) -> None:
+    """The kernel throws it away uncopied: the reader costs next to nothing, so it is the server that is measured."""
+    while left > 0:
+        got = connection.recv_into(_NOWHERE, min(left, len(_NOWHERE)), socket.MSG_TRUNC)
+        assert got, "the server hung up"
+        left -= got
+
+
 def replay(mebibytes: int, message_bytes: int, rounds: int) -> dict[str, Any]:
     path = "/v1/stream/replayed"
     speeds: dict[str, list[float]] = {}
+    costs: dict[str, list[float]] = {}
     # Without compression on their side: these bytes gain nothing by it, and it would only cost them.
     with headwater("file-durable", **UNLIMITED) as ours, official_node("file", arguments=("--no-compression",)) as node:
         memory = Memory(ours.pid)
@@ -190,13 +197,16 @@ def replay(mebibytes: int, message_bytes: int, rounds: int) -> dict[str, Any]:
         with on_core(LOAD_CORE):
             for _ in range(rounds):
                 for server in (ours, node):
+                    before = cpu_seconds(server.pid)
                     total, seconds = read_through(server, path, memory if server is ours else None)
                     assert total == mebibytes * MIB, f"{server.name} sent {total} bytes"
                     speeds.setdefault(server.name, []).append(total / 1e6 / seconds)
+                    costs.setdefault(server.name, []).append((cpu_seconds(server.pid) - before) / (total / 1e9))
     found = statistics.median(a / b for a, b in zip(speeds["headwater"], speeds["official node"], strict=True))
     print(f"replay of {mebibytes} MiB in messages of {message_bytes} bytes, {rounds} rounds")
     for name, measured in speeds.items():
-        print(f"  {name:<16}{statistics.median(measured):>9.0f} MB/s")
+        cost = statistics.median(costs[name])
+        print(f"  {name:<16}{statistics.median(measured):>9.0f} MB/s   {cost:.2f} s of the server's CPU for a GB")
     print(
         f"  headwater / official node: {found:.1f} (wanted: 3); our peak memory: {memory.own_bytes / MIB:.0f} MiB of"
         f" its own, {memory.mapped_bytes / MIB:.0f} MiB of files mapped"
@@ -205,6 +215,7 @@ def replay(mebibytes: int, message_bytes: int, rounds: int) -> dict[str, Any]:
         "mebibytes": mebibytes,
         "message_bytes": message_bytes,
         "ratio": found,
+        "cpu_seconds_per_gb": {name: round(statistics.median(each), 2) for name, each in costs.items()},
         "own_mebibytes": round(memory.own_bytes / MIB),
         "mapped_mebibytes": round(memory.mapped_bytes / MIB),
     }
@@ -214,21 +225,21 @@ def replay(mebibytes: int, message_bytes: int, rounds: int) -> dict[str, Any]:
 
 
 def create_many(port: int, count: int) -> None:
-    """Pipelined, so that it is the server that is waited for."""
-    window = 256
+    """Over many connections at once, so that creates share commits."""
     body = "x" * 100
-    with socket.create_connection(("127.0.0.1", port), timeout=120) as connection:
-        reader = connection.makefile("rb")
-        for start in range(0, count, window):
-            names = range(start, min(start + window, count))
-            connection.sendall(
-                b"".join(
-                    f"PUT /v1/stream/many/{n % 100}/{n} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
-                    f"Content-Length: {len(body)}\r\n\r\n{body}".encode()
-                    for n in names
+    with ExitStack() as opened:
+        connections = [
+            opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=120)) for _ in range(128)
+        ]
+        readers = [opened.enter_context(connection.makefile("rb")) for connection in connections]
+        for start in range(0, count, len(connections)):
+            numbers = range(start, min(start + len(connections), count))
+            for number, connection in zip(numbers, connections, strict=False):
+                connection.sendall(
+                    f"PUT /v1/stream/many/{number % 100}/{number} HTTP/1.1\r\nHost: localhost\r\n"
+                    f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
                 )
-            )
-            for _ in names:
+            for _, reader in zip(numbers, readers, strict=False):
                 _skip_answer(reader)
 
 

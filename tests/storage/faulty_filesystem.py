@@ -395,6 +395,9 @@ class _FaultyMapped:
             raise OSError(errno.EIO, f"the file ends at byte {offset + len(data)}")
         return data
 
+    def relax(self) -> None:
+        """There is nothing that could leave memory."""
+
     def close(self) -> None:
         self.view = memoryview(b"")
 

@@ -48,6 +48,9 @@ class Mapped(Protocol):
     def read(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, by a call that can report an I/O error (touching `view` could only crash)."""
 
+    def relax(self) -> None:
+        """Let what was touched of `view` leave this process's memory; it comes back when it is touched again."""
+
     def close(self) -> None:
         """Let go of it. Slices of `view` stay good for as long as someone holds them."""
 
@@ -190,16 +193,15 @@ class _RealAppender:
 
 
 class _RealMapped:
-    __slots__ = ("_descriptor", "view")
+    __slots__ = ("_descriptor", "_map", "view")
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             size = os.fstat(self._descriptor).st_size
             # The mapping itself refuses a length of zero.
-            self.view = (
-                memoryview(mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)) if size else memoryview(b"")
-            )
+            self._map = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ) if size else None
+            self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
         except BaseException:
             os.close(self._descriptor)
             raise
@@ -213,11 +215,17 @@ class _RealMapped:
             data += more
         return data
 
+    def relax(self) -> None:
+        if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            # Of a file that is only read this gives up the mapping of its pages, not the pages in the cache.
+            self._map.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
         self.view = memoryview(b"")
+        self._map = None
 
 
 class _RealLock:

@@ -32,6 +32,9 @@ PAGE_BYTES: Final = 16 * 1024
 EXTENT_MAX_BYTES: Final = 2**30
 """Ends are kept as 32-bit distances from the start of their extent."""
 
+SHOWN_MAX_BYTES: Final = 16 * 1024 * 1024
+"""After so much was read in place, what is mapped of a pack is let go, so that a long replay does not pile it up."""
+
 _FLUSH_BYTES: Final = 1024 * 1024
 _PADDING: Final = tuple(map(bytes, range(4)))
 _HEADER: Final = struct.Struct("<8sQ")
@@ -166,12 +169,23 @@ class PackWriter:
 class Pack:
     """One pack, open for reading."""
 
-    __slots__ = ("_checked", "_checksums", "_directory_at", "_directory_sum", "_mapped", "_pages_end", "info", "path")
+    __slots__ = (
+        "_checked",
+        "_checksums",
+        "_directory_at",
+        "_directory_sum",
+        "_mapped",
+        "_pages_end",
+        "_shown",
+        "info",
+        "path",
+    )
 
     def __init__(self, filesystem: Filesystem, directory: Path, info: PackInfo) -> None:
         self.info: Final = info
         self.path: Final = pack_path(directory, info.number)
         self._mapped = filesystem.map(self.path)
+        self._shown = 0
         try:
             self._open()
         except BaseException:
@@ -204,6 +218,10 @@ class Pack:
     def data(self, start: int, end: int) -> memoryview:
         """Checked bytes of the file, in place."""
         self.check(start, end)
+        self._shown += end - start
+        if self._shown >= SHOWN_MAX_BYTES:
+            self._shown = 0
+            self._mapped.relax()
         return self._mapped.view[start:end]
 
     def ends(self, extent: Extent) -> Ends:
