@@ -63,7 +63,7 @@ bench-spark: setup ## The Spark connector: throughput and latency, beside the of
 
 .PHONY: setup
 setup: $(VENV)/.dev $(VENV)/.spark $(NPM_DIR)/node_modules/.installed ## Everything that the tests need, without running them
-	@scripts/need-commands curl git chromium
+	@scripts/need-commands curl git chromium strace java=openjdk-17-jre-headless
 
 .PHONY: lock
 lock: $(VENV)/.dev ## Write the hashed requirements anew
