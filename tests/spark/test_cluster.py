@@ -17,6 +17,9 @@ from tests.spark.processes import connect_server, environment, installed_wheel, 
 from tests.spark.streams import Streams
 from tests.spark.test_kill import FINISH_TIMEOUT_S, Job, copies_are_complete, judge
 
+# Minutes each: real processes are started and killed. Run by `make test-long`.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -70,7 +73,6 @@ def test_a_cluster_copies_each_row_once_though_executors_are_killed(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.long
 def test_spark_connect_reads_writes_and_streams(
     tmp_path: Path, package: Path, streams: Streams, names: tuple[str, ...]
 ) -> None:

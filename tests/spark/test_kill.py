@@ -27,6 +27,9 @@ from tests.serving import Server, serve
 from tests.spark.conftest import REPOSITORY, require_java, worker_environment
 from tests.spark.streams import Streams
 
+# Minutes each: real processes are started and killed. Run by `make test-long`.
+pytestmark = pytest.mark.long
+
 START_TIMEOUT_S = 120.0
 FINISH_TIMEOUT_S = 240.0
 FEED_PAUSE_S = 0.2
