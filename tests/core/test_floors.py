@@ -1,0 +1,108 @@
+"""Floors against the plainest way to find them: ask who reads which message from whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.floors import floors, own_start
+from headwater.core.records import Create, Delete, ForkPoint, Retain
+
+SIZE = 3
+"""Bytes of every message."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A fork of an earlier stream: of which, where, how much it appends, what it retains, and whether it is deleted."""
+
+    source: int
+    at: int
+    own: int
+    retained: int
+    deleted: bool
+
+
+plans = st.lists(
+    st.builds(
+        Plan,
+        st.integers(0, 30),
+        st.integers(0, 12),
+        st.integers(0, 6),
+        st.integers(0, 12),
+        st.booleans(),
+    ),
+    max_size=8,
+)
+
+
+def build(first: Plan, forks: list[Plan]) -> Catalog[Stream]:
+    catalog: Catalog[Stream] = Catalog(Stream)
+    made: list[Stream] = []
+    for number, plan in enumerate([first, *forks], 1):
+        fork = None
+        base = retained = 0
+        if made:
+            source = made[plan.source % len(made)]
+            retained = source.retained_index
+            base = max(retained, min(plan.at, source.index))
+            fork = ForkPoint(source.id, source.name, base, base * SIZE)
+        payload = bytes(SIZE * plan.own)
+        catalog.apply(
+            Create(
+                number,
+                f"s{number}",
+                0,
+                "text/plain",
+                payload=payload,
+                lengths=(SIZE,) * plan.own,
+                fork=fork,
+                retained_index=retained,
+                retained_position=retained * SIZE,
+            )
+        )
+        stream = catalog.by_id[number]
+        made.append(stream)
+        index = max(retained, min(plan.retained, base + plan.own))
+        catalog.apply(Retain(number, 0, index, index * SIZE))
+    for stream, plan in zip(made, [first, *forks], strict=True):
+        if plan.deleted and stream.id in catalog.by_id:
+            catalog.apply(Delete(stream.id, 0))
+    return catalog
+
+
+def read_from(catalog: Catalog[Stream], reader: Stream, index: int) -> Stream:
+    """The stream whose own data holds a message that a reader asks for."""
+    owner = reader
+    while index < owner.base_index:
+        assert owner.fork is not None
+        owner = catalog.by_id[owner.fork.source_id]
+    return owner
+
+
+@given(st.builds(Plan, st.just(0), st.just(0), st.integers(0, 12), st.integers(0, 12), st.booleans()), plans)
+def test_what_anybody_can_read_lies_at_or_after_the_floor(first: Plan, forks: list[Plan]) -> None:
+    catalog = build(first, forks)
+    found = floors(catalog)
+    assert found.keys() == catalog.by_id.keys()
+    for reader in catalog:
+        if not reader.deleted:
+            for index in range(reader.retained_index, reader.index):
+                owner = read_from(catalog, reader, index)
+                assert own_start(owner, found[owner.id]).index <= index
+
+
+@given(st.builds(Plan, st.just(0), st.just(0), st.integers(0, 12), st.integers(0, 12), st.just(False)))
+def test_without_forks_the_floor_is_what_is_retained(first: Plan) -> None:
+    catalog = build(first, [])
+    assert floors(catalog) == {1: catalog.by_id[1].retained}
+
+
+def test_a_deleted_source_keeps_only_what_its_fork_reads() -> None:
+    catalog = build(Plan(0, 0, 10, 0, deleted=True), [Plan(0, 6, 2, 4, deleted=False)])
+    source = catalog.by_id[1]
+    assert source.deleted
+    assert own_start(source, floors(catalog)[1]).index == 4
