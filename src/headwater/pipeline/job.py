@@ -1,0 +1,43 @@
+"""What a job of the pipeline is: a name, and a streaming query that can be started again from where it was.
+
+Invariant: a job's checkpoint lies under its own name in the surroundings' checkpoint directory, so that jobs of one
+application never share state, and a job keeps its place when others are added or removed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every job of an application works with."""
+
+    streams: str
+    """The stream root of the server, such as `http://localhost:4437/v1/stream`."""
+    checkpoints: str
+    """Where checkpoints lie: a directory, or any address that Spark can write to."""
+    token: str = field(default="", repr=False)
+    """Sent as bearer token to the server; empty sends none."""
+    postgres: str = field(default="", repr=False)
+    """The address of the database, for the jobs that need one."""
+
+    def checkpoint(self, name: str) -> str:
+        """Where the job of this name keeps its place."""
+        return f"{self.checkpoints.rstrip('/')}/{name}"
+
+
+class Job(Protocol):
+    """One configured piece of work."""
+
+    @property
+    def name(self) -> str:
+        """Unique within an application; names the query, its checkpoint and its metrics."""
+
+    def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
+        """Start the query, or go on where it was."""
