@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.core.errors import Refusal
 from headwater.engine.committer import CommitMode
 from headwater.engine.engine import Limits
 from tests.engine.rig import Rig, status
@@ -54,6 +55,35 @@ def test_readers_see_a_source_until_its_deletion_is_durable() -> None:
     rig.there("b", source="a")
     rig.delete("a")
     assert rig.read("a") == b"x"
+
+
+@BOTH
+@pytest.mark.parametrize("expires", [False, True])
+def test_a_source_stays_410_until_the_end_of_its_last_fork_is_durable(commit: CommitMode, expires: bool) -> None:
+    """A reader that was told 404 would be told 410 again after a crash that loses the fork's deletion."""
+    rig = Rig(commit=commit)
+    rig.there("a", b"x")
+    rig.there("b", source="a", ttl_secs=1 if expires else None)
+    rig.there("c", source="b", ttl_secs=1 if expires else None)
+    rig.delete("a")
+    rig.delete("b")
+    rig.scheduler.settle()
+    if expires:
+        rig.clock.at_ms += 1000
+        rig.engine.expire_due()
+    else:
+        rig.delete("c")
+    assert [seen_as(rig, name) for name in "ab"] == [410, 410]
+    rig.put("d", b"y")
+    rig.scheduler.settle()
+    assert [seen_as(rig, name) for name in "abc"] == [404, 404, 404]
+    assert not rig.engine._lingering
+
+
+def seen_as(rig: Rig, name: str) -> int:
+    with pytest.raises(Refusal) as caught:
+        rig.engine.look_up(name)
+    return caught.value.status
 
 
 @pytest.mark.parametrize("forked", [False, True])

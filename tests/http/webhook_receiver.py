@@ -99,7 +99,11 @@ def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext
         protocol_version = "HTTP/1.1"
 
         def do_POST(self) -> None:
-            raw = self.rfile.read(int(self.headers["content-length"]))
+            size = int(self.headers["content-length"])
+            raw = self.rfile.read(size)
+            if len(raw) < size:
+                self.close_connection = True
+                return  # The caller died while it spoke: nothing was told.
             headers = {name.lower(): value for name, value in self.headers.items()}
             receiver.under_way += 1
             receiver.most_under_way = max(receiver.most_under_way, receiver.under_way)

@@ -114,6 +114,8 @@ class Engine:
         """Streams whose deletion is not durable yet, as readers see them."""
         self._departing: dict[int, LiveStream] = {}
         """Incarnations that such a deletion will remove: until then they can be read, by their forks too."""
+        self._lingering: dict[str, LiveStream] = {}
+        """Sources that go with the last fork that needed them: 410 to readers, until that too is durable."""
         self._tend_timer: Timer | None = None
         self._refusal: str | None = None
         self.unbounded: set[str] = set()
@@ -312,7 +314,9 @@ class Engine:
     def seen(self, name: str) -> LiveStream | None:
         """What readers see under a name, whatever its state."""
         stream = self.catalog.by_name.get(name)
-        return stream if stream is not None and stream.visible else self._vanishing.get(name)
+        if stream is not None and stream.visible:
+            return stream
+        return self._vanishing.get(name) or self._lingering.get(name)
 
     def touch(self, stream: LiveStream) -> None:
         """A use of the stream: restarts a sliding window. It is saved now and then, so that reads stay reads."""
@@ -461,6 +465,8 @@ class Engine:
         for id_ in removed:
             gone = self._departing[id_] = owned[id_]
             self._total_bytes -= gone.position - gone.floor_position
+            if gone is not stream:
+                self._lingering[gone.name] = gone
         if stream.visible:
             self._vanishing[stream.name] = stream
         self._submit(stream, record, removed, done, Deleted(stream.name))
@@ -518,7 +524,9 @@ class Engine:
             if self._vanishing.get(stream.name) is stream:
                 del self._vanishing[stream.name]
             for id_ in entry.removed:
-                self._departing.pop(id_, None)
+                gone = self._departing.pop(id_, None)
+                if gone is not None and self._lingering.get(gone.name) is gone:
+                    del self._lingering[gone.name]
             self.snapshots.ended(stream.id)
             self.retention.ended(stream, entry.removed)
             self.buckets.stream_ended(stream)

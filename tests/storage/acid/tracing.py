@@ -126,8 +126,10 @@ class _Reader:
             assert not path.endswith("data.mdb"), f"{call} is not expected of LMDB as it is opened here"
 
     def _end(self, number: int, thread: str, call: str, text: str) -> None:
-        result = text.rsplit("=", 1)[1].split(maxsplit=1)[0]
         done = self._open.pop(thread, None)
+        result = text.rsplit("=", 1)[1].split(maxsplit=1)[0]
+        if result == "?":
+            return  # The process ended within the call, which so never did.
         if done is not None:
             done.ended = number
             if isinstance(done, Write):
