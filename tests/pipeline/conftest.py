@@ -1,0 +1,90 @@
+"""What the pipeline's tests share: one Spark session, one server and one Postgres for the whole run.
+
+Invariant: tests never share a stream, a table, a slot or a checkpoint: each takes names of its own, or a database of
+its own from `fresh_database`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from psycopg import sql
+
+from headwater.stack.database import Database
+from tests.postgres.databases import database
+from tests.serving import Server, serve
+from tests.spark.conftest import spark
+from tests.spark.streams import Streams
+
+__all__ = ["spark"]
+
+PIPELINE_TEST_TIMEOUT_S = 300
+
+_counter = itertools.count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With the Spark tests, in the worker that has their session; and with their patience."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(PIPELINE_TEST_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A server with a registry and without the size limits of memory mode."""
+    with serve(
+        DS_STORAGE__MODE="memory",
+        DS_REGISTRY__ENABLED="true",
+        DS_LIMITS__MAX_STREAM_BYTES="0",
+        DS_LIMITS__MAX_MEMORY_BYTES=str(2**30),
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def streams(server: Server) -> Iterator[Streams]:
+    with httpx.Client(timeout=30.0) as http:
+        yield Streams(f"{server.url}/v1/stream", http)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Database]:
+    """A running Postgres. Do not stop it; a test that must takes `tests.postgres.databases.database()`."""
+    with database() as running:
+        yield running
+
+
+@pytest.fixture
+def fresh_database(postgres: Database) -> Iterator[Callable[[], str]]:
+    """Makes databases that no other test uses; the address of each. They are dropped, with their slots, afterwards."""
+    made: list[str] = []
+
+    def make() -> str:
+        name = f"test_{next(_counter)}"
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        made.append(name)
+        return postgres.url.rsplit("/", 1)[0] + f"/{name}"
+
+    yield make
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        for name in made:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", [name]
+            )
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def postgres_url(fresh_database: Callable[[], str]) -> str:
+    """The address of an empty database of this test's own."""
+    return fresh_database()

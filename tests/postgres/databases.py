@@ -1,0 +1,29 @@
+"""A real Postgres for tests, in a directory that the user it runs as can enter.
+
+Invariant: when the `with` block is left, it is gone, and so is its directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from headwater.stack.database import Database
+
+
+@contextmanager
+def database(**settings: str) -> Iterator[Database]:
+    """Running when the block is entered; a test may stop, kill and start it meanwhile."""
+    # Not pytest's tmp_path: that is closed to other users, and as root Postgres runs as another.
+    directory = Path(tempfile.mkdtemp(prefix="headwater-pg-"))
+    directory.chmod(0o755)
+    running = Database(directory, settings=settings, sync=False)
+    try:
+        running.start()
+        yield running
+    finally:
+        running.kill()
+        shutil.rmtree(directory)

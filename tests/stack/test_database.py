@@ -1,0 +1,74 @@
+"""Postgres as a child process: it is found, starts, is ready for logical replication, stops, and survives a crash."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headwater.stack.database import Database, DatabaseTrouble, find_binaries
+from tests.postgres.databases import database
+
+
+def show(running: Database, setting: str) -> str:
+    with psycopg.connect(running.url) as connection:
+        row = connection.execute("SELECT current_setting(%s)", [setting]).fetchone()
+        assert row is not None
+        return str(row[0])
+
+
+def test_it_starts_ready_for_logical_replication_and_goes_on_after_a_stop_and_a_crash() -> None:
+    with database(max_slot_wal_keep_size="64MB") as running:
+        assert show(running, "wal_level") == "logical"
+        assert show(running, "max_slot_wal_keep_size") == "64MB"
+        with psycopg.connect(running.url, autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept (n int)")
+            connection.execute("INSERT INTO kept VALUES (1)")
+        port = running.port
+        running.stop()
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(running.url, connect_timeout=2).close()
+        running.start()
+        assert running.port == port
+        with psycopg.connect(running.url, autocommit=True) as connection:
+            connection.execute("INSERT INTO kept VALUES (2)")
+        running.kill()
+        running.start()
+        with psycopg.connect(running.url) as connection:
+            assert connection.execute("SELECT array_agg(n ORDER BY n) FROM kept").fetchone() == ([1, 2],)
+
+
+def test_with_a_password_nobody_gets_in_without_it() -> None:
+    with tempfile.TemporaryDirectory(prefix="headwater-pg-") as directory:
+        Path(directory).chmod(0o755)
+        with Database(Path(directory), password="of-this-test", sync=False) as running:
+            with psycopg.connect(running.url) as connection:
+                assert connection.execute("SELECT 1").fetchone() == (1,)
+            with pytest.raises(psycopg.OperationalError, match="password"):
+                psycopg.connect(running.url.replace("of-this-test", "wrong"), connect_timeout=5).close()
+
+
+def test_binaries_are_where_pg_bin_says_or_it_is_an_error() -> None:
+    found = find_binaries()
+    assert find_binaries({"PG_BIN": str(found)}) == found
+    with pytest.raises(DatabaseTrouble, match="PG_BIN=/nowhere"):
+        find_binaries({"PG_BIN": "/nowhere"})
+
+
+def test_a_start_that_fails_says_what_postgres_said() -> None:
+    with pytest.raises(DatabaseTrouble, match="shared_buffers"), database(shared_buffers="1"):
+        pass
+
+
+def test_a_directory_that_its_user_cannot_enter_is_named() -> None:
+    with tempfile.TemporaryDirectory(prefix="headwater-pg-") as closed:
+        inner = Database(Path(closed) / "database", sync=False)
+        if os.geteuid() == 0:
+            with pytest.raises(DatabaseTrouble, match=r"cannot enter .*chmod o\+x"):
+                inner.start()
+        else:  # Who runs the tests runs Postgres, and may enter.
+            with inner:
+                assert show(inner, "wal_level") == "logical"
