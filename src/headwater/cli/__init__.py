@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import headwater
-from headwater.cli import backup, config, listing, reading, serve, store, writing
+from headwater.cli import backup, config, listing, reading, serve, store, token, writing
 from headwater.cli.failure import Failure
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ for _command in (
     writing.delete,
 ):
     app.command(rich_help_panel="Streams of a server")(_command)
+app.command(rich_help_panel="The stack")(token.token)
 app.add_typer(store.app, name="store")
 app.add_typer(config.app, name="config")
 

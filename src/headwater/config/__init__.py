@@ -19,9 +19,11 @@ from headwater.config.sections import (
     Subscriptions,
     Tls,
 )
+from headwater.config.stack import Auth, Proxy, Stack
 from headwater.config.trouble import ConfigError
 
 __all__ = [
+    "Auth",
     "ConfigError",
     "Cursor",
     "Expiry",
@@ -30,10 +32,12 @@ __all__ = [
     "LoadedSettings",
     "Log",
     "LogFilter",
+    "Proxy",
     "Registry",
     "Retention",
     "Server",
     "Settings",
+    "Stack",
     "Storage",
     "Subscriptions",
     "Tls",

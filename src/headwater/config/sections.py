@@ -1,74 +1,42 @@
 """Every setting there is: one frozen model per section, one `Field` per key with default, limits and purpose.
 
-To add a key, add a `Field` with a description here; files, environment variables, `headwater config show` and
-the table in `docs/configuration.md` follow from it. Invariant: a default obeys the rules of a given value.
+To add a key, add a `Field` with a description here (the stack's are in `stack`); files, environment variables,
+`headwater config show` and the table in `docs/configuration.md` follow from it. Invariant: a default obeys the rules
+of a given value.
 """
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import (
-    AliasChoices,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    JsonValue,
-    field_validator,
-    model_validator,
-)
+from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from headwater.config.filters import LogFilter
+from headwater.config.stack import Auth, Proxy, Stack
+from headwater.config.values import (
+    AgeOrOff,
+    Bytes,
+    BytesOrOff,
+    Count,
+    OptionalBool,
+    OptionalBytes,
+    OptionalPath,
+    Seconds,
+    SecondsOrOff,
+    Section,
+    split,
+    takes,
+)
 
 MEMORY_MODE_MAX_STREAM_BYTES = 10 * 1024 * 1024
 
-_BYTES_MAX = 2**62
-_SECS_MAX = 7 * 24 * 3600.0
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,*]+", re.IGNORECASE)
 
 _WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
 _LOOPBACK_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE | re.ASCII)
-
-
-def _no_truth_value(value: object) -> object:
-    # Pydantic reads `true` as 1; `port = true` is a slip, not a port.
-    if isinstance(value, bool):
-        raise ValueError("a truth value is not a number")
-    return value
-
-
-def _empty_is_unset(value: object) -> object:
-    return None if value == "" else value
-
-
-def _split(origins: str) -> tuple[str, ...]:
-    return tuple(piece.strip() for piece in origins.split(",") if piece.strip())
-
-
-Count = Annotated[int, BeforeValidator(_no_truth_value)]
-Bytes = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1, le=_BYTES_MAX)]
-BytesOrOff = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=_BYTES_MAX)]
-Seconds = Annotated[float, BeforeValidator(_no_truth_value), Field(gt=0, le=_SECS_MAX, allow_inf_nan=False)]
-SecondsOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=_SECS_MAX, allow_inf_nan=False)]
-AgeOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=1e10, allow_inf_nan=False)]
-OptionalBytes = Annotated[BytesOrOff | None, BeforeValidator(_empty_is_unset)]
-OptionalBool = Annotated[bool | None, BeforeValidator(_empty_is_unset)]
-OptionalPath = Annotated[Path | None, BeforeValidator(_empty_is_unset)]
-
-
-def takes(sentence: str) -> dict[str, JsonValue]:
-    """For `json_schema_extra`: says what a field takes where its type and bounds alone do not tell."""
-    return {"takes": sentence}
-
-
-class Section(BaseModel):
-    """A table of the settings file."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
 
 
 class Server(Section):
@@ -119,7 +87,7 @@ class Http(Section):
     @field_validator("cors_origins")
     @classmethod
     def _check_origins(cls, value: str) -> str:
-        for origin in _split(value):
+        for origin in split(value):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError(f"{origin!r} is no origin")
         return value
@@ -127,7 +95,7 @@ class Http(Section):
     @property
     def origins(self) -> tuple[str, ...]:
         """The list, split; `("*",)` when any origin may call."""
-        found = _split(self.cors_origins)
+        found = split(self.cors_origins)
         return ("*",) if "*" in found else found
 
 
@@ -324,6 +292,9 @@ class Settings(BaseSettings):
     cursor: Cursor = Cursor()
     subscriptions: Subscriptions = Subscriptions()
     retention: Retention = Retention()
+    auth: Auth = Auth()
+    proxy: Proxy = Proxy()
+    stack: Stack = Stack()
 
     @classmethod
     def settings_customise_sources(

