@@ -1,0 +1,77 @@
+"""How chunks grow a value: text on text, list on list, and the text fields of objects.
+
+    "Hel" + "lo"                                  "Hello"
+    [1] + [2]                                     [1,2]
+    {"text": "Hel"} + {"text": "lo", "n": 2}      {"text": "Hello", "n": 2}
+
+Anything else is replaced by what comes. Invariant: growing by two chunks at once gives the same bytes as one by one,
+because a fold that was cut into batches must not differ from one that was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+TEXT_FIELDS: Final = ("text", "content", "delta")
+"""In a chunk that is an object, strings under these names are concatenated; every other field is replaced."""
+
+_text = msgspec.json.Decoder(str).decode
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def appended(base: bytes | None, chunks: Sequence[bytes]) -> bytes:
+    """A value after its chunks. The first one on nothing is the value, byte for byte."""
+    value = base
+    at = 0
+    while at < len(chunks):
+        if value is None or _kind(value) != _kind(chunks[at]) or _kind(value) not in _GROWS:
+            value = chunks[at]
+            at += 1
+            continue
+        # All that grow the same value in one go: a long answer comes in thousands of chunks.
+        end = at
+        while end < len(chunks) and _kind(chunks[end]) == _kind(value):
+            end += 1
+        value = _GROWS[_kind(value)](value, chunks[at:end])
+        at = end
+    assert value is not None, "nothing was appended to nothing"
+    return value
+
+
+def _kind(value: bytes) -> bytes:
+    return value[:1]
+
+
+def _grown_text(value: bytes, chunks: Sequence[bytes]) -> bytes:
+    return _encode("".join([_text(value), *map(_text, chunks)]))
+
+
+def _grown_list(value: bytes, chunks: Sequence[bytes]) -> bytes:
+    elements = _elements(value)
+    for chunk in chunks:
+        elements += _elements(chunk)
+    return _encode(elements)
+
+
+def _grown_object(value: bytes, chunks: Sequence[bytes]) -> bytes:
+    fields = _fields(value)
+    growing: dict[str, list[bytes]] = {}
+    for chunk in chunks:
+        for name, piece in _fields(chunk).items():
+            raw = bytes(piece)
+            if name in TEXT_FIELDS and name in fields and _kind(raw) == b'"' == _kind(bytes(fields[name])):
+                growing.setdefault(name, []).append(raw)
+            else:
+                growing.pop(name, None)
+                fields[name] = piece
+    for name, pieces in growing.items():
+        fields[name] = msgspec.Raw(_grown_text(bytes(fields[name]), pieces))
+    return _encode(fields)
+
+
+_GROWS: Final = {b'"': _grown_text, b"[": _grown_list, b"{": _grown_object}

@@ -1,0 +1,158 @@
+"""The fold as a job: which streams, into which table, published how often; one query for one stream or ten thousand.
+
+No state is kept in Spark. A batch is folded onto what its targets hold: the stream's last snapshot, the table's rows.
+Invariant: a batch that is done again finds its targets at or behind its end, and does only what is missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from headwater.pipeline.fold.remote import Publisher, publisher
+from headwater.pipeline.fold.task import SCHEMA, TOTALS, FoldTask, Totals
+from headwater.spark.options import Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from headwater.pipeline.job import Surroundings
+
+log = logging.getLogger("headwater.pipeline")
+
+COLUMNS = "stream string, offset string, position long, value binary"
+
+
+class Fold(BaseModel):
+    """A configured fold."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "fold"
+    bucket: str = Field("", description="The bucket whose streams are folded. Only streams of a bucket have snapshots.")
+    streams: tuple[str, ...] = Field((), description="Their names; without any, all of the bucket, or by prefix.")
+    prefix: str = Field("", description="Streams whose names begin so, also those that come later.")
+    snapshots: bool = Field(True, description="Publish the state as snapshots, for bootstrap.")
+    every: int = Field(
+        1,
+        ge=1,
+        description="Publish once there are this many messages behind the last snapshot. Publishing makes a stream"
+        " forget what lies before, so readers that are behind must bootstrap: more means fewer of them.",
+    )
+    table: str = Field("", description="Also keep the state in this table of the database.")
+    tasks: int = Field(2, ge=1, description="Spark tasks that a batch is folded by.")
+    parallel: int = Field(8, ge=1, description="Streams under way at once in each task.")
+    batch_bytes: int = Field(64 * 1024 * 1024, ge=1, description="Most bytes of messages in one batch.")
+    once: bool = Field(False, description="End when everything there was at the start is folded.")
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if not self.snapshots and not self.table:
+            raise ValueError("a fold without snapshots and without a table has nowhere to go")
+        if self.snapshots and not self.bucket:
+            raise ValueError(
+                "streams of /v1/stream/ have no snapshots, only those of a bucket (/ds/BUCKET/…): name a bucket, or"
+                " fold into a table alone"
+            )
+        if self.streams and self.prefix:
+            raise ValueError("give streams or a prefix, not both")
+        if not (self.bucket or self.streams or self.prefix):
+            raise ValueError("say what to fold: a bucket, streams, or a prefix")
+        return self
+
+    def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
+        if self.table and not surroundings.postgres:
+            raise ValueError(f"fold {self.name!r} has a table but there is no database: set POSTGRES_URL")
+        task = self.task(surroundings)
+        if self.table:
+            self._prepare_table(spark, surroundings, task)
+
+        def fold_batch(batch: DataFrame, batch_id: int) -> None:
+            totals = self.run(batch, task)
+            log.info("fold %s: batch %d: %s", self.name, batch_id, totals)
+
+        query = (
+            self._source(spark, surroundings)
+            .writeStream.queryName(self.name)
+            .foreachBatch(fold_batch)
+            .option("checkpointLocation", surroundings.checkpoint(self.name))
+        )
+        return (query.trigger(availableNow=True) if self.once else query.trigger(processingTime="0 seconds")).start()
+
+    def run(self, batch: DataFrame, task: FoldTask) -> Totals:
+        """Fold a batch of rows of any order."""
+        shares = batch.repartition(self.tasks, "stream").sortWithinPartitions("stream", "position")
+        rows = shares.mapInArrow(task, SCHEMA).collect()
+        return Totals(*(sum(row[name] for row in rows) for name in TOTALS))
+
+    def task(self, surroundings: Surroundings) -> FoldTask:
+        return FoldTask(
+            self.connection(surroundings),
+            self.snapshots,
+            self.every,
+            self.parallel,
+            self.table,
+            surroundings.postgres if self.table else "",
+        )
+
+    def connection(self, surroundings: Surroundings) -> Connection:
+        return Connection(surroundings.streams.rstrip("/"), self.bucket, surroundings.token)
+
+    def _source(self, spark: SparkSession, surroundings: Surroundings) -> DataFrame:
+        options: dict[str, Any] = {
+            "url": surroundings.streams,
+            "maxBytesPerBatch": self.batch_bytes,
+            # What a snapshot of ours stands for is gone from the stream, and streams come and go: neither is an error.
+            # A place that does not join the rows is seen, and read from the snapshot.
+            "onGone": "skip",
+        }
+        if surroundings.token:
+            options["token"] = surroundings.token
+        if self.bucket:
+            options["bucket"] = self.bucket
+        if self.streams:
+            options["streams"] = ",".join(self.streams)
+        if self.prefix:
+            options["prefix"] = self.prefix
+        return spark.readStream.format("headwater").schema(COLUMNS).options(**options).load()
+
+    def _prepare_table(self, spark: SparkSession, surroundings: Surroundings, task: FoldTask) -> None:
+        """Make it, and put in what only snapshots still hold."""
+        from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - only where there is a table
+
+        with connect(surroundings.postgres) as connection:
+            FoldTable(connection, self.table).create_missing()
+        if not self.bucket:
+            return
+        names = list(self.streams) or self._listed(surroundings)
+        if names:
+            frame = spark.createDataFrame([(name,) for name in sorted(names)], "stream string")
+            frame.repartition(self.tasks, "stream").mapInArrow(SeedTask(task), SCHEMA).collect()
+
+    def _listed(self, surroundings: Surroundings) -> list[str]:
+        client = Publisher(self.connection(surroundings))
+        try:
+            return client.listing(self.prefix)
+        finally:
+            client.disconnect()
+
+
+class SeedTask:
+    """Brings streams into the table whose beginning is only a snapshot any more, and which may never speak again."""
+
+    def __init__(self, task: FoldTask) -> None:
+        self._task = task
+
+    def __call__(self, batches: Any) -> Any:
+        from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - only where there is a table
+
+        client = publisher(self._task.connection)
+        totals = Totals()
+        for batch in batches:
+            with connect(self._task.postgres) as connection:
+                table = FoldTable(connection, self._task.table)
+                totals.entries += table.seed(client, batch.column("stream").to_pylist()).entries
+        yield totals.batch()

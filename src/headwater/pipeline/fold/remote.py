@@ -1,0 +1,131 @@
+"""The streams that a fold reads and publishes to, over HTTP: from any place to any other, and snapshots both ways.
+
+Invariant: a snapshot is published only where the state behind it came from every message before that offset; and one
+that is older than what the stream already has is never insisted on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.pipeline.fold.state import CONTENT_TYPE, NotAFold, State
+from headwater.spark import bounded
+from headwater.spark.errors import HeadwaterError, OffsetGone, StreamMissing
+from headwater.spark.offsets import BEGINNING, Place, split_token
+from headwater.spark.options import Connection
+from headwater.spark.protocol import Client
+
+log = logging.getLogger("headwater.pipeline")
+
+_ATTEMPTS: Final = 5
+"""How often a state is begun anew because somebody else published a snapshot meanwhile."""
+
+
+class FoldTrouble(HeadwaterError):
+    """A stream that cannot be folded as it is."""
+
+
+@functools.lru_cache(maxsize=16)
+def publisher(connection: Connection) -> Publisher:
+    """The client of this process."""
+    return Publisher(connection)
+
+
+class Publisher(Client):
+    """A client that can publish snapshots too. Only streams of a bucket have them."""
+
+    def publish(self, stream: str, offset: str, body: bytes, content_type: str = CONTENT_TYPE) -> bool:
+        """True if it is the latest now; False if a newer one stands there, or the stream is gone.
+
+        To repeat it is safe: the same bytes at the same offset are the same snapshot.
+        """
+        try:
+            self._ask("PUT", f"{stream}/snapshot/{offset}", offset, body=body, headers={"Content-Type": content_type})
+        except (OffsetGone, StreamMissing) as passed:
+            log.info("snapshot not published: %s", passed)
+            return False
+        return True
+
+    def messages(self, stream: str, start: str, end: str) -> Iterator[bytes]:
+        """All between two offsets."""
+        if start == end:
+            return
+        for run in bounded.read(self, bounded.span(stream, at(start), at(end))):
+            yield from run.values.to_pylist()
+
+    def disconnect(self) -> None:
+        """Close what connections are open; for processes that end some time after their last request."""
+        self._pool.clear()
+
+
+def at(offset: str) -> Place:
+    return Place(offset, split_token(offset)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One row of a batch."""
+
+    position: int
+    offset: str
+    """Behind it."""
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A state to go on from, and how far it goes."""
+
+    state: State
+    offset: str = BEGINNING
+
+    @property
+    def position(self) -> int:
+        return split_token(self.offset)[0]
+
+
+def latest_snapshot(client: Publisher, stream: str) -> Base:
+    """The state that the stream's snapshot holds, or the empty one before its first message."""
+    for _ in range(_ATTEMPTS):
+        offset = client.head(stream).snapshot
+        if offset is None:
+            return Base(State())
+        try:
+            snapshot = client.snapshot(stream, offset)
+        except StreamMissing:
+            # Superseded between the two requests, or the stream is gone; HEAD will tell which.
+            continue
+        try:
+            return Base(State.decoded(snapshot.body), offset)
+        except NotAFold as error:
+            raise FoldTrouble(
+                f"Stream {stream!r}: its snapshot at {offset} ({snapshot.content_type}) was not made by a fold:"
+                f" {error}. Messages before it are gone, so the stream cannot be folded; leave it out."
+            ) from None
+    raise FoldTrouble(f"Stream {stream!r}: its snapshot changes faster than it can be read. Who else publishes there?")
+
+
+def state_at(client: Publisher, stream: str, end: str, rows: list[Message] | None = None) -> State | None:
+    """The state at `end`, from the latest snapshot and what lies behind it; None if that snapshot is at `end` already.
+
+    Rows of a batch are used where they join the snapshot, and save reading them again.
+    """
+    for _ in range(_ATTEMPTS):
+        base = latest_snapshot(client, stream)
+        if base.position >= split_token(end)[0]:
+            return None
+        if rows and rows[0].position <= base.position:
+            return base.state.apply_all(row.value for row in rows if row.position >= base.position)
+        try:
+            return base.state.apply_all(client.messages(stream, base.offset, end))
+        except OffsetGone as gone:
+            if gone.earliest is None or client.head(stream).snapshot is not None:
+                continue
+            # Age or size dropped its beginning, as its owner allowed: what is left is what there is to fold.
+            log.warning("%s Folding from %s.", gone, gone.earliest)
+            return State().apply_all(client.messages(stream, gone.earliest, end))
+    raise FoldTrouble(f"Stream {stream!r}: it is trimmed faster than it can be read. Who else publishes snapshots?")

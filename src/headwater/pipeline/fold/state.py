@@ -1,0 +1,120 @@
+"""The state of one stream, and the one spelling of it as bytes.
+
+A snapshot is the shortest list of messages that gives the state: one per entry, sorted by type and key, as a JSON
+array. So whoever can apply messages can apply a snapshot, and reading one back is folding it.
+Invariant: equal states have equal bytes, and `State.decoded(state.encoded()) == state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headwater.pipeline.fold.appending import appended
+from headwater.pipeline.fold.changes import Change, Effect, Key, change_of
+
+CONTENT_TYPE = "application/json"
+
+_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_text = msgspec.json.Encoder().encode
+
+
+class NotAFold(Exception):
+    """A snapshot that somebody else published, in a form of their own."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """What a key holds: a value, and the chunks that came since it was last put together."""
+
+    _value: bytes | None
+    session: bool
+    _chunks: list[bytes] = field(default_factory=list)
+
+    @property
+    def value(self) -> bytes:
+        if self._chunks:
+            self._value = appended(self._value, self._chunks)
+            self._chunks = []
+        assert self._value is not None
+        return self._value
+
+    def append(self, chunk: bytes) -> None:
+        self._chunks.append(chunk)
+
+
+class State:
+    """What a stream's messages come to. `apply` them in order."""
+
+    __slots__ = ("entries", "ignored", "touched", "was_reset")
+
+    def __init__(self) -> None:
+        self.entries: dict[Key, Entry] = {}
+        self.ignored = 0
+        """Messages that are no change."""
+        self.touched: set[Key] = set()
+        """What a change was about, since the last reset."""
+        self.was_reset = False
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def apply(self, message: bytes) -> None:
+        change = change_of(message)
+        if change is None:
+            self.ignored += 1
+        else:
+            self.change(change)
+
+    def apply_all(self, messages: Iterable[bytes]) -> State:
+        for message in messages:
+            self.apply(message)
+        return self
+
+    def change(self, change: Change) -> None:
+        key = change.key
+        match change.effect:
+            case Effect.PUT:
+                self.entries[key] = Entry(change.value, change.session)
+            case Effect.REMOVE:
+                self.entries.pop(key, None)
+            case Effect.APPEND:
+                if key in self.entries:
+                    self.entries[key].append(change.value)
+                else:
+                    self.entries[key] = Entry(change.value, change.session)
+            case Effect.RESET:
+                self.entries.clear()
+                self.touched.clear()
+                self.was_reset = True
+                return
+        self.touched.add(key)
+
+    def encoded(self) -> bytes:
+        """The state as a snapshot."""
+        return b"[" + b",".join(_spelled(key, self.entries[key]) for key in sorted(self.entries)) + b"]"
+
+    @classmethod
+    def decoded(cls, snapshot: bytes) -> State:
+        """A state from its snapshot, as if its messages had come."""
+        state = cls()
+        try:
+            messages = _elements(snapshot)
+        except msgspec.MsgspecError as error:
+            raise NotAFold(f"it is not a JSON array of messages ({error})") from None
+        state.apply_all(bytes(message) for message in messages)
+        if state.ignored:
+            raise NotAFold(f"{state.ignored} of its {len(messages)} elements are no changes")
+        state.touched.clear()
+        return state
+
+
+def _spelled(key: Key, entry: Entry) -> bytes:
+    """The message that gives this entry."""
+    kind, name = key
+    head = b'{"type":%b,"key":%b' % (_text(kind), _text(name)) if kind else b'{"key":%b' % _text(name)
+    if entry.session:
+        return b'%b,"operation":"set","value":%b}' % (head, entry.value)
+    return b'%b,"value":%b,"headers":{"operation":"insert"}}' % (head, entry.value)

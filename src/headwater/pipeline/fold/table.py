@@ -1,0 +1,230 @@
+"""Folds as a Postgres table: a row per stream, type and key, kept up incrementally.
+
+    {table}(stream, type, key, value json, ds_offset)          the state
+    {table}_places(stream, ds_offset, position)                how far it goes
+
+Rows and places change in one transaction, under a lock on the place. Invariant: the rows of a stream are the fold of
+exactly the messages before its place; whoever comes with messages before it, a repeated batch or a leftover task,
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from headwater.pipeline.fold.changes import Change, Effect, Key, change_of
+from headwater.pipeline.fold.remote import Base, Message, Publisher, latest_snapshot
+from headwater.pipeline.fold.state import Entry, State
+from headwater.spark.errors import OffsetGone, StreamMissing
+from headwater.spark.offsets import BEGINNING, split_token
+
+log = logging.getLogger("headwater.pipeline")
+
+_NUL = "\x00"
+_LOCK = 0x68777466  # "hwtf": creating tables concurrently fails in Postgres, even with IF NOT EXISTS
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(url, application_name="headwater fold")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    streams: int
+    entries: int
+    ignored: int
+
+
+class FoldTable:
+    def __init__(self, connection: psycopg.Connection[Any], name: str) -> None:
+        self._connection = connection
+        schema, _, table = name.rpartition(".")
+        self._table = sql.Identifier(schema, table) if schema else sql.Identifier(table)
+        places = f"{table}_places"
+        self._places = sql.Identifier(schema, places) if schema else sql.Identifier(places)
+
+    def create_missing(self) -> None:
+        with self._connection.transaction():
+            self._connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+            self._run(
+                "CREATE TABLE IF NOT EXISTS {table} (stream text NOT NULL, type text NOT NULL, key text NOT NULL,"
+                " value json NOT NULL, ds_offset text NOT NULL, updated_at timestamptz NOT NULL DEFAULT now(),"
+                " PRIMARY KEY (stream, type, key))"
+            )
+            self._run(
+                "CREATE TABLE IF NOT EXISTS {places} (stream text PRIMARY KEY, ds_offset text NOT NULL,"
+                " position bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())"
+            )
+
+    def take(self, client: Publisher, batch: Mapping[str, list[Message]]) -> Written:
+        """Fold the next messages of some streams into their rows, all or nothing."""
+        with self._connection.transaction():
+            places = self._lock(sorted(batch))
+            news: dict[str, _News] = {}
+            for stream, rows in batch.items():
+                try:
+                    found = self._news(client, stream, places[stream], rows)
+                except StreamMissing as missing:
+                    log.warning("%s Its rows stay as they are.", missing)
+                    continue
+                if found is not None:
+                    news[stream] = found
+            entries = self._write(news) if news else 0
+        return Written(len(news), entries, sum(one.state.ignored for one in news.values()))
+
+    def seed(self, client: Publisher, streams: Iterable[str]) -> Written:
+        """Streams whose beginning a snapshot stands for, and which may stay silent for long."""
+        snapshots: dict[str, list[Message]] = {}
+        for stream in streams:
+            offset = client.head(stream).snapshot
+            if offset is not None:
+                snapshots[stream] = [Message(split_token(offset)[0] - 1, offset, b"")]
+        return self.take(client, snapshots) if snapshots else Written(0, 0, 0)
+
+    # -- what there is to do -----------------------------------------------------------------------------------------
+
+    def _lock(self, streams: list[str]) -> dict[str, str]:
+        """The place of each, which nobody else can move until we are done. In order: two must never wait in a ring."""
+        self._run(
+            "INSERT INTO {places} (stream, ds_offset, position)"
+            " SELECT name, %s, 0 FROM unnest(%s::text[]) name ON CONFLICT DO NOTHING",
+            [BEGINNING, streams],
+        )
+        locked = self._run(
+            "SELECT stream, ds_offset FROM {places} WHERE stream = ANY(%s) ORDER BY stream FOR UPDATE", [streams]
+        )
+        return dict(locked.fetchall())
+
+    def _news(self, client: Publisher, stream: str, place: str, rows: list[Message]) -> _News | None:
+        end = rows[-1].offset
+        position = split_token(place)[0]
+        state = State()
+        if split_token(end)[0] <= position:
+            if (client.head(stream).position or 0) >= position:
+                return None
+            log.warning("stream %r ends before %s: it was created anew, and so is its state", stream, place)
+            place, position = BEGINNING, 0
+            state.was_reset = True
+        if rows[0].position <= position:
+            messages: Iterable[bytes] = (row.value for row in rows if row.position >= position)
+            return _News.of(end, state, messages)
+        try:
+            return _News.of(end, state, client.messages(stream, place, end))
+        except OffsetGone:
+            snapshot: Base = latest_snapshot(client, stream)
+            restored = _News(max(end, snapshot.offset), snapshot.state)
+            restored.state.was_reset = True
+            restored.state.touched = set(snapshot.state.entries)
+            if snapshot.position < split_token(end)[0]:
+                restored.add(client.messages(stream, snapshot.offset, end))
+            return restored
+
+    # -- doing it ----------------------------------------------------------------------------------------------------
+
+    def _write(self, news: Mapping[str, _News]) -> int:
+        self._load_bases(news)
+        reset = [stream for stream, one in news.items() if one.resets]
+        if reset:
+            self._run("DELETE FROM {table} WHERE stream = ANY(%s)", [reset])
+        self._run(
+            "CREATE TEMPORARY TABLE fold_news (stream text, type text, key text, value json, ds_offset text)"
+            " ON COMMIT DROP"
+        )
+        count = 0
+        with self._connection.cursor().copy("COPY fold_news FROM STDIN") as copy:
+            for stream, one in news.items():
+                one.apply()
+                for key in one.state.touched:
+                    if _NUL in key[0] or _NUL in key[1]:
+                        # Postgres has no text with it. The snapshot has; the table cannot.
+                        one.state.ignored += 1
+                        continue
+                    entry = one.state.entries.get(key)
+                    value = entry.value.decode() if entry is not None else None
+                    copy.write_row((stream, *key, value, one.end))
+                    count += 1
+        self._run(
+            "DELETE FROM {table} t USING fold_news n WHERE n.value IS NULL"
+            " AND (t.stream, t.type, t.key) = (n.stream, n.type, n.key)"
+        )
+        self._run(
+            "INSERT INTO {table} AS t (stream, type, key, value, ds_offset)"
+            " SELECT stream, type, key, value, ds_offset FROM fold_news WHERE value IS NOT NULL"
+            " ON CONFLICT (stream, type, key) DO UPDATE SET value = excluded.value, ds_offset = excluded.ds_offset,"
+            " updated_at = now()"
+        )
+        self._run("DROP TABLE fold_news")
+        ends = [(one.end, split_token(one.end)[0], stream) for stream, one in news.items()]
+        self._run(
+            "UPDATE {places} p SET ds_offset = n.ds_offset, position = n.position, updated_at = now()"
+            " FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS n (ds_offset, position, stream)"
+            " WHERE p.stream = n.stream",
+            [list(column) for column in zip(*ends, strict=True)],
+        )
+        return count
+
+    def _load_bases(self, news: Mapping[str, _News]) -> None:
+        """What chunks are appended to. Every other operation needs to know nothing of what was there."""
+        wanted = [
+            (stream, *key)
+            for stream, one in news.items()
+            if not one.state.was_reset
+            for key in one.grown
+            if _NUL not in key[0] and _NUL not in key[1]
+        ]
+        if not wanted:
+            return
+        found = self._run(
+            "SELECT t.stream, t.type, t.key, t.value::text FROM {table} t"
+            " JOIN unnest(%s::text[], %s::text[], %s::text[]) AS n (stream, type, key)"
+            " USING (stream, type, key)",
+            [list(column) for column in zip(*wanted, strict=True)],
+        )
+        for stream, kind, key, value in found:
+            news[stream].state.entries[kind, key] = Entry(value.encode(), session=True)
+
+    def _run(self, text: str, arguments: list[Any] | None = None) -> psycopg.Cursor[Any]:
+        composed = sql.SQL(text).format(table=self._table, places=self._places)  # type: ignore[arg-type]
+        return self._connection.execute(composed, arguments)
+
+
+class _News:
+    """What is to be folded into the rows of one stream."""
+
+    def __init__(self, end: str, state: State) -> None:
+        self.end = end
+        self.state = state
+        self._changes: list[Change] = []
+
+    @classmethod
+    def of(cls, end: str, state: State, messages: Iterable[bytes]) -> _News:
+        news = cls(end, state)
+        news.add(messages)
+        return news
+
+    def add(self, messages: Iterable[bytes]) -> None:
+        for message in messages:
+            change = change_of(message)
+            if change is None:
+                self.state.ignored += 1
+            else:
+                self._changes.append(change)
+
+    @property
+    def resets(self) -> bool:
+        return self.state.was_reset or any(change.effect is Effect.RESET for change in self._changes)
+
+    @property
+    def grown(self) -> set[Key]:
+        return {change.key for change in self._changes if change.effect is Effect.APPEND}
+
+    def apply(self) -> None:
+        for change in self._changes:
+            self.state.change(change)
+        self._changes = []

@@ -1,0 +1,127 @@
+"""What one Spark task does with its share of a batch: fold each stream into the table, then publish its snapshot.
+
+The table first: a snapshot takes away the messages before it, so whatever is to have them must have them by then.
+Invariant: everything here may be done twice, or by two at once, with the same result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import pyarrow as pa
+
+from headwater.pipeline.fold.remote import Message, Publisher, publisher, state_at
+from headwater.spark.errors import StreamMissing
+from headwater.spark.offsets import split_token
+from headwater.spark.options import Connection
+
+log = logging.getLogger("headwater.pipeline")
+
+CHUNK_STREAMS: Final = 500
+"""Streams in one transaction, at most; their snapshots are published before the next ones are looked at."""
+CHUNK_BYTES: Final = 32 * 1024 * 1024
+
+TOTALS: Final = ("streams", "messages", "ignored", "entries", "published", "bytes")
+SCHEMA: Final = ", ".join(f"{name} long" for name in TOTALS)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What came of a task or a batch."""
+
+    streams: int = 0
+    messages: int = 0
+    ignored: int = 0
+    entries: int = 0
+    """Rows of the table that were written or removed."""
+    published: int = 0
+    bytes: int = 0
+    """Of published snapshots."""
+
+    def batch(self) -> pa.RecordBatch:
+        return pa.RecordBatch.from_arrays([pa.array([getattr(self, name)], pa.int64()) for name in TOTALS], TOTALS)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldTask:
+    """Sent to every executor. Rows must come sorted by stream and position, all of a stream in one task."""
+
+    connection: Connection
+    snapshots: bool
+    every: int
+    parallel: int
+    table: str = ""
+    postgres: str = field(default="", repr=False)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        totals = Totals()
+        client = publisher(self.connection)
+        with ThreadPoolExecutor(self.parallel, thread_name_prefix="headwater-fold") as pool:
+            for chunk in _chunks(_by_stream(batches)):
+                totals.streams += len(chunk)
+                totals.messages += sum(len(rows) for rows in chunk.values())
+                if self.table:
+                    self._to_table(client, chunk, totals)
+                if self.snapshots:
+                    for ignored, size in pool.map(lambda one: self._publish(client, *one), chunk.items()):
+                        totals.ignored += 0 if self.table else ignored
+                        totals.published += size > 0
+                        totals.bytes += size
+        yield totals.batch()
+
+    def _to_table(self, client: Publisher, chunk: Mapping[str, list[Message]], totals: Totals) -> None:
+        from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - not every node needs psycopg
+
+        with connect(self.postgres) as connection:
+            written = FoldTable(connection, self.table).take(client, chunk)
+        totals.entries += written.entries
+        totals.ignored += written.ignored
+
+    def _publish(self, client: Publisher, stream: str, rows: list[Message]) -> tuple[int, int]:
+        """Messages that were no change, and the size of the snapshot if one was published."""
+        end = rows[-1].offset
+        try:
+            if self.every > 1:
+                last = client.head(stream).snapshot
+                if split_token(end)[0] - split_token(last or "-1")[0] < self.every:
+                    return 0, 0
+            state = state_at(client, stream, end, rows)
+        except StreamMissing as missing:
+            log.warning("%s Not folded.", missing)
+            return 0, 0
+        if state is None:
+            return 0, 0
+        body = state.encoded()
+        return state.ignored, len(body) if client.publish(stream, end, body) else 0
+
+
+def _by_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, list[Message]]]:
+    name: str | None = None
+    rows: list[Message] = []
+    for batch in batches:
+        columns = (batch.column(column).to_pylist() for column in ("stream", "position", "offset", "value"))
+        for stream, position, offset, value in zip(*columns, strict=True):
+            if stream != name:
+                if name is not None:
+                    yield name, rows
+                name, rows = stream, []
+            rows.append(Message(position, offset, value))
+    if name is not None:
+        yield name, rows
+
+
+def _chunks(streams: Iterator[tuple[str, list[Message]]]) -> Iterator[dict[str, list[Message]]]:
+    chunk: dict[str, list[Message]] = {}
+    size = 0
+    for stream, rows in streams:
+        chunk[stream] = rows
+        size += sum(len(row.value) for row in rows)
+        if len(chunk) >= CHUNK_STREAMS or size >= CHUNK_BYTES:
+            yield chunk
+            chunk, size = {}, 0
+    if chunk:
+        yield chunk

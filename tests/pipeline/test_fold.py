@@ -1,0 +1,291 @@
+"""Folds of real streams by Spark: into snapshots that bootstrap serves, into a Postgres table, again and again."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+from pyspark.sql import SparkSession
+
+from headwater.client import Stream
+from headwater.pipeline.fold.job import Fold
+from headwater.pipeline.fold.remote import FoldTrouble, Publisher, at, publisher
+from headwater.pipeline.fold.state import State
+from headwater.pipeline.fold.table import FoldTable, connect
+from headwater.pipeline.fold.task import Totals
+from headwater.pipeline.job import Surroundings
+from headwater.spark import bounded
+from headwater.spark.errors import OffsetGone
+from headwater.spark.offsets import split_token
+from tests.serving import Server
+from tests.spark.streams import Streams
+
+WAIT_S = 180
+
+
+class Bucket(Streams):
+    """A bucket of this test's own."""
+
+    def __init__(self, server: Server, http: httpx.Client, name: str) -> None:
+        super().__init__(f"{server.url}/ds/{name}", http)
+        self.name = name
+        http.put(self.root).raise_for_status()
+
+    def snapshot_offset(self, name: str) -> str | None:
+        found: str | None = self.http.head(f"{self.root}/{name}").headers.get("Stream-Snapshot-Offset")
+        return found
+
+    def snapshot(self, name: str) -> bytes:
+        return self.http.get(f"{self.root}/{name}/snapshot", follow_redirects=True).raise_for_status().content
+
+    def bootstrapped(self, name: str) -> State:
+        """What a client makes of the stream now, by the protocol's own way."""
+        with Stream(f"{self.root}/{name}") as stream, stream.bootstrap() as answer:
+            first, *rest = [part.read() for part in answer.parts]
+            state = State.decoded(first) if answer.has_snapshot else State()
+            return state.apply_all(rest)
+
+
+@pytest.fixture
+def bucket(server: Server, streams: Streams, stream_name: Callable[[], str]) -> Bucket:
+    return Bucket(server, streams.http, stream_name().lower()[-60:].strip("-"))
+
+
+@pytest.fixture
+def surroundings(server: Server, tmp_path: Path) -> Surroundings:
+    return Surroundings(f"{server.url}/v1/stream", str(tmp_path / "checkpoints"))
+
+
+def run(spark: SparkSession, fold: Fold, surroundings: Surroundings) -> None:
+    query = fold.model_copy(update={"once": True}).start(spark, surroundings)
+    try:
+        assert query.awaitTermination(WAIT_S), "the fold did not end"
+    finally:
+        query.stop()
+
+
+class Batches:
+    """What Spark does around a task, without Spark: rows from where the last batch ended, through the same task."""
+
+    def __init__(self, fold: Fold, surroundings: Surroundings) -> None:
+        self._fold = fold
+        self._client = Publisher(fold.connection(surroundings))
+        self._surroundings = surroundings
+        self._places: dict[str, str] = {}
+        self.last: list[pa.RecordBatch] = []
+        if fold.table:
+            with connect(surroundings.postgres) as connection:
+                FoldTable(connection, fold.table).create_missing()
+
+    def run(self, *names: str) -> Totals:
+        """One batch of everything that is new."""
+        self.last = [row for name in sorted(names) for row in self._rows(name)]
+        return self.repeat()
+
+    def repeat(self) -> Totals:
+        """The same batch again."""
+        (told,) = self._fold.task(self._surroundings)(iter(self.last))
+        self._client.disconnect()
+        publisher(self._fold.connection(self._surroundings)).disconnect()
+        return Totals(**{name: value[0] for name, value in told.to_pydict().items()})
+
+    def _rows(self, name: str) -> list[pa.RecordBatch]:
+        start, tail = self._places.get(name, "-1"), self._client.head(name).offset
+        self._places[name] = tail
+        try:
+            return self._read(name, start, tail)
+        except OffsetGone as gone:
+            return self._read(name, gone.earliest or "", tail)
+
+    def _read(self, name: str, start: str, end: str) -> list[pa.RecordBatch]:
+        found = []
+        if split_token(start) < split_token(end):
+            for run in bounded.read(self._client, bounded.span(name, at(start), at(end))):
+                positions = pa.array(range(run.first_position, run.first_position + len(run)))
+                streams = pa.array([name] * len(run))
+                columns = {"stream": streams, "position": positions, "offset": run.ends, "value": run.values}
+                found.append(pa.RecordBatch.from_pydict(columns))
+        return found
+
+
+def event(rng: random.Random) -> dict[str, Any]:
+    key = f"k{rng.randrange(12)}"
+    match rng.randrange(6):
+        case 0:
+            return {"type": "chunk", "key": key, "operation": "append", "value": rng.choice(["a", "ü", "xyz"])}
+        case 1:
+            return {"type": "chunk", "key": key, "operation": "append", "value": {"text": "t", "n": rng.random()}}
+        case 2:
+            return {"type": rng.choice(["chunk", "user"]), "key": key, "operation": "remove"}
+        case 3:
+            return {"type": "user", "key": key, "value": {"n": rng.random()}, "headers": {"operation": "upsert"}}
+        case 4:
+            return {
+                "type": "chunk",
+                "key": key,
+                "operation": "set",
+                "value": rng.choice(["", [1], None, {"text": "s"}]),
+            }
+        case _:
+            return {"hello": "no change"}
+
+
+def encoded(events: list[dict[str, Any]]) -> bytes:
+    return State().apply_all(json.dumps(one, separators=(",", ":")).encode() for one in events).encoded()
+
+
+def rows(url: str, table: str = "folds") -> dict[str, dict[tuple[str, str], Any]]:
+    found: dict[str, dict[tuple[str, str], Any]] = {}
+    with psycopg.connect(url) as connection:
+        for stream, kind, key, value in connection.execute(f"SELECT stream, type, key, value FROM {table}"):  # type: ignore[arg-type]
+            found.setdefault(stream, {})[kind, key] = value
+    return found
+
+
+def entries(events: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
+    state = State().apply_all(json.dumps(one).encode() for one in events)
+    return {key: json.loads(entry.value) for key, entry in state.entries.items()}
+
+
+def test_batch_after_batch_the_snapshot_and_the_table_are_the_fold_from_the_beginning(
+    spark: SparkSession, bucket: Bucket, surroundings: Surroundings, postgres_url: str
+) -> None:
+    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    rng = random.Random(7)
+    fold = Fold(bucket=bucket.name, table="folds")
+    sent: dict[str, list[dict[str, Any]]] = {f"s{number}": [] for number in range(5)}
+    for name in sent:
+        bucket.create(name)
+    for _ in range(2):
+        for name, events in sent.items():
+            news = [event(rng) for _ in range(rng.randrange(1, 60))]
+            bucket.append(name, news)
+            events.extend(news)
+        run(spark, fold, surroundings)
+        for name, events in sent.items():
+            assert bucket.snapshot_offset(name) == bucket.tail(name)
+            assert bucket.snapshot(name) == encoded(events), name
+            assert bucket.bootstrapped(name).encoded() == encoded(events)
+        assert rows(postgres_url) == {name: found for name, events in sent.items() if (found := entries(events))}
+
+
+def test_a_lost_checkpoint_and_a_fresh_table_begin_from_the_snapshots(
+    spark: SparkSession, bucket: Bucket, surroundings: Surroundings, postgres_url: str, tmp_path: Path
+) -> None:
+    events = [event(random.Random(3)) for _ in range(40)] + [{"type": "a", "key": "q", "operation": "set", "value": 1}]
+    bucket.filled("silent", events)
+    bucket.filled("lively", events)
+    bucket.filled("gone", events)
+    Batches(Fold(bucket=bucket.name), surroundings).run("silent", "lively", "gone")
+    bucket.delete("gone")
+    more = [{"type": "a", "key": "q", "operation": "append", "value": 2}]
+    bucket.append("lively", more)
+    anew = Surroundings(surroundings.streams, str(tmp_path / "other"), postgres=postgres_url)
+    run(spark, Fold(bucket=bucket.name, table="folds"), anew)
+    assert rows(postgres_url) == {"silent": entries(events), "lively": entries(events + more)}
+    assert bucket.snapshot("lively") == encoded(events + more)
+
+
+def test_snapshots_come_only_every_so_many_messages_and_what_lies_between_is_not_lost(
+    bucket: Bucket, surroundings: Surroundings
+) -> None:
+    batches = Batches(Fold(bucket=bucket.name, every=30), surroundings)
+    bucket.create("s")
+    sent: list[dict[str, Any]] = []
+    published = []
+    for number in range(4):
+        news = [{"key": "k", "operation": "append", "value": f"{number}.{n} "} for n in range(11)]
+        bucket.append("s", news)
+        sent += news
+        batches.run("s")
+        published.append(bucket.snapshot_offset("s"))
+        assert bucket.bootstrapped("s").encoded() == encoded(sent)
+    assert published[:2] == [None, None]
+    assert published[2] is not None
+    assert published[3] == published[2]
+    assert bucket.snapshot("s") == encoded(sent[:33])
+
+
+def test_a_batch_that_is_done_again_changes_nothing_and_one_half_done_is_finished(
+    bucket: Bucket, surroundings: Surroundings, postgres_url: str
+) -> None:
+    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    events = [{"key": f"k{n % 3}", "operation": "append", "value": f"{n},"} for n in range(30)]
+    for name in ("a", "b", "c"):
+        bucket.filled(name, events)
+    # Killed after the table of a, and after the snapshot of b.
+    Batches(Fold(bucket=bucket.name, table="folds", snapshots=False), surroundings).run("a")
+    Batches(Fold(bucket=bucket.name), surroundings).run("b")
+    batches = Batches(Fold(bucket=bucket.name, table="folds"), surroundings)
+    assert batches.run("a", "b", "c").published == 2
+    for _ in range(2):
+        assert rows(postgres_url) == {name: entries(events) for name in ("a", "c")}
+        assert bucket.snapshot("a") == bucket.snapshot("b") == bucket.snapshot("c") == encoded(events)
+        again = batches.repeat()
+        assert (again.published, again.entries) == (0, 0)
+    # b has no messages left to bring its rows; the next one brings them all.
+    bucket.append("b", [{"key": "k0", "operation": "append", "value": "!"}])
+    batches.run("b")
+    assert rows(postgres_url)["b"] == entries([*events, {"key": "k0", "operation": "append", "value": "!"}])
+
+
+def test_streams_of_the_base_surface_fold_into_a_table_alone(
+    streams: Streams, surroundings: Surroundings, postgres_url: str, stream_name: Callable[[], str]
+) -> None:
+    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    name = streams.filled(stream_name(), [{"key": "a", "type": "t", "operation": "append", "value": "x"}] * 3)
+    batches = Batches(Fold(streams=(name,), snapshots=False, table="public.states"), surroundings)
+    batches.run(name)
+    streams.append(name, [{"key": "a", "type": "t", "operation": "append", "value": "y"}])
+    streams.append(name, [{"key": "\0", "operation": "set"}])
+    batches.run(name)
+    assert rows(postgres_url, "states") == {name: {("t", "a"): "xxxy"}}
+    streams.append(name, [{"headers": {"control": "reset"}}, {"key": "b", "operation": "set", "value": 1}])
+    batches.run(name)
+    assert rows(postgres_url, "states") == {name: {("", "b"): 1}}
+
+
+def test_a_stream_that_was_created_anew_is_folded_anew(
+    bucket: Bucket, surroundings: Surroundings, postgres_url: str
+) -> None:
+    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    fold = Fold(bucket=bucket.name, table="folds")
+    bucket.filled("anew", [{"key": f"k{n}", "operation": "set", "value": n} for n in range(5)])
+    Batches(fold, surroundings).run("anew")
+    bucket.delete("anew")
+    bucket.filled("anew", [{"key": "other", "operation": "set", "value": 1}])
+    Batches(fold, surroundings).run("anew")
+    assert rows(postgres_url)["anew"] == {("", "other"): 1}
+    assert json.loads(bucket.snapshot("anew")) == [{"key": "other", "operation": "set", "value": 1}]
+
+
+def test_somebody_elses_snapshot_stops_the_fold_with_the_reason(bucket: Bucket, surroundings: Surroundings) -> None:
+    bucket.filled("s", [{"key": "k", "operation": "set", "value": 1}])
+    with Stream(f"{bucket.root}/s") as stream:
+        stream.publish_snapshot(bucket.tail("s"), b"\x00\x01")
+    bucket.append("s", [{"key": "k", "operation": "set", "value": 2}])
+    with pytest.raises(FoldTrouble, match="was not made by a fold"):
+        Batches(Fold(bucket=bucket.name), surroundings).run("s")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"streams": ("a",)}, "have no snapshots, only those of a bucket"),
+        ({"bucket": "abcd", "snapshots": False}, "nowhere to go"),
+        ({"bucket": "abcd", "streams": ("a",), "prefix": "b"}, "not both"),
+        ({"snapshots": False, "table": "t"}, "say what to fold"),
+        ({"bucket": "abcd", "evry": 3}, "Extra inputs"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_with_the_reason(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        Fold(**settings)

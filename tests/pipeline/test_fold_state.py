@@ -1,0 +1,171 @@
+"""The state of a stream of changes: what each operation does, and that where a fold begins never shows in its bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.pipeline.fold.appending import appended
+from headwater.pipeline.fold.state import NotAFold, State
+
+
+def session(operation: str, key: str, value: Any = None, kind: str = "message") -> bytes:
+    return json.dumps({"key": key, "type": kind, "operation": operation, "value": value}).encode()
+
+
+def change(operation: str, key: str, value: Any = None, kind: str = "user") -> bytes:
+    return json.dumps({"type": kind, "key": key, "value": value, "headers": {"operation": operation}}).encode()
+
+
+def folded(*messages: bytes) -> dict[tuple[str, str], Any]:
+    entries = State().apply_all(messages).entries
+    return {key: json.loads(entry.value) for key, entry in entries.items()}
+
+
+def test_the_last_operation_on_a_key_wins() -> None:
+    assert folded(session("set", "a", 1), session("set", "b", 2), session("set", "a", 3)) == {
+        ("message", "a"): 3,
+        ("message", "b"): 2,
+    }
+    assert folded(session("set", "a", 1), session("remove", "a")) == {}
+    assert folded(session("remove", "a"), session("set", "a", 1)) == {("message", "a"): 1}
+
+
+@pytest.mark.parametrize("operation", ["insert", "update", "upsert"])
+def test_the_state_protocols_operations_replace_the_whole_value(operation: str) -> None:
+    assert folded(change("insert", "u", {"a": 1, "b": 2}), change(operation, "u", {"a": 3})) == {
+        ("user", "u"): {"a": 3}
+    }
+    assert folded(change(operation, "u", {"a": 3}), change("delete", "u")) == {}
+
+
+def test_keys_of_two_types_are_two() -> None:
+    assert len(folded(change("insert", "1", 1, kind="user"), change("insert", "1", 2, kind="room"))) == 2
+
+
+def test_a_reset_voids_what_came_before() -> None:
+    assert folded(change("insert", "a", 1), b'{"headers":{"control":"reset"}}', change("insert", "b", 2)) == {
+        ("user", "b"): 2
+    }
+
+
+@pytest.mark.parametrize(
+    "message",
+    [b"1", b'"text"', b"null", b"[]", b"{}", b'{"key":"a"}', b'{"key":1,"operation":"set"}', b'{"operation":"set"}',
+     b'{"key":"a","operation":"frobnicate","value":1}', b'{"headers":{"control":"snapshot-end"}}'],
+)  # fmt: skip
+def test_what_is_no_change_is_counted_and_changes_nothing(message: bytes) -> None:
+    state = State().apply_all([session("set", "a", 1), message])
+    assert (len(state), state.ignored) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "result"),
+    [
+        (["Hel", "lo", " wörld"], "Hello wörld"),
+        ([[1], [2, [3]]], [1, 2, [3]]),
+        ([{"text": "Hel", "n": 1}, {"text": "lo", "n": 2}], {"text": "Hello", "n": 2}),
+        ([{"role": "ai", "text": "a"}, {"role": "ai", "text": "b"}], {"role": "ai", "text": "ab"}),
+        ([{"text": "a"}, {"text": None}, {"text": "b"}], {"text": "b"}),
+        ([1, 2], 2),
+        (["a", {"text": "b"}, {"text": "c"}], {"text": "bc"}),
+        ([True, "a", "b"], "ab"),
+    ],
+)
+def test_chunks_are_concatenated(values: list[Any], result: Any) -> None:
+    assert folded(*(session("append", "m", value, "chunk") for value in values)) == {("chunk", "m"): result}
+
+
+def test_chunks_grow_what_was_set_and_end_with_it() -> None:
+    first = [session("set", "m", "a"), session("append", "m", "b")]
+    assert folded(*first) == {("message", "m"): "ab"}
+    assert folded(*first, session("set", "m", "c"), session("append", "m", "d")) == {("message", "m"): "cd"}
+    assert folded(*first, session("remove", "m"), session("append", "m", "d")) == {("message", "m"): "d"}
+
+
+def test_a_long_answer_of_many_chunks_takes_no_time_per_chunk_squared() -> None:
+    state = State().apply_all(session("append", "m", "x" * 40) for _ in range(20_000))
+    assert len(state.encoded()) == 20_000 * 40 + len(session("set", "m", "").replace(b" ", b"")) + 2
+
+
+def test_values_keep_their_bytes() -> None:
+    value = b'{"n":123456789012345678901234567890,"e":1e400,"s":"\\u0041","deep":{"b": 1,  "a":2}}'
+    state = State().apply_all([b'{"key":"k","operation":"set","value":' + value + b"}"])
+    assert value in state.encoded()
+    assert State.decoded(state.encoded()).encoded() == state.encoded()
+
+
+def test_a_snapshot_is_messages_in_order_each_in_the_spelling_it_came_in() -> None:
+    state = State().apply_all([change("update", "b", 1), session("set", "a", 2, "z"), change("insert", "a", 3)])
+    assert json.loads(state.encoded()) == [
+        {"type": "user", "key": "a", "value": 3, "headers": {"operation": "insert"}},
+        {"type": "user", "key": "b", "value": 1, "headers": {"operation": "insert"}},
+        {"type": "z", "key": "a", "operation": "set", "value": 2},
+    ]
+    assert State().encoded() == b"[]"
+
+
+@pytest.mark.parametrize("snapshot", [b"", b"{}", b"\x00\x01", b"[1]", b'[{"key":"a"}]'])
+def test_a_snapshot_in_another_form_is_refused_with_the_reason(snapshot: bytes) -> None:
+    with pytest.raises(NotAFold, match=r"array|no changes"):
+        State.decoded(snapshot)
+
+
+# -- where a fold begins never shows -----------------------------------------------------------------------------------
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["text", "delta", "n", "ü"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+_kinds = st.sampled_from(["", "a", "b", "é"])
+_keys = st.sampled_from(["", "1", "2", "\u0000", "𐍈", "ￜ"])
+
+
+@st.composite
+def _messages(draw: st.DrawFn) -> bytes:
+    event: dict[str, Any] = {"key": draw(_keys), "value": draw(_json)}
+    if kind := draw(_kinds):
+        event["type"] = kind
+    operation = draw(st.sampled_from(["set", "append", "append", "append", "remove", "insert", "delete", "?"]))
+    if draw(st.booleans()):
+        event["operation"] = operation
+    else:
+        event["headers"] = {"operation": operation}
+    if draw(st.integers(0, 30)) == 0:
+        event = {"headers": {"control": "reset"}}
+    indent = draw(st.sampled_from([None, 1]))
+    return json.dumps(event, ensure_ascii=draw(st.booleans()), indent=indent).encode()
+
+
+@given(st.lists(_messages(), max_size=30), st.lists(st.integers(0, 30), max_size=5))
+def test_a_fold_from_any_snapshots_on_gives_the_same_bytes_as_one_from_the_beginning(
+    messages: list[bytes], cuts: list[int]
+) -> None:
+    whole = State().apply_all(messages).encoded()
+    state = State()
+    begin = 0
+    for end in [*sorted(min(cut, len(messages)) for cut in cuts), len(messages)]:
+        state = State.decoded(state.encoded()).apply_all(messages[begin:end])
+        begin = end
+    assert state.encoded() == whole
+    msgspec.json.decode(whole)
+
+
+@given(_json, st.lists(_json, min_size=1, max_size=6), st.integers(0, 6))
+def test_growing_at_once_and_one_by_one_give_the_same_bytes(base: Any, values: list[Any], cut: int) -> None:
+    chunks = [json.dumps(value).encode() for value in values]
+    value = json.dumps(base).encode()
+    one_by_one = value
+    for chunk in chunks:
+        one_by_one = appended(one_by_one, [chunk])
+    assert appended(value, chunks) == one_by_one
+    first = appended(value, chunks[:cut]) if cut else value
+    assert (appended(first, chunks[cut:]) if chunks[cut:] else first) == one_by_one
