@@ -1,210 +1,13 @@
-"""Floors: every byte that anybody can still ask for is there, every other is given back, through any history of forks.
-
-A plain model keeps all messages for ever. After every step each stream is read whole and compared with it, and the
-bytes that the store holds are compared with those that are needed by a rule written down anew here.
-"""
+"""Floors: each byte that anybody can still ask for is there, each other is given back, through any history of forks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from random import Random
-
 import pytest
 
-from headwater.core.errors import Refusal
-from headwater.core.offsets import Offset
 from headwater.core.rules import CreateRequest, ForkRequest
-from headwater.engine.engine import Engine, Limits
-from headwater.engine.reading import earliest
-from headwater.engine.retention import Pin
-from headwater.engine.stream import LiveStream
-from headwater.storage.blobs import MemoryBlobs
-from tests.engine.seams import JournalStorage, ManualClock, ManualScheduler
+from tests.engine.retention_world import BUCKET, Expected, World
 
-BUCKET = "bucket"
 STEPS = 120
-
-
-@dataclass
-class Expected:
-    """A stream as it should be: all of its messages, inherited ones first."""
-
-    name: str
-    messages: list[bytes]
-    base: int = 0
-    partial: int = 0
-    """Bytes of its last inherited message that the source counts in its own."""
-    source: Expected | None = None
-    retained: int = 0
-    snapshot: bytes | None = None
-    deleted: bool = False
-    pins: list[tuple[int, Pin]] = field(default_factory=list)
-
-    def offset(self, index: int) -> Offset:
-        return Offset(index, sum(map(len, self.messages[:index])))
-
-
-class World:
-    def __init__(self, seed: int) -> None:
-        self.random = Random(seed)
-        self.journal: list[tuple[bytes, tuple[int, ...]]] = []
-        self.blobs = MemoryBlobs()
-        self.clock = ManualClock()
-        self.streams: list[Expected] = []
-        self.names = 0
-        self.start()
-        self.engine.buckets.create(BUCKET, _must_work)
-        self.settle()
-
-    def start(self) -> None:
-        self.scheduler = ManualScheduler(self.clock)
-        self.storage = JournalStorage(self.journal)
-        self.engine = Engine(self.storage, self.clock, self.scheduler, Limits(), blobs=self.blobs)
-        self.engine.start()
-
-    def settle(self) -> None:
-        self.scheduler.settle()
-
-    # -- steps
-
-    def step(self) -> None:
-        kinds = (
-            ["append"] * 5 + ["fork"] * 3 + ["publish"] * 3 + ["delete", "create", "create", "pin", "unpin", "crash"]
-        )
-        getattr(self, self.random.choice(kinds))()
-        # Sometimes several steps make one batch.
-        if self.random.random() < 0.7:
-            self.settle()
-            self.check()
-
-    def live(self) -> Expected | None:
-        found = [stream for stream in self.streams if not stream.deleted]
-        return self.random.choice(found) if found else None
-
-    def fresh_name(self) -> str:
-        self.names += 1
-        return f"/ds/{BUCKET}/s{self.names}"
-
-    def create(self) -> None:
-        stream = Expected(self.fresh_name(), [])
-        request = CreateRequest(stream.name, "text/plain", None, None, False, b"")
-        self.engine.buckets.create_stream(BUCKET, request, _must_work)
-        self.streams.append(stream)
-
-    def append(self) -> None:
-        stream = self.live()
-        if stream is not None:
-            message = self.random.randbytes(self.random.randint(1, 30))
-            stream.messages.append(message)
-            self.engine.append(stream.name, "text/plain", message, None, None, False, _must_work)
-
-    def fork(self) -> None:
-        self.settle()
-        source = self.live()
-        if source is None:
-            return
-        at = self.random.randint(source.retained, len(source.messages))
-        sub = 0
-        messages = source.messages[:at]
-        if at < len(source.messages) and self.random.random() < 0.4:
-            sub = self.random.randint(1, len(source.messages[at]))
-            messages = [*messages, source.messages[at][:sub]]
-        fork = Expected(self.fresh_name(), messages, len(messages), sub, source, source.retained, source.snapshot)
-        request = ForkRequest(source.name, str(source.offset(at)), sub)
-        self.engine.buckets.create_stream(
-            BUCKET, CreateRequest(fork.name, None, None, None, False, b"", request), _must_work
-        )
-        self.streams.append(fork)
-
-    def publish(self) -> None:
-        self.settle()
-        stream = self.live()
-        if stream is None:
-            return
-        index = self.random.randint(stream.retained, len(stream.messages))
-        content = self.random.randbytes(5)
-        upload = self.engine.snapshots.upload()
-        upload.write(content)
-        self.engine.snapshots.publish(stream.name, str(stream.offset(index)), "a/b", upload, _must_work)
-        stream.retained, stream.snapshot = index, content
-
-    def delete(self) -> None:
-        stream = self.live()
-        if stream is not None:
-            stream.deleted = True
-            self.engine.delete(stream.name, _must_work)
-
-    def pin(self) -> None:
-        self.settle()
-        stream = self.live()
-        if stream is not None:
-            found = self.engine.look_up(stream.name)
-            stream.pins.append((stream.retained, self.engine.retention.pin(found, earliest(found))))
-
-    def unpin(self) -> None:
-        self.settle()
-        pinned = [stream for stream in self.streams if stream.pins]
-        if pinned:
-            stream = self.random.choice(pinned)
-            stream.pins.pop(self.random.randrange(len(stream.pins)))[1].release()
-
-    def crash(self) -> None:
-        """The process ends and starts again; what was queued was settled, so nothing is lost but the pins."""
-        self.settle()
-        for stream in self.streams:
-            stream.pins.clear()
-        self.start()
-        self.check()
-
-    # -- what must hold
-
-    def check(self) -> None:
-        for stream in self.streams:
-            if not stream.deleted:
-                self.check_readable(stream, self.engine.look_up(stream.name))
-        needed = 0
-        for stream in self.streams:
-            found = self.engine.catalog.by_name.get(stream.name)
-            assert (found is not None) == self.lives_on(stream), stream.name
-            if found is not None:
-                needed += sum(map(len, stream.messages[max(stream.base, self.floor(stream)) :]))
-                assert found.floor_index == max(stream.base, self.floor(stream)), stream.name
-        snapshots = {id(stream.snapshot): stream.snapshot for stream in self.streams if not stream.deleted}
-        kept = sum(len(content) for content in snapshots.values() if content is not None)
-        assert self.storage.usage().payload_bytes == needed
-        assert self.engine.total_bytes == needed + kept
-        assert len(self.blobs.ids()) == sum(content is not None for content in snapshots.values())
-
-    def check_readable(self, stream: Expected, found: LiveStream) -> None:
-        start = min([stream.retained, *(index for index, _ in stream.pins)])
-        reader = self.engine.reader
-        chunk = reader.chunk(found, stream.offset(start), 2**40)
-        assert b"".join(reader.buffers(chunk)) == b"".join(stream.messages[start:])
-        assert reader.lengths(chunk) == [len(message) for message in stream.messages[start:]]
-        assert str(earliest(found)) == str(stream.offset(stream.retained))
-        for index in range(stream.retained, len(stream.messages) + 1):
-            assert reader.resolve(found, str(stream.offset(index))) == stream.offset(index)
-        snapshot = self.engine.snapshots.open(found)
-        assert (b"".join(snapshot.pages()) if snapshot is not None else None) == stream.snapshot
-
-    def lives_on(self, stream: Expected) -> bool:
-        return not stream.deleted or any(fork.source is stream and self.lives_on(fork) for fork in self.streams)
-
-    def floor(self, stream: Expected) -> int:
-        """The first message of the stream that it or a fork of any depth can still be asked for."""
-        needs = [len(stream.messages)]
-        if not stream.deleted:
-            needs += [stream.retained, *(index for index, _ in stream.pins)]
-        for fork in self.streams:
-            if fork.source is stream and self.lives_on(fork):
-                need = self.floor(fork)
-                if need < fork.base:
-                    needs.append(need)
-        return min(needs)
-
-
-def _must_work(result: object) -> None:
-    assert not isinstance(result, Refusal), result
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -234,20 +37,20 @@ def test_a_thousand_forks_that_go_away_take_no_time() -> None:
         fork = Expected(world.fresh_name(), source.messages[:5], 5, 0, source)
         request = ForkRequest(source.name, str(source.offset(5)), 0)
         world.engine.buckets.create_stream(
-            BUCKET, CreateRequest(fork.name, None, None, None, False, b"", request), _must_work
+            BUCKET, CreateRequest(fork.name, None, None, None, False, b"", request), world.must_work
         )
         forks.append(fork)
     world.settle()
     upload = world.engine.snapshots.upload()
     upload.write(b"state")
-    world.engine.snapshots.publish(source.name, str(source.offset(10)), "a/b", upload, _must_work)
+    world.engine.snapshots.publish(source.name, str(source.offset(10)), "a/b", upload, world.must_work)
     world.settle()
     found = world.engine.look_up(source.name)
     for fork in forks[:-1]:
-        world.engine.delete(fork.name, _must_work)
+        world.engine.delete(fork.name, world.must_work)
     world.settle()
     assert found.floor_index == 0
-    world.engine.delete(forks[-1].name, _must_work)
+    world.engine.delete(forks[-1].name, world.must_work)
     world.settle()
     assert found.floor_index == 10
     assert world.storage.usage().payload_bytes == 0
