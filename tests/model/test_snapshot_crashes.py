@@ -134,17 +134,21 @@ def test_snapshots_and_retention_over_a_real_store(mode: str, seed: int, long: b
             world.discard()
 
 
+def live(world: CutWorld) -> None:
+    for _ in range(60):
+        world.step()
+        if world.random.random() < 0.4:
+            world.cut()
+    world.settle()
+    world.check()
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_step_that_the_power_cut_happened_whole_or_not_at_all(seed: int, long: bool) -> None:
     cuts = 0
     for number in range(100 if long else 2):
         world = CutWorld(seed + 1000 * number)
-        for _ in range(60):
-            world.step()
-            if world.random.random() < 0.4:
-                world.cut()
-        world.settle()
-        world.check()
+        live(world)
         cuts += world.cuts
     assert cuts >= 5, "hardly a step was cut: this test proves nothing"
 
@@ -162,15 +166,14 @@ class ForgetsDrops(CutWorld):
 
     def start(self) -> None:
         super().start()
-        self.engine.retention._trim = lambda _: None  # type: ignore[method-assign]
+        self.engine.retention._trim = lambda _: None  # type: ignore[assignment,method-assign]
 
 
 @pytest.mark.parametrize("broken", [UnsyncedBlobs, ForgetsDrops])
 def test_a_server_that_is_careless_is_found_out(broken: type[CutWorld]) -> None:
-    with pytest.raises((AssertionError, Refusal)):
+    def twenty_times() -> None:
         for seed in range(20):
-            world = broken(seed)
-            for _ in range(60):
-                world.step()
-                if world.random.random() < 0.4:
-                    world.cut()
+            live(broken(seed))
+
+    with pytest.raises((AssertionError, Refusal)):
+        twenty_times()
