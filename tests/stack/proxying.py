@@ -1,0 +1,215 @@
+"""A real Envoy for a test, configured as the stack does it, in front of a real server or of one that echoes.
+
+Invariant: when the `with` block is left, Envoy and everything behind it are gone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+
+from headwater.config import Settings, load_settings
+from headwater.stack.envoy import Door, Upstream, envoy_config, find_envoy, validate
+from headwater.stack.jwks import JwksServer
+from headwater.stack.keys import Algorithm, KeyRing
+from headwater.stack.tokens import Claims, Flaw, mint
+
+START_TIMEOUT_SECS = 20.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back over a raw connection."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def code(self) -> str:
+        """The `code` of a refusal that the policy or the server wrote; empty for Envoy's own."""
+        try:
+            return str(json.loads(self.body).get("code", ""))
+        except ValueError:
+            return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Proxied:
+    """Envoy at `url`; tokens by `token()`; requests to the letter by `raw()`."""
+
+    port: int
+    direct_port: int
+    admin_port: int
+    ring: KeyRing
+    settings: Settings
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def token(
+        self,
+        *flaws: Flaw,
+        sub: str = "alice",
+        scope: str = "",
+        ns: str = "",
+        ttl: int = 3600,
+        alg: Algorithm = Algorithm.RS256,
+    ) -> str:
+        auth = self.settings.auth
+        claims = Claims(auth.issuer, auth.audience_list[0], sub, scope, ns, auth.namespace_claim, ttl)
+        return mint(self.ring, claims, alg, frozenset(flaws))
+
+    def raw(
+        self, method: str, target: str, *lines: str, token: str | None = None, body: bytes = b"", port: int = 0
+    ) -> Answer:
+        """One HTTP/1.1 request with the target and header lines exactly as given."""
+        head = [f"{method} {target} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(body)}"]
+        if token is not None:
+            head.append(f"Authorization: Bearer {token}")
+        request = "\r\n".join([*head, *lines, "", ""]).encode("latin-1") + body
+        with socket.create_connection(("127.0.0.1", port or self.port), timeout=20) as connection:
+            connection.sendall(request)
+            received = b""
+            # Envoy may hold a finished connection for a second; its end is not what is waited for.
+            while not _is_whole(received, method) and (piece := connection.recv(65536)):
+                received += piece
+        return parse(received)
+
+
+def _is_whole(received: bytes, method: str) -> bool:
+    head, blank, body = received.partition(b"\r\n\r\n")
+    if not blank:
+        return False
+    lowered = head.lower()
+    if method == "HEAD" or head.split()[1] in {b"204", b"304"}:
+        return True
+    length = re.search(rb"content-length: *(\d+)", lowered)
+    if length is not None:
+        return len(body) >= int(length[1])
+    return b"transfer-encoding: chunked" in lowered and body.endswith(b"0\r\n\r\n")
+
+
+def parse(received: bytes) -> Answer:
+    head, _, body = received.partition(b"\r\n\r\n")
+    status_line, *header_lines = head.decode("latin-1").split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in header_lines)}
+    if headers.get("transfer-encoding") == "chunked":
+        whole, rest = b"", body
+        while rest:
+            size, _, rest = rest.partition(b"\r\n")
+            length = int(size, 16)
+            whole, rest = whole + rest[:length], rest[length + 2 :]
+        body = whole
+    return Answer(int(status_line.split()[1]), headers, body)
+
+
+def settings_of(**env: str) -> Settings:
+    return load_settings(None, None, env, Path("/nonexistent")).settings
+
+
+@contextmanager
+def proxied(
+    *upstreams: int, jwks: Path | str | None = None, ring: KeyRing | None = None, **env: str
+) -> Iterator[Proxied]:
+    """Envoy in front of servers at these ports of this machine, with the settings of these DS_… variables."""
+    with tempfile.TemporaryDirectory(prefix="headwater-envoy-") as temporary:
+        directory = Path(temporary)
+        port, admin, direct = free_port(), free_port(), free_port()
+        settings = settings_of(
+            **{"DS_PROXY__PORT": str(port), "DS_PROXY__ADMIN_PORT": str(admin), "DS_PROXY__THREADS": "1", **env}
+        )
+        ring = ring or KeyRing(directory / "keys")
+        ring.ensure()
+        own_keys = JwksServer(settings.auth.jwks_file or ring.jwks_file)
+        config = directory / "envoy.json"
+        door = Door(
+            tuple(Upstream("127.0.0.1", upstream) for upstream in upstreams),
+            jwks or own_keys.url,
+            direct_port=direct if len(upstreams) > 1 else None,
+        )
+        config.write_text(envoy_config(settings, door))
+        executable = find_envoy(settings)
+        validate(executable, config)
+        log = directory / "envoy.log"
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                [executable, "-c", config, "--concurrency", "1", "--disable-hot-restart", "--log-level", "warning"],
+                stdout=file,
+                stderr=file,
+            )
+        try:
+            wait_for(f"http://127.0.0.1:{admin}/ready", process, log)
+            yield Proxied(port, direct, admin, ring, settings, log)
+        finally:
+            process.terminate()
+            process.wait(20)
+            own_keys.close()
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_SECS
+    while time.monotonic() < deadline:
+        try:
+            if httpx.get(url, timeout=2).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.02)
+    raise AssertionError(f"{url} did not answer:\n{log.read_text()}")
+
+
+@contextmanager
+def echoing() -> Iterator[int]:
+    """The port of a server that answers every request with what it got, as JSON."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def _answer(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            told = {"method": self.command, "path": self.path, "headers": [list(item) for item in self.headers.items()]}
+            body = json.dumps(told).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = do_OPTIONS = _answer
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,248 @@
+"""Who is let in: real tokens, and each kind of bad one, at a real Envoy in front of a real server."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headwater.stack.keys import Algorithm, KeyRing
+from headwater.stack.tokens import Flaw
+from tests.http.certificates import make_certificate
+from tests.serving import Server, serve
+from tests.stack.proxying import Proxied, echoing, proxied
+
+TEXT = "Content-Type: text/plain"
+
+
+@pytest.fixture(scope="module")
+def behind() -> Iterator[Server]:
+    with serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="2", DS_SERVER__LONG_POLL_TIMEOUT_SECS="1") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def proxy(behind: Server) -> Iterator[Proxied]:
+    with proxied(behind.port) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[Proxied]:
+    with echoing() as port, proxied(port, DS_AUTH__OPEN_RESERVED="true") as running:
+        yield running
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+def test_a_good_token_of_each_algorithm_is_let_in(proxy: Proxied, algorithm: Algorithm) -> None:
+    token = proxy.token(alg=algorithm)
+    name = f"/v1/stream/good-{algorithm}"
+    assert proxy.raw("PUT", name, TEXT, token=token).status == 201
+    assert proxy.raw("POST", name, TEXT, token=token, body=b"hello").status == 204
+    assert proxy.raw("GET", name, token=token).body == b"hello"
+    assert proxy.raw("DELETE", name, token=token).status == 204
+
+
+@pytest.mark.parametrize("algorithm", list(Algorithm))
+@pytest.mark.parametrize("flaw", [flaw for flaw in Flaw if flaw is not Flaw.NO_SUBJECT])
+def test_each_flaw_is_refused(proxy: Proxied, behind: Server, flaw: Flaw, algorithm: Algorithm) -> None:
+    name = f"/v1/stream/flaw-{flaw}-{algorithm}"
+    answer = proxy.raw("PUT", name, TEXT, token=proxy.token(flaw, alg=algorithm))
+    # A wrong audience is Envoy's 403: the token is good, but for somebody else.
+    wrong_audience = flaw in {Flaw.WRONG_AUDIENCE, Flaw.NO_AUDIENCE}
+    assert answer.status == (403 if wrong_audience else 401)
+    if answer.status == 401:
+        assert "Bearer" in answer.headers["www-authenticate"]
+    assert httpx.head(f"{behind.url}{name}").status_code == 404
+
+
+def test_a_token_without_a_subject_is_refused(proxy: Proxied) -> None:
+    answer = proxy.raw("GET", "/v1/stream/x", token=proxy.token(Flaw.NO_SUBJECT))
+    assert (answer.status, answer.code) == (403, "bad_subject")
+
+
+@pytest.mark.parametrize("subject", ["a\r\nX-Admin: 1", "a\nb", "naïve", "x" * 300])
+def test_a_subject_that_is_no_plain_header_value_is_refused(proxy: Proxied, subject: str) -> None:
+    assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(sub=subject)).status == 403
+
+
+@pytest.mark.parametrize("header", ["", "garbage", "Basic YTpi", "Bearer", "Bearer ", "Bearer a.b.c", "Bearer ..."])
+def test_anything_but_a_token_is_refused(proxy: Proxied, header: str) -> None:
+    lines = [f"Authorization: {header}"] if header else []
+    assert proxy.raw("PUT", "/v1/stream/nobody", TEXT, *lines).status == 401
+
+
+def test_health_is_open_and_nothing_else_is(proxy: Proxied) -> None:
+    health = proxy.raw("GET", "/healthz")
+    assert (health.status, health.body) == (200, b"ok")
+    for target in ("/readyz", "/metrics", "/ui/", "/ds", "/ds/some", "/v1/stream/x", "/", "/nothing", "/v1/stream"):
+        assert proxy.raw("GET", target).status == 401, target
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/healthz/../v1/stream/x",
+        "/healthz/%2e%2e/v1/stream/x",
+        "/healthz/..%2fv1/stream/x",
+        "/healthz/..;/v1/stream/x",
+        "/healthz//..//v1/stream/x",
+        "//v1/stream/x",
+        "/v1//stream/x",
+        "/./v1/stream/x",
+        "/healthz\\..\\v1\\stream\\x",
+        "http://localhost/v1/stream/x",
+        "http://localhost/healthz/../v1/stream/x",
+        "/healthz%00/../v1/stream/x",
+        "/healthz#/../v1/stream/x",
+        "/v1/stream/__ds/jwks.json/../../x",
+        "/v1/stream/__ds/subscriptions/ack",
+        "/ui/../v1/stream/x",
+    ],
+)
+def test_no_spelling_of_a_path_gets_round_the_token(proxy: Proxied, target: str) -> None:
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        answer = proxy.raw(method, target, TEXT)
+        assert answer.status in {400, 401, 404}, (method, answer)
+        assert answer.status != 404 or b"stream_not_found" not in answer.body
+
+
+def test_no_client_can_forge_the_subject(echo: Proxied) -> None:
+    def seen(*lines: str, target: str = "/v1/stream/x", token: str | None = None) -> list[str]:
+        told = json.loads(echo.raw("GET", target, *lines, token=token).body)
+        names = {"x-jwt-sub", "x_jwt_sub", "authorization", "x-headwater-shard-key"}
+        return [f"{name}: {value}" for name, value in told["headers"] if name.lower() in names]
+
+    token = echo.token(sub="alice")
+    forged = ("X-JWT-Sub: root", "x-jwt-sub: root", "X-Jwt-SUB: admin", "X_JWT_Sub: root", "X-Headwater-Shard-Key: y")
+    assert seen(token=token) == ["x-jwt-sub: alice"]
+    assert seen(*forged, token=token) == ["x-jwt-sub: alice"]
+    # Where no token is asked for, nobody is named.
+    assert seen(*forged, target="/healthz") == []
+    assert seen("Connection: close, X-JWT-Sub", *forged, token=token) in (["x-jwt-sub: alice"], [])
+
+
+def test_the_token_may_come_in_the_query_and_goes_no_further(echo: Proxied) -> None:
+    answer = echo.raw("GET", f"/v1/stream/x?offset=-1&access_token={echo.token()}&live=sse")
+    assert sorted(json.loads(answer.body)["path"].partition("?")[2].split("&")) == ["live=sse", "offset=-1"]
+    assert "access_token" not in echo.log.read_text()
+
+
+def test_a_preflight_passes_and_refusals_can_be_read_in_browsers(proxy: Proxied) -> None:
+    origin = "Origin: https://app.example.com"
+    preflight = proxy.raw("OPTIONS", "/v1/stream/x", origin, "Access-Control-Request-Method: PUT")
+    assert preflight.status == 204
+    assert "PUT" in preflight.headers["access-control-allow-methods"]
+    assert proxy.raw("OPTIONS", "/v1/stream/x").status == 401
+    for refused in (
+        proxy.raw("GET", "/v1/stream/x", origin),
+        proxy.raw("GET", "/v1/stream/__registry__", origin, token=proxy.token()),
+    ):
+        assert refused.status in {401, 403}
+        assert refused.headers["access-control-allow-origin"] == "*"
+
+
+def test_server_sent_events_pass_at_once_and_end_soon_after_their_token(proxy: Proxied) -> None:
+    token = proxy.token(ttl=1)
+    forever = proxy.token()
+    proxy.raw("PUT", "/v1/stream/live", TEXT, token=forever)
+    delays: list[float] = []
+    began = time.monotonic()
+
+    def write() -> None:
+        for _ in range(3):
+            time.sleep(0.3)
+            proxy.raw("POST", "/v1/stream/live", TEXT, token=forever, body=f"{time.monotonic()}".encode())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    headers = {"Authorization": f"Bearer {token}"}
+    with httpx.stream("GET", f"{proxy.url}/v1/stream/live?offset=-1&live=sse", headers=headers, timeout=20) as answer:
+        assert answer.status_code == 200
+        for line in answer.iter_lines():
+            value = line.removeprefix("data:")
+            if line.startswith("data:") and not value.startswith("{"):
+                delays.append(time.monotonic() - float(value))
+    writer.join()
+    assert len(delays) == 3
+    assert max(delays) < 0.25
+    # The server ends it after its reconnect interval (2 s here); by then the token has expired (and its skew passed).
+    assert 1.5 < time.monotonic() - began < 5
+    deadline = time.monotonic() + 10
+    while proxy.raw("GET", "/v1/stream/live?offset=-1&live=sse", token=token).status != 401:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_long_poll_is_left_to_the_server(proxy: Proxied) -> None:
+    token = proxy.token()
+    proxy.raw("PUT", "/v1/stream/quiet", TEXT, token=token)
+    began = time.monotonic()
+    assert proxy.raw("GET", "/v1/stream/quiet?offset=now&live=long-poll", token=token).status == 204
+    assert 0.9 < time.monotonic() - began < 3
+
+
+def test_a_rotation_refuses_nobody_until_old_keys_are_retired(behind: Server, tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path / "keys")
+    with proxied(behind.port, ring=ring, DS_AUTH__JWKS_REFRESH_SECS="0.5") as proxy:
+
+        def status(token: str) -> int:
+            return proxy.raw("GET", "/v1/stream/rotation", token=token).status
+
+        def within(token: str, wanted: int) -> None:
+            deadline = time.monotonic() + 10
+            while status(token) != wanted:
+                assert time.monotonic() < deadline, f"{status(token)} and not {wanted}"
+                time.sleep(0.05)
+
+        old = proxy.token()
+        assert status(old) == 404
+        ring.rotate()
+        new = proxy.token()
+        within(new, 404)
+        assert status(old) == 404
+        ring.retire()
+        within(old, 401)
+        assert status(new) == 404
+
+
+def test_keys_can_come_from_a_file_of_somebody_else(behind: Server, tmp_path: Path) -> None:
+    theirs = KeyRing(tmp_path / "theirs")
+    theirs.ensure()
+    with proxied(behind.port, DS_AUTH__JWKS_FILE=str(theirs.jwks_file)) as proxy:
+        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token()).status == 401
+    with proxied(behind.port, jwks=theirs.jwks_file, ring=theirs) as proxy:
+        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token()).status == 404
+
+
+def test_issuer_and_audience_are_settings(behind: Server) -> None:
+    with proxied(behind.port, DS_AUTH__ISSUER="https://id.example.com/", DS_AUTH__AUDIENCES="one, two") as proxy:
+        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token()).status == 404
+        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(Flaw.WRONG_ISSUER)).status == 401
+        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(Flaw.WRONG_AUDIENCE)).status == 403
+
+
+def test_tls_at_the_door_and_behind_it(tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path)
+    cert, key = str(certificate.cert_path), str(certificate.key_path)
+    with (
+        serve(DS_TLS__CERT_PATH=cert, DS_TLS__KEY_PATH=key) as server,
+        proxied(
+            server.port,
+            DS_TLS__CERT_PATH=cert,
+            DS_TLS__KEY_PATH=key,
+            DS_PROXY__TLS_CERT_PATH=cert,
+            DS_PROXY__TLS_KEY_PATH=key,
+        ) as proxy,
+    ):
+        headers = {"Authorization": f"Bearer {proxy.token()}", "Content-Type": "text/plain"}
+        url = f"https://localhost:{proxy.port}/v1/stream/secret"
+        trusted = ssl.create_default_context(cafile=str(certificate.cert_path))
+        assert httpx.put(url, headers=headers, verify=trusted).status_code == 201
+        assert httpx.get(url, verify=trusted).status_code == 401
