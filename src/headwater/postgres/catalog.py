@@ -1,0 +1,83 @@
+"""What a database says about its tables and types: columns, keys, and types of its own making."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from headwater.postgres.connecting import Connection, SetUpWrong
+from headwater.postgres.values import MadeType
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    schema: str
+    table: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def quoted(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.table)
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    name: str
+    type_oid: int
+    type_name: str
+    """Without modifiers: a cast to varchar(5) would cut in silence what an assignment refuses."""
+    generated: bool
+
+
+def table_name(text: str) -> TableName:
+    """`items` or `shop.items`; without a schema it is `public`."""
+    schema, dot, table = text.partition(".")
+    return TableName(schema, table) if dot else TableName("public", schema)
+
+
+def made_types(connection: Connection) -> dict[int, MadeType]:
+    """The domains and arrays that this database has beyond Postgres's own."""
+    rows = connection.execute(
+        "SELECT oid, typbasetype, CASE WHEN typcategory = 'A' THEN typelem ELSE 0 END, typdelim FROM pg_type"
+        " WHERE oid >= 16384 AND (typtype = 'd' OR (typcategory = 'A' AND typelem <> 0))"
+    ).fetchall()
+    delimiters: dict[int, str] = dict(
+        connection.execute("SELECT oid, typdelim FROM pg_type WHERE typdelim <> ','").fetchall()
+    )
+    return {oid: MadeType(base, element, delimiters.get(element, ",")) for oid, base, element, _ in rows}
+
+
+def exists(connection: Connection, table: TableName) -> bool:
+    found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [_regclass(table)]).fetchone()
+    return bool(found and found[0])
+
+
+def columns(connection: Connection, table: TableName) -> list[TableColumn]:
+    rows = connection.execute(
+        "SELECT attname, atttypid, format_type(atttypid, NULL), attgenerated <> '' OR attidentity = 'a'"
+        " FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
+        [_regclass(table)],
+    ).fetchall()
+    if not rows:
+        raise SetUpWrong(f"There is no table {table.text} in the database, or it has no columns.")
+    return [TableColumn(*row) for row in rows]
+
+
+def primary_key(connection: Connection, table: TableName) -> tuple[str, ...]:
+    """Its columns in the order of the key; none where there is no primary key."""
+    rows = connection.execute(
+        "SELECT attname FROM pg_index, unnest(indkey) WITH ORDINALITY AS keyed(attnum, place), pg_attribute"
+        " WHERE indrelid = to_regclass(%s) AND indisprimary AND attrelid = indrelid"
+        " AND pg_attribute.attnum = keyed.attnum ORDER BY place",
+        [_regclass(table)],
+    ).fetchall()
+    return tuple(str(row[0]) for row in rows)
+
+
+def _regclass(table: TableName) -> str:
+    """As to_regclass reads it: quoted, so that capitals and dots mean themselves."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.table))

@@ -1,0 +1,180 @@
+"""Bringing a batch of events into a table: staged by COPY, inserted by one statement, in one transaction with its note.
+
+Invariant: when `load` returns, every event of the batch is in the table or among the dead letters, with its reason;
+when it raises, none is. An event that is there already stays as it is.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+
+from headwater.postgres.connecting import Connection, is_about_a_row
+from headwater.postgres.tables import STAGED_FIRST, STAGED_LAST
+
+_STAGE: Final = (
+    "CREATE TEMP TABLE IF NOT EXISTS headwater_staged (n bigint, stream text, ds_offset text, position bigint,"
+    " payload text) ON COMMIT DELETE ROWS"
+)
+_COPY: Final = "COPY pg_temp.headwater_staged FROM STDIN (FORMAT csv)"
+_LETTER: Final = (
+    "INSERT INTO headwater.dead_letters (job, stream_name, ds_offset, reason, detail, content_type, value)"
+    " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (job, stream_name, ds_offset) DO NOTHING"
+)
+_NOTE: Final = (
+    "INSERT INTO headwater.batches (job, query, partition, batch, events, dead) VALUES (%s, %s, %s, %s, %s, %s)"
+    " ON CONFLICT (job, query, partition) DO UPDATE SET batch = excluded.batch, events = excluded.events,"
+    " dead = excluded.dead, done_at = now()"
+)
+_CSV: Final = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
+_DETAIL_MAX: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which events these are: what a task of a batch brings."""
+
+    job: str
+    query: str
+    batch: int
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    events: int
+    dead: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Letter:
+    row: int
+    reason: str
+    detail: str
+
+
+def load(connection: Connection, insertion: str, part: Part, events: pa.Table, event_bytes_max: int) -> Loaded:
+    """`events` has the columns stream, offset, position, content_type and value (bytes), each stream in order."""
+    letters, rows = _sorted_out(events, event_bytes_max)
+    with connection.transaction():
+        if rows.num_rows:
+            connection.execute(_STAGE)
+            with connection.cursor().copy(_COPY) as copy:
+                copy.write(_as_csv(rows))
+            letters = letters + _insert(connection, insertion, rows)
+        for letter in letters:
+            _post(connection, part.job, events.slice(letter.row, 1).to_pylist()[0], letter)
+        connection.execute(
+            _NOTE, [part.job, part.query, part.partition, part.batch, events.num_rows - len(letters), len(letters)]
+        )
+    return Loaded(events.num_rows - len(letters), len(letters))
+
+
+def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_Letter]:
+    """Everything at once; where that fails because of a row, halves, until the row is alone."""
+    numbers: list[int] = rows["n"].to_pylist()
+    letters: list[_Letter] = []
+    waiting = [(0, len(numbers) - 1)]
+    while waiting:
+        first, last = waiting.pop()
+        statement = insertion.replace(STAGED_FIRST, str(numbers[first])).replace(STAGED_LAST, str(numbers[last]))
+        try:
+            with connection.transaction():
+                # Bytes: whatever signs names and paths have, nothing in it is a placeholder.
+                connection.execute(statement.encode())
+        except psycopg.Error as error:
+            if not is_about_a_row(error):
+                raise
+            if first == last:
+                letters.append(_Letter(numbers[first], _reason(error), _detail(error)))
+                continue
+            middle = (first + last) // 2
+            # The left half is taken first, so that rows keep their order.
+            waiting += [(middle + 1, last), (first, middle)]
+    return letters
+
+
+def _sorted_out(events: pa.Table, event_bytes_max: int) -> tuple[list[_Letter], pa.Table]:
+    """Events that cannot be rows, told without the database; and the others, numbered, as staging takes them."""
+    count = events.num_rows
+    values = events["value"].combine_chunks()
+    if isinstance(values, pa.ChunkedArray):
+        values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], pa.binary())
+    is_json = pc.match_substring_regex(events["content_type"], r"(?i)^\s*application/json\s*(;|$)")
+    too_big = pc.greater(pc.binary_length(values), event_bytes_max)
+    texts, spoiled = _texts(values)
+    is_object = pc.starts_with(pc.ascii_ltrim_whitespace(texts), "{")
+    bad = pc.or_(pc.or_(pc.invert(is_json), too_big), pc.or_(spoiled, pc.invert(is_object)))
+    letters = [
+        _why(number, bool(is_json[number].as_py()), bool(too_big[number].as_py()), event_bytes_max)
+        for number in pc.indices_nonzero(bad).to_pylist()
+    ]
+    offsets = events["offset"]
+    if offsets.null_count:
+        # A server that does not tell the offset of each message: its place in the stream names it as well.
+        places = [f"position:{place:016x}" for place in events["position"].to_pylist()]
+        offsets = pc.if_else(pc.is_null(offsets), pa.array(places), offsets)
+    rows = pa.table(
+        {
+            "n": pa.array(range(count), pa.int64()),
+            "stream": events["stream"],
+            "ds_offset": offsets,
+            "position": events["position"],
+            "payload": texts,
+        }
+    )
+    return letters, rows.filter(pc.invert(bad)) if letters else rows
+
+
+def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, pa.BooleanArray]:
+    """The values as text, and which of them are none."""
+    try:
+        return pc.cast(values, pa.string()), pa.repeat(pa.scalar(False), len(values))
+    except pa.ArrowInvalid:
+        texts: list[str] = []
+        spoiled: list[bool] = []
+        for value in values.to_pylist():
+            try:
+                texts.append(value.decode())
+                spoiled.append(False)
+            except UnicodeDecodeError:
+                texts.append("")
+                spoiled.append(True)
+        return pa.array(texts, pa.string()), pa.array(spoiled)
+
+
+def _why(number: int, is_json: bool, too_big: bool, event_bytes_max: int) -> _Letter:
+    if not is_json:
+        return _Letter(number, "not-json", "The stream's content type is not application/json.")
+    if too_big:
+        return _Letter(number, "too-big", f"The event has more than {event_bytes_max} bytes.")
+    return _Letter(number, "not-an-object", "The event is not a JSON object, so it has no fields.")
+
+
+def _reason(error: psycopg.Error) -> str:
+    return "constraint" if isinstance(error, psycopg.IntegrityError) else "refused"
+
+
+def _detail(error: psycopg.Error) -> str:
+    parts = [str(error.sqlstate), error.diag.message_primary or str(error), error.diag.message_detail or ""]
+    return " ".join(part for part in parts if part)[:_DETAIL_MAX]
+
+
+def _post(connection: Connection, job: str, event: dict[str, object], letter: _Letter) -> None:
+    offset = event["offset"] or f"position:{event['position']:016x}"
+    connection.execute(
+        _LETTER,
+        [job, event["stream"], offset, letter.reason, letter.detail, event["content_type"], event["value"]],
+    )
+
+
+def _as_csv(rows: pa.Table) -> bytes:
+    out = io.BytesIO()
+    pyarrow.csv.write_csv(rows, out, _CSV)
+    return out.getvalue()

@@ -1,0 +1,222 @@
+"""What Postgres's own output plugin says (protocol 1, text values), put together into transactions.
+
+Bytes in, transactions out; nothing here talks to a database. Invariant: a transaction is handed over when its commit
+was seen, and whole; a value that is not in the log (a large one that did not change) is never mistaken for NULL.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from headwater.postgres.values import Convert, MadeType, converter
+
+Operation = Literal["insert", "update", "delete", "truncate"]
+Row = dict[str, Any]
+
+_EPOCH: Final = dt.datetime(2000, 1, 1, tzinfo=dt.UTC)
+_u16: Final = struct.Struct("!H").unpack_from
+_u32: Final = struct.Struct("!I").unpack_from
+_begin: Final = struct.Struct("!QqI").unpack_from
+_commit: Final = struct.Struct("!BQQq").unpack_from
+
+
+class OutputError(Exception):
+    """Bytes that are not what the output plugin sends: another protocol, or a message of a future version."""
+
+
+class _Missing(enum.Enum):
+    UNCHANGED = "unchanged"
+
+
+UNCHANGED: Final = _Missing.UNCHANGED
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type_oid: int
+    in_key: bool
+    """Part of the replica identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table as it was when the changes behind it were made."""
+
+    oid: int
+    schema: str
+    table: str
+    identity: str
+    """`d` default (primary key), `n` nothing, `f` full, `i` index."""
+    columns: tuple[Column, ...]
+    converters: tuple[Convert, ...] = field(repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.schema}.{self.table}"
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns if column.in_key)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    operation: Operation
+    relation: Relation
+    new: Row | None = None
+    old: Row | None = None
+    """The old key, where it changed or the row is gone; the whole old row where the table has REPLICA IDENTITY FULL."""
+    unchanged: tuple[str, ...] = ()
+    """Columns whose (large) values are not in the log because they did not change."""
+
+
+@dataclass(slots=True)
+class Transaction:
+    xid: int
+    committed_at: dt.datetime
+    changes: list[Change] = field(default_factory=list)
+    end_lsn: int = 0
+    """Behind its commit: whoever has everything up to here has it."""
+
+
+class Decoder:
+    """Feed it messages in the order they came; it answers with a transaction when one is complete."""
+
+    def __init__(self, made_types: Mapping[int, MadeType] | None = None) -> None:
+        self._made_types = made_types or {}
+        self._relations: dict[int, Relation] = {}
+        self._open: Transaction | None = None
+        self._readers: dict[int, Callable[[bytes], Transaction | None]] = {
+            ord("B"): self._on_begin,
+            ord("C"): self._on_commit,
+            ord("R"): self._on_relation,
+            ord("I"): self._on_insert,
+            ord("U"): self._on_update,
+            ord("D"): self._on_delete,
+            ord("T"): self._on_truncate,
+            # Origins, made types and messages of applications say nothing about rows.
+            ord("O"): _nothing,
+            ord("Y"): _nothing,
+            ord("M"): _nothing,
+        }
+
+    def feed(self, message: bytes) -> Transaction | None:
+        reader = self._readers.get(message[0])
+        if reader is None:
+            raise OutputError(f"Postgres sent a message of kind {chr(message[0])!r}, which protocol 1 does not have.")
+        return reader(message)
+
+    def _on_begin(self, message: bytes) -> None:
+        _, committed_us, xid = _begin(message, 1)
+        self._open = Transaction(xid, _EPOCH + dt.timedelta(microseconds=committed_us))
+
+    def _on_commit(self, message: bytes) -> Transaction:
+        done = self._current()
+        self._open = None
+        done.end_lsn = _commit(message, 1)[2]
+        return done
+
+    def _on_relation(self, message: bytes) -> None:
+        (oid,) = _u32(message, 1)
+        schema, at = _string(message, 5)
+        table, at = _string(message, at)
+        identity = chr(message[at])
+        (count,) = _u16(message, at + 1)
+        at += 3
+        columns: list[Column] = []
+        for _ in range(count):
+            in_key = bool(message[at] & 1)
+            name, at = _string(message, at + 1)
+            columns.append(Column(name, _u32(message, at)[0], in_key))
+            at += 8
+        converters = tuple(converter(column.type_oid, self._made_types) for column in columns)
+        # pg_catalog is spelled as an empty name.
+        self._relations[oid] = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns), converters)
+
+    def _on_insert(self, message: bytes) -> None:
+        relation = self._relation(message)
+        new, _, _ = _tuple(message, 6, relation)
+        self._current().changes.append(Change("insert", relation, new))
+
+    def _on_update(self, message: bytes) -> None:
+        relation = self._relation(message)
+        at = 5
+        old: Row | None = None
+        if message[at] in b"KO":
+            whole = message[at] == ord("O")
+            old, at, _ = _tuple(message, at + 1, relation)
+            if not whole:
+                old = _key_of(old, relation)
+        new, _, unchanged = _tuple(message, at + 1, relation)
+        missing: list[str] = []
+        for name in unchanged:
+            if old is not None and name in old:
+                new[name] = old[name]
+            else:
+                missing.append(name)
+        self._current().changes.append(Change("update", relation, new, old, tuple(missing)))
+
+    def _on_delete(self, message: bytes) -> None:
+        relation = self._relation(message)
+        old, _, _ = _tuple(message, 6, relation)
+        if message[5] == ord("K"):
+            old = _key_of(old, relation)
+        self._current().changes.append(Change("delete", relation, None, old))
+
+    def _on_truncate(self, message: bytes) -> None:
+        (count,) = _u32(message, 1)
+        for number in range(count):
+            relation = self._relations[_u32(message, 6 + 4 * number)[0]]
+            self._current().changes.append(Change("truncate", relation))
+
+    def _current(self) -> Transaction:
+        if self._open is None:
+            raise OutputError("Postgres sent a change outside of a transaction.")
+        return self._open
+
+    def _relation(self, message: bytes) -> Relation:
+        return self._relations[_u32(message, 1)[0]]
+
+
+def _nothing(_: bytes) -> None:
+    return None
+
+
+def _string(message: bytes, at: int) -> tuple[str, int]:
+    end = message.index(b"\0", at)
+    return message[at:end].decode(), end + 1
+
+
+def _tuple(message: bytes, at: int, relation: Relation) -> tuple[Row, int, list[str]]:
+    """The row, the place behind it, and the columns that are not in the log."""
+    (count,) = _u16(message, at)
+    at += 2
+    row: Row = {}
+    unchanged: list[str] = []
+    columns, converters = relation.columns, relation.converters
+    for number in range(count):
+        kind = message[at]
+        at += 1
+        if kind == 116:  # t: text
+            (length,) = _u32(message, at)
+            at += 4
+            row[columns[number].name] = converters[number](message[at : at + length].decode())
+            at += length
+        elif kind == 110:  # n: NULL
+            row[columns[number].name] = None
+        elif kind == 117:  # u: unchanged and not in the log
+            unchanged.append(columns[number].name)
+        else:
+            raise OutputError(f"A value of kind {chr(kind)!r}: only text was asked for.")
+    return row, at, unchanged
+
+
+def _key_of(row: Row, relation: Relation) -> Row:
+    """Of an old key only its columns mean something; the others come as NULL."""
+    return {name: row[name] for name in relation.key_columns if name in row}

@@ -1,0 +1,251 @@
+"""A replication slot as a place to read changes from: create, look, plan, read, advance, drop.
+
+Reading does not move a slot; only `advance` does, and only to where everything was delivered. Traps that this module
+knows: after a crash a slot may stand further back than it was advanced to, so reads drop what lies at or before their
+start; only what is flushed can be decoded, so plans end at the flushed end of the log at most; and a read may go one
+transaction beyond its limit, so what ends behind the end is dropped. Invariant: `peek(start, end)` gives the same
+transactions every time, until the slot is advanced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headwater.postgres.catalog import TableName, exists, made_types
+from headwater.postgres.connecting import Connection, SetUpWrong
+from headwater.postgres.lsn import lsn_from_text, lsn_to_text
+from headwater.postgres.pgoutput import Decoder, Transaction
+
+PLUGIN: Final = "pgoutput"
+_COMMIT: Final = ord("C")
+_BUSY_WAIT_S: Final = 15.0
+_LISTS_RUNNING_TRANSACTIONS: Final = 160000
+"""The release from which a session may have the running transactions logged, which lets a slot's restart point move."""
+
+
+class SlotLost(SetUpWrong):
+    """Changes are gone from the log before they were read; only a new snapshot can help."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    name: str
+    database: str
+    active: bool
+    confirmed_lsn: int
+    restart_lsn: int
+    current_lsn: int
+    wal_status: str
+    kept_bytes_left: int | None
+    """How much more log may be written before the slot is lost; None without a ceiling."""
+
+    @property
+    def lag_bytes(self) -> int:
+        """Log that Postgres keeps for this slot."""
+        return max(0, self.current_lsn - self.restart_lsn)
+
+    @property
+    def is_lost(self) -> bool:
+        return self.wal_status == "lost"
+
+
+def states(connection: Connection, name: str | None = None) -> list[SlotState]:
+    """The logical slots of this database, or the one of this name."""
+    rows = connection.execute(
+        "SELECT slot_name, database, active, coalesce(confirmed_flush_lsn, '0/0')::text,"
+        " coalesce(restart_lsn, confirmed_flush_lsn, '0/0')::text, pg_current_wal_flush_lsn()::text,"
+        " coalesce(wal_status, 'lost'), safe_wal_size"
+        " FROM pg_replication_slots WHERE slot_type = 'logical' AND database = current_database()"
+        " AND (%s::text IS NULL OR slot_name = %s) ORDER BY slot_name",
+        [name, name],
+    ).fetchall()
+    return [
+        SlotState(
+            name=row[0],
+            database=row[1],
+            active=row[2],
+            confirmed_lsn=lsn_from_text(row[3]),
+            restart_lsn=lsn_from_text(row[4]),
+            current_lsn=lsn_from_text(row[5]),
+            wal_status=row[6],
+            kept_bytes_left=row[7],
+        )
+        for row in rows
+    ]
+
+
+def state(connection: Connection, name: str) -> SlotState | None:
+    found = states(connection, name)
+    return found[0] if found else None
+
+
+def create(connection: Connection, name: str) -> SlotState:
+    """The slot of this name, made if there is none."""
+    found = state(connection, name)
+    if found is not None:
+        return found
+    level = connection.execute("SELECT current_setting('wal_level')").fetchone()
+    if level is None or level[0] != "logical":
+        raise SetUpWrong(
+            f"Postgres has wal_level={level and level[0]}; reading changes needs wal_level=logical and a restart."
+        )
+    try:
+        connection.execute("SELECT pg_create_logical_replication_slot(%s, %s)", [name, PLUGIN])
+    except psycopg.errors.DuplicateObject:
+        raise SetUpWrong(f"A slot {name} exists for another database; choose another name.") from None
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise SetUpWrong(f"Reading changes needs a role with REPLICATION: {error}") from None
+    made = state(connection, name)
+    assert made is not None
+    return made
+
+
+def drop(connection: Connection, name: str) -> bool:
+    """Drop the slot; whether there was one. A reader that is just ending is waited for."""
+    deadline = time.monotonic() + _BUSY_WAIT_S
+    while True:
+        try:
+            dropped = connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE slot_name = %s AND database = current_database()",
+                [name],
+            ).fetchall()
+            return bool(dropped)
+        except psycopg.errors.ObjectInUse:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+def publish(connection: Connection, publication: str, tables: Sequence[TableName], *, full_rows: bool) -> None:
+    """See to it that changes of these tables are decoded, from now on and without a gap."""
+    for table in tables:
+        if not exists(connection, table):
+            raise SetUpWrong(f"There is no table {table.text} to read changes of.")
+    name = sql.Identifier(publication)
+    if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
+        with contextlib.suppress(psycopg.errors.DuplicateObject):  # Another reader was quicker.
+            connection.execute(sql.SQL("CREATE PUBLICATION {}").format(name))
+    rows = connection.execute(
+        "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", [publication]
+    ).fetchall()
+    there = {TableName(*row) for row in rows}
+    for table in tables:
+        with connection.transaction():
+            if table not in there:
+                # A transaction that wrote before the table was published and commits afterwards would be missed, by
+                # the snapshot and by the slot. The lock lets those end first.
+                connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table.quoted))
+                connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, table.quoted))
+            if full_rows:
+                _identify_by_row(connection, table)
+
+
+def _identify_by_row(connection: Connection, table: TableName) -> None:
+    now = connection.execute(
+        "SELECT relreplident::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+        " WHERE nspname = %s AND relname = %s",
+        [table.schema, table.table],
+    ).fetchone()
+    if now != ("f",):
+        connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.quoted))
+
+
+def flushed_lsn(connection: Connection) -> int:
+    """Up to here, and no further, changes can be decoded."""
+    row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
+    assert row is not None
+    return lsn_from_text(row[0])
+
+
+def last_commit(connection: Connection, slot: str, publication: str, end: int, changes_max: int) -> tuple[int, int]:
+    """Where the last transaction ends that begins within so many changes, and how many messages lead there.
+
+    (0, 0) when there is none. Decoded and counted by Postgres: nothing is sent.
+    """
+    row = _busy(
+        connection,
+        "SELECT coalesce(max(lsn) FILTER (WHERE get_byte(data, 0) = %s), '0/0')::text, count(*)"
+        " FROM pg_logical_slot_peek_binary_changes(%s, %s, %s, 'proto_version', '1', 'publication_names', %s)",
+        [_COMMIT, slot, lsn_to_text(end), changes_max, publication],
+    ).fetchone()
+    assert row is not None
+    return lsn_from_text(row[0]), row[1]
+
+
+def messages(
+    connection: Connection, slot: str, publication: str, end: int, changes_max: int | None = None
+) -> list[bytes]:
+    """What the slot holds up to `end`, as the plugin says it."""
+    cursor = _busy(
+        connection,
+        "SELECT data FROM pg_logical_slot_peek_binary_changes"
+        "(%s, %s, %s, 'proto_version', '1', 'publication_names', %s)",
+        [slot, lsn_to_text(end), changes_max, publication],
+        binary=True,
+    )
+    return [row[0] for row in cursor]
+
+
+def transactions(connection: Connection, said: Sequence[bytes], start: int, end: int) -> Iterator[Transaction]:
+    """Those that end in (start, end]."""
+    decoder = Decoder(made_types(connection))
+    for message in said:
+        done = decoder.feed(message)
+        if done is not None and start < done.end_lsn <= end:
+            yield done
+
+
+def advance(connection: Connection, slot: str, lsn: int) -> None:
+    """Everything up to here was delivered. Going back is not possible, and asking for it does nothing."""
+    now = state(connection, slot)
+    if now is None or now.confirmed_lsn >= lsn:
+        return
+    _busy(connection, "SELECT pg_replication_slot_advance(%s, %s)", [slot, lsn_to_text(lsn)])
+
+
+def let_restart_move(connection: Connection) -> None:
+    """Every read decodes again from the slot's restart point; have it move, where the release and our role allow it."""
+    if connection.info.server_version >= _LISTS_RUNNING_TRANSACTIONS:
+        # Without the privilege it moves in Postgres's own rhythm, every 15 s.
+        with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
+            connection.execute("SELECT pg_log_standby_snapshot()")
+
+
+def check(found: SlotState | None, name: str, start: int) -> SlotState:
+    """That the slot still has everything behind `start`."""
+    again = f" Drop it and its checkpoint to begin with a new snapshot: headwater sync slots drop {name}."
+    if found is None:
+        raise SlotLost(f"The slot {name} is gone: somebody dropped it, or the database was restored without it.{again}")
+    if found.is_lost:
+        raise SlotLost(
+            f"The slot {name} is lost: more log was written than max_slot_wal_keep_size while nobody read.{again}"
+        )
+    if found.confirmed_lsn > start:
+        raise SlotLost(
+            f"The slot {name} stands at {lsn_to_text(found.confirmed_lsn)}, but only changes up to"
+            f" {lsn_to_text(start)} were delivered: somebody else advanced it, or made it anew.{again}"
+        )
+    return found
+
+
+def _busy(
+    connection: Connection, query: str, parameters: Sequence[object], *, binary: bool = False
+) -> psycopg.Cursor[tuple[Any, ...]]:
+    """One at a time may read a slot: a reader of a task that was given up may need a moment to end."""
+    deadline = time.monotonic() + _BUSY_WAIT_S
+    while True:
+        try:
+            cursor = connection.cursor(binary=binary)
+            return cursor.execute(query, parameters)
+        except psycopg.errors.ObjectInUse:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.02)

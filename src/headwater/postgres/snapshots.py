@@ -1,0 +1,175 @@
+"""What was in a table before its changes were followed: copied once, within the database, and told apart from changes.
+
+A copy is a table of its own, made in one transaction with the note of what that transaction saw. So it can be read in
+pieces, by any node, again after any crash, always alike. Invariant: a transaction's changes of a table are in its copy
+or in the change feed, never in both: those that the copy saw are dropped from the feed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import psycopg
+from psycopg import sql
+
+from headwater.postgres.catalog import TableColumn, TableName, columns, made_types
+from headwater.postgres.connecting import Connection
+from headwater.postgres.lsn import lsn_from_text
+from headwater.postgres.pgoutput import Column, Relation, Row
+from headwater.postgres.values import converter
+
+SCHEMA: Final = "headwater"
+_ROW_NUMBER: Final = "headwater_row"
+_XIDS_PER_EPOCH: Final = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a transaction could see of others."""
+
+    xmin: int
+    xmax: int
+    running: frozenset[int]
+    lsn: int
+    """The end of the log a moment later: whoever commits behind it was not seen."""
+
+    def has(self, xid: int, end_lsn: int) -> bool:
+        """Whether the changes of this transaction were seen; `xid` as the log has it, without its epoch."""
+        if end_lsn > self.lsn:
+            return False
+        # Everything that commits at or before `lsn` was running within one epoch of us.
+        full = (self.xmax & ~(_XIDS_PER_EPOCH - 1)) | xid
+        if full > self.xmax + (_XIDS_PER_EPOCH >> 1):
+            full -= _XIDS_PER_EPOCH
+        return full < self.xmin or (full < self.xmax and full not in self.running)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The rows of a table when its changes began to be followed."""
+
+    table: TableName
+    copy: TableName
+    rows: int
+    seen: Seen
+    columns: tuple[Column, ...]
+
+
+def prepare(connection: Connection) -> None:
+    """The place for copies and for what is known of them."""
+    try:
+        with connection.transaction():
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {SCHEMA}.snapshots (slot text, relation text, copy text, rows bigint NOT"
+                " NULL, snapshot text NOT NULL, lsn pg_lsn NOT NULL, columns jsonb NOT NULL, taken_at timestamptz NOT"
+                " NULL DEFAULT now(), PRIMARY KEY (slot, relation))"
+            )
+    except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema):
+        pass  # Somebody else made it in the same moment.
+
+
+def take(connection: Connection, slot: str, table: TableName, *, with_rows: bool) -> Copy:
+    """The copy for this slot, made if there is none. Without rows, changes alone are followed, from now on."""
+    found = load(connection, slot, table)
+    if found is not None:
+        return found
+    copy = TableName(SCHEMA, _copy_name(connection, slot, table))
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        seen = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+        assert seen is not None
+        described = columns(connection, table)
+        rows = _fill(connection, table, copy) if with_rows else 0
+        connection.execute(
+            f"INSERT INTO {SCHEMA}.snapshots (slot, relation, copy, rows, snapshot, lsn, columns)"
+            " VALUES (%s, %s, %s, %s, %s, pg_current_wal_insert_lsn(), %s)",
+            [slot, table.text, copy.table, rows, seen[0], json.dumps([_as_json(column) for column in described])],
+        )
+    taken = load(connection, slot, table)
+    assert taken is not None
+    return taken
+
+
+def load(connection: Connection, slot: str, table: TableName) -> Copy | None:
+    row = connection.execute(
+        f"SELECT copy, rows, snapshot, lsn::text, columns FROM {SCHEMA}.snapshots WHERE slot = %s AND relation = %s",
+        [slot, table.text],
+    ).fetchone()
+    if row is None:
+        return None
+    name, rows, snapshot, lsn, described = row
+    xmin, xmax, running = snapshot.split(":")
+    seen = Seen(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(lsn))
+    known = tuple(Column(one["name"], one["type_oid"], in_key=False) for one in described)
+    return Copy(table, TableName(SCHEMA, name), rows, seen, known)
+
+
+def read(connection: Connection, copy: Copy, first: int, last: int) -> Iterator[Row]:
+    """The rows numbered first to last, both counted in, as the change feed would spell them."""
+    made = made_types(connection)
+    converters = [converter(column.type_oid, made) for column in copy.columns]
+    names = [column.name for column in copy.columns]
+    query = sql.SQL("COPY (SELECT {} FROM {} WHERE {} BETWEEN {} AND {} ORDER BY {}) TO STDOUT").format(
+        sql.SQL(", ").join(map(sql.Identifier, names)),
+        copy.copy.quoted,
+        sql.Identifier(_ROW_NUMBER),
+        first,
+        last,
+        sql.Identifier(_ROW_NUMBER),
+    )
+    # Through COPY, because it spells values with the types' output functions, as the log's plugin does.
+    with connection.cursor().copy(query) as out:
+        for row in out.rows():
+            yield {
+                name: None if text is None else convert(text)
+                for name, convert, text in zip(names, converters, row, strict=True)
+            }
+
+
+def relation_of(copy: Copy, key: tuple[str, ...]) -> Relation:
+    """The copied table as the change feed would describe it."""
+    known = tuple(Column(column.name, column.type_oid, column.name in key) for column in copy.columns)
+    return Relation(0, copy.table.schema, copy.table.table, "d", known, ())
+
+
+def discard_rows(connection: Connection, copy: Copy) -> None:
+    """The rows were delivered; what the copy saw stays known."""
+    connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(copy.copy.quoted))
+
+
+def forget(connection: Connection, slot: str) -> None:
+    """Everything of this slot, rows included."""
+    if connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.snapshots"]).fetchone() == (None,):
+        return
+    with connection.transaction():
+        for (name,) in connection.execute(
+            f"DELETE FROM {SCHEMA}.snapshots WHERE slot = %s RETURNING copy", [slot]
+        ).fetchall():
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
+
+
+def _fill(connection: Connection, table: TableName, copy: TableName) -> int:
+    connection.execute(
+        sql.SQL("CREATE TABLE {} AS SELECT row_number() OVER () AS {}, t.* FROM {} AS t").format(
+            copy.quoted, sql.Identifier(_ROW_NUMBER), table.quoted
+        )
+    )
+    connection.execute(sql.SQL("ALTER TABLE {} ADD PRIMARY KEY ({})").format(copy.quoted, sql.Identifier(_ROW_NUMBER)))
+    row = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(copy.quoted)).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _copy_name(connection: Connection, slot: str, table: TableName) -> str:
+    """Short enough for Postgres, whatever the names are."""
+    row = connection.execute("SELECT md5(%s)", [f"{slot} {table.text}"]).fetchone()
+    assert row is not None
+    return f"copy_{row[0]}"
+
+
+def _as_json(column: TableColumn) -> dict[str, object]:
+    return {"name": column.name, "type_oid": column.type_oid}
