@@ -22,7 +22,7 @@ def spark_session(cores: int = 2) -> Iterator[SparkSession]:
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise SystemExit("PySpark is missing: pip install --require-hashes -r requirements/spark.txt") from None
+        raise SystemExit("PySpark is missing: pip install --require-hashes -r requirements/stack.txt") from None
     if shutil.which("java") is None:
         raise SystemExit("Java is missing; on Debian: apt-get install openjdk-17-jre-headless")
     from headwater.spark import configure

@@ -20,7 +20,7 @@ from tests.serving import Server, serve
 from tests.vitest_run import node, require_npm_packages
 
 HOW_TO_INSTALL = (
-    "Run `make test`, which installs everything, or by hand: `pip install --require-hashes -r requirements/spark.txt`"
+    "Run `make test`, which installs everything, or by hand: `pip install --require-hashes -r requirements/stack.txt`"
     " and a Java 17 or newer (on Debian: apt-get install openjdk-17-jre-headless)."
 )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from headwater.spark import conf_lines
 from headwater.spark.errors import OptionError
-from headwater.spark.options import OPTIONS, sink_options, source_options
+from headwater.spark.options import OPTIONS, as_markdown, sink_options, source_options
 from headwater.spark.source import HeadwaterSource
 
 URL = {"url": "http://localhost:4437/v1/stream"}
@@ -15,6 +18,13 @@ def test_the_docstring_of_the_source_is_the_manual() -> None:
     assert HeadwaterSource.__doc__ is not None
     for option in OPTIONS:
         assert f"``{option.name}``" in HeadwaterSource.__doc__
+
+
+def test_the_tables_of_the_page_are_the_options() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    assert as_markdown() in page, f"docs/spark.md must hold these tables:\n{as_markdown()}"
+    for line in conf_lines():
+        assert line in page, f"docs/spark.md must name the setting {line}"
 
 
 def test_defaults_fit_together() -> None:

@@ -339,6 +339,19 @@ def as_manual() -> str:
     return "\n".join(lines)
 
 
+def as_markdown() -> str:
+    """The same as tables, for the documentation."""
+    parts = []
+    for side, title in (("both", "Source and sink"), ("source", "Source"), ("sink", "Sink")):
+        rows = []
+        for option in OPTIONS:
+            if option.side == side:
+                default = f"`{option.default}`" if option.default else "none"
+                rows.append(f"| `{option.name}` | {default} | {option.takes} | {option.purpose} |")
+        parts.append(f"### {title}\n\n| option | default | takes | purpose |\n|---|---|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(parts)
+
+
 class _Reading:
     """Takes options by name, as text, and says what is wrong with them."""
 

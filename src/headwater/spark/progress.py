@@ -1,21 +1,22 @@
 """What a streaming query does, told to others: as Prometheus metrics beside the server's, and as events in a stream.
 
-Invariant: a listener never disturbs the query it listens to. What cannot be told is logged and dropped.
+Invariant: a listener never disturbs the query it listens to: it keeps numbers, and others fetch or send them.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-from typing import TYPE_CHECKING, Any
+import math
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from headwater.spark.delivery import Source
-from headwater.spark.errors import HeadwaterError, StreamMissing
-from headwater.spark.options import Connection
-from headwater.spark.protocol import connect
+from headwater.spark.status import PIPELINE, State, StatusStream
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import (
@@ -25,9 +26,18 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-log = logging.getLogger("headwater.spark")
+OFFSETS_TOLD: Final = 100
+"""Streams whose last offset an event names; a query may read thousands."""
+_SAID_MAX: Final = 1000
+_OUR_ERROR: Final = re.compile(r"headwater\.[\w.]*errors\.\w+: (.+)")
 
-_JSON = "application/json"
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """From where to where a query goes, in words."""
+
+    source: str
+    target: str
 
 
 class ProgressMetrics(StreamingQueryListener):
@@ -91,56 +101,100 @@ class ProgressMetrics(StreamingQueryListener):
 
 
 class ProgressStream(StreamingQueryListener):
-    """Appends what happens to queries to a JSON stream, one event each, keyed by query, for a page to follow."""
+    """Tells the present state of each query to a stream, by default to the one that the UI's page "Pipeline" shows.
 
-    def __init__(self, url: str, stream: str, token: str = "") -> None:
-        self._client = connect(Connection(url.rstrip("/"), token=token, retry_timeout_s=5.0))
-        self._stream = stream
-        self._seqs: dict[str, int] = {}
+    `flows` says of a query, by its name, what it reads and writes, in words for people; without it the page shows the
+    streams that the query reads. Pass `status` to share one `StatusStream` with others who have something to tell.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        stream: str = PIPELINE,
+        *,
+        token: str = "",
+        flows: Mapping[str, Flow] | None = None,
+        status: StatusStream | None = None,
+    ) -> None:
+        self.status = status or StatusStream(url, stream, token=token)
+        self._flows = dict(flows or {})
+        self._names: dict[str, str] = {}
+        self._states: dict[str, State] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        self._tell(str(event.id), str(event.runId), {"state": "running", "name": event.name, "at": event.timestamp})
+        self._tell(str(event.id), event.name, {"status": "running", "error": None})
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
-        told = {
-            "state": "running",
-            "name": progress.name,
-            "at": progress.timestamp,
+        ends = [source.endOffset for source in progress.sources]
+        waiting = [lags(source.endOffset, source.latestOffset) for source in progress.sources]
+        offsets = {stream: offset for end in ends for stream, offset in last_offsets(end).items()}
+        told: State = {
+            "status": "running",
+            "error": None,
             "batch": progress.batchId,
+            "batch_ms": progress.durationMs.get("triggerExecution"),
+            "phases_ms": dict(progress.durationMs),
             "rows": progress.numInputRows,
-            "inputRowsPerSecond": progress.inputRowsPerSecond,
-            "processedRowsPerSecond": progress.processedRowsPerSecond,
-            "milliseconds": dict(progress.durationMs),
-            "sources": [
-                {"description": source.description, "lag": sum(lags(source.endOffset, source.latestOffset).values())}
-                for source in progress.sources
-            ],
+            "input_rows_per_s": _number(progress.inputRowsPerSecond),
+            "processed_rows_per_s": _number(progress.processedRowsPerSecond),
+            "lag_messages": sum(sum(lag.values()) for lag in waiting) if any(waiting) else None,
+            "streams": len(offsets),
+            "offsets": dict(sorted(offsets.items())[:OFFSETS_TOLD]),
         }
-        self._tell(str(progress.id), str(progress.runId), told)
+        if offsets:
+            told["source"] = _listed(sorted(offsets))
+        self._tell(str(progress.id), progress.name, told)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing new to tell."""
+        """Nothing to do is a state too, and the page calls a query silent that says nothing for half a minute."""
+        known = self._states.get(str(event.id), {})
+        lag = {"lag_messages": 0} if known.get("lag_messages") is not None else {}
+        self._tell(str(event.id), None, {"input_rows_per_s": 0.0, "processed_rows_per_s": 0.0} | lag)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        ended = {"state": "failed" if event.exception else "ended", "error": event.exception}
-        self._tell(str(event.id), str(event.runId), ended)
+        ended: State = {"status": "stopped", "input_rows_per_s": 0.0}
+        if event.exception is not None:
+            error = {"message": said_by(event.exception), "at_ms": time.time_ns() // 1_000_000}
+            ended = {"status": "failed", "input_rows_per_s": 0.0, "error": error}
+        self._tell(str(event.id), None, ended, urgent=True)
 
-    def _tell(self, query: str, run: str, value: dict[str, Any]) -> None:
-        seq = self._seqs.get(run, 0)
-        operation = "update" if seq else "insert"
-        told = {"type": "query", "key": query, "value": value, "headers": {"operation": operation}}
-        producer = Source(f"progress-{run}", 0, "driver").producer(self._stream, seq)
-        body = json.dumps([told]).encode()
-        try:
-            try:
-                self._client.append(self._stream, body, _JSON, producer)
-            except StreamMissing:
-                self._client.create(self._stream, _JSON)
-                self._client.append(self._stream, body, _JSON, producer)
-            self._seqs[run] = seq + 1
-        except HeadwaterError as error:
-            log.warning("progress of query %s could not be told: %s", query, error)
+    def close(self) -> None:
+        """Send what waits."""
+        self.status.close()
+
+    def _tell(self, query: str, name: str | None, news: State, *, urgent: bool = False) -> None:
+        key = self._names.setdefault(query, name or query)
+        known = self._states.setdefault(query, {"name": key, "id": query})
+        known.update(news)
+        if (flow := self._flows.get(key)) is not None:
+            known |= {"source": flow.source, "target": flow.target}
+        self.status.tell("query", key, dict(known), urgent=urgent)
+
+
+def last_offsets(end: str | None) -> dict[str, str]:
+    """Up to where each stream was read. Empty for sources of other kinds."""
+    try:
+        return {stream: str(place["offset"]) for stream, place in json.loads(end or "{}").items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def said_by(exception: str) -> str:
+    """The sentence of an error that tells what happened and what to do, without the traces around it."""
+    ours = _OUR_ERROR.findall(exception)
+    if ours:
+        return str(ours[-1]).strip()[:_SAID_MAX]
+    return next((line.strip() for line in exception.splitlines() if line.strip()), exception)[:_SAID_MAX]
+
+
+def _number(rate: float) -> float | None:
+    """JSON has no NaN, which Spark gives where no time has passed."""
+    return rate if math.isfinite(rate) else None
+
+
+def _listed(streams: list[str]) -> str:
+    return ", ".join(streams[:3]) + (f" and {len(streams) - 3} more" if len(streams) > 3 else "")
 
 
 def lags(end: str | None, latest: str | None) -> dict[str, int]:

@@ -1,0 +1,111 @@
+"""What a pipeline tells of itself: the present state of each query and slot, as state events in one JSON stream.
+
+The page "Pipeline" of the server's UI folds that stream. Invariant: telling never waits and never fails its caller.
+What was told is sent by a thread of its own, the latest state of each thing only, at most once in `interval_s`; while
+the server is away the states wait, and none of them is missed when it is back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+import uuid
+from typing import Any, Final
+
+from headwater.spark.errors import HeadwaterError, ServerRefused, StreamMissing
+from headwater.spark.options import Connection
+from headwater.spark.protocol import Client, Producer
+
+log = logging.getLogger("headwater.spark")
+
+PIPELINE: Final = "__pipeline__"
+"""The stream that the UI's page reads."""
+
+_JSON: Final = "application/json"
+_SEND_TIMEOUT_S: Final = 5.0
+
+State = dict[str, Any]
+
+
+class StatusStream:
+    """`tell` as often as you like; `close` when all is told."""
+
+    def __init__(self, url: str, stream: str = PIPELINE, *, token: str = "", interval_s: float = 1.0) -> None:
+        self._client = Client(Connection(url.rstrip("/"), token=token, retry_timeout_s=_SEND_TIMEOUT_S))
+        self._stream = stream
+        self._interval_s = interval_s
+        self._changed = threading.Condition()
+        self._waiting: dict[tuple[str, str], State] = {}
+        self._urgent = False
+        self._closed = False
+        self._name, self._seq = _fresh_name(), 0
+        self._sender = threading.Thread(target=self._send_all, name="headwater-status", daemon=True)
+        self._sender.start()
+
+    def tell(self, kind: str, key: str, state: State, *, urgent: bool = False) -> None:
+        """The whole state of a thing (`query`, `slot`): it takes the place of what was told before."""
+        told = {"updated_at_ms": time.time_ns() // 1_000_000, **state}
+        with self._changed:
+            self._waiting[kind, key] = told
+            self._urgent |= urgent
+            self._changed.notify()
+
+    def close(self, timeout_s: float = _SEND_TIMEOUT_S) -> None:
+        """Send what waits, and end."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._sender.join(timeout_s)
+
+    def _send_all(self) -> None:
+        sent_at = float("-inf")
+        while True:
+            with self._changed:
+                while not self._is_due(sent_at):
+                    if self._closed and not self._waiting:
+                        return
+                    left_s = sent_at + self._interval_s - time.monotonic()
+                    self._changed.wait(left_s if self._waiting else None)
+                told, self._waiting, self._urgent = self._waiting, {}, False
+            sent_at = time.monotonic()
+            if not self._send(told):
+                with self._changed:
+                    if self._closed:
+                        return
+                    self._waiting = told | self._waiting
+
+    def _is_due(self, sent_at: float) -> bool:
+        if not self._waiting:
+            return False
+        return self._urgent or self._closed or time.monotonic() - sent_at >= self._interval_s
+
+    def _send(self, told: dict[tuple[str, str], State]) -> bool:
+        events = [
+            {"type": kind, "key": key, "value": state, "headers": {"operation": "upsert"}}
+            for (kind, key), state in told.items()
+        ]
+        body = json.dumps(events, default=str).encode()
+        producer = Producer(self._name, 0, self._seq)
+        try:
+            try:
+                self._client.append(self._stream, body, _JSON, producer)
+            except StreamMissing:
+                with contextlib.suppress(ServerRefused):
+                    self._client.create(self._stream, _JSON)
+                # A stream that was created anew knows nothing of us.
+                self._name, self._seq = _fresh_name(), 0
+                self._client.append(self._stream, body, _JSON, Producer(self._name, 0, 0))
+        except HeadwaterError as error:
+            log.warning("the status of %d queries and slots could not be told: %s", len(told), error)
+            # Whether it arrived is not known; a state that is told twice is the same state.
+            self._name, self._seq = _fresh_name(), 0
+            return False
+        self._seq += 1
+        return True
+
+
+def _fresh_name() -> str:
+    return f"status-{uuid.uuid4()}"

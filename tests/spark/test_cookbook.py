@@ -1,0 +1,83 @@
+"""The recipes of the cookbook, run as they stand on the page, one after the other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.serving import serve
+from tests.spark.conftest import REPOSITORY
+from tests.spark.querying import wait_until
+from tests.spark.streams import Streams
+
+PAGE = REPOSITORY / "docs" / "spark-cookbook.md"
+ORDERS = [
+    {"id": 1, "customer": "ada", "amount": 10.5},
+    {"id": 2, "customer": "bob", "amount": 25.5},
+    {"id": 3, "customer": "ada", "amount": 30.5},
+    {"id": "four"},
+    {"id": 5, "customer": "ada", "amount": 20},
+    {"id": 6},
+]
+
+
+def recipes() -> list[tuple[str, str]]:
+    """Title and code of each."""
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.findall(r"^## (.+?)\n(.*?)^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(title, code) for title, between, code in found if "\n## " not in between]
+
+
+def the_state_is_told(spark: SparkSession, kitchen: dict[str, Any]) -> None:
+    """The listeners hear of a query a moment after it is over."""
+    with httpx.Client(timeout=30.0) as http:
+        streams = Streams(kitchen["url"], http)
+        try:
+            wait_until(
+                lambda: (
+                    streams.exists("__pipeline__")
+                    and streams.messages("__pipeline__")[-1]["value"]["status"] == "stopped"
+                ),
+                "the end of the query is told",
+            )
+            state = streams.messages("__pipeline__")[-1]
+            assert (state["key"], state["value"]["rows"], state["value"]["target"]) == ("orders-to-lake", 6, "Parquet")
+            page = http.get(f"http://127.0.0.1:{kitchen['port']}/metrics").text
+            assert 'headwater_spark_rows_total{query="orders-to-lake"} 6.0' in page
+        finally:
+            for name in ("metrics", "told"):
+                spark.streams.removeListener(kitchen[name])
+            kitchen["told"].close()
+
+
+PROOFS = {"Watch a query": the_state_is_told}
+"""What a recipe promises for a moment later."""
+
+
+@pytest.fixture(scope="module")
+def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """A server with the streams of the page, and names that the recipes share."""
+    with serve(DS_REGISTRY__ENABLED="true") as server, httpx.Client(timeout=30.0) as http:
+        streams = Streams(f"{server.url}/v1/stream", http)
+        streams.filled("orders", ORDERS)
+        streams.filled("state", [{"key": "lamp", "value": "on"}, {"key": "lamp", "value": "off"}])
+        for name in ("sensors/1", "sensors/2"):
+            streams.filled(name, [1])
+        yield {"url": streams.root, "work": str(tmp_path_factory.mktemp("work"))}
+
+
+@pytest.mark.parametrize(("title", "code"), recipes(), ids=lambda value: value if "\n" not in value else "")
+def test_recipe(spark: SparkSession, kitchen: dict[str, Any], title: str, code: str) -> None:
+    kitchen["spark"] = spark
+    exec(compile(code, f"{PAGE.name}: {title}", "exec"), kitchen)  # noqa: S102 - the page is ours
+    if (proof := PROOFS.get(title)) is not None:
+        proof(spark, kitchen)
+
+
+def test_no_recipe_is_overlooked() -> None:
+    assert len(recipes()) == PAGE.read_text(encoding="utf-8").count("```python") == 12

@@ -1,0 +1,109 @@
+"""Waiting for news of many streams: who is told of, how soon, and through a server that goes away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headwater.spark import watching
+from headwater.spark.options import Connection
+from headwater.spark.protocol import Client
+from headwater.spark.watching import Watch
+from tests.serving import serve
+from tests.spark.streams import Streams
+
+
+def watch_of(streams: Streams) -> Watch:
+    connection = Connection(streams.root)
+    return Watch(Client(connection), connection)
+
+
+def test_the_stream_with_news_is_named_at_once(streams: Streams, stream_name: Callable[[], str]) -> None:
+    names = [streams.create(stream_name()) for _ in range(20)]
+    watch = watch_of(streams)
+    try:
+        watch.await_news({name: streams.tail(name) for name in names})
+        assert watch.take(0.2) == set()
+        streams.append(names[7], [1])
+        began = time.monotonic()
+        assert watch.take(10.0) == {names[7]}
+        assert time.monotonic() - began < 2.0
+        # Told once; a new poll begins where the caller says.
+        watch.await_news({names[7]: streams.tail(names[7])})
+        assert watch.take(0.2) == set()
+    finally:
+        watch.close()
+
+
+def test_news_that_came_before_the_poll_is_news(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    before = streams.tail(name)
+    streams.append(name, [1])
+    watch = watch_of(streams)
+    try:
+        watch.await_news({name: before})
+        assert watch.take(10.0) == {name}
+    finally:
+        watch.close()
+
+
+def test_a_poll_that_times_out_is_sent_again(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    watch = watch_of(streams)
+    try:
+        watch.await_news({name: streams.tail(name)})
+        # The server answers 204 after two seconds.
+        assert watch.take(3.0) == set()
+        streams.append(name, [1])
+        assert watch.take(10.0) == {name}
+    finally:
+        watch.close()
+
+
+def test_deletion_is_news(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name())
+    watch = watch_of(streams)
+    try:
+        watch.await_news({name: streams.tail(name)})
+        assert watch.take(0.1) == set()
+        streams.delete(name)
+        assert watch.take(10.0) == {name}
+    finally:
+        watch.close()
+
+
+def test_beyond_the_limit_streams_are_asked_about_in_turns(
+    streams: Streams, stream_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "POLLS_MAX", 2)
+    names = [streams.create(stream_name()) for _ in range(5)]
+    watch = watch_of(streams)
+    try:
+        watch.await_news({name: streams.tail(name) for name in names})
+        assert watch.take(5.0) == set(names[2:])
+    finally:
+        watch.close()
+
+
+def test_a_server_that_comes_back_is_found(tmp_path: Path) -> None:
+    settings = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": "data"}
+    with httpx.Client(timeout=30.0) as http:
+        with serve(directory=tmp_path, **settings) as server:  # type: ignore[arg-type]
+            port = server.port
+            streams = Streams(f"{server.url}/v1/stream", http)
+            name = streams.create("restarted")
+            tail = streams.tail(name)
+            watch = watch_of(streams)
+            watch.await_news({name: tail})
+            assert watch.take(0.1) == set()
+            server.kill()
+        try:
+            with serve(directory=tmp_path, port=port, **settings):  # type: ignore[arg-type]
+                streams.append(name, [1])
+                assert watch.take(10.0) == {name}
+        finally:
+            watch.close()
