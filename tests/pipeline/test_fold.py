@@ -145,7 +145,7 @@ def encoded(events: list[dict[str, Any]]) -> bytes:
 def rows(url: str, table: str = "folds") -> dict[str, dict[tuple[str, str], Any]]:
     found: dict[str, dict[tuple[str, str], Any]] = {}
     with psycopg.connect(url) as connection:
-        for stream, kind, key, value in connection.execute(f"SELECT stream, type, key, value FROM {table}"):  # type: ignore[arg-type]
+        for stream, kind, key, value in connection.execute(f"SELECT stream, type, key, value FROM {table}"):
             found.setdefault(stream, {})[kind, key] = value
     return found
 

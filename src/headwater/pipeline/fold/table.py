@@ -190,7 +190,7 @@ class FoldTable:
             news[stream].state.entries[kind, key] = Entry(value.encode(), session=True)
 
     def _run(self, text: str, arguments: list[Any] | None = None) -> psycopg.Cursor[Any]:
-        composed = sql.SQL(text).format(table=self._table, places=self._places)  # type: ignore[arg-type]
+        composed = sql.SQL(text).format(table=self._table, places=self._places)
         return self._connection.execute(composed, arguments)
 
 

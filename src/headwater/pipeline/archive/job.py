@@ -1,0 +1,208 @@
+"""The archive as a job: which streams, into which lake, in what form, and whether the server may then let go of them.
+
+Invariant: a batch is in the lake once. A batch that is done again is recognised by its number, one of a query that lost
+its checkpoint by the offsets that the lake already has.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from headwater.pipeline.archive.files import COLUMNS, RESULT, ArchiveTask, data_root
+from headwater.pipeline.archive.manifest import Archived, File, LakeTrouble, Manifest, Outrun
+from headwater.pipeline.archive.reading import archived
+from headwater.pipeline.archive.trimming import Trim, trim
+from headwater.pipeline.fold.remote import Publisher
+from headwater.spark.options import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from headwater.pipeline.job import Surroundings
+
+log = logging.getLogger("headwater.pipeline")
+
+_PLACES = msgspec.json.Decoder(dict[str, Archived])
+_FILE = msgspec.json.Decoder(File)
+_ATTEMPTS = 20
+
+
+class Archive(BaseModel):
+    """A configured archive."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = "archive"
+    lake: Path = Field(description="The directory of the lake; on a cluster, one that every node reaches.")
+    bucket: str = Field("", description="Archive streams of this bucket instead of /v1/stream/.")
+    streams: tuple[str, ...] = Field((), description="Their names; without any, all of the bucket, or by prefix.")
+    prefix: str = Field("", description="Streams whose names begin so, also those that come later.")
+    format: Literal["parquet", "delta"] = Field("parquet", description="Parquet with a manifest, or a Delta table.")
+    shards: int = Field(8, ge=1, le=10_000, description="Into how many directories a day's streams are spread.")
+    tasks: int = Field(2, ge=1, description="Spark tasks that a batch is written by.")
+    batch_bytes: int = Field(256 * 1024 * 1024, ge=1, description="Most bytes of messages in one batch.")
+    on_gone: Literal["fail", "bootstrap", "skip"] = Field(
+        "fail", description="When messages are gone before they were archived: as the source's onGone."
+    )
+    trim: Literal["never", "pointer", "fold"] = Field(
+        "never",
+        description="After each batch let the server forget what the lake has, by publishing a snapshot there: one that"
+        " says where the lake is, or the fold of the stream.",
+    )
+    trim_after_s: float = Field(0.0, ge=0, description="Only what has been in the lake for so many seconds.")
+    once: bool = Field(False, description="End when everything there was at the start is archived.")
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        if self.streams and self.prefix:
+            raise ValueError("give streams or a prefix, not both")
+        if not (self.bucket or self.streams or self.prefix):
+            raise ValueError("say what to archive: a bucket, streams, or a prefix")
+        if self.trim != "never" and not self.bucket:
+            raise ValueError(
+                "only streams of a bucket (/ds/BUCKET/…) can be trimmed: a snapshot makes the server forget, and"
+                " streams of /v1/stream/ have none. They forget by age and size alone (Stream-Retention-Age, -Bytes)"
+            )
+        if self.trim_after_s and self.format == "delta":
+            raise ValueError("trim_after_s needs the times of a manifest: use the format parquet")
+        return self
+
+    def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
+        trimmed: dict[str, Archived] = {}
+
+        def archive_batch(batch: DataFrame, batch_id: int) -> None:
+            query = batch.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+            assert query, "a batch belongs to a query"
+            rows = self.run(batch, query, batch_id)
+            log.info("archive %s: batch %d: %d rows", self.name, batch_id, rows)
+            self.let_go(surroundings, trimmed)
+
+        query = (
+            self._source(spark, surroundings)
+            .writeStream.queryName(self.name)
+            .foreachBatch(archive_batch)
+            .option("checkpointLocation", surroundings.checkpoint(self.name))
+        )
+        return (query.trigger(availableNow=True) if self.once else query.trigger(processingTime="0 seconds")).start()
+
+    def run(self, batch: DataFrame, query: str, batch_id: int) -> int:
+        """Put a batch into the lake, unless it is there; how many rows."""
+        return self._run_delta(batch, query, batch_id) if self.format == "delta" else self._run(batch, query, batch_id)
+
+    def _run(self, batch: DataFrame, query: str, batch_id: int) -> int:
+        manifest = Manifest(self.lake)
+        contents = manifest.contents()
+        if contents.batches.get(query, -1) >= batch_id:
+            return 0
+        shards = self._settled(contents.shards)
+        known = {stream: place.position for stream, place in contents.streams.items()}
+        files, streams = self._write(batch, query, batch_id, shards, known)
+        for _ in range(_ATTEMPTS):
+            try:
+                manifest.commit(contents, query=query, batch=batch_id, add=files, streams=streams, shards=shards)
+                return sum(file.rows for file in files)
+            except Outrun:
+                # A compaction came first. Another archive of the same streams must not.
+                before = contents.streams
+                contents = manifest.contents()
+                if any(contents.streams.get(stream) != before.get(stream) for stream in streams):
+                    raise LakeTrouble(
+                        f"{self.lake}: another query archives the same streams at the same time."
+                    ) from None
+        raise LakeTrouble(f"{self.lake}: outrun {_ATTEMPTS} times by other writers.")
+
+    def _run_delta(self, batch: DataFrame, query: str, batch_id: int) -> int:
+        from headwater.pipeline.archive.delta import DeltaLake  # noqa: PLC0415 - only where it is wanted
+
+        lake = DeltaLake(self.lake)
+        if lake.has_batch(query, batch_id):
+            return 0
+        shards = self._settled(lake.shards())
+        names = [row[0] for row in batch.select("stream").distinct().collect()] if lake.exists else []
+        known = {stream: place.position for stream, place in lake.archived(names).items()}
+        files, streams = self._write(batch, query, batch_id, shards, known)
+        lake.commit(query, batch_id, files, streams, shards)
+        return sum(file.rows for file in files)
+
+    def _settled(self, shards: int) -> int:
+        if shards not in (0, self.shards):
+            raise LakeTrouble(
+                f"{self.lake} has {shards} shards, and cannot have {self.shards} now: set shards={shards}."
+            )
+        return self.shards
+
+    def _write(
+        self, batch: DataFrame, query: str, batch_id: int, shards: int, known: Mapping[str, int]
+    ) -> tuple[list[File], dict[str, Archived]]:
+        from pyspark.sql import functions as F  # noqa: PLC0415 - loaded where Spark is
+
+        date = datetime.now(UTC).date().isoformat()
+        stem = f"{query[:8]}-{batch_id:08d}"
+        task = ArchiveTask(str(self.lake), data_root(self.format == "delta"), date, shards, stem, known)
+        sharded = batch.withColumn("shard", (F.crc32(F.encode("stream", "UTF-8")) % shards).cast("int"))
+        shares = sharded.repartition(self.tasks, "shard").sortWithinPartitions(
+            "shard", "stream", "position", F.desc("snapshot")
+        )
+        rows = shares.mapInArrow(task, RESULT).collect()
+        files = [_FILE.decode(row["file"]) for row in rows if row["file"] is not None]
+        streams: dict[str, Archived] = {}
+        for row in rows:
+            if row["streams"] is not None:
+                streams.update(_PLACES.decode(row["streams"]))
+        return files, streams
+
+    def let_go(self, surroundings: Surroundings, trimmed: dict[str, Archived]) -> int:
+        """Let the server forget what is safe in the lake, as far as that is wanted; how many streams were trimmed.
+
+        `trimmed` remembers what was done before, so that ten thousand silent streams are not asked about each time.
+        """
+        if self.trim == "never":
+            return 0
+        connection = Connection(surroundings.streams.rstrip("/"), self.bucket, surroundings.token)
+        safe = [(stream, place) for stream, place in self._safe(connection) if trimmed.get(stream) != place]
+        count = trim(connection, Trim(self.trim), self.lake, safe)
+        trimmed.update(safe)
+        return count
+
+    def _safe(self, connection: Connection) -> Iterable[tuple[str, Archived]]:
+        """How far each stream may be forgotten."""
+        if self.format == "delta":
+            return archived(self.lake, self.streams or Publisher(connection).listing(self.prefix)).items()
+        manifest = Manifest(self.lake)
+        if not self.trim_after_s:
+            return manifest.contents().streams.items()
+        latest_ms = (datetime.now(UTC).timestamp() - self.trim_after_s) * 1000
+        safe: dict[str, Archived] = {}
+        for commit in manifest.commits():
+            if commit.at_ms <= latest_ms:
+                safe.update(commit.streams)
+        return safe.items()
+
+    def _source(self, spark: SparkSession, surroundings: Surroundings) -> DataFrame:
+        options: dict[str, Any] = {
+            "url": surroundings.streams,
+            "maxBytesPerBatch": self.batch_bytes,
+            "onGone": self.on_gone,
+        }
+        if known := archived(self.lake, self.streams):
+            # For a query without a checkpoint: what the lake has need not be read, and may be gone.
+            offsets = {stream: place.offset for stream, place in known.items()}
+            options["startingOffsets"] = msgspec.json.encode(offsets).decode()
+        if surroundings.token:
+            options["token"] = surroundings.token
+        if self.bucket:
+            options["bucket"] = self.bucket
+        if self.streams:
+            options["streams"] = ",".join(self.streams)
+        if self.prefix:
+            options["prefix"] = self.prefix
+        return spark.readStream.format("headwater").schema(COLUMNS).options(**options).load()
