@@ -15,7 +15,7 @@ PYTEST_ARGS ?=
 # Tools of the environment come first, among them a Node.js where the system has none.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-CHECKED := src tests scripts bench
+CHECKED := src tests scripts bench examples
 
 .PHONY: help
 help: ## Show this list
@@ -46,6 +46,15 @@ fmt: $(VENV)/.dev ## Format the code and write the generated parts of the docs
 	$(BIN)/ruff format $(CHECKED)
 	$(BIN)/python scripts/generate_docs.py
 
+.PHONY: docs
+docs: $(VENV)/.docs ## Build the documentation site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "built build/site/index.html"
+
+.PHONY: screenshots
+screenshots: setup ## Take the pictures in docs/images anew, in Chromium
+	$(BIN)/python -m tests.docs.pictures docs/images
+
 .PHONY: conformance
 conformance: setup ## The official conformance suite against our server
 	$(BIN)/python -m pytest tests/conformance $(PYTEST_ARGS)
@@ -74,7 +83,7 @@ lock: $(VENV)/.dev ## Write the hashed requirements anew
 clean: ## Remove the environment, caches and installed packages (not ./data)
 	rm -rf $(VENV) $(NPM_DIR)/node_modules build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests bench scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- what the targets stand on; each stamp says that its step is done for the files it depends on
 

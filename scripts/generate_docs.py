@@ -1,4 +1,4 @@
-"""Writes the parts of the documentation that come from the code: the settings tables and the map of modules.
+"""Writes the parts of the documentation that come from the code: settings, error codes, the map of modules.
 
 `python scripts/generate_docs.py` writes, `--check` only compares (exit code 1 when they differ).
 Invariant: everything between a page's markers comes from the code, everything else is left as it is.
@@ -7,13 +7,17 @@ Invariant: everything between a page's markers comes from the code, everything e
 from __future__ import annotations
 
 import ast
+import math
+import re
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 from headwater.config.describe import Described, described_settings
 from headwater.config.sections import Settings
+from headwater.core.errors import Refusal
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "headwater"
@@ -36,16 +40,137 @@ def settings_tables() -> str:
 
 def module_map() -> str:
     """Every module and its one job, as the first sentence of its docstring says it."""
-    modules = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__main__.py")
     rows = [
         _row((f"`{module.relative_to(PACKAGE).as_posix()}`", job))
-        for module in modules
+        for module in _modules()
         if (job := _first_sentence(module))
     ]
     return "| module | job |\n|---|---|\n" + "\n".join(rows)
 
 
+def _modules() -> list[Path]:
+    """Our modules as git keeps them; work that is not added yet is nobody's business but its author's."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--", "src/headwater/*.py"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        check=True,
+    )
+    found = (REPOSITORY / name for name in listed.stdout.decode().split("\0") if name)
+    return sorted(path for path in found if path.name != "__main__.py" and path.is_file())
+
+
+ROOMS = {
+    "cli": (0, 1, "the command"),
+    "telemetry": (0, 2, "logs"),
+    "config": (0, 3, "settings"),
+    "http": (1, 0, "requests, live reads"),
+    "engine": (1, 1, "rules meet storage"),
+    "storage": (1, 2, "where bytes live"),
+    "core": (1, 3, "the rules, pure"),
+    "client": (2, 0, "follow state over HTTP"),
+    "stack": (3, 1, "Envoy and Postgres"),
+    "pipeline": (2, 2, "jobs"),
+    "spark": (2, 1, "source and sink"),
+    "postgres": (3, 2, "Postgres itself"),
+}
+"""Where a room is drawn: column, row, and its job in a few words. Arrows come from the code."""
+
+_COLUMN, _ROW_HEIGHT, _WIDTH, _HEIGHT = 220, 110, 170, 56
+_STYLE = (
+    "text{font:14px system-ui,sans-serif;fill:#1c2430}.job{font-size:11px;fill:#5b6678}"
+    "rect{fill:#e6f4f1;stroke:#0f766e}"
+    "path{fill:none;stroke:#64748b;stroke-width:1.2}marker path{fill:#64748b;stroke:none}"
+    "@media(prefers-color-scheme:dark){text{fill:#e5e9f0}.job{fill:#a3adbd}rect{fill:#12312e;stroke:#2cb5a5}"
+    "path{stroke:#8b97a9}marker path{fill:#8b97a9}}"
+)
+
+
+def rooms_picture() -> str:
+    """The rooms of the house and who imports whom, as a picture."""
+    rooms = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in _modules()} - {"__init__"}
+    if unknown := rooms - set(ROOMS):
+        raise SystemExit(f"give {', '.join(sorted(unknown))} a place in ROOMS of scripts/generate_docs.py")
+    arrows = "".join(_arrow(source, target) for source, target in sorted(_imports()) if target in rooms)
+    boxes = "".join(_box(room) for room in ROOMS if room in rooms)
+    size = f'viewBox="0 0 {4 * _COLUMN} {4 * _ROW_HEIGHT}"'
+    tip = (
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
+        ' orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>'
+    )
+    title = "<title>The rooms and their imports</title>"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{title}<style>{_STYLE}</style>{tip}{arrows}{boxes}</svg>\n'
+
+
+def _imports() -> set[tuple[str, str]]:
+    """Pairs of rooms of which the first imports the second."""
+    found = set()
+    for module in _modules():
+        room = module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            targets = [name.split(".")[1] for name in names if name.startswith("headwater.")]
+            found |= {(room, target) for target in targets if room not in {target, "__init__"}}
+    return found
+
+
+def _centre(room: str) -> tuple[float, float]:
+    column, row, _ = ROOMS[room]
+    return column * _COLUMN + _COLUMN / 2, row * _ROW_HEIGHT + _ROW_HEIGHT / 2
+
+
+def _box(room: str) -> str:
+    x, y = _centre(room)
+    corner = f'x="{x - _WIDTH / 2:g}" y="{y - _HEIGHT / 2:g}" width="{_WIDTH}" height="{_HEIGHT}" rx="8"'
+    words = f'<text x="{x:g}" y="{y - 3:g}" text-anchor="middle">{room}</text>'
+    job = f'<text class="job" x="{x:g}" y="{y + 15:g}" text-anchor="middle">{ROOMS[room][2]}</text>'
+    return f'<g id="{room}"><rect {corner}/>{words}{job}</g>'
+
+
+def _arrow(source: str, target: str) -> str:
+    """A bow from room to room, so that one over several rooms goes round those between."""
+    (ax, ay), (bx, by) = _centre(source), _centre(target)
+    far = math.hypot(bx - ax, by - ay)
+    bow = 0.0 if far < 1.6 * _ROW_HEIGHT else 0.38
+    cx, cy = (ax + bx) / 2 - (by - ay) * bow, (ay + by) / 2 + (bx - ax) * bow * 0.4
+    # It ends at the edge of the box, coming from the bow's middle.
+    dx, dy = cx - bx, cy - by
+    reach = min(_WIDTH / 2 / abs(dx) if dx else math.inf, _HEIGHT / 2 / abs(dy) if dy else math.inf)
+    ex, ey = bx + dx * reach, by + dy * reach
+    way = f"M{ax:.0f} {ay:.0f}Q{cx:.0f} {cy:.0f} {ex:.0f} {ey:.0f}"
+    return f'<path data-from="{source}" data-to="{target}" d="{way}" marker-end="url(#tip)"/>'
+
+
+FILES: dict[str, Callable[[], str]] = {"docs/images/rooms.svg": rooms_picture}
+"""Files that are generated as a whole."""
+
+
+def error_codes() -> str:
+    """Every refusal a client can meet: its status, its code, and what it means."""
+    by_code = {(kind.status, kind.code): _meaning(kind) for kind in _refusals(Refusal)}
+    head = "| status | code | when |\n|---|---|---|\n"
+    return head + "\n".join(
+        _row((str(status), f"`{code}`", meaning)) for (status, code), meaning in sorted(by_code.items())
+    )
+
+
+def _refusals(base: type[Refusal]) -> Iterator[type[Refusal]]:
+    for kind in base.__subclasses__():
+        # Some are there to be derived from; the others say what they are by their own code or their own words.
+        if {"code", "__doc__"} & {name for name, value in vars(kind).items() if value is not None}:
+            yield kind
+        yield from _refusals(kind)
+
+
+def _meaning(kind: type[Refusal]) -> str:
+    own = (vars(kind).get("__doc__") or "").partition("\n\n")[0]
+    words = re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).capitalize()
+    return " ".join(own.split()) or f"{words}."
+
+
 PAGES: dict[str, Callable[[], str]] = {
+    "docs/api.md": error_codes,
     "docs/configuration.md": settings_tables,
     "docs/architecture.md": module_map,
 }
@@ -77,10 +202,10 @@ def with_generated_part(page: str, part: str, name: str) -> str:
 
 def main() -> None:
     check_only = "--check" in sys.argv[1:]
-    for name, generate in PAGES.items():
+    for name, generate in (PAGES | FILES).items():
         path = REPOSITORY / name
-        written = path.read_text(encoding="utf-8")
-        made = with_generated_part(written, generate(), name)
+        written = path.read_text(encoding="utf-8") if path.exists() or name in PAGES else ""
+        made = generate() if name in FILES else with_generated_part(written, generate(), name)
         if made == written:
             continue
         if check_only:

@@ -1,72 +1,122 @@
-"""What the tests need of a Markdown page: its command blocks with the output they promise, and its links."""
+"""What the tests need of a Markdown page: its fenced blocks with what is said about running them, and its links.
+
+Above a block that is not run here, one comment line says so: `<!-- not run: why -->`, or `<!-- run by: tests/… -->`
+for one that another test runs. A page whose blocks of one language all have their own test says it once, anywhere:
+`<!-- python run by: tests/… -->`.
+"""
 
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PAGES = (
-    REPOSITORY / "README.md",
-    *sorted((REPOSITORY / "docs").glob("*.md")),
-    REPOSITORY / "bench/README.md",
-)
 
-_FENCE = re.compile(r"^```(\w*)$")
-_NOT_RUN = re.compile(r"<!-- not run: .+ -->")
+_FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<language>[\w+-]*)(?P<rest>.*)$")
+_MARK = re.compile(r"<!-- (?P<how>not run|run by): (?P<what>\S.*?) -->")
+_PAGE_MARK = re.compile(r"^<!-- (?P<language>\w+) run by: (?P<what>\S+) -->$", re.MULTILINE)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """A `bash` block, and the lines of the `text` block right after it (none, if there is none)."""
+class Block:
+    """A fenced block. `line` is that of its first line of content, counted from 1."""
 
-    line: int
-    commands: tuple[str, ...]
-    output: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
     line: int
     language: str
     content: tuple[str, ...]
-    run: bool
+    not_run: str = ""
+    """Why nobody runs it."""
+    run_by: str = ""
+    """The test that runs it."""
+
+    @property
+    def marked(self) -> bool:
+        return bool(self.not_run or self.run_by)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.content) + "\n"
 
 
-def examples(page: Path) -> list[Example]:
-    """The blocks to run, in order. One that cannot be run says so in a comment line just above it."""
-    blocks = list(_blocks(page))
-    found = []
-    for block, after in zip(blocks, [*blocks, None][1:], strict=True):
-        if block.language != "bash" or not block.run:
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A block to run, and the lines of the `text` block right after it (none, if there is none)."""
+
+    block: Block
+    output: tuple[str, ...]
+
+    @property
+    def line(self) -> int:
+        return self.block.line
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The lines of a `bash` block that do something."""
+        return tuple(line for line in self.block.content if line.strip() and not line.startswith("#"))
+
+
+@cache
+def pages() -> tuple[Path, ...]:
+    """Every Markdown page that the repository keeps, in order."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--", "*.md"], cwd=REPOSITORY, capture_output=True, check=True, timeout=30
+    )
+    found = [REPOSITORY / name.decode() for name in listed.stdout.split(b"\0") if name]
+    assert len(found) > 10, "the pages could not be listed"
+    return tuple(sorted(path for path in found if path.is_file()))
+
+
+def page_id(page: Path) -> str:
+    return page.relative_to(REPOSITORY).as_posix()
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    for_all = {mark["language"]: mark["what"] for mark in _PAGE_MARK.finditer(text)}
+    return list(_blocks(text.splitlines(), for_all))
+
+
+def examples(page: Path, *languages: str) -> list[Example]:
+    """The blocks of these languages that are run here, in order, with the output that each promises."""
+    found = blocks(page)
+    chosen = []
+    for block, after in zip(found, [*found, None][1:], strict=True):
+        if block.language not in languages or block.marked:
             continue
         # The promised output begins on the line below the closing fence.
         end = block.line + len(block.content) + 2
         promises = after is not None and after.language == "text" and after.line == end
         output = after.content if after is not None and promises else ()
-        commands = tuple(line for line in block.content if line.strip() and not line.startswith("#"))
-        found.append(Example(block.line, commands, tuple(line for line in output if line.strip())))
-    return found
+        chosen.append(Example(block, tuple(line for line in output if line.strip())))
+    return chosen
 
 
 def links(page: Path) -> list[str]:
     return _LINK.findall(page.read_text(encoding="utf-8"))
 
 
-def _blocks(page: Path) -> Iterator[_Block]:
-    lines = page.read_text(encoding="utf-8").splitlines()
+def _blocks(lines: list[str], for_all: dict[str, str]) -> Iterator[Block]:
     number = 0
     while number < len(lines):
         opened = _FENCE.match(lines[number])
         number += 1
         if opened is None:
             continue
-        start = number
-        while lines[number] != "```":
+        start, indent, ticks = number, len(opened["indent"]), opened["ticks"]
+        while lines[number].strip() != ticks:
             number += 1
-        run = start < 2 or not _NOT_RUN.fullmatch(lines[start - 2])
-        yield _Block(start, opened[1], tuple(lines[start:number]), run)
+        mark = _MARK.fullmatch(lines[start - 2].strip()) if start >= 2 else None
+        language = opened["language"]
+        yield Block(
+            start + 1,
+            language,
+            tuple(line[indent:] for line in lines[start:number]),
+            not_run=mark["what"] if mark is not None and mark["how"] == "not run" else "",
+            run_by=mark["what"] if mark is not None and mark["how"] == "run by" else for_all.get(language, ""),
+        )
         number += 1

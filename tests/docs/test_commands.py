@@ -1,91 +1,70 @@
-"""The commands in the documentation are run as printed, and must say what the page says they say."""
+"""What the documentation prints is run as printed, and must say what the page says it says."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-import time
-from collections.abc import Sequence
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import PAGES, REPOSITORY, Example, examples
-from tests.serving import Server, serve, server_environment
+from tests.docs.markdown import REPOSITORY, blocks, examples, page_id, pages
+from tests.docs.running import Kitchen
+from tests.serving import serve
 
-COMMAND_TIMEOUT_SECS = 30.0
-PRINTED_ADDRESS = "localhost:4437"
+RUN_HERE = ("bash", "python", "ts", "js")
+SHOWN = frozenset(("text", "json", "toml", "yaml", "http", "html", "nginx", "css", "diff"))
+"""Languages of what is only shown. A block of any other is run here, or says who runs it or why nobody does."""
 
-_PAGES_WITH_COMMANDS = [page for page in PAGES if page.exists() and examples(page)]
-
-
-def as_run(command: str, server: Server) -> str:
-    """The printed command with this run's port, and our interpreter in place of the environment's script."""
-    command = command.replace(PRINTED_ADDRESS, f"localhost:{server.port}")
-    return command.replace(".venv/bin/headwater", f"{sys.executable} -m headwater")
+_PAGES_WITH_EXAMPLES = [page for page in pages() if examples(page, *RUN_HERE)]
 
 
-def comparable(line: str, server: Server) -> str:
-    line = line.replace(f"localhost:{server.port}", PRINTED_ADDRESS)
-    name, colon, value = line.partition(": ")
-    # Header names have no case.
-    return f"{name.lower()}{colon}{value}" if re.fullmatch(r"[A-Za-z-]+", name) else line
+@pytest.mark.parametrize("page", pages(), ids=page_id)
+def test_every_block_is_run_or_says_why_not(page: Path) -> None:
+    for block in blocks(page):
+        where = f"{page_id(page)}, line {block.line}"
+        assert block.language, f"{where}: say what the block is (```bash, ```text, …)"
+        if block.run_by:
+            assert block.run_by.startswith("tests/"), f"{where}: {block.run_by}"
+            assert (REPOSITORY / block.run_by).is_file(), f"{where} is said to be run by {block.run_by}"
+        elif not block.not_run:
+            assert block.language in SHOWN or block.language in RUN_HERE, (
+                f"{where}: nobody runs {block.language}; say who does (<!-- run by: tests/… -->)"
+                " or why nobody (<!-- not run: … -->)"
+            )
 
 
-def missing_line(promised: Sequence[str], printed: Sequence[str]) -> str | None:
-    """The first promised line that does not follow, in order; `…` in a promise stands for anything."""
-    rest = iter(printed)
-    for line in promised:
-        pattern = re.compile(".*".join(re.escape(piece) for piece in line.split("…")))
-        if not any(pattern.fullmatch(candidate) for candidate in rest):
-            return line
-    return None
+@pytest.mark.parametrize("page", pages(), ids=page_id)
+def test_json_and_toml_can_be_read(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "json" and not block.marked:
+            json.loads(block.text)
+        elif block.language == "toml" and not block.marked:
+            tomllib.loads(block.text)
 
 
-def run_example(example: Example, server: Server) -> tuple[list[str], str | None]:
-    """Run a block. One that would go on for ever (`curl -N`) is ended once it has said what was promised."""
-    script = "set -e\n" + "\n".join(as_run(command, server) for command in example.commands)
-    process = subprocess.Popen(
-        ["bash", "-c", script],
-        cwd=REPOSITORY,
-        env=server_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    endless = any("curl -N" in command for command in example.commands)
-    promised = [comparable(line, server) for line in example.output]
-    printed: list[str] = []
-    missing: str | None = None
-    deadline = time.monotonic() + COMMAND_TIMEOUT_SECS
-    assert process.stdout is not None
-    with process.stdout:
-        for raw in process.stdout:
-            printed.append(comparable(raw.decode("utf-8").rstrip("\r\n"), server))
-            missing = missing_line(promised, printed)
-            if (endless and missing is None) or time.monotonic() > deadline:
-                break
-    if endless:
-        process.terminate()
-    code = process.wait(timeout=COMMAND_TIMEOUT_SECS)
-    assert endless or code == 0, f"exit code {code} of {example.commands}"
-    return printed, missing_line(promised, printed)
-
-
-@pytest.mark.parametrize("page", _PAGES_WITH_COMMANDS, ids=lambda page: page.stem)
-def test_the_commands_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", _PAGES_WITH_EXAMPLES, ids=page_id)
+def test_what_a_page_prints_works_as_printed(page: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
     # The same start as `make run`, but for the port and the place of its data.
-    with serve(arguments=("--profile", "dev"), directory=REPOSITORY, DS_STORAGE__DATA_DIR=str(tmp_path)) as server:
-        for example in examples(page):
-            printed, missing = run_example(example, server)
-            where = f"{page.name}, line {example.line}: {example.commands[0]}"
-            assert missing is None, f"{where}\npromised: {missing}\nprinted:\n" + "\n".join(printed)
+    with serve(arguments=("--profile", "dev"), directory=REPOSITORY, DS_STORAGE__DATA_DIR=str(data)) as server:
+        kitchen = Kitchen(server, tmp_path)
+        compiled = kitchen.compile_scripts(examples(page, "ts", "js"))
+        for example in examples(page, *RUN_HERE):
+            if example.block.language == "bash":
+                printed = kitchen.bash(example)
+            elif example.block.language == "python":
+                printed = kitchen.python(example)
+            else:
+                printed = kitchen.javascript(example, compiled)
+            where = f"{page_id(page)}, line {example.line}: {example.block.content[0]}"
+            said = "\n".join(printed.stdout)
+            assert printed.missing is None, f"{where}\npromised: {printed.missing}\nprinted:\n{said}\n{printed.stderr}"
 
 
 def test_the_readme_shows_the_whole_round() -> None:
-    shown = "\n".join(command for example in examples(REPOSITORY / "README.md") for command in example.commands)
+    readme = examples(REPOSITORY / "README.md", "bash")
+    shown = "\n".join(command for example in readme for command in example.commands)
     for part in (
         "-X PUT",
         "-X POST",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.markdown import PAGES, REPOSITORY, links
+from tests.docs.markdown import REPOSITORY, links, page_id, pages
 from tests.serving import server_environment
 
 _NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
@@ -42,11 +42,38 @@ def test_the_generated_parts_match_the_code() -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
+@pytest.mark.parametrize("page", pages(), ids=page_id)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in links(page):
         if not link.startswith(("http:", "https:", "#")):
             assert (page.parent / link.partition("#")[0]).exists(), f"{page.name} links to {link}"
+
+
+def test_every_module_that_the_architecture_names_exists() -> None:
+    page = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
+    package = REPOSITORY / "src/headwater"
+    rooms = {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    any_room = "|".join(sorted(rooms))
+    named = set(re.findall(rf"(?<![\w/.])((?:{any_room})/[\w/]*(?:\.py)?)", page))
+    assert len(named) > 100
+    for name in sorted(named):
+        path = package / name
+        assert path.is_dir() or path.is_file() or path.with_suffix(".py").is_file(), f"there is no {name}"
+    table = page.partition("| room | job | may import |")[2].partition("\n\n")[0]
+    described = re.findall(r"`(\w+)/?`", " ".join(re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)))
+    assert set(described) >= rooms, "every room is described"
+
+
+def test_the_picture_of_the_rooms_keeps_to_the_contracts() -> None:
+    """It is drawn from the imports, so a picture with a forbidden arrow would be a house with one."""
+    picture = (REPOSITORY / "docs/images/rooms.svg").read_text(encoding="utf-8")
+    arrows = set(re.findall(r'data-from="(\w+)" data-to="(\w+)"', picture))
+    assert {("http", "engine"), ("engine", "storage"), ("storage", "core"), ("engine", "core")} <= arrows
+    assert not [target for source, target in arrows if source == "core"]
+    assert not [target for source, target in arrows if source == "storage" and target != "core"]
+    assert ("http", "storage") not in arrows
+    server = {"core", "storage", "engine", "http"}
+    assert not {(a, b) for a, b in arrows if a in {"client", "spark", "pipeline", "postgres"} and b in server}
 
 
 @pytest.mark.parametrize("page", ["docs/traceability.md", "docs/gaps.md"])
@@ -102,7 +129,7 @@ def test_no_package_registry_is_named() -> None:
 
 def test_lock_files_hold_hashes_and_no_addresses() -> None:
     locks = sorted((REPOSITORY / "requirements").glob("*.txt"))
-    assert [lock.stem for lock in locks] == ["build", "dev", "node", "runtime", "spark"]
+    assert {lock.stem for lock in locks} >= {"build", "dev", "docs", "node", "runtime", "stack"}
     for lock in locks:
         text = lock.read_text(encoding="utf-8")
         assert "://" not in text

@@ -35,6 +35,13 @@ FLAGS = (
 )
 
 
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.fail("the stream browser is tested in Chromium, which is missing; on Debian: apt-get install chromium")
+    return found
+
+
 @pytest.fixture(scope="session")
 def playwright() -> Iterator[Playwright]:
     with sync_playwright() as running:
@@ -43,10 +50,7 @@ def playwright() -> Iterator[Playwright]:
 
 @pytest.fixture(scope="session")
 def browser(playwright: Playwright) -> Iterator[Browser]:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.fail("the stream browser is tested in Chromium, which is missing; on Debian: apt-get install chromium")
-    launched = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
+    launched = playwright.chromium.launch(executable_path=chromium(), headless=True, args=list(FLAGS))
     yield launched
     launched.close()
 

@@ -1,0 +1,157 @@
+"""A chat whose answers stream in token by token: serves the page beside it, and answers what is asked in the stream.
+
+    python examples/chat/chat.py          then open http://localhost:8437
+
+The stream is the session. The page appends questions to it and shows what it holds; this script follows it and appends
+answers, one token an event. Reload the page, open it twice, stop this script in the middle of an answer: everything
+goes on where it was, because all there is to know is in the stream. Tokens come from a simulated model; put a real one
+into `tokens_for`.
+
+Invariant: every token is appended once. The script's appends carry a producer id, an epoch that grows with each start
+(so that a leftover of an earlier start is refused) and a number; what it must still say, it reads from the stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import itertools
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+PAGE = Path(__file__).with_name("index.html")
+RETRY_S = 0.2
+
+_WORDS = (
+    "A durable stream is an append-only log behind a URL. I write one token at a time, you may reload in the middle of"
+    " it, and nothing is lost or said twice, because the stream remembers and every reader keeps its own place."
+)
+
+
+def tokens_for(question: str) -> Iterator[str]:
+    """A simulated model: it says the same to the same question, token by token."""
+    yield f"You asked: “{question}” "
+    for word in _WORDS.split():
+        yield f"{word} "
+
+
+class Session:
+    """The stream as this script writes it."""
+
+    def __init__(self, stream: str) -> None:
+        self.stream = stream
+        self._http = httpx.Client(timeout=httpx.Timeout(10.0, read=90.0))
+        self._epoch = str(time.time_ns() // 1_000_000)
+        self._seqs = itertools.count()
+
+    def create(self) -> None:
+        self._patiently("PUT", {"Content-Type": "application/json"})
+
+    def append(self, event: dict[str, Any]) -> None:
+        """Append exactly once: sent again under the same number until there is an answer."""
+        producer = {"Producer-Id": "assistant", "Producer-Epoch": self._epoch, "Producer-Seq": str(next(self._seqs))}
+        self._patiently("POST", {"Content-Type": "application/json", **producer}, json.dumps(event))
+
+    def events(self) -> Iterator[list[dict[str, Any]]]:
+        """What the stream holds and what comes, in batches; an empty one says that all that is there has been read."""
+        offset = "-1"
+        while True:
+            live = {"live": "long-poll"} if offset != "-1" else {}
+            try:
+                answer = self._http.get(self.stream, params={"offset": offset, **live}).raise_for_status()
+            except httpx.TransportError:
+                time.sleep(RETRY_S)
+                continue
+            offset = answer.headers["stream-next-offset"]
+            if answer.status_code == 200:
+                yield answer.json()
+            if "stream-up-to-date" in answer.headers:
+                yield []
+
+    def _patiently(self, method: str, headers: dict[str, str], body: str = "") -> None:
+        while True:
+            try:
+                answer = self._http.request(method, self.stream, headers=headers, content=body)
+            except httpx.TransportError:
+                time.sleep(RETRY_S)
+                continue
+            answer.raise_for_status()
+            return
+
+
+def answer_questions(session: Session, pause_s: float) -> None:
+    """Follow the session for ever, and answer what has no complete answer yet."""
+    questions: dict[str, str] = {}
+    said: dict[str, int] = {}
+    for batch in session.events():
+        for event in batch:
+            key, kind, value = event["key"], event["type"], event.get("value", {})
+            if kind == "message" and value.get("from") == "you":
+                questions[key] = value["text"]
+            elif kind == "chunk":
+                question = key.removesuffix(":answer")
+                said[question] = said.get(question, 0) + 1
+            elif kind == "message":
+                questions.pop(key.removesuffix(":answer"), None)
+        if not batch:
+            for key in list(questions):
+                _answer(session, key, questions.pop(key), said.get(key, 0), pause_s)
+
+
+def _answer(session: Session, key: str, question: str, said: int, pause_s: float) -> None:
+    """Say what is still unsaid, then the whole as one message."""
+    tokens = list(tokens_for(question))
+    about = {"key": f"{key}:answer"}
+    for token in tokens[said:]:
+        session.append({**about, "type": "chunk", "operation": "append", "value": {"from": "assistant", "text": token}})
+        time.sleep(pause_s)
+    whole = {"from": "assistant", "text": "".join(tokens)}
+    session.append({**about, "type": "message", "operation": "set", "value": whole})
+
+
+def page_server(port: int, stream: str) -> http.server.ThreadingHTTPServer:
+    """Serves the page, with the stream's address put in."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = PAGE.read_text(encoding="utf-8").replace("{{stream}}", stream).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            """Quiet: what happens is in the stream."""
+
+    return http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--url", default=os.environ.get("DS_URL", "http://localhost:4437"), help="the server")
+    parser.add_argument("--stream", default="chat/demo", help="the session")
+    parser.add_argument("--port", type=int, default=8437, help="where the page is served; 0 picks a free port")
+    parser.add_argument("--pause", type=float, default=0.06, metavar="SECONDS", help="between two tokens")
+    arguments = parser.parse_args()
+    stream = f"{arguments.url.rstrip('/')}/v1/stream/{arguments.stream}"
+    session = Session(stream)
+    session.create()
+    pages = page_server(arguments.port, stream)
+    threading.Thread(target=pages.serve_forever, daemon=True).start()
+    print(f"chat at http://localhost:{pages.server_port} (stream {stream})", flush=True)
+    try:
+        answer_questions(session, arguments.pause)
+    except KeyboardInterrupt:
+        pages.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Completion, as a shell really does it: installed into a home of its own, then asked by Tab."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serving import server_environment
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home directory, and the command on its PATH."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    script = commands / "headwater"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m headwater "$@"\n')
+    script.chmod(0o755)
+    return tmp_path
+
+
+def in_bash(home: Path, script: str) -> str:
+    environment = server_environment(HOME=str(home), SHELL="/bin/bash")
+    environment["PATH"] = f"{home / 'bin'}:{environment['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], cwd=home, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# What Tab does: call the registered function with the words so far, and read what it offers.
+_TAB = """
+. ~/.bashrc
+tab() {
+  COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+  local handler; handler=$(complete -p headwater | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+  "$handler" headwater "${@: -1}" ""
+  echo "${COMPREPLY[@]}"
+}
+"""
+
+
+def test_it_is_installed_and_completes_commands_and_options(home: Path) -> None:
+    assert "completion installed" in in_bash(home, "headwater --install-completion")
+    said = in_bash(home, f"{_TAB}\ntab headwater re\ntab headwater store c\ntab headwater tail --res").splitlines()
+    assert [set(line.split()) for line in said] == [{"read", "restore"}, {"check", "copy"}, {"--resume"}]
+
+
+def test_the_script_can_be_shown_instead(home: Path) -> None:
+    assert "_HEADWATER_COMPLETE=complete_bash" in in_bash(home, "headwater --show-completion")
+    assert not (home / ".bashrc").exists()

@@ -1,0 +1,207 @@
+"""The pictures in the documentation: the stream browser and the chat example with data in them, light and dark.
+
+    python -m tests.docs.pictures docs/images        (`make screenshots`)
+
+Invariant: what is in `docs/images` was taken by this, of a real server in a real browser; nothing is drawn by hand.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import httpx
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.docs.markdown import REPOSITORY
+from tests.serving import Server, server_environment
+from tests.ui.pages import Pages, post, put
+from tests.ui.shop import open_shop
+
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+VIEWPORT = (1120, 700)
+PHONE = (390, 720)
+BYTES_MAX = 250_000
+"""A picture larger than this does not belong into a repository."""
+
+FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-lcd-text", "--hide-scrollbars", "--disable-dev-shm-usage")
+ORDER = '{"order":207,"customer":"Ada","total":12.5,"items":[]}'
+
+
+def stream(page: Page, server: Server) -> None:
+    ui = Pages(page, server.url)
+    ui.open_stream("orders/2026")
+    expect(ui.stream("orders/2026")).to_contain_text("messages")
+    ui.reader("live")
+    ui.messages.nth(8).click()
+    expect(page.locator("#detail")).to_be_visible()
+
+
+def live(page: Page, server: Server) -> None:
+    ui = Pages(page, server.url)
+    ui.open_stream("ticks")
+    ui.reader("live")
+    expect(page.locator("#rates")).to_contain_text("time to deliver")
+    page.wait_for_timeout(3000)
+
+
+def append(page: Page, server: Server) -> None:
+    ui = Pages(page, server.url)
+    ui.open_stream("orders/2026")
+    ui.reader("live")
+    page.keyboard.press("a")
+    ui.append(ORDER, ("checkout-7", "0", "0"))
+    expect(ui.append(ORDER, ("checkout-7", "0", "0"))).to_contain_text("A repeat")
+    page.locator("#append-answer").scroll_into_view_if_needed()
+
+
+def view(place: str, sign: str) -> Callable[[Page, Server], None]:
+    def open_view(page: Page, server: Server) -> None:
+        ui = Pages(page, server.url)
+        ui.open(place)
+        expect(page.locator(sign).first).to_be_visible()
+        expect(ui.stream("archive/2025")).to_contain_text("closed")
+
+    return open_view
+
+
+def phone(page: Page, server: Server) -> None:
+    page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
+    ui = Pages(page, server.url)
+    ui.open_stream("session-events")
+    ui.reader("live")
+
+
+def chat(page: Page, server: Server) -> None:
+    page.set_viewport_size({"width": 720, "height": 420})
+    with chat_script(server, f"chat/{time.monotonic_ns()}") as address:
+        page.goto(address)
+        page.locator("#question").fill("What is a durable stream?")
+        page.keyboard.press("Enter")
+        expect(page.locator("li.assistant")).to_contain_text("reload in the middle")
+    page.wait_for_timeout(300)
+
+
+PICTURES: dict[str, Callable[[Page, Server], None]] = {
+    "stream": stream,
+    "live": live,
+    "append": append,
+    "state": view("#/stream/session-events?tab=state", "#entities [data-index]"),
+    "subscription": view("#/subscription/billing", "#cursors tr[data-stream]"),
+    "pipeline": view("#/pipeline", "[data-query]"),
+    "phone": phone,
+    "chat": chat,
+}
+
+
+def names() -> list[str]:
+    return [f"{name}-{scheme}.png" for name in PICTURES for scheme in SCHEMES]
+
+
+def take_all(browser: Browser, directory: Path) -> None:
+    """Take every picture, of one server."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with open_shop() as server, ticking(server):
+        for scheme in SCHEMES:
+            for name, prepare in PICTURES.items():
+                context = browser.new_context(
+                    viewport={"width": VIEWPORT[0], "height": VIEWPORT[1]}, color_scheme=scheme, reduced_motion="reduce"
+                )
+                page = context.new_page()
+                page.set_default_timeout(20_000)
+                prepare(page, server)
+                picture = page.screenshot(animations="disabled", caret="hide")
+                (directory / f"{name}-{scheme}.png").write_bytes(smaller(picture))
+                context.close()
+
+
+@contextmanager
+def ticking(server: Server) -> Iterator[None]:
+    """A writer that goes on meanwhile, so that there is something live to see."""
+    stop = threading.Event()
+
+    def write() -> None:
+        chance = random.Random(2)
+        with httpx.Client(base_url=server.url) as http:
+            put(http, "ticks")
+            while not stop.wait(0.05 + chance.random() * 0.1):
+                now = time.time_ns() // 1_000_000
+                post(http, "ticks", [{"symbol": "HWTR", "price": round(100 + chance.random(), 3), "ts": now}])
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
+
+
+@contextmanager
+def chat_script(server: Server, name: str, pause_s: float = 0.02) -> Iterator[str]:
+    """The chat example as a process; the address of its page. It is killed in the middle of whatever it does."""
+    command = [sys.executable, "examples/chat/chat.py", "--url", server.url, "--stream", name, "--port", "0"]
+    process = subprocess.Popen(
+        [*command, "--pause", str(pause_s)], cwd=REPOSITORY, env=server_environment(), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        yield process.stdout.readline().split()[2]
+    finally:
+        process.kill()
+        process.wait(timeout=20)
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def smaller(picture: bytes) -> bytes:
+    """The same PNG with its pixels packed as tightly as zlib can."""
+    head, at, pixels, out = picture[:8], 8, b"", []
+    while at < len(picture):
+        (length,) = struct.unpack_from(">I", picture, at)
+        kind, content = picture[at + 4 : at + 8], picture[at + 8 : at + 8 + length]
+        at += 12 + length
+        if kind == b"IDAT":
+            pixels += content
+        elif kind == b"IEND":
+            out.append(_chunk(b"IDAT", zlib.compress(zlib.decompress(pixels), 9)))
+            out.append(_chunk(kind, content))
+        elif kind == b"IHDR":
+            out.append(_chunk(kind, content))
+    return head + b"".join(out)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def size_of(picture: bytes) -> tuple[int, int]:
+    """Width and height, from its header."""
+    assert picture.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack_from(">II", picture, 16)
+    return width, height
+
+
+def main() -> None:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        raise SystemExit("the pictures are taken in Chromium, which is missing; on Debian: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
+        take_all(browser, Path(sys.argv[1]))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

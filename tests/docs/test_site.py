@@ -1,0 +1,125 @@
+"""The documentation site: it builds strictly, asks no other host for anything, and its tables are true."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.docs.markdown import REPOSITORY
+from tests.serving import Server, server_environment
+
+_METRIC_ROW = re.compile(r"^\| `(headwater_\w+)` \| (\w+) \| (.+?) \|$", re.MULTILINE)
+_BENCH = re.compile(r"python -m (bench\.\w+)")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    built = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)],
+        cwd=REPOSITORY,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return built
+
+
+class Loaded(HTMLParser):
+    """What a page makes a browser fetch: scripts, styles, pictures, frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in {"script", "img", "iframe", "source", "video"} and given.get("src"):
+            self.addresses.append(given["src"] or "")
+        elif tag == "link" and given.get("rel") in {"stylesheet", "icon", "preload", "preconnect"}:
+            self.addresses.append(given.get("href") or "")
+
+
+def test_it_builds_strictly_and_has_every_page_of_the_navigation(site: Path) -> None:
+    for page in ("index.html", "quickstart/index.html", "protocol/index.html", "clients/index.html"):
+        assert (site / page).is_file()
+    assert (site / "search" / "search_index.json").is_file()
+
+
+def test_no_page_asks_another_host(site: Path) -> None:
+    found = sorted(site.rglob("*.html"))
+    assert len(found) > 20
+    for page in found:
+        loaded = Loaded()
+        loaded.feed(page.read_text(encoding="utf-8"))
+        assert loaded.addresses
+        for address in loaded.addresses:
+            assert not urlsplit(address).netloc, f"{page.relative_to(site)} loads {address}"
+    for style in site.rglob("*.css"):
+        assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", style.read_text(encoding="utf-8")), style.name
+
+
+def test_no_page_makes_the_theme_fetch_what_it_does_not_carry(site: Path) -> None:
+    """The theme would get a script from elsewhere for diagrams, and asks a forge about a repository."""
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert 'class="mermaid"' not in text, page.name
+        assert 'data-md-component="source"' not in text, page.name
+
+
+def test_the_table_of_metrics_is_what_the_server_has(client: httpx.Client) -> None:
+    text = client.get("/metrics").text
+    helps = dict(re.findall(r"^# HELP (\w+) (.+)$", text, re.MULTILINE))
+    served = {(name, kind, helps[name]) for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)}
+    page = (REPOSITORY / "docs/operations.md").read_text(encoding="utf-8")
+    assert len(served) > 15
+    assert set(_METRIC_ROW.findall(page)) == served
+
+
+@pytest.mark.parametrize("page", ["docs/benchmarks.md", "bench/README.md"])
+def test_the_benchmarks_that_a_page_names_are_there(page: str) -> None:
+    modules = set(_BENCH.findall((REPOSITORY / page).read_text(encoding="utf-8")))
+    assert len(modules) >= 2
+    for module in sorted(modules):
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--help"],
+            cwd=REPOSITORY,
+            env=server_environment(),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_the_api_page_names_every_service_address(server: Server) -> None:
+    page = (REPOSITORY / "docs/api.md").read_text(encoding="utf-8")
+    with httpx.Client(base_url=server.url) as http:
+        for address in ("/healthz", "/readyz", "/metrics", "/ui/", "/ds", "/v1/stream/__ds/subscriptions"):
+            assert f"`{address}" in page
+            assert http.get(address).status_code == 200, address
+
+
+def test_the_cli_page_names_every_command_on_streams_and_none_that_is_not_there() -> None:
+    from headwater.cli import app
+
+    page = (REPOSITORY / "docs/cli.md").read_text(encoding="utf-8")
+    commands = {
+        command.name or getattr(command.callback, "__name__", ""): command for command in app.registered_commands
+    }
+    groups = {group.name for group in app.registered_groups}
+    on_streams = {name for name, command in commands.items() if command.rich_help_panel == "Streams of a server"}
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
+    named = {words.split()[0] for words in re.findall(r"`([a-z][a-z ]+)`", rows)}
+    assert len(on_streams) == 9
+    assert on_streams <= named <= set(commands) | groups
