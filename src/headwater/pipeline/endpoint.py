@@ -1,0 +1,56 @@
+"""A small HTTP endpoint beside the pipeline: /metrics for Prometheus, /healthz and /readyz for its supervisor."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+
+class Endpoint:
+    """Answers while its `with` block runs."""
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        self.ready = False
+        endpoint = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                if path == "/metrics":
+                    self._answer(200, generate_latest(registry), CONTENT_TYPE_LATEST)
+                elif path == "/healthz":
+                    self._answer(200, b"ok\n")
+                elif path == "/readyz":
+                    self._answer(200 if endpoint.ready else 503, b"ready\n" if endpoint.ready else b"not ready\n")
+                else:
+                    self._answer(404, b"not found\n")
+
+            def _answer(self, status: int, body: bytes, content_type: str = "text/plain") -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *_: object) -> None:  # noqa: A002 - the interface's name
+                """Probes are not worth a line each."""
+
+        self._server = ThreadingHTTPServer((host, port), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="pipeline-endpoint", daemon=True)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> Endpoint:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

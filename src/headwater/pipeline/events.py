@@ -1,0 +1,90 @@
+"""The sink side of Postgres: what a task does with the events of its partition.
+
+Invariant: no state but the table (and its dead letters) decides whether an event is there already, so a task may be
+run again, twice at once, or after any crash.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+
+from headwater.postgres.connecting import Waiting
+from headwater.postgres.loading import Loaded, Part, load
+
+log = logging.getLogger("headwater.pipeline")
+
+QUERY_ID_PROPERTY = "sql.streaming.queryId"
+BATCH_ID_PROPERTY = "streaming.sql.batchId"
+
+
+class Filling(msgspec.Struct, frozen=True):
+    """What a task must know to fill a table."""
+
+    job: str
+    insertion: str
+    event_bytes_max: int
+    wait_max_s: float
+
+
+@dataclass
+class Filled(WriterCommitMessage):
+    events: int
+    dead: int
+
+
+@functools.lru_cache(maxsize=8)
+def waiting(url: str, wait_max_s: float) -> Waiting:
+    """The connection of this process: Python workers live on between tasks, and so does it."""
+    return Waiting(url, wait_max_s)
+
+
+class EventsWriter(DataSourceStreamArrowWriter):
+    """Rows with the columns stream, offset, position, content_type and value."""
+
+    def __init__(self, url: str, filling: Filling) -> None:
+        self._url = url
+        self._filling = filling
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Filled:
+        batches = list(iterator)
+        events = pa.Table.from_batches(batches) if batches else None
+        if events is None or not events.num_rows:
+            return Filled(0, 0)
+        task = TaskContext.get()
+        assert task is not None, "rows are written in tasks"
+        filling = self._filling
+        part = Part(
+            filling.job,
+            task.getLocalProperty(QUERY_ID_PROPERTY) or "",
+            int(task.getLocalProperty(BATCH_ID_PROPERTY) or -1),
+            task.partitionId(),
+        )
+
+        def bring(connection: object) -> Loaded:
+            return load(connection, filling.insertion, part, events, filling.event_bytes_max)  # type: ignore[arg-type]
+
+        loaded = waiting(self._url, filling.wait_max_s).run(bring)
+        return Filled(loaded.events, loaded.dead)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        done = [one for one in messages if isinstance(one, Filled)]
+        dead = sum(one.dead for one in done)
+        if dead:
+            log.warning(
+                "%s: batch %d has %d events that are no rows; see headwater.dead_letters",
+                self._filling.job,
+                batchId,
+                dead,
+            )
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing is undone: what tasks have brought is recognised when the batch is tried again."""
+        log.warning("%s: batch %d failed and will be tried again", self._filling.job, batchId)

@@ -1,0 +1,198 @@
+"""What a pipeline tells of itself: an entity for each query and slot, as metrics, and as events of a stream.
+
+An event is a state-protocol change: `{"type": "query" | "slot", "key": …, "value": {…}, "headers": {"operation":
+"upsert"}}`. What a value holds is written down in docs/pipeline.md. Invariant: telling never disturbs what is told of:
+a stream that cannot be reached is a line in the log.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headwater.postgres.lsn import lsn_to_text
+from headwater.postgres.slots import SlotState
+from headwater.spark.errors import HeadwaterError, StreamMissing
+from headwater.spark.options import Connection
+from headwater.spark.progress import lags
+from headwater.spark.protocol import Client, Producer
+
+log = logging.getLogger("headwater.pipeline")
+
+JSON: Final = "application/json"
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(slots=True)
+class QueryStatus:
+    """One job as others see it."""
+
+    name: str
+    source: str = ""
+    target: str = ""
+    status: str = "starting"
+    """starting, running, waiting (to be started again), failed, stopped."""
+    input_rows_per_s: float = 0.0
+    processed_rows_per_s: float = 0.0
+    rows: int = 0
+    """Since this application began."""
+    batch: int | None = None
+    batch_ms: float | None = None
+    lag_messages: int | None = None
+    offsets: dict[str, str] = field(default_factory=dict)
+    restarts: int = 0
+    error: dict[str, Any] | None = None
+    updated_at_ms: int = 0
+
+    def take(self, progress: Any) -> None:
+        """What Spark says of its last batch."""
+        self.status = "running"
+        self.input_rows_per_s = _number(progress.inputRowsPerSecond)
+        self.processed_rows_per_s = _number(progress.processedRowsPerSecond)
+        self.rows += progress.numInputRows
+        self.batch = progress.batchId
+        self.batch_ms = progress.durationMs.get("triggerExecution")
+        if progress.numInputRows:
+            self.error = None
+        lag: int | None = None
+        for source in progress.sources:
+            self.offsets |= _offsets(source.endOffset)
+            found = lags(source.endOffset, source.latestOffset)
+            if found:
+                lag = (lag or 0) + sum(found.values())
+        self.lag_messages = lag
+        self.updated_at_ms = now_ms()
+
+
+def slot_value(slot: SlotState, error: dict[str, Any] | None) -> dict[str, Any]:
+    """A replication slot as others see it."""
+    return {
+        "database": slot.database,
+        "status": "failed" if slot.is_lost else "running",
+        "lag_bytes": slot.lag_bytes,
+        "confirmed_lsn": lsn_to_text(slot.confirmed_lsn),
+        "current_lsn": lsn_to_text(slot.current_lsn),
+        "wal_status": slot.wal_status,
+        "error": error,
+        "updated_at_ms": now_ms(),
+    }
+
+
+def failure(reason: str) -> dict[str, Any]:
+    return {"message": reason, "at_ms": now_ms()}
+
+
+class StatusStream:
+    """Appends entities that have changed, and those that were not told for a while."""
+
+    def __init__(self, streams: str, token: str, stream: str, interval_s: float) -> None:
+        # Telling must not wait for long: what is not told now is told a moment later.
+        self._client = Client(Connection(streams, token=token, request_timeout_s=5.0, retry_timeout_s=2.0))
+        self._stream = stream
+        self._interval_s = interval_s
+        self._told: dict[tuple[str, str], tuple[str, float]] = {}
+        self._producer = f"pipeline-status-{uuid.uuid4()}"
+        self._seq = 0
+
+    def tell(self, entities: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
+        now = time.monotonic()
+        events: list[dict[str, Any]] = []
+        for type_, key, value in entities:
+            spelled = json.dumps({name: one for name, one in value.items() if name != "updated_at_ms"}, sort_keys=True)
+            before, at = self._told.get((type_, key), ("", -self._interval_s))
+            if spelled == before and now - at < self._interval_s:
+                continue
+            self._told[type_, key] = spelled, now
+            told = value | {"updated_at_ms": now_ms()}
+            events.append({"type": type_, "key": key, "value": told, "headers": {"operation": "upsert"}})
+        if events:
+            self._append(json.dumps(events).encode())
+
+    def _append(self, body: bytes) -> None:
+        producer = Producer(self._producer, 0, self._seq)
+        try:
+            try:
+                self._client.append(self._stream, body, JSON, producer)
+            except StreamMissing:
+                self._client.create(self._stream, JSON)
+                self._client.append(self._stream, body, JSON, producer)
+            self._seq += 1
+        except HeadwaterError as error:
+            # The next append is a new attempt of another producer, so that nothing is taken for a repeat.
+            self._producer, self._seq = f"pipeline-status-{uuid.uuid4()}", 0
+            self._told.clear()
+            log.warning("the status could not be told: %s", error)
+
+
+class StatusMetrics(Collector):
+    """The same for Prometheus, read when it asks."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._lock = threading.Lock()
+        self._queries: dict[str, dict[str, Any]] = {}
+        self._slots: dict[str, dict[str, Any]] = {}
+        self.failures = Counter(
+            "headwater_pipeline_failures", "Queries that ended with an error.", ("job",), registry=registry
+        )
+        self.ready = Gauge("headwater_pipeline_ready", "Whether every job runs.", registry=registry)
+        registry.register(self)
+
+    def take(self, queries: Iterable[QueryStatus], slots: dict[str, dict[str, Any]]) -> None:
+        with self._lock:
+            self._queries = {one.name: asdict(one) for one in queries}
+            self._slots = dict(slots)
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            queries, slots = self._queries, self._slots
+        for name, text, key in (
+            ("headwater_pipeline_running", "Whether the job runs.", None),
+            ("headwater_pipeline_rows", "Rows since the application began.", "rows"),
+            ("headwater_pipeline_input_rows_per_second", "Rows that arrived, a second.", "input_rows_per_s"),
+            ("headwater_pipeline_batch_milliseconds", "What the last batch took.", "batch_ms"),
+            ("headwater_pipeline_lag_messages", "Messages that wait.", "lag_messages"),
+            ("headwater_pipeline_restarts", "Starts after a failure.", "restarts"),
+        ):
+            family = GaugeMetricFamily(name, text, labels=("job",))
+            for job, value in queries.items():
+                told = value["status"] == "running" if key is None else value[key]
+                if told is not None:
+                    family.add_metric([job], float(told))
+            yield family
+        lag = GaugeMetricFamily("headwater_slot_lag_bytes", "Log that Postgres keeps for a slot.", labels=("slot",))
+        for slot, value in slots.items():
+            lag.add_metric([slot], float(value["lag_bytes"]))
+        yield lag
+
+
+def _offsets(spelled: str | None) -> dict[str, str]:
+    """Where each stream (or the database's log) stands, from what a source says."""
+    try:
+        found = json.loads(spelled or "{}")
+    except ValueError:
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    if isinstance(found.get("lsn"), str):
+        return {"lsn": found["lsn"]}
+    return {
+        stream: str(place["offset"]) for stream, place in found.items() if isinstance(place, dict) and "offset" in place
+    }
+
+
+def _number(value: float) -> float:
+    """JSON has no NaN and no infinity, which Spark gives for batches of no duration."""
+    return round(value, 3) if value == value and abs(value) != float("inf") else 0.0  # noqa: PLR0124

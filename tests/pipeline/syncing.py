@@ -1,0 +1,94 @@
+"""A real `headwater sync` for a test: a child process with Spark in it, ended when the `with` block is left.
+
+Invariant: its whole tree of processes is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tests.spark.conftest import require_java, worker_environment
+from tests.spark.processes import free_port, kill_tree
+
+READY_TIMEOUT_S = 280.0
+STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class Sync:
+    process: subprocess.Popen[bytes]
+    log_file: Path
+    endpoint: str
+
+    def log(self) -> str:
+        return self.log_file.read_text("utf-8", "replace")
+
+    def is_ready(self) -> bool:
+        try:
+            return httpx.get(f"{self.endpoint}/readyz", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def wait_until_ready(self) -> None:
+        deadline = time.monotonic() + READY_TIMEOUT_S
+        while not self.is_ready():
+            assert self.process.poll() is None, f"headwater sync ended:\n{self.log()[-4000:]}"
+            assert time.monotonic() < deadline, f"headwater sync is not ready:\n{self.log()[-4000:]}"
+            time.sleep(0.1)
+
+    def metrics(self) -> str:
+        return httpx.get(f"{self.endpoint}/metrics", timeout=10.0).text
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(STOP_TIMEOUT_S)
+
+    def kill(self) -> None:
+        """All of it at once, as a machine that goes away would."""
+        if self.process.poll() is None:
+            kill_tree(psutil.Process(self.process.pid))
+        self.process.wait(STOP_TIMEOUT_S)
+
+
+@contextmanager
+def syncing(
+    directory: Path,
+    server: str,
+    postgres: str,
+    *arguments: str,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[Sync]:
+    """`directory` keeps checkpoints and log: pass the same one again to go on."""
+    require_java()
+    port = free_port()
+    log_file = directory / "sync.log"
+    given = {name: value for name, value in os.environ.items() if not name.startswith("DS_")}
+    own = {"DS_SERVER_URL": server, "POSTGRES_URL": postgres, "PYTHONUNBUFFERED": "1"}
+    with log_file.open("ab") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "headwater", "sync", "--metrics-port", str(port)),
+                *("--checkpoints", str(directory / "checkpoints"), *arguments),
+            ],
+            cwd=directory,
+            env={**given, **worker_environment(), **own, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    sync = Sync(process, log_file, f"http://127.0.0.1:{port}")
+    try:
+        yield sync
+    finally:
+        sync.kill()

@@ -1,0 +1,87 @@
+"""The pipeline's settings: the reference's jobs by default, a file and the environment over them, mistakes told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.pipeline.from_postgres import FromPostgres
+from headwater.pipeline.settings import PipelineError, load
+from headwater.pipeline.to_postgres import ToPostgres
+
+
+def written(directory: Path, text: str) -> Path:
+    file = directory / "pipeline.toml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_without_a_file_the_reference_is_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    environ = {"DS_SERVER_URL": "http://server:4437", "POSTGRES_URL": "postgresql://u@db/d", "ELECTRIC_URL": "http://e"}
+    settings = load(None, environ)
+    assert settings.surroundings.streams == "http://server:4437/v1/stream"
+    assert settings.surroundings.postgres == "postgresql://u@db/d"
+    items, events = settings.jobs()
+    assert isinstance(items, FromPostgres)
+    assert isinstance(events, ToPostgres)
+    assert (items.tables[0].table, items.tables[0].stream, items.tables[0].operations) == (
+        "items",
+        "pg-items",
+        ("insert",),
+    )
+    assert (events.streams, events.table) == (("session-events",), "session_events")
+    assert events.columns["event_key"] == "key"
+
+
+def test_a_file_says_what_runs_and_flags_come_last(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        """
+        [pipeline]
+        server = "http://one:1"
+        checkpoints = "s3a://bucket/places"
+        [[to_postgres]]
+        name = "orders"
+        prefix = "orders/"
+        table = "shop.orders"
+        columns = { s = "@stream", o = "@offset", amount = "sum.cents" }
+        types = { amount = "bigint" }
+        [[from_postgres]]
+        tables = [{ table = "docs", stream = "docs/{key}", format = "changes", full_rows = true }]
+        [[archive]]
+        lake = "/lake"
+        streams = ["a"]
+        """,
+    )
+    settings = load(file, {"DS_SERVER_URL": "http://two:2"}, {"server": "http://three:3/v1/stream/", "master": None})
+    assert settings.surroundings.streams == "http://three:3/v1/stream"
+    assert settings.surroundings.checkpoint("x") == "s3a://bucket/places/x"
+    assert [job.name for job in settings.jobs()] == ["pg-items", "orders", "archive"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[pipeline]\nservr = 1", "pipeline.servr: no such setting"),
+        ("[[to_postgres]]\ntable = 't'", "give either streams or prefix"),
+        ("[[to_postgres]]\nstreams = ['s']\ncolumns = { a = '@stream' }", "they are the key"),
+        ("[[from_postgres]]\nslot = 'Not Good'\ntables = [{ table = 't', stream = 's' }]", "from_postgres.0.slot"),
+        (
+            "[[from_postgres]]\ntables = [{ table = 'a', stream = 's', format = 'changes' },"
+            " { table = 'b', stream = 's', format = 'changes' }]",
+            "a stream each",
+        ),
+        ("[[to_postgres]]\nname='x'\nstreams=['s']\n[[to_postgres]]\nname='x'\nstreams=['s']", "two jobs are called x"),
+        ("not toml", "not valid TOML"),
+        ("[pipeline]\nserver = 'ftp://x'", "must begin with http"),
+    ],
+)
+def test_mistakes_are_one_line(tmp_path: Path, text: str, said: str) -> None:
+    def use() -> None:
+        load(written(tmp_path, text), {}).jobs()
+
+    with pytest.raises(PipelineError, match=r"^[^\n]+$") as caught:
+        use()
+    assert said in str(caught.value)

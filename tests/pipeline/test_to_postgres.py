@@ -1,0 +1,142 @@
+"""Streams into tables: each event once, in order, with its offset; what cannot be a row is set aside with a reason."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+
+from headwater.pipeline.job import Job, Surroundings
+from headwater.pipeline.to_postgres import ToPostgres
+from tests.pipeline.waiting import eventually
+from tests.postgres.databases import database
+from tests.spark.streams import Streams
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+@contextmanager
+def running(spark: SparkSession, job: Job, surroundings: Surroundings) -> Iterator[StreamingQuery]:
+    query = job.start(spark, surroundings)
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def rows(url: str, query: str) -> list[tuple[Any, ...]]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(query).fetchall()
+
+
+def count(url: str, table: str) -> Callable[[], int]:
+    return lambda: int(rows(url, f"SELECT count(*) FROM {table}")[0][0])
+
+
+def test_events_come_once_in_order_with_their_offsets_and_the_columns_of_the_reference(
+    spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
+) -> None:
+    around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
+    job = ToPostgres("sessions-in-order", streams=("session-order",))
+    event = {"key": "user:alice", "type": "presence", "operation": "set", "value": {"status": "online"}}
+    with running(spark, job, around):
+        offsets = [streams.append("session-order", [event])]
+        offsets += [streams.append("session-order", [{"key": n, "type": "message"}]) for n in range(20)]
+        eventually(count(postgres_url, "session_events"), lambda found: found >= 21)
+    found = rows(
+        postgres_url,
+        "SELECT stream_name, event_key, event_type, operation, payload, ds_offset FROM session_events ORDER BY id",
+    )
+    assert found[0] == ("session-order", "user:alice", "presence", "set", event, offsets[0])
+    assert [row[5] for row in found] == offsets
+    assert found[3][1:4] == ("2", "message", None)
+    # Everything again, from a lost checkpoint: nothing changes.
+    shutil.rmtree(tmp_path / job.name)
+    with running(spark, job, around):
+        last = streams.append("session-order", [{"key": "last"}])
+        eventually(lambda: rows(postgres_url, "SELECT ds_offset FROM session_events"), lambda seen: (last,) in seen)
+    assert [row[0] for row in rows(postgres_url, "SELECT ds_offset FROM session_events ORDER BY id")] == [
+        *offsets,
+        last,
+    ]
+    assert rows(postgres_url, "SELECT job, dead FROM headwater.batches")[0] == (job.name, 0)
+
+
+def test_what_is_not_a_row_goes_to_the_dead_letters_and_blocks_nothing(
+    spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
+) -> None:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE TABLE orders (s text, o text, amount int CHECK (amount > 0), note varchar(5), place bigint)"
+        )
+    job = ToPostgres(
+        "orders-in",
+        table="orders",
+        streams=("orders-dead", "orders-text"),
+        columns={"s": "@stream", "o": "@offset", "amount": "sum.cents", "note": "note", "place": "@position"},
+        event_bytes_max=500,
+    )
+    streams.create("orders-text", "text/plain")
+    streams.append_bytes("orders-text", b"\xff\x00 no text", "text/plain")
+    good = [{"sum": {"cents": n + 1}, "note": "ok"} for n in range(40)]
+    bad: list[Any] = [
+        [1, 2],
+        "text",
+        {"sum": {"cents": "many"}},
+        {"sum": {"cents": -1}},
+        {"note": "longer than five"},
+        {"note": "x\u0000"},
+        {"pad": "p" * 600},
+    ]
+    mixed = [*good[:10], bad[0], bad[1], *good[10:20], bad[2], bad[3], bad[4], *good[20:], bad[5], bad[6]]
+    streams.create("orders-dead")
+    streams.append("orders-dead", [[one] if isinstance(one, list) else one for one in mixed])
+    around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
+    with running(spark, job, around):
+        eventually(count(postgres_url, "orders"), lambda found: found >= len(good))
+        eventually(count(postgres_url, "headwater.dead_letters"), lambda found: found >= len(bad) + 1)
+    assert [row[0] for row in rows(postgres_url, "SELECT amount FROM orders ORDER BY place")] == list(range(1, 41))
+    letters = rows(postgres_url, "SELECT reason, left(detail, 5), stream_name FROM headwater.dead_letters ORDER BY id")
+    assert sorted(letters) == sorted(
+        [
+            ("not-an-object", "The e", "orders-dead"),
+            ("not-an-object", "The e", "orders-dead"),
+            ("refused", "22P02", "orders-dead"),
+            ("constraint", "23514", "orders-dead"),
+            ("refused", "22001", "orders-dead"),
+            ("refused", "22P05", "orders-dead"),
+            ("too-big", "The e", "orders-dead"),
+            ("not-json", "The s", "orders-text"),
+        ]
+    )
+    assert rows(postgres_url, "SELECT value FROM headwater.dead_letters WHERE reason = 'not-json'") == [
+        (b"\xff\x00 no text",)
+    ]
+
+
+def test_a_database_that_is_down_is_waited_for_and_nothing_is_lost(
+    spark: SparkSession, streams: Streams, tmp_path: Path
+) -> None:
+    with database() as own:
+        around = Surroundings(streams.root, str(tmp_path), postgres=own.url)
+        with running(spark, ToPostgres("while-down", streams=("while-down",)), around) as query:
+            streams.append("while-down", [{"n": 0}])
+            eventually(count(own.url, "session_events"), lambda found: found == 1)
+            own.kill()
+            for n in range(1, 6):
+                streams.append("while-down", [{"n": n}])
+            own.start()
+            eventually(count(own.url, "session_events"), lambda found: found >= 6)
+            own.stop()
+            streams.append("while-down", [{"n": 6}])
+            own.start()
+            eventually(count(own.url, "session_events"), lambda found: found >= 7)
+            assert query.exception() is None
+        found = rows(own.url, "SELECT (payload->>'n')::int FROM session_events ORDER BY id")
+        assert [row[0] for row in found] == list(range(7))
