@@ -1,0 +1,207 @@
+"""The source of changes as Spark uses it, call by call, without Spark: offsets, batches, repeats, restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from headwater.pipeline.changes import ChangesReader, FollowedTable, Following
+from headwater.postgres import slots
+from headwater.postgres.connecting import connect
+
+TABLES = (
+    FollowedTable("busy", "busy", "changes"),
+    FollowedTable("log", "log", "rows", operations=("insert",)),
+)
+
+
+class Query:
+    """What Spark does with a source and a checkpoint; `crash` forgets everything but the checkpoint."""
+
+    def __init__(self, url: str, tables: tuple[FollowedTable, ...] = TABLES, changes_max: int = 500) -> None:
+        self.url = url
+        self.following = Following("by_hand", "by_hand", tables, changes_max, 0.05, 30.0)
+        self.reader = ChangesReader(url, self.following)
+        self.done: dict[str, Any] | None = None
+        self.planned: dict[str, Any] | None = None
+        self.told: list[tuple[str, Any]] = []
+
+    def plan(self) -> bool:
+        """Write down where the next batch ends; whether there is one."""
+        if self.planned is None:
+            start = self.done or self.reader.initialOffset()
+            end = self.reader.latestOffset(start, ReadAllAvailable())
+            self.done = start
+            if end == start:
+                return False
+            self.planned = json.loads(json.dumps(end))
+        return True
+
+    def read(self) -> list[tuple[str, Any]]:
+        assert self.done is not None
+        assert self.planned is not None
+        rows: list[tuple[str, Any]] = []
+        for task in self.reader.partitions(self.done, self.planned):
+            for batch in self.reader.read(task):
+                rows += zip(batch["stream"].to_pylist(), map(json.loads, batch["value"].to_pylist()), strict=True)
+        return rows
+
+    def step(self) -> bool:
+        if not self.plan():
+            return False
+        self.told += self.read()
+        self.done, self.planned = self.planned, None
+        assert self.done is not None
+        self.reader.commit(self.done)
+        return True
+
+    def crash(self) -> None:
+        self.reader.stop()
+        self.reader = ChangesReader(self.url, self.following)
+
+    def of(self, stream: str) -> list[Any]:
+        return [value for name, value in self.told if name == stream]
+
+
+def folded(messages: list[Any]) -> dict[str, Any]:
+    """Current rows by key, as any reader of the state protocol would have them; refuses what does not follow."""
+    state: dict[str, Any] = {}
+    for message in messages:
+        headers = message["headers"]
+        if "control" in headers:
+            state = {}
+        elif headers["operation"] == "delete":
+            state.pop(message["key"])
+        else:
+            assert (message["key"] in state) == (headers["operation"] == "update"), message
+            state[message["key"]] = message["value"]
+    return state
+
+
+@pytest.fixture
+def tables(postgres_url: str) -> str:
+    with psycopg.connect(postgres_url, autocommit=True) as sql:
+        sql.execute("CREATE TABLE busy (id int PRIMARY KEY, n int); CREATE TABLE log (id serial PRIMARY KEY, t text)")
+        sql.execute("INSERT INTO busy SELECT n, 0 FROM generate_series(1, 1200) AS n")
+    return postgres_url
+
+
+def writing(url: str, stop: threading.Event, seed: int) -> None:
+    chance = random.Random(seed)
+    with psycopg.connect(url, autocommit=True) as sql:
+        while not stop.is_set():
+            key = chance.randrange(1500)
+            with contextlib.suppress(psycopg.errors.DeadlockDetected), sql.transaction():
+                sql.execute("INSERT INTO busy VALUES (%s, 1) ON CONFLICT (id) DO UPDATE SET n = busy.n + 1", [key])
+                if chance.random() < 0.3:
+                    sql.execute("DELETE FROM busy WHERE id = %s", [chance.randrange(1500)])
+                sql.execute("INSERT INTO log (t) VALUES (%s)", [str(key)])
+            stop.wait(0.003)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_copy_and_changes_under_concurrent_writers_and_crashes_give_the_table(tables: str, seed: int) -> None:
+    stop = threading.Event()
+    writers = [threading.Thread(target=writing, args=(tables, stop, seed * 10 + n)) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    query = Query(tables)
+    chance = random.Random(seed)
+    try:
+        for _ in range(40):
+            fate = chance.random()
+            if fate < 0.2:
+                query.plan()
+                query.crash()
+            elif fate < 0.4 and query.plan():
+                first = query.read()
+                query.crash()
+                assert query.read() == first, "a batch that is read again, from the slot, is the same"
+            else:
+                query.step()
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    while query.step():
+        pass
+    with psycopg.connect(tables) as sql:
+        busy = {str(id_): {"id": id_, "n": n} for id_, n in sql.execute("SELECT id, n FROM busy")}
+        logged = sorted(row[0] for row in sql.execute("SELECT id FROM log"))
+    assert sorted(one["id"] for one in query.of("log")) == logged, "each row of the log once"
+    assert folded(query.of("busy")) == busy
+    query.reader.stop()
+
+
+def test_a_table_that_joins_later_is_copied_then_followed(tables: str) -> None:
+    query = Query(tables, TABLES[:1])
+    while query.step():
+        pass
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute("INSERT INTO log (t) VALUES ('before')")
+        query.following = Following("by_hand", "by_hand", TABLES, 500, 0.05, 30.0)
+        query.crash()
+        query.step()
+        sql.execute("INSERT INTO log (t) VALUES ('after')")
+    while query.step():
+        pass
+    assert [one["t"] for one in query.of("log")] == ["before", "after"]
+    query.reader.stop()
+
+
+def test_a_large_transaction_is_one_batch_and_is_read_by_its_task(tables: str) -> None:
+    query = Query(tables, (FollowedTable("log", "log", "rows", operations=("insert",)),), changes_max=10)
+    query.step()
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute("INSERT INTO log (t) SELECT n::text FROM generate_series(1, 6000) AS n")
+        sql.execute("INSERT INTO log (t) VALUES ('next')")
+    assert query.step()
+    assert len(query.of("log")) == 6000, "a transaction stays whole"
+    while query.step():
+        pass
+    assert [one["id"] for one in query.of("log")] == list(range(1, 6002))
+    query.reader.stop()
+
+
+def test_foreign_writes_move_the_slot_too(tables: str) -> None:
+    query = Query(tables, TABLES[1:])
+    query.step()
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute("CREATE TABLE noise AS SELECT repeat('x', 500) FROM generate_series(1, 10000)")
+    before = query.done
+    assert before is not None
+    assert query.step()
+    assert query.of("log") == []
+    with connect(tables) as connection:
+        state = slots.state(connection, "by_hand")
+        assert state is not None
+        assert state.current_lsn - state.confirmed_lsn < 1 << 20
+    query.reader.stop()
+
+
+def test_a_slot_that_somebody_moved_or_dropped_stops_the_query(tables: str) -> None:
+    query = Query(tables)
+    while query.step():
+        pass
+
+    def expect(work: Callable[[], object], said: str) -> None:
+        with pytest.raises(slots.SlotLost, match=said):
+            work()
+
+    with connect(tables) as connection:
+        connection.execute("INSERT INTO log (t) VALUES ('missed')")
+        slots.advance(connection, "by_hand", slots.flushed_lsn(connection))
+        expect(query.step, "somebody else advanced it")
+        slots.drop(connection, "by_hand")
+        expect(query.step, "is gone")
+        slots.create(connection, "by_hand")
+        expect(query.step, "made it anew")
+    query.reader.stop()
