@@ -13,7 +13,24 @@ from typing import Annotated
 import typer
 
 import headwater
-from headwater.cli import backup, config, listing, reading, serve, store, token, writing
+from headwater.cli import (
+    archive,
+    backup,
+    config,
+    down,
+    fold,
+    listing,
+    logs,
+    query,
+    reading,
+    serve,
+    status,
+    store,
+    sync,
+    token,
+    up,
+    writing,
+)
 from headwater.cli.failure import Failure
 
 app = typer.Typer(
@@ -36,7 +53,12 @@ for _command in (
     writing.delete,
 ):
     app.command(rich_help_panel="Streams of a server")(_command)
-app.command(rich_help_panel="The stack")(token.token)
+for _stack_command in (up.up, down.down, status.status, logs.logs, token.token):
+    app.command(rich_help_panel="The stack")(_stack_command)
+app.command(rich_help_panel="The pipeline")(fold.fold)
+app.command(rich_help_panel="The pipeline")(query.query)
+app.add_typer(archive.app, name="archive", rich_help_panel="The pipeline")
+app.add_typer(sync.app, name="sync")
 app.add_typer(store.app, name="store")
 app.add_typer(config.app, name="config")
 

@@ -1,0 +1,77 @@
+"""The heartbeat producer of the dev profile: odd ticks insert into `items`, even ticks post a session event.
+
+Run as `python -m headwater.stack.heartbeat [INTERVAL_SECONDS]`, with DS_SERVER_URL and POSTGRES_URL. Invariant: what
+fails is told and tried again with the next tick; the heartbeat ends only when it is told to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from typing import Final
+
+import httpx
+import psycopg
+
+STREAM: Final = "session-events"
+DEFAULT_INTERVAL_S: Final = 5.0
+
+_ITEMS: Final = """CREATE TABLE IF NOT EXISTS items (
+    id SERIAL PRIMARY KEY,
+    title TEXT NOT NULL,
+    body TEXT,
+    created_at TIMESTAMPTZ DEFAULT NOW()
+)"""
+
+log = logging.getLogger("headwater.heartbeat")
+
+
+class Heartbeat:
+    def __init__(self, server_url: str, postgres_url: str) -> None:
+        self._stream = f"{server_url.rstrip('/')}/v1/stream/{STREAM}"
+        self._postgres_url = postgres_url
+        self._http = httpx.Client(timeout=10.0)
+
+    def beat(self, tick: int) -> None:
+        """One tick; a failure is told, not raised."""
+        try:
+            if tick % 2:
+                self._insert(tick)
+            else:
+                self._post(tick)
+        except (psycopg.Error, httpx.HTTPError) as error:
+            log.warning("tick %d failed: %s", tick, error)
+
+    def _insert(self, tick: int) -> None:
+        with psycopg.connect(self._postgres_url, connect_timeout=5) as connection:
+            connection.execute(_ITEMS)
+            connection.execute("INSERT INTO items (title, body) VALUES (%s, %s)", [f"heartbeat {tick}", _moment()])
+        log.info("tick %d: inserted into items", tick)
+
+    def _post(self, tick: int) -> None:
+        self._http.put(self._stream, headers={"Content-Type": "application/json"}).raise_for_status()
+        event = {"key": "heartbeat", "type": "heartbeat", "operation": "set", "value": {"tick": tick, "at": _moment()}}
+        self._http.post(self._stream, json=[event]).raise_for_status()
+        log.info("tick %d: posted to %s", tick, STREAM)
+
+
+def _moment() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    interval_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_INTERVAL_S
+    heartbeat = Heartbeat(os.environ["DS_SERVER_URL"], os.environ["POSTGRES_URL"])
+    tick = 0
+    while True:
+        tick += 1
+        heartbeat.beat(tick)
+        time.sleep(interval_s)
+
+
+if __name__ == "__main__":
+    main()

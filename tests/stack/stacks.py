@@ -1,0 +1,137 @@
+"""A whole stack for a test, by the command that people use: `headwater up --detach` … `headwater down`.
+
+Invariant: when the `with` block is left nothing of the stack runs any more; what does, fails the test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from headwater.stack.processes import Identity, identity_of
+from tests.serving import server_environment
+from tests.stack.proxying import free_port
+
+COMMAND_TIMEOUT_SECS = 150.0
+
+
+@dataclass(slots=True)
+class Stack:
+    directory: Path
+    environment: dict[str, str]
+    ports: dict[str, int]
+    seen: set[Identity] = field(default_factory=set)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.ports['proxy']}"
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data" / "stack"
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "headwater", *arguments]
+
+    def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=self.directory,
+            env={**self.environment, **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_SECS,
+        )
+
+    def up(self, *arguments: str, **env: str) -> None:
+        done = self.run("up", "--detach", *arguments, **env)
+        assert done.returncode == 0, f"{done.stderr}\n{self.logs()}"
+        self.note()
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = json.loads(self.run("status", "--json").stdout)
+        return status
+
+    def note(self) -> dict[str, Any]:
+        """Remember every process, to see later that it is gone."""
+        status: dict[str, Any] = json.loads((self.data / "run" / "state.json").read_bytes())
+        for one in (status, *status["parts"]):
+            if one["pid"]:
+                self.seen.add(Identity(one["pid"], one["started"]))
+        return status
+
+    def part(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(part for part in self.note()["parts"] if part["name"] == name)
+        return found
+
+    def kill(self, name: str) -> int:
+        """kill -9 of one part; the id that it had."""
+        pid: int = self.part(name)["pid"]
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def wait_until_up_again(self, name: str, but_not: int, timeout_s: float = 60.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (part := self.part(name))["state"] != "up" or part["pid"] == but_not:
+            assert time.monotonic() < deadline, f"{part}\n{self.logs()}"
+            time.sleep(0.05)
+
+    def token(self, *arguments: str) -> str:
+        done = self.run("token", *arguments)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def client(self, token: str) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
+
+    def logs(self) -> str:
+        return "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(self.data.glob("logs/*.log")))
+
+    def left_over(self) -> list[Identity]:
+        return [identity for identity in self.seen if identity.is_alive]
+
+
+@contextmanager
+def stack(directory: Path, **env: str) -> Iterator[Stack]:
+    """Everything that is needed to start one, on free ports; ends what was started."""
+    ports = {name: free_port() for name in ("server", "proxy", "admin", "postgres", "adminer", "shards")}
+    environment = server_environment(
+        **{
+            "DS_SERVER__PORT": str(ports["server"]),
+            "DS_PROXY__PORT": str(ports["proxy"]),
+            "DS_PROXY__ADMIN_PORT": str(ports["admin"]),
+            "DS_PROXY__THREADS": "1",
+            "DS_STACK__POSTGRES_PORT": str(ports["postgres"]),
+            "DS_STACK__ADMINER_PORT": str(ports["adminer"]),
+            "DS_STACK__SHARD_PORT": str(ports["shards"]),
+            **env,
+        }
+    )
+    made = Stack(directory, environment, ports)
+    try:
+        yield made
+    finally:
+        if (made.data / "run" / "state.json").exists():
+            made.note()
+        done = made.run("down")
+        left = made.left_over()
+        for identity in left:
+            identity.end(signal.SIGKILL, 5)
+        assert done.returncode == 0, done.stderr
+        assert not left, f"still ran after `headwater down`: {left}"
+
+
+def identity(pid: int) -> Identity:
+    return identity_of(pid)

@@ -1,0 +1,269 @@
+"""The supervisor with parts of a few lines: order, readiness, back-off, giving up, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from headwater.config import Stack as StackSettings
+from headwater.stack.parts import Absent, Part, runs
+from headwater.stack.processes import Identity, can_bind, holder_of, identity_of
+from headwater.stack.state import ManifestMismatch, StackBusy, StackDirectory, StackStatus, truth_about
+from headwater.stack.supervisor import StackFailed, Supervisor, clean_up_after
+from tests.serving import server_environment
+from tests.stack.proxying import free_port
+
+READY = runs()
+SLEEP = "import time; time.sleep(600)"
+
+
+def part(name: str, script: str, probe: Callable[[], str] = READY, port: int | None = None) -> Part:
+    return Part(name, (sys.executable, "-c", script), probe, port)
+
+
+def never(status: StackStatus) -> bool:
+    return False
+
+
+def exists(path: Path) -> Callable[[], str]:
+    return lambda: "" if path.exists() else f"{path.name} is not there"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[StackDirectory]:
+    found = StackDirectory(tmp_path)
+    found.acquire()
+    yield found
+    found.release()
+
+
+class Watch:
+    """Sees every state that is published, and ends the supervisor when a condition holds."""
+
+    def __init__(self, enough: Callable[[StackStatus], bool]) -> None:
+        self.states: list[tuple[str, str]] = []
+        self.pids: set[Identity] = set()
+        self._enough = enough
+
+    def __call__(self, status: StackStatus) -> None:
+        for one in status.parts:
+            if not self.states or (one.name, one.state) not in self.states[-len(status.parts) :]:
+                self.states.append((one.name, one.state))
+            if one.pid:
+                self.pids.add(one.identity)
+        if status.phase in {"starting", "up"} and self._enough(status):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def supervise(
+    directory: StackDirectory, parts: list[Part | Absent], enough: Callable[[StackStatus], bool], **settings: float
+) -> tuple[Supervisor, Watch]:
+    watch = Watch(enough)
+    supervisor = Supervisor(
+        directory,
+        parts,
+        StackSettings(**settings),
+        profile="test",
+        shards=1,
+        show=watch,
+    )
+    return supervisor, watch
+
+
+def test_parts_start_in_order_when_the_one_before_is_ready_and_end_in_reverse(
+    directory: StackDirectory, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    told = tmp_path / "told"
+    script = (
+        "import pathlib, signal, sys, time\n"
+        f"told = pathlib.Path({str(told)!r})\n"
+        "name = {name!r}\n"
+        "def end(*_):\n"
+        "    told.open('a').write(f'-{{name}} ')\n"
+        "    sys.exit()\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "told.open('a').write(f'+{{name}} ')\n"
+        "time.sleep({wait})\n"
+        f"pathlib.Path({str(ready)!r} + name).touch()\n"
+        "time.sleep(600)\n"
+    )
+    parts: list[Part | Absent] = [
+        part(name, script.format(name=name, wait=wait), exists(Path(f"{ready}{name}")))
+        for name, wait in (("a", 0.5), ("b", 0.1), ("c", 0))
+    ]
+    parts.append(Absent("d", "not here"))
+    supervisor, watch = supervise(directory, parts, lambda status: status.phase == "up")
+    supervisor.run()
+    assert told.read_text().split() == ["+a", "+b", "+c", "-c", "-b", "-a"]
+    assert supervisor.status.phase == "stopped"
+    assert [one.state for one in supervisor.status.parts] == ["stopped", "stopped", "stopped", "absent"]
+    assert not [identity for identity in watch.pids if identity.is_alive]
+
+
+def test_a_crashed_part_is_started_again_ever_later(directory: StackDirectory, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    script = f"import time; open({str(starts)!r}, 'a').write(f'{{time.time()}} '); time.sleep(0.05)"
+    supervisor, watch = supervise(
+        directory, [part("crasher", script)], lambda status: status.parts[0].restarts >= 4, restart_delay_secs=0.2
+    )
+    supervisor.run()
+    moments = [float(moment) for moment in starts.read_text().split()]
+    gaps = [later - earlier for earlier, later in pairwise(moments)]
+    assert len(gaps) == 3
+    assert gaps[0] > 0.2
+    assert gaps[1] > 0.4
+    assert gaps[2] > 0.8
+    assert ("crasher", "restarting") in watch.states
+
+
+def test_a_start_that_never_succeeds_is_given_up_with_what_the_log_says(directory: StackDirectory) -> None:
+    script = "print('the disk is on fire', flush=True); raise SystemExit(7)"
+    broken = part("broken", script, lambda: "not ready")
+    supervisor, watch = supervise(directory, [part("fine", SLEEP), broken], never, restart_delay_secs=0.05)
+    with pytest.raises(StackFailed, match=r"(?s)broken ended with code 7.*on fire"):
+        supervisor.run()
+    assert supervisor.status.phase == "failed"
+    assert not [identity for identity in watch.pids if identity.is_alive]
+
+
+def test_a_part_that_is_never_ready_is_given_up(directory: StackDirectory) -> None:
+    slow = part("slow", SLEEP, lambda: "its door is closed")
+    supervisor, _ = supervise(directory, [slow], never, restart_delay_secs=0.05, start_timeout_secs=0.2)
+    with pytest.raises(StackFailed, match=r"not ready within 0\.2 s: its door is closed"):
+        supervisor.run()
+
+
+def test_a_part_that_does_not_end_is_killed_with_its_children(directory: StackDirectory, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    script = (
+        "import pathlib, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"own = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\n"
+        f"pathlib.Path({str(child)!r}).write_text(str(own.pid))\n"
+        "time.sleep(600)\n"
+    )
+    pids: list[Identity] = []
+
+    def enough(status: StackStatus) -> bool:
+        if status.phase == "up":
+            pids.append(identity_of(int(child.read_text())))
+        return status.phase == "up"
+
+    supervisor, watch = supervise(
+        directory,
+        [part("stubborn", script, lambda: "" if child.exists() and child.read_text() else "not yet")],
+        enough,
+        stop_timeout_secs=0.3,
+    )
+    supervisor.run()
+    assert pids
+    assert pids[0].wait(5)
+    assert not [identity for identity in watch.pids if identity.is_alive]
+
+
+def test_a_part_that_no_longer_answers_is_shown_as_silent(directory: StackDirectory) -> None:
+    answers = iter(["", "gone quiet", "gone quiet"])
+    supervisor, watch = supervise(
+        directory,
+        [part("quiet", SLEEP, lambda: next(answers, "gone quiet"))],
+        lambda status: status.parts[0].state == "silent",
+    )
+    supervisor.run()
+    assert ("quiet", "silent") in watch.states
+
+
+def test_taken_ports_are_named_with_who_holds_them(directory: StackDirectory) -> None:
+    port = free_port()
+    script = (
+        f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('x', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        assert not can_bind("127.0.0.1", port)
+        supervisor, _ = supervise(directory, [part("door", SLEEP, port=port)], never)
+        with pytest.raises(StackFailed, match=rf"port {port} \(door\) is held by .*python.*\(process {holder.pid}\)"):
+            supervisor.check_ports()
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert can_bind("127.0.0.1", port)
+    assert "could not be told" in holder_of(port)
+
+
+def test_a_killed_supervisor_takes_its_parts_with_it(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from headwater.config import Stack\n"
+        "from headwater.stack.parts import Part, runs\n"
+        "from headwater.stack.state import StackDirectory\n"
+        "from headwater.stack.supervisor import Supervisor\n"
+        f"directory = StackDirectory(Path({str(tmp_path)!r}))\n"
+        "directory.acquire()\n"
+        f"part = Part('long', (sys.executable, '-c', {SLEEP!r}), runs())\n"
+        "Supervisor(directory, [part], Stack(), profile='test', shards=1, show=lambda status: None).run()\n"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", script], env=server_environment())
+    directory = StackDirectory(tmp_path)
+    try:
+        deadline = time.monotonic() + 20
+        while (status := directory.read()) is None or status.phase != "up":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        long = status.parts[0].identity
+        assert long.is_alive
+        with pytest.raises(StackBusy, match="already runs"):
+            StackDirectory(tmp_path).acquire()
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+    assert long.wait(5), "a part outlived its supervisor"
+    truth = truth_about(directory)
+    assert truth is not None
+    assert (truth.phase, truth.parts[0].state) == ("failed", "failed")
+    assert not directory.is_supervised
+
+
+def test_what_a_killed_supervisor_left_is_ended_but_nobody_else(directory: StackDirectory) -> None:
+    ours, theirs = (subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True) for _ in range(2))
+    reaper = threading.Thread(target=ours.wait)
+    reaper.start()
+    try:
+        supervisor, _ = supervise(directory, [part("a", SLEEP), part("b", SLEEP)], never)
+        one, other = supervisor.status.parts
+        identity = identity_of(ours.pid)
+        one.pid, one.started = identity.pid, identity.started
+        # The same number, but of a process that began at another time: somebody else's by now.
+        other.pid, other.started = theirs.pid, identity_of(theirs.pid).started - 1
+        directory.write(supervisor.status)
+        assert clean_up_after(directory, 5) == ["a"]
+        reaper.join(5)
+        assert ours.poll() is not None
+        assert theirs.poll() is None
+    finally:
+        for process in (ours, theirs):
+            process.kill()
+        theirs.wait()
+        reaper.join(5)
+
+
+def test_the_number_of_shards_belongs_to_the_directory(tmp_path: Path) -> None:
+    directory = StackDirectory(tmp_path)
+    assert directory.settle_shards(3) == 3
+    assert directory.settle_shards(None) == 3
+    assert directory.settle_shards(3) == 3
+    with pytest.raises(ManifestMismatch, match=r"made for 3 shards.*--shards 3.*--data-dir"):
+        directory.settle_shards(2)
+    assert len({directory.streams(shard, 3) for shard in range(3)}) == 3

@@ -1,0 +1,288 @@
+"""`headwater up` as people use it: the seeds' quick test, status, logs, down, a second start, kills of each part."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.stack.stacks import Stack, identity, stack
+
+# Seed 000, "Quick test", line by line; only the start and the minting of the token are our commands.
+QUICK_TEST = """
+curl -s http://localhost:8080/healthz
+TOKEN=$({headwater} token)
+curl -s -o /dev/null -w '%{{http_code}}' -X PUT -H "Authorization: Bearer $TOKEN" -H "Content-Type: text/plain" \
+ http://localhost:8080/v1/stream/test-1
+curl -s -o /dev/null -w '%{{http_code}}' -X POST -H "Authorization: Bearer $TOKEN" -H "Content-Type: text/plain" \
+ -d "hello" http://localhost:8080/v1/stream/test-1
+curl -s -H "Authorization: Bearer $TOKEN" http://localhost:8080/v1/stream/test-1
+curl -s -o /dev/null -w '%{{http_code}}' -X PUT http://localhost:8080/v1/stream/test-2
+"""
+QUICK_ANSWERS = ["ok", "201", "204", "hello", "401"]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    with stack(
+        tmp_path_factory.mktemp("up"),
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
+        DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="3",
+        DS_STACK__RESTART_DELAY_SECS="0.2",
+    ) as made:
+        made.up()
+        yield made
+
+
+def quick_test(running: Stack) -> list[str]:
+    script = QUICK_TEST.format(headwater=" ".join(running.command()))
+    script = script.replace("localhost:8080", f"localhost:{running.ports['proxy']}")
+    script = re.sub(r"(?m)^(curl .*(?:\n .*)*)$", r"\1; echo", script)
+    done = subprocess.run(
+        ["bash", "-euc", script],
+        cwd=running.directory,
+        env=running.environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_quick_test_passes_line_by_line(running: Stack) -> None:
+    assert quick_test(running) == QUICK_ANSWERS
+
+
+def test_status_names_every_part_with_its_process_port_and_log(running: Stack) -> None:
+    done = running.run("status")
+    assert done.returncode == 0, done.stdout
+    status = running.status()
+    assert status["phase"] == "up"
+    assert [part["name"] for part in status["parts"]] == ["server", "envoy"]
+    for part in status["parts"]:
+        assert part["state"] == "up"
+        assert identity(part["pid"]).is_alive
+        assert Path(part["log"]).exists()
+        assert str(part["port"]) in done.stdout
+
+
+def test_a_second_up_is_told_of_the_first(running: Stack) -> None:
+    for arguments in (("up",), ("up", "--detach")):
+        done = running.run(*arguments)
+        assert done.returncode == 1
+        assert "already runs" in done.stderr
+        assert "headwater down" in done.stderr
+
+
+def test_logs_are_printed_whole_or_by_part_and_followed(running: Stack) -> None:
+    token = running.token()
+    with running.client(token) as client:
+        client.get("/v1/stream/in-the-log")
+    time.sleep(1)  # Envoy writes its log twice a second
+    assert "/v1/stream/in-the-log" in running.run("logs", "envoy").stdout
+    both = running.run("logs").stdout
+    assert "server | " in both
+    assert "envoy | " in both
+    assert running.run("logs", "nothing").returncode == 2
+    following = subprocess.Popen(
+        running.command("logs", "-f", "-n", "0", "envoy"),
+        cwd=running.directory,
+        env=running.environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert following.stdout is not None
+
+        def ask() -> None:
+            # Again and again: when the command is ready to follow is not told.
+            while following.poll() is None:
+                with running.client(token) as client:
+                    client.get("/v1/stream/followed")
+                time.sleep(0.3)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert "/v1/stream/followed" in following.stdout.readline()
+    finally:
+        following.terminate()
+        following.communicate(timeout=10)
+        asking.join()
+
+
+def test_nobody_reads_private_keys_and_the_server_is_not_open(running: Stack) -> None:
+    assert (running.data / "keys").stat().st_mode & 0o077 == 0
+    for port in (running.ports["server"], running.ports["admin"]):
+        addresses = Path("/proc/net/tcp").read_text().upper()
+        assert f"0100007F:{port:04X}" in addresses
+        assert f"00000000:{port:04X}" not in addresses
+
+
+class Tail(threading.Thread):
+    """Reads a stream live through the proxy, resuming from its last offset whenever the connection ends."""
+
+    def __init__(self, running: Stack, token: str, name: str) -> None:
+        super().__init__(daemon=True)
+        self._running, self._token, self._name = running, token, name
+        self.messages: list[int] = []
+        self.resumed = 0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        offset = "-1"
+        while not self.ended.is_set():
+            try:
+                with self._running.client(self._token) as client:
+                    answer = client.get(f"/v1/stream/{self._name}", params={"offset": offset, "live": "long-poll"})
+                if answer.status_code == 200:
+                    self.messages += answer.json()
+                if answer.status_code in {200, 204}:
+                    offset = answer.headers["stream-next-offset"]
+                    continue
+            except (httpx.TransportError, ValueError):
+                pass
+            self.resumed += 1
+            time.sleep(0.05)
+
+
+def write_and_kill(running: Stack, parts: list[str]) -> None:
+    """A client writes and another tails while each part is killed in turn; nothing acknowledged may be lost."""
+    token = running.token()
+    name = f"killed-{'-'.join(parts)}"
+    with running.client(token) as client:
+        created = client.put(f"/v1/stream/{name}", headers={"Content-Type": "application/json"})
+        assert created.status_code == 201
+    tail = Tail(running, token, name)
+    tail.start()
+    acknowledged: list[int] = []
+    ended = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not ended.is_set():
+            headers = {"Producer-Id": "writer", "Producer-Epoch": "0", "Producer-Seq": str(number)}
+            try:
+                with running.client(token) as client:
+                    while not ended.is_set():
+                        headers["Producer-Seq"] = str(number)
+                        answer = client.post(f"/v1/stream/{name}", json=[number], headers=headers)
+                        if answer.status_code not in {200, 204}:
+                            break
+                        acknowledged.append(number)
+                        number += 1
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for part in parts:
+            written = len(acknowledged)
+            pid = running.kill(part)
+            killed = identity(pid)
+            assert killed.wait(5)
+            running.wait_until_up_again(part, pid)
+            deadline = time.monotonic() + 30
+            while len(acknowledged) < written + 10:
+                assert time.monotonic() < deadline, f"no writes after {part} was killed\n{running.logs()}"
+                time.sleep(0.05)
+            status = running.status()
+            assert status["phase"] == "up"
+            found = next(one for one in status["parts"] if one["name"] == part)
+            assert found["state"] == "up"
+            assert found["restarts"] >= 1
+            assert identity(found["pid"]).is_alive
+    finally:
+        ended.set()
+        writer.join()
+    deadline = time.monotonic() + 20
+    while len(tail.messages) < len(acknowledged):
+        assert time.monotonic() < deadline, f"{len(tail.messages)} of {len(acknowledged)} arrived"
+        time.sleep(0.05)
+    tail.ended.set()
+    tail.join(15)
+    # Exactly what was acknowledged, in order; the producer's numbers keep repeats out. One more may have been
+    # written whose answer was lost with the connection.
+    assert acknowledged == list(range(len(acknowledged)))
+    assert tail.messages[: len(acknowledged)] == acknowledged
+    assert len(tail.messages) <= len(acknowledged) + 1
+    assert tail.resumed
+
+
+def test_nothing_acknowledged_is_lost_when_parts_are_killed(running: Stack) -> None:
+    write_and_kill(running, ["server", "envoy"])
+
+
+def test_a_killed_supervisor_takes_all_with_it_and_the_next_one_starts(running: Stack) -> None:
+    status = running.note()
+    os.kill(status["pid"], signal.SIGKILL)
+    for found in running.seen:
+        assert found.wait(15), "something outlived the supervisor"
+    told = running.run("status")
+    assert told.returncode == 3
+    assert "killed" in told.stdout
+    running.up()
+    assert quick_test(running)[:1] == ["ok"]
+
+
+def test_down_ends_everything_and_the_streams_are_there_again_after_the_next_up(running: Stack) -> None:
+    token = running.token()
+    with running.client(token) as client:
+        client.put("/v1/stream/kept", content=b"still here", headers={"Content-Type": "text/plain"})
+    running.note()
+    began = time.monotonic()
+    assert running.run("down").returncode == 0
+    assert time.monotonic() - began < 30
+    assert not running.left_over()
+    assert running.run("status").returncode == 3
+    assert running.run("down").returncode == 0
+    running.up()
+    with running.client(token) as client:
+        assert client.get("/v1/stream/kept").content == b"still here"
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    with stack(tmp_path) as made:
+        process = subprocess.Popen(
+            made.command("up"), cwd=tmp_path, env=made.environment, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr is not None
+        told = []
+        for line in process.stderr:
+            told.append(line)
+            if "the stack is up" in line:
+                break
+        made.note()
+        assert len(made.seen) == 3
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0, told
+        assert "the stack is down" in process.stderr.read()
+        process.stderr.close()
+        assert not made.left_over()
+
+
+def test_a_taken_port_is_named_with_its_holder(tmp_path: Path, running: Stack) -> None:
+    with stack(tmp_path, DS_PROXY__PORT=str(running.ports["proxy"])) as made:
+        for arguments in (("up",), ("up", "--detach")):
+            done = made.run(*arguments)
+            assert done.returncode == 1
+            assert re.search(
+                rf"port {running.ports['proxy']} \(envoy\) is held by .*envoy.* \(process \d+\)", done.stderr
+            )
+
+
+def test_readers_that_could_go_on_for_ever_are_refused(tmp_path: Path) -> None:
+    with stack(tmp_path, DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as made:
+        done = made.run("up")
+        assert done.returncode == 2
+        assert "sse_reconnect_interval_secs" in done.stderr
