@@ -1,0 +1,64 @@
+"""`headwater fold`: keep the current state of streams, as snapshots for bootstrap and as a table."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from headwater.cli.remote import DEFAULT_URL, Token, Url
+from headwater.cli.running import (
+    Bucket,
+    Checkpoints,
+    Master,
+    MetricsPort,
+    Once,
+    Prefix,
+    Progress,
+    Streams,
+    configured,
+    run_job,
+    stream_root,
+)
+
+
+def fold(
+    streams: Streams = None,
+    bucket: Bucket = "",
+    prefix: Prefix = "",
+    snapshots: Annotated[bool, typer.Option("--snapshots/--no-snapshots", help="Publish the state.")] = True,
+    every: Annotated[
+        int, typer.Option("--every", metavar="N", min=1, help="Publish behind every N messages of a stream.")
+    ] = 1,
+    table: Annotated[str, typer.Option("--table", metavar="NAME", help="Also keep it in this Postgres table.")] = "",
+    postgres: Annotated[
+        str, typer.Option("--postgres", envvar="POSTGRES_URL", metavar="URL", help="The database.", show_default=False)
+    ] = "",
+    once: Once = False,
+    name: Annotated[str, typer.Option("--name", help="Of the job: its checkpoint and metrics go by it.")] = "fold",
+    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Spark tasks per batch.")] = 2,
+    checkpoints: Checkpoints = "data/checkpoints",
+    master: Master = "local[2]",
+    progress: Progress = None,
+    metrics_port: MetricsPort = None,
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+) -> None:
+    """Fold streams of changes to their current state, and keep it so until Ctrl-C."""
+    from headwater.pipeline.fold.job import Fold
+    from headwater.pipeline.job import Surroundings
+
+    job = configured(
+        lambda: Fold(
+            name=name,
+            bucket=bucket,
+            streams=tuple(streams or ()),
+            prefix=prefix,
+            snapshots=snapshots,
+            every=every,
+            table=table,
+            tasks=tasks,
+            once=once,
+        )
+    )
+    run_job(job, Surroundings(stream_root(url), checkpoints, token, postgres), master, progress, metrics_port)

@@ -1,0 +1,122 @@
+"""`headwater query`: Spark SQL over streams, archives, snapshots and states, printed as a table, JSON lines or CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from headwater.cli.failure import USAGE, Failure
+from headwater.cli.output import readers_may_leave
+from headwater.cli.remote import DEFAULT_URL, MISSING, Token, Url
+from headwater.cli.running import Master, reason_of, stream_root
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+TABLE_ROWS: Final = 1000
+"""A table is for eyes: more rows than this need a limit of their own, or another format."""
+
+
+class Style(StrEnum):
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+def query(
+    text: Annotated[str, typer.Argument(metavar="SQL", help="Such as: SELECT count(*) FROM stream('chat/1')")],
+    style: Annotated[Style, typer.Option("--format", help="How to print the rows.")] = Style.TABLE,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, metavar="N", help="Print N rows at most; 0 is all.")
+    ] = 0,
+    master: Master = "local[2]",
+    url: Url = DEFAULT_URL,
+    token: Token = "",
+) -> None:
+    """Run Spark SQL over stream('name'), streams('prefix'), archive('lake'), snapshot('name') and state('name').
+
+    Names are as in other commands: chat/1 is a stream of /v1/stream/, /ds/bucket/chat-1 one of a bucket. stream() takes
+    a schema for the fields of JSON messages as its second text: stream('orders', 'id long, total double').
+    """
+    from headwater.pipeline.job import Surroundings
+    from headwater.pipeline.session import NoSpark, spark_session
+
+    root = stream_root(url)
+    try:
+        with readers_may_leave(), spark_session("headwater query", master) as spark:
+            from headwater.pipeline.query import Catalog
+
+            try:
+                _print(Catalog(spark, Surroundings(root, "", token)).sql(text), style, limit)
+            except Exception as error:
+                raise _failure(error) from None
+    except NoSpark as error:
+        raise Failure(str(error)) from None
+
+
+def _failure(error: Exception) -> Exception:
+    """What went wrong as one line, for the kinds that are the caller's or the server's doing."""
+    from pyspark.errors import PySparkException
+
+    from headwater.pipeline.archive.manifest import LakeTrouble
+    from headwater.pipeline.query import QueryTrouble
+    from headwater.spark.errors import HeadwaterError, StreamMissing
+
+    if isinstance(error, StreamMissing):
+        return Failure(str(error).split(" It was never")[0], MISSING)
+    if isinstance(error, QueryTrouble):
+        return Failure(str(error), USAGE)
+    if isinstance(error, LakeTrouble | HeadwaterError):
+        return Failure(str(error))
+    if isinstance(error, PySparkException):
+        return Failure(reason_of(error), USAGE)
+    return error
+
+
+def _print(rows: DataFrame, style: Style, limit: int) -> None:
+    most = limit or (TABLE_ROWS if style is Style.TABLE else 0)
+    chosen = rows.limit(most + (style is Style.TABLE)) if most else rows
+    match style:
+        case Style.JSON:
+            for row in chosen.toLocalIterator():
+                line = json.dumps(row.asDict(recursive=True), ensure_ascii=False, default=_cell)
+                sys.stdout.write(f"{line}\n")
+        case Style.CSV:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(chosen.columns)
+            for row in chosen.toLocalIterator():
+                writer.writerow([_cell(value) for value in row])
+        case Style.TABLE:
+            _print_table(chosen, most)
+    sys.stdout.flush()
+
+
+def _print_table(rows: DataFrame, most: int) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=1000)  # a line cut to a guessed screen is of no use to grep
+    table = Table(*map(escape, rows.columns), box=None, pad_edge=False, header_style="bold")
+    found = rows.collect()
+    for row in found[:most]:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console.print(table)
+    if len(found) > most:
+        sys.stderr.write(f"headwater: only the first {most} rows; --limit, or --format json for all\n")
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bytes | bytearray):
+        return bytes(value).decode("utf-8", "backslashreplace")
+    return str(value).lower() if isinstance(value, bool) else str(value)

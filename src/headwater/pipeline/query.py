@@ -1,0 +1,209 @@
+"""Spark SQL over streams, archives, snapshots and states by name: table functions that are looked up in the text.
+
+    SELECT count(*) FROM stream('chat/1')
+    SELECT * FROM stream('orders', 'id long, total double') WHERE total > 100
+    SELECT stream, max(position) FROM streams('/ds/sessions/') GROUP BY stream
+    SELECT date, count(*) FROM archive('/lake') GROUP BY date
+    SELECT value FROM state('/ds/sessions/chat-1') WHERE type = 'message'
+
+Invariant: only calls of ours with plain text arguments are replaced; nothing within quotes or comments is touched, and
+the rest of the text reaches Spark as it was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from headwater.pipeline.archive.reading import frame_of
+from headwater.pipeline.fold.remote import Publisher, latest_snapshot, publisher, state_at
+from headwater.spark.errors import StreamMissing
+from headwater.spark.options import Connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headwater.pipeline.job import Surroundings
+
+_TEXT: Final = r"'(?:[^'\\]|\\.|'')*'"
+_WORDS: Final = re.compile(
+    rf"""
+      (?: --[^\n]* | /\*.*?\*/ )
+    | \b(?P<function> streams? | states? | snapshot | archive )
+      \s* \( \s* (?P<arguments> {_TEXT} (?: \s*,\s* {_TEXT} )* ) \s* \)
+    | {_TEXT} | "(?:[^"\\]|\\.)*" | `[^`]*`
+    """,
+    re.VERBOSE | re.DOTALL | re.IGNORECASE,
+)
+_ARGUMENT: Final = re.compile(_TEXT, re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)|''", re.DOTALL)
+_PLAIN: Final = "stream string, offset string, position long, value binary, content_type string"
+_BUCKETS: Final = "/ds/"
+STATE: Final = "stream string, type string, key string, value string, offset string"
+
+
+class QueryTrouble(Exception):
+    """A table function that is called in a way that it cannot be; says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    function: str
+    arguments: tuple[str, ...]
+
+
+def rewritten(text: str, view: Callable[[Call], str]) -> str:
+    """The text with each call of ours replaced by what `view` says."""
+
+    def replaced(found: re.Match[str]) -> str:
+        if found["function"] is None:
+            return found[0]
+        arguments = tuple(_unquoted(one) for one in _ARGUMENT.findall(found["arguments"]))
+        return view(Call(found["function"].lower(), arguments))
+
+    return _WORDS.sub(replaced, text)
+
+
+def _unquoted(literal: str) -> str:
+    return _ESCAPED.sub(lambda found: found[1] or "'", literal[1:-1])
+
+
+class Catalog:
+    """Makes a view of each thing that a query names."""
+
+    def __init__(self, spark: SparkSession, surroundings: Surroundings) -> None:
+        self._spark = spark
+        self._surroundings = surroundings
+        self._views: dict[Call, str] = {}
+
+    def sql(self, text: str) -> DataFrame:
+        return self._spark.sql(rewritten(text, self._view))
+
+    def _view(self, call: Call) -> str:
+        if call not in self._views:
+            make, most = self._functions()[call.function]
+            if len(call.arguments) > most:
+                raise QueryTrouble(f"{call.function}() takes {'one text' if most == 1 else 'one or two texts'}.")
+            name = f"_headwater_{len(self._views)}"
+            make(*call.arguments).createOrReplaceTempView(name)
+            self._views[call] = name
+        return self._views[call]
+
+    def _functions(self) -> dict[str, tuple[Callable[..., DataFrame], int]]:
+        return {
+            "stream": (self.stream, 2),
+            "streams": (self.streams, 2),
+            "archive": (self.archive, 2),
+            "snapshot": (self.snapshot, 1),
+            "state": (self.state, 1),
+            "states": (self.states, 1),
+        }
+
+    def stream(self, name: str, schema: str = "") -> DataFrame:
+        """The messages that a stream has now."""
+        connection, local = self._locate(name)
+        with _client(connection) as client:
+            client.head(local)
+        return self._read(connection, schema, streams=local)
+
+    def streams(self, prefix: str, schema: str = "") -> DataFrame:
+        """Those of all streams whose names begin so; /ds/BUCKET/ are all of a bucket."""
+        connection, local = self._locate(prefix)
+        return self._read(connection, schema, **({"prefix": local} if local else {}))
+
+    def archive(self, lake: str, stream: str = "") -> DataFrame:
+        """What a lake has, or has of one stream."""
+        rows = frame_of(self._spark, Path(lake), stream)
+        return rows.withColumn("value", rows["value"].cast("string"))
+
+    def snapshot(self, name: str) -> DataFrame:
+        """The latest snapshot of a stream as it was published: one row, or none."""
+        connection, local = self._locate(name)
+        rows = []
+        with _client(connection) as client:
+            offset = client.head(local).snapshot
+            if offset is not None:
+                found = client.snapshot(local, offset)
+                rows = [(local, offset, found.content_type, found.body.decode("utf-8", "replace"))]
+        return self._spark.createDataFrame(rows, "stream string, offset string, content_type string, value string")
+
+    def state(self, name: str) -> DataFrame:
+        """What a stream of changes folds to now: a row for each type and key."""
+        connection, local = self._locate(name)
+        with _client(connection) as client:
+            client.head(local)
+        return self._states(connection, [local])
+
+    def states(self, prefix: str) -> DataFrame:
+        """The same for all streams of a bucket whose names begin so."""
+        connection, local = self._locate(prefix)
+        if not connection.bucket:
+            raise QueryTrouble("states() works on buckets: /ds/BUCKET/ and, if not all, how the names begin.")
+        with _client(connection) as client:
+            return self._states(connection, client.listing(local))
+
+    def _states(self, connection: Connection, names: list[str]) -> DataFrame:
+        frame = self._spark.createDataFrame([(name,) for name in names], "stream string")
+        spread = frame.repartition(min(len(names), 8), "stream") if len(names) > 1 else frame.coalesce(1)
+        return spread.mapInArrow(StateTask(connection), STATE)
+
+    def _read(self, connection: Connection, schema: str, **which: str) -> DataFrame:
+        options: dict[str, str] = {"url": connection.url, "onGone": "skip", **which}
+        if connection.bucket:
+            options["bucket"] = connection.bucket
+        if connection.token:
+            options["token"] = connection.token
+        rows = self._spark.read.format("headwater").schema(schema or _PLAIN).options(**options).load()
+        # As text, but without failing where it is none.
+        return rows if schema else rows.withColumn("value", rows["value"].cast("string"))
+
+    def _locate(self, name: str) -> tuple[Connection, str]:
+        root, token = self._surroundings.streams.rstrip("/"), self._surroundings.token
+        if not name.startswith(_BUCKETS):
+            return Connection(root, token=token), name
+        bucket, _, local = name.removeprefix(_BUCKETS).partition("/")
+        return Connection(root, bucket, token), local
+
+
+class _client:
+    """A client of the driver, whose connections are closed behind it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._client = Publisher(connection)
+
+    def __enter__(self) -> Publisher:
+        return self._client
+
+    def __exit__(self, *_: object) -> None:
+        self._client.disconnect()
+
+
+class StateTask:
+    """Folds streams as of now, in tasks."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        client = publisher(self._connection)
+        for batch in batches:
+            for stream in batch.column("stream").to_pylist():
+                rows = self._rows(client, stream)
+                if rows:
+                    names = [column.split()[0] for column in STATE.split(", ")]
+                    columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+                    yield pa.RecordBatch.from_arrays(columns, names)
+
+    def _rows(self, client: Publisher, stream: str) -> list[tuple[Any, ...]]:
+        try:
+            end = client.head(stream).offset
+            state = state_at(client, stream, end) or latest_snapshot(client, stream).state
+        except StreamMissing:
+            return []
+        entries = state.entries
+        return [(stream, *key, entries[key].value.decode(), end) for key in sorted(entries)]
