@@ -280,7 +280,6 @@ def _routes() -> Tree:
     return {
         "name": "streams",
         "domains": ["*"],
-        "request_headers_to_remove": [SHARD_HEADER],
         "routes": [
             *({"match": {"path": page}, "route": quick} for page in ("/healthz", "/readyz", "/metrics")),
             *({"match": {"prefix": root}, "route": to_streams} for root in ("/v1/stream/", "/ds/")),
