@@ -344,6 +344,26 @@ def test_a_terminal_sees_how_far_it_is(shell: Shell) -> None:
     assert "kB" in shown
 
 
+def test_a_terminal_sees_how_far_an_append_is(shell: Shell) -> None:
+    shell.ok("create", "shown/written")
+    leader, follower = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "headwater", "append", "shown/written"],
+        cwd=shell.directory,
+        env=server_environment(DS_URL=shell.url, TERM="xterm"),
+        input=b"".join(b"%d\n" % number for number in range(5000)),
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        timeout=60,
+    )
+    os.close(follower)
+    shown = os.read(leader, 65536).decode()
+    os.close(leader)
+    assert done.returncode == 0
+    assert "shown/written" in shown
+    assert "kB" in shown
+
+
 def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headwater"],
