@@ -306,4 +306,4 @@ def _session(settings: PipelineSettings) -> Iterator[SparkSession]:
 
 def _is_submitted() -> bool:
     """Whether spark-submit started us, and has said where to run."""
-    return "SPARK_ENV_LOADED" in os.environ and "PYSPARK_GATEWAY_PORT" in os.environ
+    return "PYSPARK_GATEWAY_PORT" in os.environ

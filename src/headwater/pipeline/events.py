@@ -16,8 +16,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
+from headwater.pipeline.loading import Loaded, Part, load
 from headwater.postgres.connecting import Waiting
-from headwater.postgres.loading import Loaded, Part, load
 
 log = logging.getLogger("headwater.pipeline")
 
