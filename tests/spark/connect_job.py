@@ -1,11 +1,28 @@
-"""A client of a Spark Connect server: a batch read, a batch write, and a streaming copy."""
+"""A client of a Spark Connect server: a batch read, a batch write, a streaming copy, and a listener of its progress."""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
+
+from headwater.spark.progress import ProgressStream
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import QueryTerminatedEvent
+
+
+class Told(ProgressStream):
+    """Notes when it has heard everything."""
+
+    heard_of_the_end = False
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        super().onQueryTerminated(event)
+        self.heard_of_the_end = True
 
 
 def main() -> None:
@@ -15,6 +32,8 @@ def main() -> None:
     rows = spark.read.format("headwater").options(**url, streams=job["source"]).load()
     assert rows.count() == 500
     rows.write.format("headwater").options(**url, stream=job["copy"], createMissing="true").mode("append").save()
+    told = Told(job["url"], job["told"])
+    spark.streams.addListener(told)
     query = (
         spark.readStream.format("headwater")
         .options(**url, streams=job["source"], maxRowsPerBatch="200")
@@ -25,6 +44,12 @@ def main() -> None:
         .start()
     )
     assert query.awaitTermination(120)
+    deadline = time.monotonic() + 60
+    while not told.heard_of_the_end:
+        assert time.monotonic() < deadline, "the listener was not told of the end"
+        time.sleep(0.1)
+    spark.streams.removeListener(told)
+    told.close()
     spark.stop()
 
 

@@ -7,11 +7,35 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headwater.spark import by_target, configure
+from headwater.spark.writer import BATCH_ID_PROPERTY
+
+SLOW_S = 6.0
+
+
+def slow_at_first(marks: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The first attempt of one task takes long; every attempt leaves a mark."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = TaskContext.get()
+        assert task is not None
+        batch, partition, attempt = task.getLocalProperty(BATCH_ID_PROPERTY), task.partitionId(), task.attemptNumber()
+        Path(marks, f"{batch}-{partition}-{attempt}").touch()
+        yield from batches
+        if (batch, partition, attempt) == ("1", 0, 0):
+            time.sleep(SLOW_S)
+            Path(marks, f"{batch}-{partition}-{attempt}-awake").touch()
+
+    return pass_on
 
 
 def main() -> None:
@@ -34,9 +58,11 @@ def main() -> None:
     spark.sparkContext.setLogLevel("ERROR")
     reader = spark.readStream.format("headwater").options(url=job["url"], **job["source"]).load()
     rows = reader.select(F.concat(F.lit("copy-of-"), "stream").alias("stream"), "position", "value")
+    arranged = by_target(rows, partitions=2)
+    if "marks" in job:
+        arranged = arranged.mapInArrow(slow_at_first(job["marks"]), arranged.schema)
     query = (
-        by_target(rows, partitions=2)
-        .writeStream.format("headwater")
+        arranged.writeStream.format("headwater")
         .options(url=job["url"], orderBy="position", createMissing="true", **job["sink"])
         .option("checkpointLocation", job["checkpoint"])
         .trigger(processingTime="0 seconds")

@@ -73,6 +73,49 @@ def test_a_cluster_copies_each_row_once_though_executors_are_killed(
 
 
 @pytest.mark.timeout(600)
+def test_a_speculative_attempt_and_the_slow_one_are_one(
+    tmp_path: Path, package: Path, streams: Streams, names: tuple[str, ...]
+) -> None:
+    """Speculation needs a cluster: a task that is slow at first is begun again on the other executor."""
+    count = 600
+    for name in names:
+        streams.filled(name, [{"n": n} for n in range(count)])
+    sent = dict.fromkeys(names, count)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with standalone_cluster(tmp_path, package) as cluster:
+        job = Job(
+            tmp_path,
+            streams.root,
+            environment=environment(package),
+            master=cluster.master,
+            marks=str(marks),
+            source={"streams": ",".join(names), "maxRowsPerBatch": "600"},
+            conf={
+                "spark.executor.memory": "512m",
+                "spark.driver.host": "127.0.0.1",
+                "spark.speculation": "true",
+                "spark.speculation.interval": "100ms",
+                "spark.speculation.multiplier": "1.1",
+                "spark.speculation.quantile": "0.5",
+                "spark.speculation.minTaskRuntime": "100ms",
+            },
+        )
+        try:
+            job.wait_until_running()
+            deadline = time.monotonic() + FINISH_TIMEOUT_S
+            while not copies_are_complete(streams, sent):
+                assert job.process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
+                assert time.monotonic() < deadline, f"not everything was copied; {sorted(marks.iterdir())}"
+                time.sleep(0.5)
+        finally:
+            job.kill()
+    assert (marks / "1-0-0").exists()
+    assert (marks / "1-0-1").exists(), f"no speculative attempt was made: {sorted(one.name for one in marks.iterdir())}"
+    judge(streams, sent, "one task was begun twice")
+
+
+@pytest.mark.timeout(600)
 def test_spark_connect_reads_writes_and_streams(
     tmp_path: Path, package: Path, streams: Streams, names: tuple[str, ...]
 ) -> None:
@@ -85,6 +128,7 @@ def test_spark_connect_reads_writes_and_streams(
             "source": source,
             "copy": copy,
             "streamed": streamed,
+            "told": f"told-of-{source}",
             "checkpoint": str(tmp_path / "checkpoint"),
         }
         subprocess.run(
@@ -95,3 +139,5 @@ def test_spark_connect_reads_writes_and_streams(
             timeout=300,
         )
     assert streams.raw(copy) == streams.raw(streamed) == streams.raw(source)
+    state = streams.messages(f"told-of-{source}")[-1]["value"]
+    assert (state["status"], state["rows"], state["offsets"]) == ("stopped", 100, {source: streams.tail(source)})

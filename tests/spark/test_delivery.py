@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -103,14 +105,22 @@ def test_a_repeat_with_other_rows_is_an_error(streams: Streams, stream_name: Cal
 
 
 def test_attempts_side_by_side_are_one(streams: Streams, stream_name: Callable[[], str]) -> None:
-    """Speculation: two attempts of one task, each append of one between those of the other."""
+    """Speculation: attempts of one task at the same time, the appends of one between those of the others."""
     name = streams.create(stream_name())
     options = options_of(streams, stream=name, maxRequestBytes="1024", orderBy="id")
-    rows = numbered(*range(1000))
-    (first,) = send(streams, options, rows)
-    (second,) = send(streams, options, list(reversed(rows)))
-    assert (first.duplicates, second.duplicates) == (0, first.appends)
-    assert streams.messages(name) == list(range(1000))
+    rows = numbered(*range(2000))
+    together = threading.Barrier(3)
+
+    def attempt(turned: bool) -> Delivered:
+        together.wait(30)
+        (done,) = send(streams, options, list(reversed(rows)) if turned else rows)
+        return done
+
+    with ThreadPoolExecutor(3) as pool:
+        done = list(pool.map(attempt, (False, True, False)))
+    assert {one.appends for one in done} == {done[0].appends}
+    assert sum(one.appends - one.duplicates for one in done) == done[0].appends, "each append was taken once"
+    assert streams.messages(name) == list(range(2000))
 
 
 def test_partitions_and_batches_do_not_hide_each_other(streams: Streams, stream_name: Callable[[], str]) -> None:

@@ -6,19 +6,17 @@ import random
 from collections.abc import Callable
 from itertools import pairwise
 
-import httpx
 import pytest
 
 from headwater.spark import bounded, counted
 from headwater.spark.access import tail_of
 from headwater.spark.arrow import Messages
 from headwater.spark.counted import Counter
-from headwater.spark.errors import DataShorterThanPlanned, OffsetGone, ServerUnreachable, StreamMissing
+from headwater.spark.errors import DataShorterThanPlanned
 from headwater.spark.offsets import START, Place, bytes_between, places_from_json, places_to_json
 from headwater.spark.options import Connection
 from headwater.spark.planning import Span, Task, into_tasks
 from headwater.spark.protocol import Client
-from tests.serving import serve
 from tests.spark.streams import Streams
 
 
@@ -161,38 +159,3 @@ def test_a_stream_that_is_shorter_than_planned_is_an_error(
     span = Span(name, START, Place("0000000000000000_0000000000000099", 9), 0, bounded=False)
     with pytest.raises(DataShorterThanPlanned, match="6 messages before what was planned"):
         list(counted.read(client_of(node_streams), span))
-
-
-# -- what a server says no to ------------------------------------------------------------------------------------------
-
-
-def test_errors_name_the_stream_and_what_to_do(streams: Streams, stream_name: Callable[[], str]) -> None:
-    client = client_of(streams)
-    with pytest.raises(StreamMissing, match=r"'nowhere' at .*/v1/stream: there is no such stream .* onGone=skip"):
-        client.head("nowhere")
-    name = streams.filled(stream_name(), [1, 2, 3])
-    with pytest.raises(Exception, match="was the stream deleted and created anew"):
-        client.read(name, "0000000000000009_0000000000000009")
-
-
-def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
-    client = Client(Connection("http://127.0.0.1:9/v1/stream", retry_timeout_s=0.3))
-    with pytest.raises(ServerUnreachable, match=r"HEAD stream 'a' .* \(retryTimeout\).* Is the server up"):
-        client.head("a")
-
-
-def test_gone_data_tells_where_the_stream_begins() -> None:
-    with serve() as server, httpx.Client(base_url=server.url) as http:
-        http.put("/ds/bucket").raise_for_status()
-        bucket = Streams(f"{server.url}/ds/bucket", http)
-        name = bucket.filled("trimmed", [1, 2, 3])
-        offset = bucket.tail(name)
-        bucket.append(name, [4])
-        http.put(f"/ds/bucket/{name}/snapshot/{offset}", content=b"six").raise_for_status()
-        client = Client(Connection(f"{server.url}/v1/stream", bucket="bucket"))
-        with pytest.raises(OffsetGone, match="onGone=bootstrap") as caught:
-            client.splits(name, "-1", bucket.tail(name), 1)
-        assert caught.value.earliest == offset
-        assert client.head(name).snapshot == offset
-        assert client.snapshot(name, offset).body == b"six"
-        assert client.listing("tri") == [name]

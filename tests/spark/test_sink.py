@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from headwater.spark import by_target
+from tests.spark.holding import holding
 from tests.spark.querying import follow, run, write
 from tests.spark.streams import Streams
 from tests.spark.test_source_stream import forget_last_commit
@@ -150,3 +151,18 @@ def test_an_older_batch_is_fenced(
     with pytest.raises(StreamingQueryException, match="has written already, so an older one may not"):
         run(frame, streams.root, tmp_path / "new", stream=target, producerId=f"copy-{target}")
     assert streams.messages(target) == list(range(10))
+
+
+def test_an_append_of_a_dead_executor_that_arrives_late_is_refused(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    """A worker is killed in an append, the retry brings the rows, and then the first append arrives after all."""
+    source, target = streams.filled(stream_name(), range(30)), streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=10)
+    with holding(streams.root, epoch=1) as proxy:
+        batches = run(frame, proxy.root, tmp_path / "c", stream=target)
+        assert [batch["numInputRows"] for batch in batches] == [10, 10, 10]
+        assert proxy.killed is not None
+        assert streams.messages(target) == list(range(30))
+        assert proxy.let_go() == 403, "its batch is over"
+    assert streams.messages(target) == list(range(30))

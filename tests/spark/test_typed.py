@@ -115,7 +115,7 @@ def test_what_is_no_object_is_corrupt(bad: bytes) -> None:
 
 
 def test_without_a_column_for_it_a_corrupt_record_fails() -> None:
-    with pytest.raises(BadRecord, match=r"'s', message 1: .* badRecords=null"):
+    with pytest.raises(BadRecord, match=r"'s', message 1 \(offset behind it: .*\): .* badRecords=null"):
         parsed(struct(a=LongType()), b'{"a": 1}', b'{"a": "x"}')
 
 

@@ -204,6 +204,7 @@ def _value(messages: Messages, type_: pa.DataType) -> pa.Array:
         return pc.cast(messages.values, pa.string())
     except pa.ArrowInvalid as error:
         raise HeadwaterError(
-            f"Stream {messages.stream!r} ({messages.content_type}), message {messages.first_position} and following:"
-            " not text in UTF-8. Set valueType=binary, or give value the type binary in the schema."
+            f"Stream {messages.stream!r} ({messages.content_type}), message {messages.first_position} and following"
+            f" (offset {messages.start_offset or 'not told by this server'}): not text in UTF-8. Set valueType=binary,"
+            " or give value the type binary in the schema."
         ) from error

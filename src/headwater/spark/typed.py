@@ -105,9 +105,11 @@ class TypedParser:
             except (Misfit, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 bad = raw.decode("utf-8", "replace")
                 if not self._has_corrupt and self._bad_records == "fail":
+                    end = messages.ends[at].as_py() or "not told by this server"
                     raise BadRecord(
-                        f"Stream {messages.stream!r}, message {messages.first_position + at}: {error}. Add a column"
-                        f" `_corrupt string` to the schema, or set badRecords=null. It begins: {bad[:_SHOWN_BYTES]}"
+                        f"Stream {messages.stream!r}, message {messages.first_position + at} (offset behind it: {end}):"
+                        f" {error}. Add a column `_corrupt string` to the schema, or set badRecords=null. It begins:"
+                        f" {bad[:_SHOWN_BYTES]}"
                     ) from error
                 row = [None] * len(self._names)
             for column, cell in zip(columns.values(), row, strict=True):

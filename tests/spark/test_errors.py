@@ -1,0 +1,101 @@
+"""What a server, or what stands before one, says no to: errors name the stream and the offset, and say what to do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headwater.spark.errors import OffsetGone, ServerRefused, ServerUnreachable, StreamMissing
+from headwater.spark.options import Connection
+from headwater.spark.protocol import Client, Producer
+from tests.serving import serve
+from tests.spark.streams import Streams
+
+
+def test_errors_name_the_stream_and_what_to_do(streams: Streams, stream_name: Callable[[], str]) -> None:
+    client = Client(Connection(streams.root, retry_timeout_s=5.0))
+    with pytest.raises(StreamMissing, match=r"'nowhere' at .*/v1/stream: there is no such stream .* onGone=skip"):
+        client.head("nowhere")
+    name = streams.filled(stream_name(), [1, 2, 3])
+    beyond = "0000000000000009_0000000000000009"
+    with pytest.raises(ServerRefused, match=rf"'{name}' at .*, offset {beyond}: 400.* was the stream deleted"):
+        client.read(name, beyond)
+    with pytest.raises(StreamMissing, match=rf"'nowhere' at .*, offset {beyond}: there is no such stream"):
+        client.read("nowhere", beyond)
+    streams.create(name + "-text", "text/plain")
+    with pytest.raises(ServerRefused, match=rf"'{name}-text' at .*: 409.* set contentType to that of the stream"):
+        client.append(name + "-text", b"[1]", "application/json", Producer("p", 0, 0))
+    client.close(name)
+    with pytest.raises(ServerRefused, match=rf"'{name}' at .*: 409.* The stream is closed"):
+        client.append(name, b"[4]", "application/json", Producer("p", 0, 0))
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """What stands before servers: asks for a token, and is too busy for the first two requests that have one."""
+
+    busy = 2
+
+    def do_HEAD(self) -> None:
+        if self.headers.get("Authorization") != "Bearer right":
+            self.send_response(401 if "Authorization" not in self.headers else 403)
+        elif Gateway.busy:
+            Gateway.busy -= 1
+            self.send_response(503)
+            self.send_header("Retry-After", "0")
+        else:
+            self.send_response(200)
+            self.send_header("Stream-Next-Offset", "7")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named so by the base class
+        """Tests are quiet."""
+
+
+def test_tokens_and_busy_gateways(tmp_path: Path) -> None:
+    gateway = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    threading.Thread(target=gateway.serve_forever, daemon=True).start()
+    root = f"http://127.0.0.1:{gateway.server_port}/v1/stream"
+    token_file = tmp_path / "token"
+    token_file.write_text("wrong\n")
+    client = Client(Connection(root, token_file=str(token_file)))
+    try:
+        with pytest.raises(ServerRefused, match=r"'a' at .*: 401, .* Set token or tokenFile"):
+            Client(Connection(root)).head("a")
+        with pytest.raises(ServerRefused, match=r"'a' at .*: 403, .* The token does not allow this"):
+            client.head("a")
+        token_file.write_text("right\n")
+        os.utime(token_file, ns=(1, 1))
+        assert client.head("a").offset == "7", "the token was read anew, and the gateway asked until it had time"
+        assert Gateway.busy == 0
+    finally:
+        gateway.shutdown()
+        gateway.server_close()
+
+
+def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
+    client = Client(Connection("http://127.0.0.1:9/v1/stream", retry_timeout_s=0.3))
+    with pytest.raises(ServerUnreachable, match=r"HEAD stream 'a' .* \(retryTimeout\).* Is the server up"):
+        client.head("a")
+
+
+def test_gone_data_tells_where_the_stream_begins() -> None:
+    with serve() as server, httpx.Client(base_url=server.url) as http:
+        http.put("/ds/bucket").raise_for_status()
+        bucket = Streams(f"{server.url}/ds/bucket", http)
+        name = bucket.filled("trimmed", [1, 2, 3])
+        offset = bucket.tail(name)
+        bucket.append(name, [4])
+        http.put(f"/ds/bucket/{name}/snapshot/{offset}", content=b"six").raise_for_status()
+        client = Client(Connection(f"{server.url}/v1/stream", bucket="bucket"))
+        with pytest.raises(OffsetGone, match=rf"'{name}' at .*, offset -1: .* onGone=bootstrap") as caught:
+            client.splits(name, "-1", bucket.tail(name), 1)
+        assert caught.value.earliest == offset
+        assert client.head(name).snapshot == offset
+        assert client.snapshot(name, offset).body == b"six"
+        assert client.listing("tri") == [name]
