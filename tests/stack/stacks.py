@@ -106,7 +106,7 @@ class Stack:
 @contextmanager
 def stack(directory: Path, **env: str) -> Iterator[Stack]:
     """Everything that is needed to start one, on free ports; ends what was started."""
-    ports = {name: free_port() for name in ("server", "proxy", "admin", "postgres", "adminer", "shards")}
+    ports = {name: free_port() for name in ("server", "proxy", "admin", "postgres", "adminer", "shards", "sync")}
     environment = server_environment(
         **{
             "DS_SERVER__PORT": str(ports["server"]),
@@ -115,6 +115,7 @@ def stack(directory: Path, **env: str) -> Iterator[Stack]:
             "DS_PROXY__THREADS": "1",
             "DS_STACK__POSTGRES_PORT": str(ports["postgres"]),
             "DS_STACK__ADMINER_PORT": str(ports["adminer"]),
+            "DS_STACK__SYNC_PORT": str(ports["sync"]),
             "DS_STACK__SHARD_PORT": str(ports["shards"]),
             **env,
         }

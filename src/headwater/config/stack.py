@@ -182,6 +182,9 @@ class Stack(Section):
         None,
         description="The file that says what is synchronised. Unset: items and session events, as the seeds have it.",
     )
+    sync_port: Count = Field(
+        9437, ge=1, le=65535, description="Metrics and readiness of the sync, on this machine only."
+    )
     start_timeout_secs: Seconds = Field(120.0, description="How long a part may take until it is ready.")
     stop_timeout_secs: Seconds = Field(30.0, description="How long a part may take to end before it is killed.")
     restart_delay_secs: Seconds = Field(

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -187,17 +186,17 @@ def _postgres(database: Database) -> Part:
     )
 
 
-def _sync(plan: Plan, postgres_url: str) -> Part | Absent:
-    if find_spec("headwater.cli.sync") is None:
-        return Absent("sync", "this build has no `headwater sync`")
-    chosen = plan.settings.stack.sync_config
-    config = ("--config", str(chosen.absolute())) if chosen is not None else ()
+def _sync(plan: Plan, postgres_url: str) -> Part:
+    settings = plan.settings.stack
+    config = ("--config", str(settings.sync_config.absolute())) if settings.sync_config is not None else ()
+    own = ("--checkpoints", str(plan.directory.root / "pipeline"), "--metrics-port", str(settings.sync_port))
     return Part(
         "sync",
-        (sys.executable, "-m", "headwater", "sync", *config),
-        runs(),
+        (sys.executable, "-m", "headwater", "sync", *own, *config),
+        answers(f"http://127.0.0.1:{settings.sync_port}/readyz"),
+        settings.sync_port,
+        address=f"http://127.0.0.1:{settings.sync_port}/metrics",
         environment={"DS_SERVER_URL": plan.server_url, "POSTGRES_URL": postgres_url},
-        working_directory=plan.directory.root,
     )
 
 

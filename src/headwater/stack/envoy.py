@@ -47,7 +47,7 @@ class Door:
 
     upstreams: tuple[Upstream, ...]
     jwks: Path | str
-    """The public keys: a file that Envoy reads once, or a URL that it fetches again and again."""
+    """The public keys: a file whose content goes into the configuration, or a URL that is fetched again and again."""
     direct_port: int | None = None
     """Where a listener without authentication stands for the server, when there are several."""
     admin_host: str = "127.0.0.1"
@@ -214,7 +214,8 @@ def _jwt_authn(settings: Settings, door: Door) -> Tree:
     if auth.token_in_query:
         provider["from_params"] = ["access_token"]
     if isinstance(door.jwks, Path):
-        provider["local_jwks"] = {"filename": str(door.jwks)}
+        # Into the configuration itself: whoever Envoy runs as may not be able to read the directory of the keys.
+        provider["local_jwks"] = {"inline_string": door.jwks.read_text(encoding="utf-8")}
     else:
         provider["remote_jwks"] = {
             "http_uri": {"uri": door.jwks, "cluster": "jwks", "timeout": "5s"},

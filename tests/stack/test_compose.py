@@ -1,0 +1,146 @@
+"""The Docker files say the same as `headwater up`, as far as that can be seen without an engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from headwater.config import Settings
+from headwater.stack.envoy import find_envoy, validate
+from tests.docs.markdown import REPOSITORY
+from tests.serving import server_environment
+
+COMPOSE = REPOSITORY / "docker-compose.yml"
+DOCKERFILE = REPOSITORY / "Dockerfile"
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
+    found: dict[str, Any] = loaded["services"]
+    return found
+
+
+def of_profile(services: dict[str, Any], *profiles: str) -> set[str]:
+    return {
+        name for name, body in services.items() if not body.get("profiles") or set(body["profiles"]) & set(profiles)
+    }
+
+
+def test_profiles_are_the_seeds(services: dict[str, Any]) -> None:
+    default = {"door", "server", "envoy"}
+    assert of_profile(services) == default
+    assert of_profile(services, "sync") == default | {"postgres", "electric", "sync-service"}
+    assert of_profile(services, "dev") == set(services)
+    assert set(services) - of_profile(services, "sync") == {"adminer", "producer"}
+
+
+def test_host_ports_are_those_of_the_settings(services: dict[str, Any]) -> None:
+    published = {}
+    for name, body in services.items():
+        for entry in body.get("ports", ()):
+            *address, host, _ = entry.split(":")
+            published[(name, int(host))] = address
+    settings = Settings()
+    assert set(published) == {
+        ("server", settings.server.port),
+        ("envoy", settings.proxy.port),
+        ("envoy", settings.proxy.admin_port),
+        ("postgres", settings.stack.postgres_port),
+        ("adminer", settings.stack.adminer_port),
+    }
+    # Only what asks for a token is open to the network.
+    assert [key for key, address in published.items() if address != ["127.0.0.1"]] == [("envoy", settings.proxy.port)]
+
+
+def test_versions_and_secrets_are_as_required(services: dict[str, Any]) -> None:
+    assert services["postgres"]["image"] == "postgres:17-alpine"
+    assert services["electric"]["image"] == "electricsql/electric:1.4.2"
+    assert re.fullmatch(r"envoyproxy/envoy:v1\.\d+\.\d+", services["envoy"]["image"])
+    # Compose itself refuses to start without it.
+    assert services["electric"]["environment"]["ELECTRIC_SECRET"].startswith("${ELECTRIC_SECRET:?")
+    assert "wal_level=logical" in services["postgres"]["command"]
+
+
+def test_every_reference_leads_somewhere(services: dict[str, Any]) -> None:
+    volumes = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["volumes"]
+    for body in services.values():
+        for needed in body.get("depends_on", ()):
+            assert needed in services
+            profiles = services[needed].get("profiles")
+            assert not profiles or set(body["profiles"]) <= set(profiles), "a profile would lack what it depends on"
+        for volume in body.get("volumes", ()):
+            assert volume.split(":")[0] in volumes
+        for url in re.findall(r"(?:@|//)([a-z-]+):\d+", json.dumps(body)):
+            assert url in services
+
+
+def test_what_containers_run_exists(services: dict[str, Any]) -> None:
+    for name in ("door", "sync-service", "producer"):
+        program, *arguments = services[name]["command"]
+        if program == "headwater":
+            done = subprocess.run(
+                [sys.executable, "-m", "headwater", arguments[0], "--help"],
+                env=server_environment(COLUMNS="300"),
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+            assert done.returncode == 0, done.stderr
+            for option in (argument for argument in arguments if argument.startswith("--")):
+                assert option in done.stdout
+        else:
+            assert (REPOSITORY / "src" / f"{arguments[1].replace('.', '/')}.py").is_file()
+
+
+def test_the_door_writes_a_configuration_that_envoy_takes(services: dict[str, Any], tmp_path: Path) -> None:
+    command = [argument.replace("/stack", str(tmp_path)) for argument in services["door"]["command"][1:]]
+    environment = {
+        key: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for key, value in services["door"]["environment"].items()
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "headwater", *command],
+        cwd=tmp_path,
+        env=server_environment(**environment, DS_STACK__DATA_DIR=str(tmp_path)),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    config = tmp_path / "envoy.json"
+    validate(find_envoy(Settings()), config)
+    written = config.read_text()
+    # A host name is resolved; keys are inside, and only their public half.
+    assert "STRICT_DNS" in written
+    assert "inline_string" in written
+    assert "PRIVATE" not in written
+    assert '\\"d\\"' not in written
+
+
+def test_the_image_is_built_in_stages_and_runs_as_nobody_special() -> None:
+    text = DOCKERFILE.read_text(encoding="utf-8")
+    stages = re.findall(r"(?m)^FROM (\S+)", text)
+    assert len(stages) == 2
+    assert "COPY --from=build" in text
+    last = text.rpartition("FROM ")[2]
+    assert re.search(r"(?m)^USER headwater$", last)
+    assert "pip install" not in last
+    for source in re.findall(r"(?m)^COPY (?!--from)(.+) \S+$", text):
+        for path in source.split():
+            assert (REPOSITORY / path).exists(), path
+    ignored = (REPOSITORY / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for source in re.findall(r"(?m)^COPY (?!--from)(.+) \S+$", text):
+        for path in source.split():
+            assert f"!{path.rstrip('/')}" in ignored, f"{path} is not sent to the builder"
+    # Every variable that it sets is a setting.
+    from headwater.config import load_settings
+
+    variables = dict(re.findall(r"(DS_\w+)=(\S+)", text))
+    assert load_settings(None, None, variables, Path("/nonexistent")).settings.server.host == "0.0.0.0"
