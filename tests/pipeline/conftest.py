@@ -23,7 +23,7 @@ from tests.spark.streams import Streams
 
 __all__ = ["spark"]
 
-PIPELINE_TEST_TIMEOUT_S = 300
+PIPELINE_TEST_TIMEOUT_S = 600
 
 _counter = itertools.count()
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Value = TypeVar("Value")
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 def eventually(look: Callable[[], Value], wanted: Callable[[Value], bool], patience_s: float = PATIENCE_S) -> Value:
