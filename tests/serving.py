@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_TIMEOUT_SECS = 20.0
-STOP_TIMEOUT_SECS = 20.0
+START_TIMEOUT_SECS = 60.0
+STOP_TIMEOUT_SECS = 40.0
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _LISTENING = re.compile(r"listening on (https?://[^\s\"]+)")

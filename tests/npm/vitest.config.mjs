@@ -24,6 +24,6 @@ export default defineConfig({
     // stream names in the suite are only unique per millisecond.
     maxConcurrency: 32,
     fileParallelism: false,
-    testTimeout: 20_000,
+    testTimeout: 60_000,
   },
 })
