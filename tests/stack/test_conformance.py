@@ -1,0 +1,31 @@
+"""The official conformance suite through Envoy, with a token on every request: the same tests pass as without it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SUITE
+from tests.serving import serve
+from tests.stack.proxying import proxied
+from tests.vitest_run import describe_failures, run_vitest
+
+
+@pytest.mark.timeout(240)
+def test_the_whole_suite_passes_through_envoy_with_a_token() -> None:
+    """Not on a listener of its own without authentication: the one that clients use, where a token is asked for."""
+    waits = {"DS_SERVER__LONG_POLL_TIMEOUT_SECS": str(LONG_POLL_TIMEOUT_SECS)}
+    with serve(**waits) as server, proxied(server.port, **waits) as proxy:  # type: ignore[arg-type]
+        cases = run_vitest(
+            SUITE,
+            env={
+                "CONFORMANCE_URL": proxy.url,
+                "CONFORMANCE_LONG_POLL_TIMEOUT_MS": str(LONG_POLL_TIMEOUT_SECS * 1000),
+                "CONFORMANCE_TOKEN": proxy.token(scope="streams:admin"),
+            },
+            timeout_secs=220,
+        )
+        refused = proxy.raw("PUT", "/v1/stream/without-a-token", "Content-Type: text/plain")
+    assert refused.status == 401, "the suite ran at a door that was open"
+    assert len(cases) == DISCOVERED
+    assert not [case for case in cases if case.status == "failed"], describe_failures(cases)
+    assert sum(case.status == "passed" for case in cases) == DISCOVERED
