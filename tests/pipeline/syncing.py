@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,7 @@ def syncing(
     postgres: str,
     *arguments: str,
     environ: Mapping[str, str] | None = None,
+    program: Sequence[str] = (sys.executable, "-m", "headwater", "sync"),
 ) -> Iterator[Sync]:
     """`directory` keeps checkpoints and log: pass the same one again to go on."""
     require_java()
@@ -78,7 +79,7 @@ def syncing(
     with log_file.open("ab") as output:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "headwater", "sync", "--metrics-port", str(port)),
+                *(*program, "--metrics-port", str(port)),
                 *("--checkpoints", str(directory / "checkpoints"), *arguments),
             ],
             cwd=directory,

@@ -295,6 +295,8 @@ def _session(settings: PipelineSettings) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.streaming.metricsEnabled", "false")
     )
+    for name, value in general.spark.items():
+        builder = builder.config(name, value)
     session = configure(builder, local_checkpoints="://" not in general.checkpoints).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     log.info("Spark %s on %s; database %s", session.version, session.sparkContext.master, named(general.postgres))

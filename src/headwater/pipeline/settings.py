@@ -49,6 +49,7 @@ class General(_Section):
     electric: str = Field("", description="Accepted and not used: changes are read from Postgres itself.")
     token: str = Field("", description="Sent to the server as bearer token.", repr=False)
     master: str = Field("local[2]", description="Where Spark runs: local[N], or the address of a cluster.")
+    spark: dict[str, str] = Field({}, description="Further settings of the Spark session, by their names.")
     checkpoints: str = Field("data/pipeline", description="Where queries keep their places.")
     metrics_host: str = Field("127.0.0.1", description="Where metrics and readiness are answered.")
     metrics_port: int = Field(9437, ge=0, le=65535, description="Their port; 0 picks a free one.")

@@ -1,0 +1,61 @@
+"""Both ways on a standalone cluster of two workers, by spark-submit, from a wheel; an executor is killed meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.pipeline.syncing import syncing
+from tests.pipeline.waiting import eventually
+from tests.postgres.databases import database
+from tests.serving import Server
+from tests.spark.processes import SPARK_HOME, environment, installed_wheel, standalone_cluster
+from tests.spark.streams import Streams
+
+# Minutes: a cluster is started. Run by `make test-long`.
+pytestmark = pytest.mark.long
+
+
+@pytest.mark.timeout(900)
+def test_both_ways_on_a_cluster(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, server: Server, streams: Streams
+) -> None:
+    package = installed_wheel(tmp_path_factory.mktemp("wheel"))
+    program = (
+        *(str(SPARK_HOME / "bin" / "spark-submit"), "--conf", "spark.executor.memory=512m"),
+        *("--conf", "spark.driver.host=127.0.0.1", "--master"),
+    )
+    entry = str(package / "headwater" / "pipeline" / "submit.py")
+    config = tmp_path / "pipeline.toml"
+    config.write_text(
+        "[[to_postgres]]\nname = 'in'\nstreams = ['cluster-in']\n"
+        "[[from_postgres]]\nname = 'out'\ncreate_items = true\n"
+        "tables = [{ table = 'items', stream = 'cluster-out' }]\n",
+        encoding="utf-8",
+    )
+    with database() as postgres, standalone_cluster(tmp_path, package) as cluster:
+        command = (*program, cluster.master, entry)
+        env = environment(package)
+        with syncing(tmp_path, server.url, postgres.url, "--config", str(config), environ=env, program=command) as sync:
+            sync.wait_until_ready()
+            for first in range(0, 2000, 100):
+                streams.append("cluster-in", [{"key": str(n)} for n in range(first, first + 100)])
+                with psycopg.connect(postgres.url) as sql:
+                    sql.execute(
+                        "INSERT INTO items (title) SELECT n::text FROM generate_series(%s::int, %s) AS n",
+                        [first, first + 99],
+                    )
+                if first == 1000:
+                    executors = eventually(cluster.executors, bool)
+                    executors[0].kill()
+            told = eventually(lambda: streams.messages("cluster-out"), lambda found: len(found) >= 2000)
+
+            def keys() -> list[int]:
+                with psycopg.connect(postgres.url) as sql:
+                    return [row[0] for row in sql.execute("SELECT event_key::int FROM session_events ORDER BY id")]
+
+            table = eventually(keys, lambda found: len(found) >= 2000)
+    assert [int(one["title"]) for one in told] == list(range(2000))
+    assert table == list(range(2000))
