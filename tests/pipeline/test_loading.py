@@ -91,8 +91,9 @@ def test_a_trouble_of_the_database_leaves_nothing_behind(connection: Connection)
 
 def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused(connection: Connection) -> None:
     connection.execute(
-        "CREATE TABLE session_events (id SERIAL PRIMARY KEY, stream_name TEXT NOT NULL, event_key TEXT, event_type TEXT,"
-        " operation TEXT, payload JSONB NOT NULL, ds_offset TEXT, received_at TIMESTAMPTZ DEFAULT NOW())"
+        "CREATE TABLE session_events (id SERIAL PRIMARY KEY, stream_name TEXT NOT NULL, event_key TEXT,"
+        " event_type TEXT, operation TEXT, payload JSONB NOT NULL, ds_offset TEXT,"
+        " received_at TIMESTAMPTZ DEFAULT NOW())"
     )
     connection.execute(
         "INSERT INTO session_events (stream_name, payload, ds_offset) SELECT 's', '{}', 'o' FROM generate_series(1, 2)"
