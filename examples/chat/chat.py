@@ -92,7 +92,7 @@ def answer_questions(session: Session, pause_s: float) -> None:
     said: dict[str, int] = {}
     for batch in session.events():
         for event in batch:
-            key, kind, value = event["key"], event["type"], event.get("value", {})
+            key, kind, value = event["key"], event["type"], event.get("value") or {}
             if kind == "message" and value.get("from") == "you":
                 questions[key] = value["text"]
             elif kind == "chunk":
