@@ -164,7 +164,7 @@ def test_the_sql_of_the_tutorial_answers(sync: Sync, streams: Streams, postgres:
 
 
 def test_the_status_is_told_to_prometheus_and_to_the_page(sync: Sync, streams: Streams, postgres: Database) -> None:
-    streams.append("session-events", [{"key": "for the status"}])
+    streams.append("session-events", [{"key": "user:bob", "type": "typing", "operation": "set", "value": {}}])
 
     def entities() -> dict[tuple[str, str], Any]:
         return {(one["type"], one["key"]): one["value"] for one in streams.messages("__pipeline__")}
