@@ -119,7 +119,7 @@ def test_a_snapshot_in_another_form_is_refused_with_the_reason(snapshot: bytes) 
 # -- where a fold begins never shows -----------------------------------------------------------------------------------
 
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["text", "delta", "n", "ü"]), inner, max_size=3)
     ),
