@@ -30,7 +30,7 @@ from tests.spark.streams import Streams
 # Minutes each: real processes are started and killed. Run by `make test-long`.
 pytestmark = pytest.mark.long
 
-START_TIMEOUT_S = 120.0
+START_TIMEOUT_S = 300.0
 FINISH_TIMEOUT_S = 240.0
 FEED_PAUSE_S = 0.2
 """So that a slow machine, on which drivers take a minute to start, is not left with more than it can copy."""
