@@ -43,6 +43,7 @@ def test_json_and_toml_can_be_read(page: Path) -> None:
             tomllib.loads(block.text)
 
 
+@pytest.mark.timeout(300)  # a page may start forty processes; seconds on a quiet machine, not on a busy one
 @pytest.mark.parametrize("page", _PAGES_WITH_EXAMPLES, ids=page_id)
 def test_what_a_page_prints_works_as_printed(page: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
