@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
+from headwater.spark import by_target
 from headwater.spark.progress import ProgressStream
 
 if TYPE_CHECKING:
@@ -34,12 +35,12 @@ def main() -> None:
     rows.write.format("headwater").options(**url, stream=job["copy"], createMissing="true").mode("append").save()
     told = Told(job["url"], job["told"])
     spark.streams.addListener(told)
+    followed = spark.readStream.format("headwater").options(**url, streams=job["source"], maxRowsPerBatch="200").load()
     query = (
-        spark.readStream.format("headwater")
-        .options(**url, streams=job["source"], maxRowsPerBatch="200")
-        .load()
+        by_target(followed, partitions=2)
         .writeStream.format("headwater")
-        .options(**url, stream=job["streamed"], createMissing="true", checkpointLocation=job["checkpoint"])
+        .options(**url, stream=job["streamed"], createMissing="true", orderBy="position")
+        .option("checkpointLocation", job["checkpoint"])
         .trigger(availableNow=True)
         .start()
     )
