@@ -42,6 +42,14 @@ def tokens_for(question: str) -> Iterator[str]:
         yield f"{word} "
 
 
+def is_ours(event: Any) -> bool:
+    """Others may write to the session too: what is no question, token or answer is passed over."""
+    match event:
+        case {"key": str(), "type": "message" | "chunk", "value": {"from": str(), "text": str()}}:
+            return True
+    return False
+
+
 class Session:
     """The stream as this script writes it."""
 
@@ -59,7 +67,7 @@ class Session:
         producer = {"Producer-Id": "assistant", "Producer-Epoch": self._epoch, "Producer-Seq": str(next(self._seqs))}
         self._patiently("POST", {"Content-Type": "application/json", **producer}, json.dumps(event))
 
-    def events(self) -> Iterator[list[dict[str, Any]]]:
+    def events(self) -> Iterator[list[Any]]:
         """What the stream holds and what comes, in batches; an empty one says that all that is there has been read."""
         offset = "-1"
         while True:
@@ -92,8 +100,10 @@ def answer_questions(session: Session, pause_s: float) -> None:
     said: dict[str, int] = {}
     for batch in session.events():
         for event in batch:
-            key, kind, value = event["key"], event["type"], event.get("value") or {}
-            if kind == "message" and value.get("from") == "you":
+            if not is_ours(event):
+                continue
+            key, kind, value = event["key"], event["type"], event["value"]
+            if kind == "message" and value["from"] == "you":
                 questions[key] = value["text"]
             elif kind == "chunk":
                 question = key.removesuffix(":answer")
