@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.docs.markdown import REPOSITORY
+from tests.docs.markdown import REPOSITORY, pages
 from tests.serving import Server, server_environment
 
 _METRIC_ROW = re.compile(r"^\| `(headwater_\w+)` \| (\w+) \| (.+?) \|$", re.MULTILINE)
@@ -118,3 +118,10 @@ def test_the_cli_page_names_every_command_and_none_that_is_not_there() -> None:
     commands |= {group.name or "" for group in app.registered_groups}
     rows = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
     assert {words.split()[0] for words in re.findall(r"`([a-z][a-z ]+)`", rows)} == commands
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    listed = re.findall(r": ([\w/.-]+\.md)$", navigation, re.MULTILINE)
+    kept = [page.relative_to(REPOSITORY / "docs").as_posix() for page in pages() if REPOSITORY / "docs" in page.parents]
+    assert sorted(listed) == sorted(kept)
