@@ -7,6 +7,7 @@ in the same bytes.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -108,9 +109,7 @@ def _as_change(change: Change, origin: Origin | None, key: str) -> Any:
     else:
         headers["operation"] = change.operation
     if origin is not None:
-        headers["txid"] = str(origin.xid)
-        headers["timestamp"] = _instant(origin)
-        headers["lsn"] = lsn_to_text(origin.lsn)
+        headers |= _spelled(origin)
     if change.unchanged:
         headers["unchanged"] = list(change.unchanged)
     if change.operation == "truncate":
@@ -152,8 +151,14 @@ _TELL: Final[dict[Format, Callable[[Change, Origin | None, str], Any]]] = {
 }
 
 
-def _instant(origin: Origin) -> str:
-    return origin.committed_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+@functools.lru_cache(maxsize=4)
+def _spelled(origin: Origin) -> dict[str, str]:
+    """Spelled once for all changes of a transaction."""
+    return {
+        "txid": str(origin.xid),
+        "timestamp": origin.committed_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "lsn": lsn_to_text(origin.lsn),
+    }
 
 
 def _milliseconds(origin: Origin) -> int:

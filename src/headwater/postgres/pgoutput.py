@@ -55,10 +55,13 @@ class Relation:
     """`d` default (primary key), `n` nothing, `f` full, `i` index."""
     columns: tuple[Column, ...]
     converters: tuple[Convert, ...] = field(repr=False, compare=False)
+    name: str = field(init=False, compare=False)
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Of the columns; kept, because every value of every change asks for one."""
 
-    @property
-    def name(self) -> str:
-        return f"{self.schema}.{self.table}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"{self.schema}.{self.table}")
+        object.__setattr__(self, "names", tuple(column.name for column in self.columns))
 
     @property
     def key_columns(self) -> tuple[str, ...]:
@@ -199,19 +202,19 @@ def _tuple(message: bytes, at: int, relation: Relation) -> tuple[Row, int, list[
     at += 2
     row: Row = {}
     unchanged: list[str] = []
-    columns, converters = relation.columns, relation.converters
+    names, converters = relation.names, relation.converters
     for number in range(count):
         kind = message[at]
         at += 1
         if kind == 116:  # t: text
             (length,) = _u32(message, at)
             at += 4
-            row[columns[number].name] = converters[number](message[at : at + length].decode())
+            row[names[number]] = converters[number](message[at : at + length].decode())
             at += length
         elif kind == 110:  # n: NULL
-            row[columns[number].name] = None
+            row[names[number]] = None
         elif kind == 117:  # u: unchanged and not in the log
-            unchanged.append(columns[number].name)
+            unchanged.append(names[number])
         else:
             raise OutputError(f"A value of kind {chr(kind)!r}: only text was asked for.")
     return row, at, unchanged
