@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import DataFrame, SparkSession
 
+from headwater.cli.running import Line, supervise
 from headwater.pipeline.archive.compaction import compact, sweep
 from headwater.pipeline.archive.files import COLUMNS, SCHEMA, ShardWriter, shard_of
 from headwater.pipeline.archive.job import Archive
@@ -25,8 +26,6 @@ from headwater.pipeline.job import Surroundings
 from tests.pipeline.test_fold import Bucket
 from tests.serving import Server
 from tests.spark.streams import Streams
-
-WAIT_S = 180
 
 
 @pytest.fixture
@@ -40,11 +39,8 @@ def surroundings(server: Server, tmp_path: Path) -> Surroundings:
 
 
 def run(spark: SparkSession, archive: Archive, surroundings: Surroundings) -> None:
-    query = archive.model_copy(update={"once": True}).start(spark, surroundings)
-    try:
-        assert query.awaitTermination(WAIT_S), "the archive did not end"
-    finally:
-        query.stop()
+    job = archive.model_copy(update={"once": True})
+    supervise(lambda: job.start(spark, surroundings), Line(job.name, wanted=False))
 
 
 def batch_of(spark: SparkSession, surroundings: Surroundings, bucket: Bucket) -> DataFrame:
@@ -89,6 +85,9 @@ def test_batch_after_batch_the_lake_has_what_the_streams_have_each_once(
     assert held(lake) == expected
     rows = frame_of(spark, lake, "ü").selectExpr("count(*)", "max(position)", "max(cast(shard as int))").collect()
     assert [tuple(row) for row in rows] == [(25, 24, shard_of("ü", 3))]
+    other: Any = {"parquet": "delta", "delta": "parquet"}[form]
+    with pytest.raises(LakeTrouble, match="of the other format"):
+        archive.model_copy(update={"format": other}).run(batch, "third", 0)
     with pytest.raises(LakeTrouble, match="set shards=3"):
         archive.model_copy(update={"shards": 4}).run(batch, "third", 0)
 

@@ -15,6 +15,7 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
+from headwater.cli.running import Line, supervise
 from headwater.client import Stream
 from headwater.pipeline.fold.job import Fold
 from headwater.pipeline.fold.remote import FoldTrouble, Publisher, at, publisher
@@ -27,8 +28,6 @@ from headwater.spark.errors import OffsetGone
 from headwater.spark.offsets import split_token
 from tests.serving import Server
 from tests.spark.streams import Streams
-
-WAIT_S = 180
 
 
 class Bucket(Streams):
@@ -65,11 +64,8 @@ def surroundings(server: Server, tmp_path: Path) -> Surroundings:
 
 
 def run(spark: SparkSession, fold: Fold, surroundings: Surroundings) -> None:
-    query = fold.model_copy(update={"once": True}).start(spark, surroundings)
-    try:
-        assert query.awaitTermination(WAIT_S), "the fold did not end"
-    finally:
-        query.stop()
+    job = fold.model_copy(update={"once": True})
+    supervise(lambda: job.start(spark, surroundings), Line(job.name, wanted=False))
 
 
 class Batches:

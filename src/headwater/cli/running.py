@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 RESTARTS_MAX: Final = 5
 """In a row, without a batch between them."""
+_PASSING: Final = ("OffsetGone", "failed to connect back")
+"""What starting again cures. A lost executor took rows with it that a snapshot has replaced meanwhile: planned anew,
+the batch finds it. And Spark gives its Python processes ten seconds to start, which a busy machine may not have."""
 _LOOK_S: Final = 1
 
 Once = Annotated[bool, typer.Option("--once", help="End when everything that is there now is done.")]
@@ -78,7 +81,7 @@ def run_job(
                 _say(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
             previous = signal.signal(signal.SIGTERM, _interrupt)
             try:
-                _supervise(lambda: job.start(spark, surroundings), Line(job.name, progress))
+                supervise(lambda: job.start(spark, surroundings), Line(job.name, progress))
             finally:
                 signal.signal(signal.SIGTERM, previous)
     except NoSpark as error:
@@ -87,7 +90,8 @@ def run_job(
         raise Failure(str(error), USAGE) from None
 
 
-def _supervise(start: Callable[[], StreamingQuery], line: Line) -> None:
+def supervise(start: Callable[[], StreamingQuery], line: Line) -> None:
+    """Run a query to its end, or until it is told to stop; start it again where that helps."""
     restarts = 0
     while True:
         query = start()
@@ -103,9 +107,8 @@ def _supervise(start: Callable[[], StreamingQuery], line: Line) -> None:
             return
         reason = reason_of(error)
         restarts = 0 if batches else restarts
-        if "OffsetGone" not in str(error) or restarts >= RESTARTS_MAX:
+        if not any(sign in str(error) for sign in _PASSING) or restarts >= RESTARTS_MAX:
             raise Failure(reason)
-        # A lost executor took rows with it that a snapshot has replaced meanwhile: planned anew, the batch finds it.
         restarts += 1
         _say(f"starting again: {reason}")
 

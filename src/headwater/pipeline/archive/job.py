@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headwater.pipeline.archive.files import COLUMNS, RESULT, ArchiveTask, data_root
 from headwater.pipeline.archive.manifest import Archived, File, LakeTrouble, Manifest, Outrun
-from headwater.pipeline.archive.reading import archived
+from headwater.pipeline.archive.reading import archived, is_delta
 from headwater.pipeline.archive.trimming import Trim, trim
 from headwater.pipeline.fold.remote import Publisher
 from headwater.spark.options import Connection
@@ -96,6 +96,8 @@ class Archive(BaseModel):
 
     def run(self, batch: DataFrame, query: str, batch_id: int) -> int:
         """Put a batch into the lake, unless it is there; how many rows."""
+        if is_delta(self.lake) if self.format == "parquet" else Manifest(self.lake).exists:
+            raise LakeTrouble(f"{self.lake} is a lake of the other format than {self.format}.")
         return self._run_delta(batch, query, batch_id) if self.format == "delta" else self._run(batch, query, batch_id)
 
     def _run(self, batch: DataFrame, query: str, batch_id: int) -> int:
@@ -167,7 +169,7 @@ class Archive(BaseModel):
         """
         if self.trim == "never":
             return 0
-        connection = Connection(surroundings.streams.rstrip("/"), self.bucket, surroundings.token)
+        connection = self._connection(surroundings)
         safe = [(stream, place) for stream, place in self._safe(connection) if trimmed.get(stream) != place]
         count = trim(connection, Trim(self.trim), self.lake, safe)
         trimmed.update(safe)
@@ -175,11 +177,9 @@ class Archive(BaseModel):
 
     def _safe(self, connection: Connection) -> Iterable[tuple[str, Archived]]:
         """How far each stream may be forgotten."""
-        if self.format == "delta":
-            return archived(self.lake, self.streams or Publisher(connection).listing(self.prefix)).items()
         manifest = Manifest(self.lake)
         if not self.trim_after_s:
-            return manifest.contents().streams.items()
+            return self._known(connection).items()
         latest_ms = (datetime.now(UTC).timestamp() - self.trim_after_s) * 1000
         safe: dict[str, Archived] = {}
         for commit in manifest.commits():
@@ -187,13 +187,26 @@ class Archive(BaseModel):
                 safe.update(commit.streams)
         return safe.items()
 
+    def _known(self, connection: Connection) -> dict[str, Archived]:
+        """How far streams are in the lake. A Delta log must be asked by name, and only a bucket can list them."""
+        if self.format != "delta" or self.streams or not self.bucket:
+            return archived(self.lake, self.streams)
+        client = Publisher(connection)
+        try:
+            return archived(self.lake, client.listing(self.prefix))
+        finally:
+            client.disconnect()
+
+    def _connection(self, surroundings: Surroundings) -> Connection:
+        return Connection(surroundings.streams.rstrip("/"), self.bucket, surroundings.token)
+
     def _source(self, spark: SparkSession, surroundings: Surroundings) -> DataFrame:
         options: dict[str, Any] = {
             "url": surroundings.streams,
             "maxBytesPerBatch": self.batch_bytes,
             "onGone": self.on_gone,
         }
-        if known := archived(self.lake, self.streams):
+        if known := self._known(self._connection(surroundings)):
             # For a query without a checkpoint: what the lake has need not be read, and may be gone.
             offsets = {stream: place.offset for stream, place in known.items()}
             options["startingOffsets"] = msgspec.json.encode(offsets).decode()
