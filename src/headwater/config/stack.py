@@ -185,7 +185,9 @@ class Stack(Section):
     sync_port: Count = Field(
         9437, ge=1, le=65535, description="Metrics and readiness of the sync, on this machine only."
     )
-    start_timeout_secs: Seconds = Field(120.0, description="How long a part may take until it is ready.")
+    start_timeout_secs: Seconds = Field(
+        300.0, description="How long a part may take until it is ready. Spark on a busy machine takes minutes."
+    )
     stop_timeout_secs: Seconds = Field(30.0, description="How long a part may take to end before it is killed.")
     restart_delay_secs: Seconds = Field(
         0.5, description="Wait before a crashed part is started again; doubles each time."

@@ -183,8 +183,10 @@ class Supervisor:
             tended.next_at = time.monotonic() + PROBE_EVERY_S
             self._set(tended, "up", "")
         elif time.monotonic() - tended.began > self._settings.start_timeout_secs:
+            how = f"not ready within {self._settings.start_timeout_secs:g} s: {trouble}"
+            self._set(tended, "restarting", how)
             self._end(tended)
-            self._crashed(tended, f"not ready within {self._settings.start_timeout_secs:g} s: {trouble}")
+            self._crashed(tended, how)
         else:
             self._set(tended, "starting", trouble)
 
