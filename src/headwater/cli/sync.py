@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -160,6 +161,8 @@ def _progress() -> Any:
 
     live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
     live.start()
+    # Whichever way the command ends, the terminal gets its cursor back.
+    atexit.register(live.stop)
     shown = 0.0
 
     def show(queries: list[QueryStatus], slots: dict[str, dict[str, Any]]) -> None:
