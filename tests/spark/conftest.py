@@ -67,7 +67,7 @@ def worker_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """local[2] with the recommended settings; started once, because that alone takes seconds."""
+    """local[2] with the recommended settings, and two attempts of a task; started once, as that alone takes seconds."""
     require_java()
     os.environ.update(worker_environment())
     from pyspark import SparkContext
@@ -78,7 +78,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     scratch = tmp_path_factory.mktemp("spark")
     builder = (
         SparkSession.Builder()
-        .master("local[2,4]")
+        .master("local[2,2]")
         .appName("headwater-tests")
         .config("spark.ui.enabled", "false")
         .config("spark.sql.shuffle.partitions", "2")
