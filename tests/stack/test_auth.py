@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from headwater.stack.tokens import Flaw
 from tests.http.certificates import make_certificate
 from tests.serving import Server, serve
 from tests.stack.proxying import Proxied, echoing, proxied
+
+# What is started for the module is started once, in one worker.
+pytestmark = pytest.mark.xdist_group("stack-auth")
 
 TEXT = "Content-Type: text/plain"
 
@@ -246,3 +250,6 @@ def test_tls_at_the_door_and_behind_it(tmp_path: Path) -> None:
         trusted = ssl.create_default_context(cafile=str(certificate.cert_path))
         assert httpx.put(url, headers=headers, verify=trusted).status_code == 201
         assert httpx.get(url, verify=trusted).status_code == 401
+        for options, told in ((["--http2"], "2 401"), (["--http1.1"], "1.1 401"), (["--tls-max", "1.1"], "0 000")):
+            asked = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_version} %{http_code}", "--cacert", cert, *options]
+            assert subprocess.run([*asked, url], capture_output=True, text=True, timeout=20).stdout == told

@@ -14,6 +14,9 @@ from tests.serving import Server
 from tests.stack.stacks import Stack, stack
 from tests.stack.test_up import write_and_kill
 
+# What is started for the module is started once, in one worker.
+pytestmark = pytest.mark.xdist_group("stack-profiles")
+
 MOVES_WITHIN_SECS = 90.0
 
 
