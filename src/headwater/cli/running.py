@@ -111,6 +111,7 @@ def supervise(start: Callable[[], StreamingQuery], line: Line) -> None:
             raise Failure(reason)
         restarts += 1
         _say(f"starting again: {reason}")
+        time.sleep(2**restarts)
 
 
 class Line:
