@@ -82,7 +82,7 @@ class Stack:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    def wait_until_up_again(self, name: str, but_not: int, timeout_s: float = 60.0) -> None:
+    def wait_until_up_again(self, name: str, but_not: int, timeout_s: float = 300.0) -> None:
         deadline = time.monotonic() + timeout_s
         while (part := self.part(name))["state"] != "up" or part["pid"] == but_not:
             assert time.monotonic() < deadline, f"{part}\n{self.logs()}"

@@ -17,7 +17,7 @@ from tests.stack.test_up import write_and_kill
 # What is started for the module is started once, in one worker.
 pytestmark = pytest.mark.xdist_group("stack-profiles")
 
-MOVES_WITHIN_SECS = 90.0
+MOVES_WITHIN_SECS = 300.0  # Spark on a busy machine needs several attempts to start its workers
 
 
 def rows(made: Stack, query: str) -> int:
