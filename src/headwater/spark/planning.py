@@ -59,6 +59,9 @@ def into_tasks(
     filled = 0
     for span in wanted:
         parts = -(-span.bytes // limit)
+        if parts > 1:
+            # Cores come in even numbers: with an odd number of parts one of them would idle in the last round.
+            parts += parts % 2
         pieces = split(span, parts) if parts > 1 and span.bounded and span.snapshot is None else [span]
         for piece in pieces:
             if filling and filled + _cost(piece) > limit + OPEN_COST_BYTES:
