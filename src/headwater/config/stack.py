@@ -1,6 +1,7 @@
 """The settings of `headwater up`: who may come in, the proxy that asks them, and the processes around the server.
 
-Invariant: the defaults are the reference system's ports, issuer and audience, so that an unconfigured stack is the documented one.
+Invariant: the defaults are the reference system's ports, issuer and audience, so that an unconfigured stack is the
+documented one.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class Stack(Section):
     )
     sync_config: OptionalPath = Field(
         None,
-        description="The file that says what is synchronised. Unset: items and session events, as in the reference system.",
+        description="The file that says what is synchronised. Unset: items and session events, as the reference has it.",
     )
     sync_port: Count = Field(
         9437, ge=1, le=65535, description="Metrics and readiness of the sync, on this machine only."
