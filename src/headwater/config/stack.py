@@ -181,7 +181,7 @@ class Stack(Section):
     )
     sync_config: OptionalPath = Field(
         None,
-        description="The file that says what is synchronised. Unset: items and session events, as the reference has it.",
+        description="The file that says what is synchronised. Unset: items and session events, as by default.",
     )
     sync_port: Count = Field(
         9437, ge=1, le=65535, description="Metrics and readiness of the sync, on this machine only."
