@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from headwater.spark.options import source_options
+from headwater.spark.source import HeadwaterSource
+from headwater.spark.stream_reader import StreamReader
 from tests.serving import Server
 from tests.spark.querying import follow, run, start, wait_until
 from tests.spark.streams import Streams
@@ -115,6 +119,35 @@ def test_latest_begins_with_what_comes(
     finally:
         query.stop()
     assert streams.messages(target) == [3]
+
+
+def test_latest_is_one_place_however_often_it_is_asked_for_and_planned(
+    streams: Streams, stream_name: Callable[[], str]
+) -> None:
+    """Spark asks for the start more than once, and anew when it plans a first batch again after a crash."""
+    source = streams.filled(stream_name(), [1, 2])
+    options = {"url": streams.root, "streams": source, "startingOffsets": "latest"}
+
+    def reader() -> StreamReader:
+        made = HeadwaterSource(options)
+        return StreamReader(source_options(options), made.schema())
+
+    first = reader()
+    begun = first.initialOffset()
+    streams.append(source, [3])
+    end = first.latestOffset(begun, ReadAllAvailable())
+    assert first.initialOffset() == begun == end, "the first batch is empty, whatever came meanwhile"
+    after_a_crash = reader()
+    streams.append(source, [4])
+    later = after_a_crash.initialOffset()
+    assert later != begun
+    assert after_a_crash.partitions(later, end) == [], "nothing that lies before the start is read"
+    assert first.partitions(begun, end) == []
+    for one in (first, after_a_crash):
+        last = one.latestOffset(end, ReadAllAvailable())
+        rows = [value for task in one.partitions(end, last) for batch in one.read(task) for value in batch["value"]]
+        assert [value.as_py() for value in rows] == ["3", "4"]
+        one.stop()
 
 
 def test_a_stream_that_was_deleted_fails_or_is_skipped(

@@ -71,13 +71,22 @@ class BatchReader(DataSourceReader):
 
 def starting_place(options: SourceOptions, stream: str, head: Head) -> Place:
     """Where a query begins that has no checkpoint."""
-    asked = options.starting
-    token = asked if isinstance(asked, str) else asked.get(stream, BEGINNING)
+    token = _starting_token(options, stream)
     if token == BEGINNING:
         return START
     if token == LATEST:
         return tail_of(head)
     return _at(token) if head.bounds_reads else Place(token)
+
+
+def starts_at_tail(options: SourceOptions, stream: str) -> bool:
+    """Whether a query without a checkpoint begins where the stream ends at that moment."""
+    return _starting_token(options, stream) == LATEST
+
+
+def _starting_token(options: SourceOptions, stream: str) -> str:
+    asked = options.starting
+    return asked if isinstance(asked, str) else asked.get(stream, BEGINNING)
 
 
 def _at(token: str) -> Place:

@@ -33,7 +33,7 @@ from headwater.spark.offsets import START, Place, Places, bytes_between, places_
 from headwater.spark.options import SourceOptions
 from headwater.spark.planning import Task
 from headwater.spark.protocol import Client, Head, connect
-from headwater.spark.reader import starting_place
+from headwater.spark.reader import starting_place, starts_at_tail
 from headwater.spark.watching import Watch
 
 log = logging.getLogger("headwater.spark")
@@ -54,13 +54,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: Places | None = None
         self._turn = 0
         self._read_anew: set[str] = set()
+        self._initial: dict[str, Any] | None = None
+        """Where a query without a checkpoint begins: asked for more than once, and to be told the same each time."""
+        self._planned = False
 
     # -- the driver's side ---------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        tails = self._follow()
-        heads = tails.refresh({})
-        return places_to_json({stream: starting_place(self._options, stream, head) for stream, head in heads.items()})
+        if self._initial is None:
+            heads = self._follow().refresh({})
+            places = {stream: starting_place(self._options, stream, head) for stream, head in heads.items()}
+            self._initial = places_to_json(places)
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.rows_per_batch_max:
@@ -79,8 +84,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = time.monotonic() + self._options.idle_wait_s
         while True:
             ends = self._ends(begun, tails.refresh(begun), limit)
+            if self._is_first:
+                # A first batch that is planned again after a crash begins where the streams end by then. So it takes
+                # nothing from those that begin there, whenever it is planned.
+                ends |= {stream: place for stream, place in begun.items() if starts_at_tail(self._options, stream)}
             left_s = deadline - time.monotonic()
-            if ends != begun or self._until is not None or left_s <= 0:
+            if ends != begun or self._is_first or self._until is not None or left_s <= 0:
                 break
             tails.wait(left_s)
         tails.look_again(stream for stream, place in ends.items() if place != begun.get(stream))
@@ -94,10 +103,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         starts, ends = places_from_json(start), places_from_json(end)
         tails = self._follow()
-        moved = {stream: place for stream, place in ends.items() if place != starts.get(stream, START)}
+        moved = {
+            stream: place
+            for stream, place in ends.items()
+            if place != starts.get(stream, START)
+            and not (self._is_first and stream in starts and starts_at_tail(self._options, stream))
+        }
         bounds = {stream: tails.bounds(stream) for stream in moved}
         tasks: list[InputPartition] = []
         tasks += Planner(tails.client, self._options, tails.counter).tasks(starts, moved, bounds)
+        self._planned = True
         return tasks
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -113,6 +128,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tails is None:
             self._tails = _Tails(self._options)
         return self._tails
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether this is about the first batch of a query: only for that one the start is asked of us."""
+        return self._initial is not None and not self._planned
 
     # -- how far a batch goes ------------------------------------------------------------------------------------
 
