@@ -228,8 +228,16 @@ class World:
         assert str(earliest(found)) == str(stream.offset(stream.retained))
         for index in range(stream.retained, len(stream.messages) + 1):
             assert reader.resolve(found, str(stream.offset(index))) == stream.offset(index)
+        assert self.snapshot_of(found) == stream.snapshot
+
+    def snapshot_of(self, found: LiveStream) -> bytes | None:
         snapshot = self.engine.snapshots.open(found)
-        assert (b"".join(snapshot.pages()) if snapshot is not None else None) == stream.snapshot
+        if snapshot is None:
+            return None
+        try:
+            return b"".join(snapshot.pages())
+        finally:
+            snapshot.close()
 
     def lives_on(self, stream: Expected) -> bool:
         return not stream.deleted or any(fork.source is stream and self.lives_on(fork) for fork in self.streams)

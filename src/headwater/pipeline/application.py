@@ -23,10 +23,10 @@ from headwater.pipeline.endpoint import Endpoint
 from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.job import Job
 from headwater.pipeline.settings import PipelineSettings
-from headwater.pipeline.status import QueryStatus, StatusMetrics, StatusStream, failure, slot_value
+from headwater.pipeline.status import QueryStatus, StatusMetrics, StatusTeller, failure, slot_value
 from headwater.postgres import slots, snapshots
 from headwater.postgres.connecting import Connection, connect, named
-from headwater.spark.errors import HeadwaterError
+from headwater.spark.status import StatusStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +79,9 @@ class Application:
         metrics = StatusMetrics(self.registry)
         runs = [_Run(job, described(job), wait_s=general.restart_wait) for job in jobs]
         teller = (
-            StatusStream(general.server, general.token, general.status_stream, general.status_interval)
+            StatusTeller(
+                StatusStream(general.server, general.status_stream, token=general.token), general.status_interval
+            )
             if general.status_stream
             else None
         )
@@ -101,6 +103,8 @@ class Application:
             finally:
                 self._end(runs)
                 self._tell(runs, metrics, teller)
+                if teller is not None:
+                    teller.close()
         return 1 if any(run.status.status == "failed" for run in runs) else 0
 
     # -- one job -------------------------------------------------------------------------------------------------
@@ -225,17 +229,14 @@ class Application:
 
     # -- telling -------------------------------------------------------------------------------------------------
 
-    def _tell(self, runs: list[_Run], metrics: StatusMetrics, teller: StatusStream | None) -> None:
+    def _tell(self, runs: list[_Run], metrics: StatusMetrics, teller: StatusTeller | None) -> None:
         statuses = [run.status for run in runs]
         metrics.take(statuses, self._slots)
         self.show(statuses, self._slots)
         if teller is not None:
             entities = [("query", status.name, asdict(status)) for status in statuses]
             entities += [("slot", name, value) for name, value in self._slots.items()]
-            try:
-                teller.tell(entities)
-            except HeadwaterError as error:
-                log.warning("the status could not be told: %s", error)
+            teller.tell(entities)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -1,20 +1,17 @@
 """What a pipeline tells of itself: an entity for each query and slot, as metrics, and as events of a stream.
 
 An event is a state-protocol change: `{"type": "query" | "slot", "key": …, "value": {…}, "headers": {"operation":
-"upsert"}}`. What a value holds is written down in docs/pipeline.md. Invariant: telling never disturbs what is told of:
-a stream that cannot be reached is a line in the log.
+"upsert"}}`. What a value holds is written down in docs/pipeline.md. Invariant: telling never disturbs what is told of.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
-import uuid
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -22,14 +19,8 @@ from prometheus_client.registry import Collector
 
 from headwater.postgres.lsn import lsn_to_text
 from headwater.postgres.slots import SlotState
-from headwater.spark.errors import HeadwaterError, StreamMissing
-from headwater.spark.options import Connection
 from headwater.spark.progress import lags
-from headwater.spark.protocol import Client, Producer
-
-log = logging.getLogger("headwater.pipeline")
-
-JSON: Final = "application/json"
+from headwater.spark.status import StatusStream
 
 
 def now_ms() -> int:
@@ -95,46 +86,25 @@ def failure(reason: str) -> dict[str, Any]:
     return {"message": reason, "at_ms": now_ms()}
 
 
-class StatusStream:
-    """Appends entities that have changed, and those that were not told for a while."""
+class StatusTeller:
+    """Tells of entities that have changed, and of those that were not told of for a while."""
 
-    def __init__(self, streams: str, token: str, stream: str, interval_s: float) -> None:
-        # Telling must not wait for long: what is not told now is told a moment later.
-        self._client = Client(Connection(streams, token=token, request_timeout_s=5.0, retry_timeout_s=2.0))
+    def __init__(self, stream: StatusStream, interval_s: float) -> None:
         self._stream = stream
         self._interval_s = interval_s
-        self._told: dict[tuple[str, str], tuple[str, float]] = {}
-        self._producer = f"pipeline-status-{uuid.uuid4()}"
-        self._seq = 0
+        self._told: dict[tuple[str, str], tuple[dict[str, Any], float]] = {}
 
     def tell(self, entities: Iterable[tuple[str, str, dict[str, Any]]]) -> None:
         now = time.monotonic()
-        events: list[dict[str, Any]] = []
         for type_, key, value in entities:
-            spelled = json.dumps({name: one for name, one in value.items() if name != "updated_at_ms"}, sort_keys=True)
-            before, at = self._told.get((type_, key), ("", -self._interval_s))
-            if spelled == before and now - at < self._interval_s:
-                continue
-            self._told[type_, key] = spelled, now
-            told = value | {"updated_at_ms": now_ms()}
-            events.append({"type": type_, "key": key, "value": told, "headers": {"operation": "upsert"}})
-        if events:
-            self._append(json.dumps(events).encode())
+            state = {name: one for name, one in value.items() if name != "updated_at_ms"}
+            before, at = self._told.get((type_, key), ({}, -self._interval_s))
+            if state != before or now - at >= self._interval_s:
+                self._told[type_, key] = state, now
+                self._stream.tell(type_, key, state)
 
-    def _append(self, body: bytes) -> None:
-        producer = Producer(self._producer, 0, self._seq)
-        try:
-            try:
-                self._client.append(self._stream, body, JSON, producer)
-            except StreamMissing:
-                self._client.create(self._stream, JSON)
-                self._client.append(self._stream, body, JSON, producer)
-            self._seq += 1
-        except HeadwaterError as error:
-            # The next append is a new attempt of another producer, so that nothing is taken for a repeat.
-            self._producer, self._seq = f"pipeline-status-{uuid.uuid4()}", 0
-            self._told.clear()
-            log.warning("the status could not be told: %s", error)
+    def close(self) -> None:
+        self._stream.close()
 
 
 class StatusMetrics(Collector):
