@@ -15,11 +15,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from headwater.pipeline.job import Surroundings
 from headwater.stack.database import Database
+from tests.pipeline.buckets import Bucket
 from tests.postgres.databases import database
-from tests.serving import Server, serve
+from tests.serving import Server
 from tests.spark.conftest import spark
-from tests.spark.streams import Streams
+from tests.spark.streams import Streams, roomy
 
 __all__ = ["spark"]
 
@@ -39,14 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """A server with a registry and without the size limits of memory mode."""
-    with serve(
-        DS_STORAGE__MODE="memory",
-        DS_REGISTRY__ENABLED="true",
-        DS_LIMITS__MAX_STREAM_BYTES="0",
-        DS_LIMITS__MAX_MEMORY_BYTES=str(2**30),
-        DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
-    ) as running:
+    with roomy() as running:
         yield running
 
 
@@ -54,6 +49,16 @@ def server() -> Iterator[Server]:
 def streams(server: Server) -> Iterator[Streams]:
     with httpx.Client(timeout=30.0) as http:
         yield Streams(f"{server.url}/v1/stream", http)
+
+
+@pytest.fixture
+def bucket(server: Server, streams: Streams, stream_name: Callable[[], str]) -> Bucket:
+    return Bucket(server, streams.http, stream_name().lower()[-60:].strip("-"))
+
+
+@pytest.fixture
+def surroundings(server: Server, tmp_path: Path) -> Surroundings:
+    return Surroundings(f"{server.url}/v1/stream", str(tmp_path / "checkpoints"))
 
 
 @pytest.fixture(scope="session")

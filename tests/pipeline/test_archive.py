@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import DataFrame, SparkSession
 
-from headwater.cli.running import Line, supervise
 from headwater.pipeline.archive.compaction import compact, sweep
 from headwater.pipeline.archive.files import COLUMNS, SCHEMA, ShardWriter, shard_of
 from headwater.pipeline.archive.job import Archive
@@ -23,24 +21,7 @@ from headwater.pipeline.archive.reading import archived, files_of, frame_of
 from headwater.pipeline.archive.trimming import POINTER_TYPE
 from headwater.pipeline.fold.state import State
 from headwater.pipeline.job import Surroundings
-from tests.pipeline.test_fold import Bucket
-from tests.serving import Server
-from tests.spark.streams import Streams
-
-
-@pytest.fixture
-def bucket(server: Server, streams: Streams, stream_name: Callable[[], str]) -> Bucket:
-    return Bucket(server, streams.http, stream_name().lower()[-60:].strip("-"))
-
-
-@pytest.fixture
-def surroundings(server: Server, tmp_path: Path) -> Surroundings:
-    return Surroundings(f"{server.url}/v1/stream", str(tmp_path / "checkpoints"))
-
-
-def run(spark: SparkSession, archive: Archive, surroundings: Surroundings) -> None:
-    job = archive.model_copy(update={"once": True})
-    supervise(lambda: job.start(spark, surroundings), Line(job.name, wanted=False))
+from tests.pipeline.buckets import Bucket, run
 
 
 def batch_of(spark: SparkSession, surroundings: Surroundings, bucket: Bucket) -> DataFrame:

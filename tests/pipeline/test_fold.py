@@ -8,14 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psycopg
 import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
-from headwater.cli.running import Line, supervise
 from headwater.client import Stream
 from headwater.pipeline.fold.job import Fold
 from headwater.pipeline.fold.remote import FoldTrouble, Publisher, at, publisher
@@ -26,46 +24,8 @@ from headwater.pipeline.job import Surroundings
 from headwater.spark import bounded
 from headwater.spark.errors import OffsetGone
 from headwater.spark.offsets import split_token
-from tests.serving import Server
+from tests.pipeline.buckets import Bucket, run
 from tests.spark.streams import Streams
-
-
-class Bucket(Streams):
-    """A bucket of this test's own."""
-
-    def __init__(self, server: Server, http: httpx.Client, name: str) -> None:
-        super().__init__(f"{server.url}/ds/{name}", http)
-        self.name = name
-        http.put(self.root).raise_for_status()
-
-    def snapshot_offset(self, name: str) -> str | None:
-        found: str | None = self.http.head(f"{self.root}/{name}").headers.get("Stream-Snapshot-Offset")
-        return found
-
-    def snapshot(self, name: str) -> bytes:
-        return self.http.get(f"{self.root}/{name}/snapshot", follow_redirects=True).raise_for_status().content
-
-    def bootstrapped(self, name: str) -> State:
-        """What a client makes of the stream now, by the protocol's own way."""
-        with Stream(f"{self.root}/{name}") as stream, stream.bootstrap() as answer:
-            first, *rest = [part.read() for part in answer.parts]
-            state = State.decoded(first) if answer.has_snapshot else State()
-            return state.apply_all(rest)
-
-
-@pytest.fixture
-def bucket(server: Server, streams: Streams, stream_name: Callable[[], str]) -> Bucket:
-    return Bucket(server, streams.http, stream_name().lower()[-60:].strip("-"))
-
-
-@pytest.fixture
-def surroundings(server: Server, tmp_path: Path) -> Surroundings:
-    return Surroundings(f"{server.url}/v1/stream", str(tmp_path / "checkpoints"))
-
-
-def run(spark: SparkSession, fold: Fold, surroundings: Surroundings) -> None:
-    job = fold.model_copy(update={"once": True})
-    supervise(lambda: job.start(spark, surroundings), Line(job.name, wanted=False))
 
 
 class Batches:

@@ -10,28 +10,27 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import psycopg
 import pytest
 
 from headwater.pipeline.archive.manifest import Manifest
 from headwater.pipeline.fold.state import State
 from headwater.stack.database import Database
+from tests.pipeline.buckets import Bucket
 from tests.pipeline.test_archive import held
-from tests.pipeline.test_fold import Bucket, event, rows
+from tests.pipeline.test_fold import event, rows
 from tests.serving import serve
 from tests.spark.conftest import REPOSITORY, require_java, worker_environment
+from tests.spark.processes import kill_group
 
 # Minutes each: drivers are started and killed. Repeated and half-done batches have quick tests of their own.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -57,13 +56,7 @@ class Driver:
         )
 
     def kill(self) -> None:
-        members = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for member in members:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
-        self.process.wait(timeout=30)
+        kill_group(self.process)
         self._log.close()
 
 

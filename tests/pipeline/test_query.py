@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from headwater.cli import main
 from headwater.cli.running import reason_of
 from headwater.pipeline.query import Call, rewritten
-from tests.pipeline.test_fold import Bucket
+from tests.pipeline.buckets import Bucket
 from tests.serving import Server
 from tests.spark.streams import Streams
 
@@ -63,11 +63,6 @@ def test_of_what_spark_says_one_line_is_told(spark_says: str, we_say: str) -> No
     said = reason_of(RuntimeError(spark_says))
     assert said.startswith(we_say)
     assert "\n" not in said
-
-
-@pytest.fixture
-def bucket(server: Server, streams: Streams, stream_name: Callable[[], str]) -> Bucket:
-    return Bucket(server, streams.http, stream_name().lower()[-60:].strip("-"))
 
 
 class Shell:

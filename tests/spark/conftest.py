@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from tests.serving import Server, serve
+from tests.serving import Server
 from tests.vitest_run import node, require_npm_packages
 
 HOW_TO_INSTALL = (
@@ -34,7 +34,7 @@ assert pyspark.__version__ == "4.3.0", f"PySpark is {pyspark.__version__}, but 4
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from tests.spark.streams import Streams  # noqa: E402 - what is missing must be said first
+from tests.spark.streams import Streams, roomy  # noqa: E402 - what is missing must be said first
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 JVM_STOP_TIMEOUT_S = 20.0
@@ -102,14 +102,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def roomy_server() -> Iterator[Server]:
-    """A server with a registry and without the size limits of memory mode."""
-    with serve(
-        DS_STORAGE__MODE="memory",
-        DS_REGISTRY__ENABLED="true",
-        DS_LIMITS__MAX_STREAM_BYTES="0",
-        DS_LIMITS__MAX_MEMORY_BYTES=str(2**30),
-        DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
-    ) as server:
+    with roomy() as server:
         yield server
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -54,6 +55,17 @@ def installed_wheel(directory: Path) -> Path:
     subprocess.run([*pip, "install", *offline, "--target", str(target), str(wheel)], check=True, timeout=120)
     assert (target / "pyspark_headwater.py").exists(), "the wheel lacks the module that Spark looks for"
     return target
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a process that leads a group, to the group, and to its Python daemons in groups of their own."""
+    members = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    for member in members:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
+    process.wait(timeout=30)
 
 
 def kill_tree(process: psutil.Process) -> None:

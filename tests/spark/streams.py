@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
 
+from tests.serving import Server, serve
+
 JSON = "application/json"
+
+
+def roomy() -> AbstractContextManager[Server]:
+    """A server with a registry and without the size limits of memory mode."""
+    return serve(
+        DS_STORAGE__MODE="memory",
+        DS_REGISTRY__ENABLED="true",
+        DS_LIMITS__MAX_STREAM_BYTES="0",
+        DS_LIMITS__MAX_MEMORY_BYTES=str(2**30),
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
+    )
 
 
 class Streams:

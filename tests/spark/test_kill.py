@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ import pytest
 
 from tests.serving import Server, serve
 from tests.spark.conftest import REPOSITORY, require_java, worker_environment
+from tests.spark.processes import kill_group
 from tests.spark.streams import Streams
 
 # Minutes each: real processes are started and killed. Run by `make test-long`.
@@ -97,14 +97,7 @@ class Job:
 
     def kill(self) -> None:
         """Everything at once: SIGKILL to the whole group."""
-        members = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        for member in members:
-            # The Python daemons are in groups of their own.
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
-        self.process.wait(timeout=30)
+        kill_group(self.process)
         self._listener.join(timeout=30)
         assert self.process.stdout is not None
         self.process.stdout.close()

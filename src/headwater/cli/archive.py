@@ -15,12 +15,14 @@ from headwater.cli.failure import Failure
 from headwater.cli.remote import DEFAULT_URL, Token, Url
 from headwater.cli.running import (
     Bucket,
+    JobName,
     Master,
     MetricsPort,
     Once,
     Prefix,
     Progress,
     Streams,
+    Tasks,
     configured,
     run_job,
     stream_root,
@@ -67,8 +69,8 @@ def run(
         float, typer.Option("--trim-after", metavar="SECONDS", min=0, help="Only what has been in the lake so long.")
     ] = 0.0,
     once: Once = False,
-    name: Annotated[str, typer.Option("--name", help="Of the job: its checkpoint and metrics go by it.")] = "archive",
-    tasks: Annotated[int, typer.Option("--tasks", min=1, help="Spark tasks per batch.")] = 2,
+    name: JobName = "archive",
+    tasks: Tasks = 2,
     checkpoints: Annotated[
         str, typer.Option("--checkpoints", metavar="DIR", help="Where the job keeps its place.", show_default="in LAKE")
     ] = "",

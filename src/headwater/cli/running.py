@@ -44,6 +44,8 @@ MetricsPort = Annotated[
 Streams = Annotated[
     list[str] | None, typer.Argument(metavar="[STREAM]...", help="Their names; none is all of the bucket.")
 ]
+JobName = Annotated[str, typer.Option("--name", help="Of the job: its checkpoint and metrics go by it.")]
+Tasks = Annotated[int, typer.Option("--tasks", min=1, help="Spark tasks per batch.")]
 Bucket = Annotated[str, typer.Option("--bucket", metavar="ID", help="Of this bucket (/ds/ID/…), not of /v1/stream/.")]
 Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="All whose names begin so, later ones too.")]
 

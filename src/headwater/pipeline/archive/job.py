@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -18,6 +18,7 @@ from headwater.pipeline.archive.files import COLUMNS, RESULT, ArchiveTask, data_
 from headwater.pipeline.archive.manifest import Archived, File, LakeTrouble, Manifest, Outrun
 from headwater.pipeline.archive.reading import archived, is_delta
 from headwater.pipeline.archive.trimming import Trim, trim
+from headwater.pipeline.batches import start_batches
 from headwater.pipeline.fold.remote import Publisher
 from headwater.spark.options import Connection
 
@@ -86,13 +87,8 @@ class Archive(BaseModel):
             log.info("archive %s: batch %d: %d rows", self.name, batch_id, rows)
             self.let_go(surroundings, trimmed)
 
-        query = (
-            self._source(spark, surroundings)
-            .writeStream.queryName(self.name)
-            .foreachBatch(archive_batch)
-            .option("checkpointLocation", surroundings.checkpoint(self.name))
-        )
-        return (query.trigger(availableNow=True) if self.once else query.trigger(processingTime="0 seconds")).start()
+        options = {"onGone": self.on_gone} | self._beginning(surroundings)
+        return start_batches(self, spark, surroundings, COLUMNS, options, archive_batch)
 
     def run(self, batch: DataFrame, query: str, batch_id: int) -> int:
         """Put a batch into the lake, unless it is there; how many rows."""
@@ -200,22 +196,10 @@ class Archive(BaseModel):
     def _connection(self, surroundings: Surroundings) -> Connection:
         return Connection(surroundings.streams.rstrip("/"), self.bucket, surroundings.token)
 
-    def _source(self, spark: SparkSession, surroundings: Surroundings) -> DataFrame:
-        options: dict[str, Any] = {
-            "url": surroundings.streams,
-            "maxBytesPerBatch": self.batch_bytes,
-            "onGone": self.on_gone,
-        }
-        if known := self._known(self._connection(surroundings)):
-            # For a query without a checkpoint: what the lake has need not be read, and may be gone.
-            offsets = {stream: place.offset for stream, place in known.items()}
-            options["startingOffsets"] = msgspec.json.encode(offsets).decode()
-        if surroundings.token:
-            options["token"] = surroundings.token
-        if self.bucket:
-            options["bucket"] = self.bucket
-        if self.streams:
-            options["streams"] = ",".join(self.streams)
-        if self.prefix:
-            options["prefix"] = self.prefix
-        return spark.readStream.format("headwater").schema(COLUMNS).options(**options).load()
+    def _beginning(self, surroundings: Surroundings) -> dict[str, str]:
+        """For a query without a checkpoint: what the lake has need not be read, and may be gone."""
+        known = self._known(self._connection(surroundings))
+        if not known:
+            return {}
+        offsets = {stream: place.offset for stream, place in known.items()}
+        return {"startingOffsets": msgspec.json.encode(offsets).decode()}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from headwater.pipeline.batches import start_batches
 from headwater.pipeline.fold.remote import Publisher, publisher
 from headwater.pipeline.fold.task import SCHEMA, TOTALS, FoldTask, Totals
 from headwater.spark.options import Connection
@@ -74,13 +75,9 @@ class Fold(BaseModel):
             totals = self.run(batch, task)
             log.info("fold %s: batch %d: %s", self.name, batch_id, totals)
 
-        query = (
-            self._source(spark, surroundings)
-            .writeStream.queryName(self.name)
-            .foreachBatch(fold_batch)
-            .option("checkpointLocation", surroundings.checkpoint(self.name))
-        )
-        return (query.trigger(availableNow=True) if self.once else query.trigger(processingTime="0 seconds")).start()
+        # What a snapshot of ours stands for is gone from the stream, and streams come and go: neither is an error.
+        # A place that does not join the rows is seen, and read from the snapshot.
+        return start_batches(self, spark, surroundings, COLUMNS, {"onGone": "skip"}, fold_batch)
 
     def run(self, batch: DataFrame, task: FoldTask) -> Totals:
         """Fold a batch of rows of any order."""
@@ -100,24 +97,6 @@ class Fold(BaseModel):
 
     def connection(self, surroundings: Surroundings) -> Connection:
         return Connection(surroundings.streams.rstrip("/"), self.bucket, surroundings.token)
-
-    def _source(self, spark: SparkSession, surroundings: Surroundings) -> DataFrame:
-        options: dict[str, Any] = {
-            "url": surroundings.streams,
-            "maxBytesPerBatch": self.batch_bytes,
-            # What a snapshot of ours stands for is gone from the stream, and streams come and go: neither is an error.
-            # A place that does not join the rows is seen, and read from the snapshot.
-            "onGone": "skip",
-        }
-        if surroundings.token:
-            options["token"] = surroundings.token
-        if self.bucket:
-            options["bucket"] = self.bucket
-        if self.streams:
-            options["streams"] = ",".join(self.streams)
-        if self.prefix:
-            options["prefix"] = self.prefix
-        return spark.readStream.format("headwater").schema(COLUMNS).options(**options).load()
 
     def _prepare_table(self, spark: SparkSession, surroundings: Surroundings, task: FoldTask) -> None:
         """Make it, and put in what only snapshots still hold."""

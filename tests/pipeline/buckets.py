@@ -1,0 +1,44 @@
+"""A bucket for a test, and a job that is run to its end: what the tests of folds, archives and queries share."""
+
+from __future__ import annotations
+
+import httpx
+from pyspark.sql import SparkSession
+
+from headwater.cli.running import Line, supervise
+from headwater.client import Stream
+from headwater.pipeline.archive.job import Archive
+from headwater.pipeline.fold.job import Fold
+from headwater.pipeline.fold.state import State
+from headwater.pipeline.job import Surroundings
+from tests.serving import Server
+from tests.spark.streams import Streams
+
+
+class Bucket(Streams):
+    """A bucket of this test's own."""
+
+    def __init__(self, server: Server, http: httpx.Client, name: str) -> None:
+        super().__init__(f"{server.url}/ds/{name}", http)
+        self.name = name
+        http.put(self.root).raise_for_status()
+
+    def snapshot_offset(self, name: str) -> str | None:
+        found: str | None = self.http.head(f"{self.root}/{name}").headers.get("Stream-Snapshot-Offset")
+        return found
+
+    def snapshot(self, name: str) -> bytes:
+        return self.http.get(f"{self.root}/{name}/snapshot", follow_redirects=True).raise_for_status().content
+
+    def bootstrapped(self, name: str) -> State:
+        """What a client makes of the stream now, by the protocol's own way."""
+        with Stream(f"{self.root}/{name}") as stream, stream.bootstrap() as answer:
+            first, *rest = [part.read() for part in answer.parts]
+            state = State.decoded(first) if answer.has_snapshot else State()
+            return state.apply_all(rest)
+
+
+def run(spark: SparkSession, configured: Archive | Fold, surroundings: Surroundings) -> None:
+    """Until all is done that is there, as the command does it."""
+    job = configured.model_copy(update={"once": True})
+    supervise(lambda: job.start(spark, surroundings), Line(job.name, wanted=False))
