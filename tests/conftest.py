@@ -11,6 +11,8 @@ import pytest
 
 from tests.serving import Server, serve
 
+pytest_plugins = ["tests.spark.session"]
+
 _counter = itertools.count()
 
 
@@ -18,17 +20,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", default=False, help="also run tests marked `long`, at full size")
 
 
-# Tests that share something heavy (a Spark session, a browser) and so must run in one worker of `pytest -n`.
-_TOGETHER = ("spark", "ui")
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --long, `long` tests are deselected (and counted as such), never reported as skipped."""
-    for item in items:
-        folder = item.path.relative_to(config.rootpath).parts[1]
-        if folder in _TOGETHER:
-            item.add_marker(pytest.mark.xdist_group(folder))
     if config.getoption("--long"):
         return
     kept = [item for item in items if item.get_closest_marker("long") is None]

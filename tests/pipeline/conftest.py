@@ -20,10 +20,7 @@ from headwater.stack.database import Database
 from tests.pipeline.buckets import Bucket
 from tests.postgres.databases import database
 from tests.serving import Server
-from tests.spark.conftest import spark
 from tests.spark.streams import Streams, roomy
-
-__all__ = ["spark"]
 
 PIPELINE_TEST_TIMEOUT_S = 600
 
@@ -31,12 +28,10 @@ _counter = itertools.count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With the Spark tests, in the worker that has their session; and with their patience."""
+    """The patience of the Spark tests, and more: some wait for Postgres too."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
-            if item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(PIPELINE_TEST_TIMEOUT_S))
+        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(PIPELINE_TEST_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.spark.conftest import require_java, worker_environment
 from tests.spark.processes import free_port, kill_tree
+from tests.spark.session import require_java, worker_environment
 
 READY_TIMEOUT_S = 280.0
 STOP_TIMEOUT_S = 60.0

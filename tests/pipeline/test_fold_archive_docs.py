@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from headwater.pipeline.archive.job import Archive
 from headwater.pipeline.fold.job import Fold
-from tests.spark.conftest import REPOSITORY
+from tests.spark.session import REPOSITORY
 
 
 @pytest.mark.parametrize(("page", "model", "kind"), [("folds.md", Fold, "fold"), ("archives.md", Archive, "archive")])

@@ -29,8 +29,8 @@ from tests.pipeline.buckets import Bucket
 from tests.pipeline.test_archive import held
 from tests.pipeline.test_fold import event, rows
 from tests.serving import serve
-from tests.spark.conftest import REPOSITORY, require_java, worker_environment
 from tests.spark.processes import kill_group
+from tests.spark.session import REPOSITORY, require_java, worker_environment
 
 # Minutes each: drivers are started and killed. Repeated and half-done batches have quick tests of their own.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]

@@ -19,7 +19,7 @@ from tests.examples.loading import example
 from tests.pipeline.syncing import Sync, syncing
 from tests.pipeline.waiting import eventually
 from tests.serving import Server
-from tests.spark.conftest import worker_environment
+from tests.spark.session import worker_environment
 from tests.spark.streams import JSON, Streams
 
 PRESENCE = {"key": "user:alice", "type": "presence", "operation": "set", "value": {"status": "online"}}

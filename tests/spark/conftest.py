@@ -1,28 +1,20 @@
-"""What the Spark tests share: one session for the whole run, a server with room, and the official Node server.
+"""What the Spark tests share: a server with room, the official Node server, and patience.
 
-Invariant: what is missing fails the tests and says how to get it; and no JVM is left when the run is over.
+Invariant: what is missing fails the tests and says how to get it.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from tests.serving import Server
+from tests.spark.session import HOW_TO_INSTALL, REPOSITORY
 from tests.vitest_run import node, require_npm_packages
-
-HOW_TO_INSTALL = (
-    "Run `make test`, which installs everything, or by hand: `pip install --require-hashes -r requirements/stack.txt`"
-    " and a Java 17 or newer (on Debian: apt-get install openjdk-17-jre-headless)."
-)
 
 try:
     import pyspark
@@ -31,13 +23,8 @@ except ImportError as error:
 
 assert pyspark.__version__ == "4.3.0", f"PySpark is {pyspark.__version__}, but 4.3.0 is pinned. {HOW_TO_INSTALL}"
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 from tests.spark.streams import Streams, roomy  # noqa: E402 - what is missing must be said first
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-JVM_STOP_TIMEOUT_S = 20.0
 SPARK_TEST_TIMEOUT_S = 300
 
 
@@ -46,58 +33,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TEST_TIMEOUT_S))
-
-
-def require_java() -> None:
-    home = os.environ.get("JAVA_HOME")
-    found = (home and Path(home, "bin", "java").exists()) or shutil.which("java")
-    assert found, f"Java is missing. {HOW_TO_INSTALL}"
-
-
-def worker_environment() -> dict[str, str]:
-    """What Spark's processes need to run this checkout, whichever Python runs the tests."""
-    paths = [str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
-    return {
-        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "SPARK_LOCAL_IP": "127.0.0.1",
-    }
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """local[2] with the recommended settings, and two attempts of a task; started once, as that alone takes seconds."""
-    require_java()
-    os.environ.update(worker_environment())
-    from pyspark import SparkContext
-    from pyspark.sql import SparkSession
-
-    from headwater.spark import configure
-
-    scratch = tmp_path_factory.mktemp("spark")
-    builder = (
-        SparkSession.Builder()
-        .master("local[2,2]")
-        .appName("headwater-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.local.dir", str(scratch / "local"))
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    session = configure(builder).getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
-    yield session
-    gateway = SparkContext._gateway
-    session.stop()
-    assert gateway is not None
-    gateway.shutdown()
-    process: subprocess.Popen[bytes] = gateway.proc
-    assert process.stdin is not None
-    process.stdin.close()
-    process.wait(timeout=JVM_STOP_TIMEOUT_S)
 
 
 @pytest.fixture(scope="session")

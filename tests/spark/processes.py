@@ -21,7 +21,7 @@ import httpx
 import psutil
 import pyspark
 
-from tests.spark.conftest import REPOSITORY, require_java, worker_environment
+from tests.spark.session import REPOSITORY, require_java, worker_environment
 
 SPARK_HOME = Path(pyspark.__file__).parent
 START_TIMEOUT_S = 300.0

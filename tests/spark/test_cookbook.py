@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.serving import serve
-from tests.spark.conftest import REPOSITORY
 from tests.spark.querying import wait_until
+from tests.spark.session import REPOSITORY
 from tests.spark.streams import Streams
 
 PAGE = REPOSITORY / "docs" / "spark-cookbook.md"

@@ -23,8 +23,8 @@ import psutil
 import pytest
 
 from tests.serving import Server, serve
-from tests.spark.conftest import REPOSITORY, require_java, worker_environment
 from tests.spark.processes import kill_group
+from tests.spark.session import REPOSITORY, require_java, worker_environment
 from tests.spark.streams import Streams
 
 # Minutes each: real processes are started and killed. Run by `make test-long`.

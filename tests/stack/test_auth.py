@@ -20,8 +20,6 @@ from tests.serving import Server, serve
 from tests.stack.proxying import Proxied, echoing, proxied
 
 # What is started for the module is started once, in one worker.
-pytestmark = pytest.mark.xdist_group("stack-auth")
-
 TEXT = "Content-Type: text/plain"
 
 

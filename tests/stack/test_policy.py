@@ -12,8 +12,6 @@ from tests.serving import Server, serve
 from tests.stack.proxying import Answer, Proxied, proxied
 
 # What is started for the module is started once, in one worker.
-pytestmark = pytest.mark.xdist_group("stack-policy")
-
 TEXT = "Content-Type: text/plain"
 SECRET = b"a secret of tenant-b"
 READ, WRITE, ADMIN = "streams:read", "streams:write", "streams:admin"

@@ -15,8 +15,6 @@ from tests.stack.stacks import Stack, stack
 from tests.stack.test_up import write_and_kill
 
 # What is started for the module is started once, in one worker.
-pytestmark = pytest.mark.xdist_group("stack-profiles")
-
 MOVES_WITHIN_SECS = 300.0  # Spark on a busy machine needs several attempts to start its workers
 
 

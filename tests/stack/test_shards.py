@@ -15,8 +15,6 @@ from tests.stack.proxying import Proxied, proxied
 from tests.stack.stacks import stack
 
 # What is started for the module is started once, in one worker.
-pytestmark = pytest.mark.xdist_group("stack-shards")
-
 TEXT = {"Content-Type": "text/plain"}
 SHARDS = 3
 STREAMS = 40

@@ -17,8 +17,6 @@ import pytest
 from tests.stack.stacks import Stack, identity, stack
 
 # What is started for the module is started once, in one worker.
-pytestmark = pytest.mark.xdist_group("stack-up")
-
 # Seed 000, "Quick test", line by line; only the start and the minting of the token are our commands.
 QUICK_TEST = """
 curl -s http://localhost:8080/healthz

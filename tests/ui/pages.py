@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from urllib.parse import quote
 
@@ -12,6 +13,8 @@ from playwright.sync_api import Locator, Page, expect
 JSON = {"Content-Type": "application/json"}
 TEXT = {"Content-Type": "text/plain"}
 BYTES = {"Content-Type": "application/octet-stream"}
+
+COPY_TIMEOUT_S = 20.0
 
 expect.set_options(timeout=20_000)
 
@@ -69,9 +72,14 @@ class Pages:
         expect(answer).to_be_visible()
         return answer
 
-    def clipboard(self) -> str:
-        text = self.page.evaluate("navigator.clipboard.readText()")
-        assert isinstance(text, str)
+    def copied(self, button: Locator) -> str:
+        """What a click on this button puts into the clipboard, which the browser fills a moment later."""
+        self.page.evaluate("navigator.clipboard.writeText('')")
+        button.click()
+        deadline = time.monotonic() + COPY_TIMEOUT_S
+        while not (text := str(self.page.evaluate("navigator.clipboard.readText()"))):
+            assert time.monotonic() < deadline, "nothing was copied"
+            self.page.wait_for_timeout(20)
         return text
 
 

@@ -227,9 +227,8 @@ def test_buckets_are_made_listed_filled_and_deleted(ui: Pages, http: httpx.Clien
     expect(ui.page.locator("#buckets")).not_to_contain_text("made-bucket")
 
 
-def run_copied(ui: Pages) -> str:
-    """What the copied command prints when a shell runs it."""
-    command = ui.clipboard()
+def run(command: str) -> str:
+    """What a copied command prints when a shell runs it."""
     assert command.partition("curl ")[1], command
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20)
     return done.stdout
@@ -239,8 +238,7 @@ def test_actions_are_copied_as_curl_that_works(ui: Pages, http: httpx.Client) ->
     ui.page.keyboard.press("n")
     ui.page.locator("#create-name").fill("curl/it's")
     ui.page.locator("#create-body").fill("""["it's $HOME"]""")
-    ui.page.locator("dialog").get_by_title("Copy as curl").click()
-    assert "201 Created" in run_copied(ui)
+    assert "201 Created" in run(ui.copied(ui.page.locator("dialog").get_by_title("Copy as curl")))
     assert http.get("/v1/stream/curl/it's?offset=-1").json() == ["it's $HOME"]
     ui.page.keyboard.press("Escape")
 
@@ -248,16 +246,16 @@ def test_actions_are_copied_as_curl_that_works(ui: Pages, http: httpx.Client) ->
     ui.page.keyboard.press("a")
     ui.page.locator("#append-body").fill('{"text":"a\\n\'b\'"}')
     ui.page.locator("#producer-id").fill("shell")
-    ui.page.locator("#append-box").get_by_title("Copy this append as curl").click()
-    assert "200 OK" in run_copied(ui)
-    assert "204 No Content" in run_copied(ui), "the same append again is a repeat"
+    append = ui.copied(ui.page.locator("#append-box").get_by_title("Copy this append as curl"))
+    assert "200 OK" in run(append)
+    assert "204 No Content" in run(append), "the same append again is a repeat"
     ui.loaded(2)
     ui.messages.nth(1).click()
-    ui.page.locator("#detail").get_by_title("Copy a read of this message as curl").click()
-    assert run_copied(ui).endswith('[{"text":"a\\n\'b\'"}]')
+    read = ui.copied(ui.page.locator("#detail").get_by_title("Copy a read of this message as curl"))
+    assert run(read).endswith('[{"text":"a\\n\'b\'"}]')
     ui.press("action-close")
-    ui.page.locator("dialog").get_by_title("Copy as curl").click()
-    assert "stream-closed: true" in run_copied(ui).lower()
+    close = ui.copied(ui.page.locator("dialog").get_by_title("Copy as curl"))
+    assert "stream-closed: true" in run(close).lower()
 
 
 def test_bytes_are_copied_as_curl_that_works(ui: Pages, http: httpx.Client) -> None:
@@ -265,8 +263,7 @@ def test_bytes_are_copied_as_curl_that_works(ui: Pages, http: httpx.Client) -> N
     ui.open_stream("curl/bytes")
     ui.page.keyboard.press("a")
     ui.page.locator("#append-body").fill("00 ff 0a 27")
-    ui.page.locator("#append-box").get_by_title("Copy this append as curl").click()
-    run_copied(ui)
+    run(ui.copied(ui.page.locator("#append-box").get_by_title("Copy this append as curl")))
     assert http.get("/v1/stream/curl/bytes?offset=-1").content == b"\x00\xff\x0a'"
 
 
@@ -281,8 +278,7 @@ def test_requests_are_kept_with_their_answers(ui: Pages, http: httpx.Client) -> 
     expect(first).to_contain_text("POST")
     first.locator("summary").first.click()
     expect(first).to_contain_text("stream-next-offset")
-    first.get_by_title("Copy as curl").click()
-    assert "204 No Content" in run_copied(ui)
+    assert "204 No Content" in run(ui.copied(first.get_by_title("Copy as curl")))
     assert http.get("/v1/stream/do/requests?offset=-1").json() == [1, 1]
 
 

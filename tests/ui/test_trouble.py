@@ -177,9 +177,9 @@ def test_a_token_is_asked_for_sent_and_forgotten(own_server: Starter, watched: W
         expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")
         post(http, "guarded/one", {"n": 1})
         ui.loaded(2)
-        ui.page.get_by_role("button", name="Copy this read as curl").click()
-        assert "$DS_TOKEN" in ui.clipboard()
-        assert TOKEN not in ui.clipboard()
+        read = ui.copied(ui.page.get_by_role("button", name="Copy this read as curl"))
+        assert "$DS_TOKEN" in read
+        assert TOKEN not in read
         kept = ui.page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
         assert TOKEN not in kept
         ui.page.reload()

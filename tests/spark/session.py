@@ -1,0 +1,82 @@
+"""The one Spark session of a test run, and what its processes need.
+
+A plugin of the whole suite, because a fixture that two folders import is two fixtures: each would stop the session
+that both hold.
+
+Invariant: no JVM is left when the run is over.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOW_TO_INSTALL = (
+    "Run `make test`, which installs everything, or by hand: `pip install --require-hashes -r requirements/stack.txt`"
+    " and a Java 17 or newer (on Debian: apt-get install openjdk-17-jre-headless)."
+)
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+JVM_STOP_TIMEOUT_S = 20.0
+
+
+def require_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    found = (home and Path(home, "bin", "java").exists()) or shutil.which("java")
+    assert found, f"Java is missing. {HOW_TO_INSTALL}"
+
+
+def worker_environment() -> dict[str, str]:
+    """What Spark's processes need to run this checkout, whichever Python runs the tests."""
+    paths = [str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """local[2] with the recommended settings, and two attempts of a task; started once, as that alone takes seconds."""
+    require_java()
+    os.environ.update(worker_environment())
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from headwater.spark import configure
+
+    scratch = tmp_path_factory.mktemp("spark")
+    builder = (
+        SparkSession.Builder()
+        .master("local[2,2]")
+        .appName("headwater-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.local.dir", str(scratch / "local"))
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    session = configure(builder).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    gateway = SparkContext._gateway
+    session.stop()
+    assert gateway is not None
+    gateway.shutdown()
+    process: subprocess.Popen[bytes] = gateway.proc
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait(timeout=JVM_STOP_TIMEOUT_S)
