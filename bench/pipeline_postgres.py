@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import tempfile
 import time
@@ -18,7 +19,7 @@ import httpx
 import psycopg
 
 from bench.servers import headwater
-from bench.spark_latency import quantile
+from bench.spark_latency import PAUSE_S, quantile
 from bench.spark_session import spark_session
 from headwater.pipeline.changes import FollowedTable
 from headwater.pipeline.from_postgres import FromPostgres
@@ -33,6 +34,12 @@ JSON = {"Content-Type": "application/json"}
 PER_APPEND = 20_000
 
 
+def pause(wanted: bool) -> None:
+    """A single event meets a query that waits, not one that still commits the event before."""
+    if wanted:
+        time.sleep(random.uniform(*PAUSE_S))
+
+
 def report(name: str, seconds: list[float]) -> None:
     p50, p95 = quantile(seconds, 0.5) * 1000, quantile(seconds, 0.95) * 1000
     print(f"{name}: p50 {p50:.0f} ms, p95 {p95:.0f} ms ({len(seconds)} events)", flush=True)
@@ -43,6 +50,7 @@ def into_table(spark: SparkSession, around: Surroundings, events: int, warm_up: 
     times: list[float] = []
     with httpx.Client(timeout=60.0) as http, psycopg.connect(around.postgres, autocommit=True) as sql:
         for number in range(warm_up + events):
+            pause(number >= warm_up)
             began = time.perf_counter()
             http.post(f"{around.streams}/latency-in", content=b'[{"key":"%d"}]' % number, headers=JSON)
             look = "SELECT 1 FROM session_events WHERE stream_name = 'latency-in' AND event_key = %s"
@@ -62,6 +70,7 @@ def into_stream(spark: SparkSession, around: Surroundings, events: int, warm_up:
         offset = http.head(url).headers["Stream-Next-Offset"]
         times: list[float] = []
         for number in range(warm_up + events):
+            pause(number >= warm_up)
             began = time.perf_counter()
             sql.execute("INSERT INTO latency_out VALUES (%s)", [number])
             while True:

@@ -1,6 +1,7 @@
 """Micro-batch latency: from the start of an append to the copy being visible in the target stream, one event at a time.
 
-Our server and the official Node server in turns, warm, with the recommended settings.
+Our server and the official Node server in turns, warm, with the recommended settings. `single` events meet a query that
+waits; `in a row` each is sent as soon as the one before is seen, and so waits for that one's batch to be committed.
 
 python -m bench.spark_latency [--events N] [--warm-up N]
 """
@@ -8,6 +9,7 @@ python -m bench.spark_latency [--events N] [--warm-up N]
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import tempfile
 import time
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JSON = {"Content-Type": "application/json"}
+PAUSE_S = (0.1, 0.3)
+"""Between single events: longer than a batch needs to end, and of no rhythm."""
 
 
 class Copy:
@@ -33,6 +37,7 @@ class Copy:
         for name in ("in", "out"):
             self._http.put(f"/{name}", headers=JSON).raise_for_status()
         self._offset = self._http.head("/out").headers["Stream-Next-Offset"]
+        self._sent = 0
         url = f"{server.url}/v1/stream"
         self.query = (
             spark.readStream.format("headwater")
@@ -44,7 +49,17 @@ class Copy:
             .start()
         )
 
-    def one_event(self, n: int) -> float:
+    def events(self, count: int, pause_s: tuple[float, float] = (0.0, 0.0)) -> list[float]:
+        """The milliseconds that each took."""
+        taken = []
+        for _ in range(count):
+            time.sleep(random.uniform(*pause_s))
+            taken.append(self._one_event() * 1000)
+        return taken
+
+    def _one_event(self) -> float:
+        self._sent += 1
+        n = self._sent
         began = time.perf_counter()
         self._http.post("/in", content=b'[{"n":%d}]' % n, headers=JSON).raise_for_status()
         while True:
@@ -76,6 +91,11 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]
 
 
+def report(name: str, taken: list[float], phases: str) -> None:
+    p50, p95 = quantile(taken, 0.5), quantile(taken, 0.95)
+    print(f"{name:24}{p50:>6.0f} ms{p95:>6.0f} ms{max(taken):>6.0f} ms   {phases}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=200)
@@ -87,14 +107,13 @@ def main() -> None:
             with tempfile.TemporaryDirectory(prefix="spark-bench-") as checkpoint:
                 copy = Copy(spark, server, checkpoint)
                 try:
-                    for n in range(arguments.warm_up):
-                        copy.one_event(n)
-                    taken = [copy.one_event(arguments.warm_up + n) * 1000 for n in range(arguments.events)]
+                    copy.events(arguments.warm_up)
+                    single = copy.events(arguments.events, PAUSE_S)
                     phases = ", ".join(f"{phase} {spent:.0f}" for phase, spent in copy.phases().items())
+                    report(f"{server.name}, single", single, phases)
+                    report(f"{server.name}, in a row", copy.events(arguments.events), "")
                 finally:
                     copy.stop()
-            p50, p95 = quantile(taken, 0.5), quantile(taken, 0.95)
-            print(f"{server.name:24}{p50:>6.0f} ms{p95:>6.0f} ms{max(taken):>6.0f} ms   {phases}")
 
 
 if __name__ == "__main__":

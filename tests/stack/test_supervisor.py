@@ -171,15 +171,15 @@ def test_a_part_that_does_not_end_is_killed_with_its_children(directory: StackDi
     assert not [identity for identity in watch.pids if identity.is_alive]
 
 
-def test_a_part_that_no_longer_answers_is_shown_as_silent(directory: StackDirectory) -> None:
+def test_a_part_that_no_longer_answers_is_shown_as_unready(directory: StackDirectory) -> None:
     answers = iter(["", "gone quiet", "gone quiet"])
     supervisor, watch = supervise(
         directory,
         [part("quiet", SLEEP, lambda: next(answers, "gone quiet"))],
-        lambda status: status.parts[0].state == "silent",
+        lambda status: status.parts[0].state == "unready",
     )
     supervisor.run()
-    assert ("quiet", "silent") in watch.states
+    assert ("quiet", "unready") in watch.states
 
 
 def test_taken_ports_are_named_with_who_holds_them(directory: StackDirectory) -> None:

@@ -96,8 +96,8 @@ class Application:
                     for run in runs:
                         self._attend(spark, run, metrics)
                     self._look_at_slots(runs)
-                    endpoint.ready = all(run.status.status in {"running", "stopped"} for run in runs)
-                    metrics.ready.set(endpoint.ready)
+                    endpoint.trouble = "; ".join(_trouble(run.status) for run in runs if not run.status.is_well)
+                    metrics.ready.set(not endpoint.trouble)
                     self._tell(runs, metrics, teller)
                     self._stop.wait(_TICK_S)
             finally:
@@ -262,6 +262,11 @@ def why(error: Exception) -> str:
     ours = [line for line in said if ": " in line and ("headwater." in line or "psycopg." in line)]
     chosen = (ours or said or [type(error).__name__])[-1 if ours else 0]
     return chosen[:_REASON_MAX]
+
+
+def _trouble(status: QueryStatus) -> str:
+    reason = f": {status.error['message']}" if status.error else ""
+    return f"{status.name} is {status.status}{reason}"
 
 
 def described(job: Job) -> QueryStatus:

@@ -13,7 +13,8 @@ class Endpoint:
     """Answers while its `with` block runs."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        self.ready = False
+        self.trouble = "starting"
+        """Why the pipeline is not ready; empty when it is."""
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -24,7 +25,8 @@ class Endpoint:
                 elif path == "/healthz":
                     self._answer(200, b"ok\n")
                 elif path == "/readyz":
-                    self._answer(200 if endpoint.ready else 503, b"ready\n" if endpoint.ready else b"not ready\n")
+                    trouble = endpoint.trouble
+                    self._answer(503 if trouble else 200, f"{trouble or 'ready'}\n".encode())
                 else:
                     self._answer(404, b"not found\n")
 

@@ -48,6 +48,11 @@ class QueryStatus:
     error: dict[str, Any] | None = None
     updated_at_ms: int = 0
 
+    @property
+    def is_well(self) -> bool:
+        """Whether it runs, or has ended as it should."""
+        return self.status in {"running", "stopped"}
+
     def take(self, progress: Any) -> None:
         """What Spark says of its last batch."""
         self.status = "running"

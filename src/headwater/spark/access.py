@@ -7,7 +7,9 @@ silence. It fails, or it is a warning and, if asked for, a snapshot row in its p
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -21,6 +23,19 @@ from headwater.spark.planning import Span, Task, into_tasks
 from headwater.spark.protocol import Client, Head
 
 log = logging.getLogger("headwater.spark")
+
+_PARALLEL_REQUESTS: Final = 8
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def ask_each(ask: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
+    """Ask about many streams, several at once: the answers in their order."""
+    if len(items) < 2:
+        return [ask(item) for item in items]
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="headwater-ask") as pool:
+        return list(pool.map(ask, items))
 
 
 def tail_of(head: Head) -> Place:
@@ -37,26 +52,27 @@ class Planner:
 
     def tasks(self, starts: Mapping[str, Place], ends: Mapping[str, Place], bounds: Mapping[str, bool]) -> list[Task]:
         """`bounds` says of each stream whether its server can bound a read."""
-        spans: list[Span] = []
-        for stream in sorted(ends):
-            start, end = starts.get(stream, START), ends[stream]
-            if bounds[stream]:
-                if end.position < start.position:
-                    # Only a stream that was created anew, and is to be read anew, goes backwards.
-                    start = START
-                if end.position > start.position:
-                    spans += self._bounded(stream, start, end)
-            elif end != start:
-                spans.append(self._counter.span(stream, start, end))
+        wanted = [(stream, starts.get(stream, START), ends[stream]) for stream in sorted(ends)]
+        bounded_ones = [self._forwards(*one) for one in wanted if bounds[one[0]]]
+        spans = self._spans([one for one in bounded_ones if one[2].position > one[1].position])
+        spans += [self._counter.span(*one) for one in wanted if not bounds[one[0]] and one[1] != one[2]]
         options = self._options
         return into_tasks(
             spans, options.split_bytes, options.partitions_min, lambda span, n: bounded.split(self._client, span, n)
         )
 
-    def _bounded(self, stream: str, start: Place, end: Place) -> list[Span]:
+    @staticmethod
+    def _forwards(stream: str, start: Place, end: Place) -> tuple[str, Place, Place]:
+        """Only a stream that was created anew, and is to be read anew, goes backwards."""
+        return stream, start if start.position <= end.position else START, end
+
+    def _spans(self, ranges: list[tuple[str, Place, Place]]) -> list[Span]:
         if self._options.on_gone == "fail":
             # Nothing to find out beforehand: a task that meets missing data fails, and says so.
-            return [bounded.span(stream, start, end)]
+            return [bounded.span(*one) for one in ranges]
+        return [span for spans in ask_each(lambda one: self._still_there(*one), ranges) for span in spans]
+
+    def _still_there(self, stream: str, start: Place, end: Place) -> list[Span]:
         try:
             self._client.splits(stream, start.offset, end.offset, 1)
         except OffsetGone as gone:

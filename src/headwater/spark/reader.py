@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from headwater.spark.access import Planner, read_batches, tail_of
+from headwater.spark.access import Planner, ask_each, read_batches, tail_of
 from headwater.spark.arrow import Layout
 from headwater.spark.counted import TO_THE_TAIL, Counter
 from headwater.spark.discovery import Discovery
@@ -37,13 +37,9 @@ class BatchReader(DataSourceReader):
         starts: Places = {}
         ends: Places = {}
         bounds: dict[str, bool] = {}
-        for stream in sorted(discovery.names):
-            try:
-                head = client.head(stream)
-            except StreamMissing as missing:
-                if self._options.on_gone != "skip":
-                    raise
-                log.warning("%s Skipped.", missing)
+        streams = sorted(discovery.names)
+        for stream, head in zip(streams, ask_each(self._head, streams), strict=True):
+            if head is None:
                 continue
             starts[stream] = starting_place(self._options, stream, head)
             ends[stream] = self._ending_place(stream, head)
@@ -56,6 +52,15 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
         return read_batches(connect(self._options.connection), self._layout, partition.spans)
+
+    def _head(self, stream: str) -> Head | None:
+        try:
+            return connect(self._options.connection).head(stream)
+        except StreamMissing as missing:
+            if self._options.on_gone != "skip":
+                raise
+            log.warning("%s Skipped.", missing)
+            return None
 
     def _ending_place(self, stream: str, head: Head) -> Place:
         asked = self._options.ending

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headwater.spark import bounded
-from headwater.spark.access import Planner, read_batches, tail_of
+from headwater.spark.access import Planner, ask_each, read_batches, tail_of
 from headwater.spark.arrow import Layout
 from headwater.spark.counted import Counter
 from headwater.spark.discovery import REGISTRY, Discovery
@@ -39,7 +38,6 @@ from headwater.spark.watching import Watch
 log = logging.getLogger("headwater.spark")
 
 _NO_LIMIT: Final = float("inf")
-_PARALLEL_HEADS: Final = 8
 _ABSENT_AGAIN_S: Final = 2.0
 
 
@@ -252,7 +250,6 @@ class _Tails:
         self._stale: set[str] = set()
         self._absent_until: dict[str, float] = {}
         self._bounds: dict[str, bool] = {}
-        self._pool = ThreadPoolExecutor(_PARALLEL_HEADS, thread_name_prefix="headwater-heads")
 
     def refresh(self, begun: Places) -> dict[str, Head]:
         """What is known of every stream now. Streams of a checkpoint that were found before stay in."""
@@ -267,7 +264,7 @@ class _Tails:
             for name in names
             if (name not in self.heads or name in self._stale) and self._absent_until.get(name, 0.0) <= now
         )
-        for name, head in zip(asked, self._ask(asked), strict=True):
+        for name, head in zip(asked, ask_each(self._head, asked), strict=True):
             self._stale.discard(name)
             if head is None:
                 self.heads.pop(name, None)
@@ -296,12 +293,6 @@ class _Tails:
 
     def close(self) -> None:
         self._watch.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _ask(self, streams: list[str]) -> list[Head | None]:
-        if len(streams) < 2:
-            return [self._head(stream) for stream in streams]
-        return list(self._pool.map(self._head, streams))
 
     def _head(self, stream: str) -> Head | None:
         try:

@@ -18,7 +18,7 @@ _MARKS: Final = {
     "waiting": ("·", "dim"),
     "starting": ("…", "yellow"),
     "up": ("✓", "green"),
-    "silent": ("?", "yellow"),
+    "unready": ("?", "yellow"),
     "restarting": ("↻", "red"),
     "stopped": ("■", "dim"),
     "absent": ("-", "dim"),

@@ -19,6 +19,7 @@ Probe: TypeAlias = Callable[[], str]
 """Empty when the part is ready; else what it waits for."""
 
 PROBE_TIMEOUT_S: Final = 2.0
+_SAID_MAX: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,13 @@ def answers(url: str) -> Probe:
         connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PROBE_TIMEOUT_S)
         try:
             connection.request("GET", parts.path)
-            status = connection.getresponse().status
+            answer = connection.getresponse()
+            said = answer.read(_SAID_MAX).decode("utf-8", "replace").strip()
         except (OSError, http.client.HTTPException) as error:
             return f"no answer at {url}: {error}"
         finally:
             connection.close()
-        return "" if status == 200 else f"{url} says {status}"
+        return "" if answer.status == 200 else f"{url} says {answer.status}: {said}".rstrip(": ")
 
     return probe
 

@@ -16,7 +16,7 @@ import msgspec
 from headwater.stack.keys import replace_file
 from headwater.stack.processes import Identity
 
-PartState: TypeAlias = Literal["waiting", "starting", "up", "silent", "restarting", "stopped", "absent", "failed"]
+PartState: TypeAlias = Literal["waiting", "starting", "up", "unready", "restarting", "stopped", "absent", "failed"]
 Phase: TypeAlias = Literal["starting", "up", "stopping", "stopped", "failed"]
 
 
@@ -176,7 +176,7 @@ def truth_about(directory: StackDirectory) -> StackStatus | None:
     if status is None:
         return None
     for part in status.parts:
-        if part.pid and part.state in {"up", "silent", "starting"} and not part.identity.is_alive:
+        if part.pid and part.state in {"up", "unready", "starting"} and not part.identity.is_alive:
             part.state, part.detail = "failed", "its process is gone"
     if not status.identity.is_alive and status.phase in {"starting", "up", "stopping"}:
         status.phase, status.detail = "failed", "the supervisor was killed"

@@ -140,7 +140,7 @@ class Supervisor:
         elif time.monotonic() >= tended.next_at:
             tended.next_at = time.monotonic() + PROBE_EVERY_S
             trouble = tended.part.probe()
-            self._set(tended, "silent" if trouble else "up", trouble)
+            self._set(tended, "unready" if trouble else "up", trouble)
             if time.monotonic() - tended.began > STEADY_S:
                 tended.crashes = 0
 
