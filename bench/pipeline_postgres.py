@@ -11,7 +11,6 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,12 +92,17 @@ def many_into_table(spark: SparkSession, around: Surroundings, rows: int) -> Non
                 [{"key": str(n), "type": "bench", "operation": "set", "value": {"n": n}} for n in range(first, last)]
             )
             http.post(url, content=body, headers=JSON).raise_for_status()
+        tail = http.head(url).headers["Stream-Next-Offset"]
     with psycopg.connect(around.postgres, autocommit=True) as sql:
-        count = "SELECT count(*) FROM session_events WHERE stream_name = 'many-in'"
+        # By the key, so that looking costs the database nothing.
+        seen = "SELECT 1 FROM session_events WHERE stream_name = 'many-in' AND ds_offset = %s"
         begun = time.perf_counter()
         query = ToPostgres("many-in", streams=("many-in",)).start(spark, around)
-        wait(lambda: int((sql.execute(count).fetchone() or (0,))[0]), rows)
+        while not (there(sql, "SELECT to_regclass('session_events')") and there(sql, seen, tail)):
+            time.sleep(0.1)
         tell("stream -> table", rows, time.perf_counter() - begun)
+        found = sql.execute("SELECT count(*) FROM session_events WHERE stream_name = 'many-in'").fetchone()
+        assert found == (rows,), found
     query.stop()
 
 
@@ -121,14 +125,15 @@ def many_into_stream(spark: SparkSession, around: Surroundings, rows: int) -> No
         def told() -> int:
             return int(http.head(f"{around.streams}/many-out").headers["Stream-Next-Position"])
 
-        wait(told, rows)
+        while told() < rows:
+            time.sleep(0.1)
         tell(f"table -> stream (of which writing the table took {written:.1f} s)", rows, time.perf_counter() - begun)
         query.stop()
 
 
-def wait(look: Callable[[], int], wanted: int) -> None:
-    while look() < wanted:
-        time.sleep(0.1)
+def there(sql: psycopg.Connection, query: str, *parameters: str) -> bool:
+    found = sql.execute(query, parameters).fetchone()
+    return found is not None and found[0] is not None
 
 
 def tell(name: str, rows: int, seconds: float) -> None:
