@@ -14,7 +14,6 @@ from tests.serving import Server
 from tests.stack.stacks import Stack, stack
 from tests.stack.test_up import write_and_kill
 
-# What is started for the module is started once, in one worker.
 MOVES_WITHIN_SECS = 300.0  # Spark on a busy machine needs several attempts to start its workers
 
 
@@ -70,6 +69,8 @@ def test_the_heartbeat_moves_both_ways(running: Stack) -> None:
             items = answer.text.count("heartbeat") if answer.status_code == 200 else 0
             arrived = (events, items)
             time.sleep(0.5)
+    jobs = {job["name"]: job["status"] for job in running.status()["jobs"]}
+    assert jobs == {"pg-items": "running", "session-events": "running"}
 
 
 @pytest.mark.long

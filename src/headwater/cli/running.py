@@ -9,6 +9,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -72,12 +73,18 @@ def run_job(
 ) -> None:
     """Start it, tell of it, and see it to its end."""
     from headwater.pipeline.session import NoSpark, spark_session
+    from headwater.pipeline.status import described
+    from headwater.spark.progress import Flow, ProgressMetrics, ProgressStream
 
+    status = described(job)
+    flows = {job.name: Flow(status.source, status.target)}
     try:
-        with spark_session(f"headwater {job.name}", master) as spark:
+        with (
+            spark_session(f"headwater {job.name}", master) as spark,
+            closing(ProgressStream(surroundings.streams, token=surroundings.token, flows=flows)) as told,
+        ):
+            spark.streams.addListener(told)
             if metrics_port is not None:
-                from headwater.spark.progress import ProgressMetrics
-
                 metrics = ProgressMetrics()
                 spark.streams.addListener(metrics)
                 _say(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")

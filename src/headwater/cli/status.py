@@ -1,17 +1,21 @@
-"""`headwater status`: what of the stack runs, checked against the processes themselves.
+"""`headwater status`: what of the stack runs, checked against the processes themselves; and the pipeline's jobs.
 
 Exit code 0 when every part is up, 1 when one is not, 3 when no stack runs.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
 from headwater.stack.state import StackDirectory, truth_about
+
+if TYPE_CHECKING:
+    from headwater.stack.jobs import JobStatus
+    from headwater.stack.state import StackStatus
 
 NOT_RUNNING = 3
 _PIPE_WIDTH = 220  # columns; a line cut to a guessed screen is of no use to grep
@@ -22,20 +26,22 @@ def status(
     data_dir: DirectoryOption = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Show each part: its state, process, port, restarts and log."""
+    """Show each part: its state, process, port, restarts and log; and each job of the pipeline, as it tells it."""
     settings = settings_from(None, config_file).settings
     directory = StackDirectory(data_dir or settings.stack.data_dir)
     found = truth_about(directory)
+    jobs, untold = _jobs(found)
     if as_json:
         import msgspec
 
-        typer.echo(msgspec.json.format(msgspec.json.encode(found)).decode())
+        whole = None if found is None else {**msgspec.to_builtins(found), "jobs": msgspec.to_builtins(jobs)}
+        typer.echo(msgspec.json.format(msgspec.json.encode(whole)).decode())
     elif found is None:
         typer.echo(f"no stack was ever started on {directory.root}")
     else:
         from rich.console import Console
 
-        from headwater.stack.display import table_of
+        from headwater.stack.display import jobs_table, table_of
 
         console = Console()
         if not console.is_terminal:
@@ -43,7 +49,25 @@ def status(
         console.print(table_of(found))
         if found.detail:
             console.print(found.detail, style="red", markup=False)
+        if jobs:
+            console.print(jobs_table(jobs))
+        if untold:
+            console.print(untold, style="yellow", markup=False)
     if found is None or not directory.is_supervised:
         raise typer.Exit(NOT_RUNNING)
     if found.phase != "up" or any(part.state not in {"up", "absent"} for part in found.parts):
         raise typer.Exit(1)
+
+
+def _jobs(found: StackStatus | None) -> tuple[list[JobStatus], str]:
+    """The pipeline's jobs; or why they are not known."""
+    import httpx
+
+    from headwater.stack.jobs import jobs_told
+
+    parts = [] if found is None else found.parts
+    servers = [part.address for part in parts if part.name.startswith("server") and part.state == "up"]
+    try:
+        return jobs_told(servers), ""
+    except httpx.HTTPError as error:
+        return [], f"the pipeline's jobs are not known: {error}"

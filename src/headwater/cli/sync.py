@@ -136,7 +136,7 @@ def _database(config: Path | None, postgres: str | None) -> Any:
 
 
 def _say_what_would_run(settings: PipelineSettings) -> None:
-    from headwater.pipeline.application import described
+    from headwater.pipeline.status import described
     from headwater.postgres.connecting import named
 
     typer.echo(f"server   {settings.pipeline.server}")

@@ -23,7 +23,7 @@ from headwater.pipeline.endpoint import Endpoint
 from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.job import Job
 from headwater.pipeline.settings import PipelineSettings
-from headwater.pipeline.status import QueryStatus, StatusMetrics, StatusTeller, failure, slot_value
+from headwater.pipeline.status import QueryStatus, StatusMetrics, StatusTeller, described, failure, slot_value
 from headwater.postgres import slots, snapshots
 from headwater.postgres.connecting import Connection, connect, named
 from headwater.spark.status import StatusStream
@@ -267,15 +267,6 @@ def why(error: Exception) -> str:
 def _trouble(status: QueryStatus) -> str:
     reason = f": {status.error['message']}" if status.error else ""
     return f"{status.name} is {status.status}{reason}"
-
-
-def described(job: Job) -> QueryStatus:
-    source, target = getattr(job, "source", ""), getattr(job, "target", "")
-    if not source:
-        names = getattr(job, "streams", ()) or (f"{getattr(job, 'bucket', '')}/{getattr(job, 'prefix', '')}*",)
-        source = ", ".join(names)
-        target = str(getattr(job, "table", "") or getattr(job, "lake", "") or "snapshots")
-    return QueryStatus(job.name, source, target)
 
 
 @contextmanager

@@ -40,11 +40,12 @@ def spark_session(
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.Builder().master(master).appName(name)
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "ERROR"}
+    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL"}
     for key, value in {**quiet, "spark.sql.shuffle.partitions": "2" if local else "200", **(settings or {})}.items():
         builder = builder.config(key, value)
     session = configure(builder, local_checkpoints=local).getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    # Of an error the command tells its one line; Spark would print a page of traces before it.
+    session.sparkContext.setLogLevel("FATAL")
     try:
         yield session
     finally:

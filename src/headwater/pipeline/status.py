@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headwater.pipeline.job import Job
 from headwater.postgres.lsn import lsn_to_text
 from headwater.postgres.slots import SlotState
 from headwater.spark.progress import lags
@@ -71,6 +72,15 @@ class QueryStatus:
                 lag = (lag or 0) + sum(found.values())
         self.lag_messages = lag
         self.updated_at_ms = now_ms()
+
+
+def described(job: Job) -> QueryStatus:
+    source, target = getattr(job, "source", ""), getattr(job, "target", "")
+    if not source:
+        names = getattr(job, "streams", ()) or (f"{getattr(job, 'bucket', '')}/{getattr(job, 'prefix', '')}*",)
+        source = ", ".join(names)
+        target = str(getattr(job, "table", "") or getattr(job, "lake", "") or "snapshots")
+    return QueryStatus(job.name, source, target)
 
 
 def slot_value(slot: SlotState, error: dict[str, Any] | None) -> dict[str, Any]:

@@ -173,7 +173,11 @@ class Client:
         names: list[str] = []
         query = {"limit": str(_LISTING_PAGE)} | ({"prefix": prefix} if prefix else {})
         while True:
-            response = self._ask("GET", "streams", "", query)
+            try:
+                response = self._ask("GET", "streams", "", query)
+            except StreamMissing as missing:
+                reason = f"There is no bucket {self._connection.bucket!r} at {self._connection.bucket_root}."
+                raise ServerRefused(reason, status=404, code=missing.code) from None
             page = msgspec.json.decode(response.data, type=_Page)
             names += [stream.stream_id for stream in page.streams]
             if not page.has_more or not page.streams:
@@ -300,10 +304,11 @@ class Client:
                 status=status,
                 code=problem.code,
             )
-        hint = _HINTS.get(status, "")
+        hint = _HINTS.get(status, "") if status != 400 or offset else ""
         if status == 409 and response.headers.get("Stream-Closed") == "true":
             hint = " The stream is closed: nothing can be appended to it any more."
-        return ServerRefused(f"{method} {called}: {status}, {said}.{hint}", status=status, code=problem.code)
+        refused = f"{method} {called}: {status}, {said.rstrip('.')}.{hint}"
+        return ServerRefused(refused, status=status, code=problem.code)
 
 
 _HINTS: Final = {

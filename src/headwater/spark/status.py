@@ -26,6 +26,7 @@ PIPELINE: Final = "__pipeline__"
 
 _JSON: Final = "application/json"
 _SEND_TIMEOUT_S: Final = 5.0
+_HOLD_BACK_MAX_S: Final = 30.0
 
 State = dict[str, Any]
 
@@ -41,6 +42,7 @@ class StatusStream:
         self._waiting: dict[tuple[str, str], State] = {}
         self._urgent = False
         self._closed = False
+        self._hold_back_s = 0.0
         self._name, self._seq = _fresh_name(), 0
         self._sender = threading.Thread(target=self._send_all, name="headwater-status", daemon=True)
         self._sender.start()
@@ -71,7 +73,11 @@ class StatusStream:
                     self._changed.wait(left_s if self._waiting else None)
                 told, self._waiting, self._urgent = self._waiting, {}, False
             sent_at = time.monotonic()
-            if not self._send(told):
+            if self._send(told):
+                self._hold_back_s = 0.0
+            else:
+                sent_at += self._hold_back_s
+                self._hold_back_s = min(self._hold_back_s * 2 or self._interval_s, _HOLD_BACK_MAX_S)
                 with self._changed:
                     if self._closed:
                         return
@@ -99,7 +105,8 @@ class StatusStream:
                 self._name, self._seq = _fresh_name(), 0
                 self._client.append(self._stream, body, _JSON, Producer(self._name, 0, 0))
         except HeadwaterError as error:
-            log.warning("the status of %d queries and slots could not be told: %s", len(told), error)
+            if not self._hold_back_s:
+                log.warning("the status of %d queries and slots could not be told: %s", len(told), error)
             # Whether it arrived is not known; a state that is told twice is the same state.
             self._name, self._seq = _fresh_name(), 0
             return False

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.table import Table
 
+    from headwater.stack.jobs import JobStatus
+
 _MARKS: Final = {
     "waiting": ("·", "dim"),
     "starting": ("…", "yellow"),
@@ -23,6 +25,14 @@ _MARKS: Final = {
     "stopped": ("■", "dim"),
     "absent": ("-", "dim"),
     "failed": ("✗", "red"),
+}
+
+_JOB_MARKS: Final = {
+    "starting": ("…", "yellow"),
+    "running": ("✓", "green"),
+    "waiting": ("↻", "red"),
+    "failed": ("✗", "red"),
+    "stopped": ("■", "dim"),
 }
 
 
@@ -92,6 +102,34 @@ def table_of(status: StackStatus) -> Table:
             Text(part.log, "dim"),
         )
     return table
+
+
+def jobs_table(jobs: list[JobStatus]) -> Table:
+    """The pipeline's jobs, as they last told of themselves."""
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(title="pipeline", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in ("", "job", "state", "told", "rows", "behind", "batch", "restarts", "from → to, or trouble"):
+        table.add_column(column, no_wrap=not column.startswith("from"))
+    for job in jobs:
+        mark, style = _JOB_MARKS.get(job.status, ("?", "yellow"))
+        table.add_row(
+            Text(mark, style),
+            Text(job.name),
+            Text(job.status, style),
+            age(job.told_at),
+            _count(job.rows),
+            _count(job.lag_messages),
+            "" if job.batch_ms is None else f"{job.batch_ms:,.0f} ms",
+            str(job.restarts or ""),
+            Text(job.trouble or f"{job.source} → {job.target}".strip(" →")),
+        )
+    return table
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
 
 
 def described(part: PartStatus) -> str:

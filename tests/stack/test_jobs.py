@@ -1,0 +1,46 @@
+"""The pipeline's jobs in `headwater status`: what each told last; and one that tells nothing any more is silent."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import pytest
+from rich.console import Console
+
+from headwater.spark.status import PIPELINE, StatusStream
+from headwater.stack.display import jobs_table
+from headwater.stack.jobs import STATUS_STREAM, jobs_told
+from tests.serving import serve
+
+
+def test_the_last_state_of_each_job_is_told() -> None:
+    assert STATUS_STREAM == PIPELINE
+    with serve(DS_STORAGE__MODE="memory") as server:
+        assert jobs_told([server.url]) == []
+        told = StatusStream(f"{server.url}/v1/stream")
+        told.tell("query", "orders", {"status": "starting", "rows": 1})
+        told.tell("slot", "headwater", {"status": "running"})
+        told.close()
+        told = StatusStream(f"{server.url}/v1/stream")
+        told.tell("query", "orders", {"status": "running", "rows": 1200, "source": "orders", "target": "table orders"})
+        told.tell("query", "old", {"status": "running", "updated_at_ms": int((time.time() - 300) * 1000)})
+        told.tell("query", "down", {"status": "failed", "error": {"message": "The slot is gone.", "at_ms": 1}})
+        told.close()
+        jobs = jobs_told([server.url])
+    assert [(job.name, job.status) for job in jobs] == [("down", "failed"), ("old", "silent"), ("orders", "running")]
+    assert jobs[2].rows == 1200
+    console = Console(width=160, record=True, file=None, quiet=False)
+    with console.capture() as captured:
+        console.print(jobs_table(jobs))
+    shown = captured.get()
+    assert "1,200" in shown
+    assert "orders → table orders" in shown
+    assert "The slot is gone." in shown
+
+
+def test_a_server_that_does_not_answer_is_said() -> None:
+    with serve(DS_STORAGE__MODE="memory") as server:
+        url = server.url
+    with pytest.raises(httpx.HTTPError):
+        jobs_told([url])
