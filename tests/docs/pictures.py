@@ -7,23 +7,28 @@ Invariant: what is in `docs/images` was taken by this, of a real server in a rea
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Literal
 
 import httpx
+import psycopg
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.docs.markdown import REPOSITORY
+from tests.pipeline.syncing import syncing
+from tests.postgres.databases import database
 from tests.serving import Server, server_environment
 from tests.ui.pages import Pages, post, put
 from tests.ui.shop import open_shop
@@ -32,6 +37,8 @@ Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 VIEWPORT = (1120, 700)
 PHONE = (390, 720)
+PIPELINE_RUNS_S = 45.0
+"""Before its picture: so long does a warm pipeline take to have something to show."""
 BYTES_MAX = 250_000
 """A picture larger than this does not belong into a repository."""
 
@@ -112,7 +119,11 @@ def names() -> list[str]:
 def take_all(browser: Browser, directory: Path) -> None:
     """Take every picture, of one server."""
     directory.mkdir(parents=True, exist_ok=True)
-    with open_shop() as server, ticking(server):
+    with (
+        open_shop(with_pipeline=False) as server,
+        ticking(server),
+        piping(server) if "pipeline" in PICTURES else nullcontext(),
+    ):
         for scheme in SCHEMES:
             for name, prepare in PICTURES.items():
                 context = browser.new_context(
@@ -146,6 +157,41 @@ def ticking(server: Server) -> Iterator[None]:
     finally:
         stop.set()
         writer.join()
+
+
+@contextmanager
+def piping(server: Server) -> Iterator[None]:
+    """The pipeline as `headwater sync` runs it, with Postgres, and somebody who writes on both sides."""
+    stop = threading.Event()
+
+    def write(postgres: str) -> None:
+        chance = random.Random(3)
+        with httpx.Client(base_url=server.url) as http, psycopg.connect(postgres, autocommit=True) as sql:
+            for number in itertools.count():
+                if stop.wait(0.2 + chance.random() * 0.4):
+                    return
+                event = {"type": "message", "key": f"msg:{number}", "operation": "set", "value": {"text": "hello"}}
+                post(http, "chat/support", [event] * chance.randint(1, 40))
+                sql.execute("INSERT INTO items (title) SELECT 'thing ' || n FROM generate_series(1, 3) AS n")
+
+    with tempfile.TemporaryDirectory(prefix="headwater-pictures-") as temporary, database() as postgres:
+        config = Path(temporary, "pipeline.toml")
+        config.write_text(
+            "[[to_postgres]]\nname = 'chat-to-postgres'\nstreams = ['chat/support']\n"
+            "[[from_postgres]]\nname = 'items-to-stream'\ncreate_items = true\n"
+            "tables = [{ table = 'items', stream = 'pg-items' }]\n",
+            encoding="utf-8",
+        )
+        with syncing(Path(temporary), server.url, postgres.url, "--config", str(config)) as sync:
+            sync.wait_until_ready()
+            writer = threading.Thread(target=write, args=[postgres.url])
+            writer.start()
+            try:
+                time.sleep(PIPELINE_RUNS_S)
+                yield
+            finally:
+                stop.set()
+                writer.join()
 
 
 @contextmanager

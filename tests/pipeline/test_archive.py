@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
 
+from headwater.cli import app
 from headwater.pipeline.archive.compaction import compact, sweep
 from headwater.pipeline.archive.files import COLUMNS, SCHEMA, ShardWriter, shard_of
 from headwater.pipeline.archive.job import Archive
@@ -66,6 +68,13 @@ def test_batch_after_batch_the_lake_has_what_the_streams_have_each_once(
     assert held(lake) == expected
     rows = frame_of(spark, lake, "ü").selectExpr("count(*)", "max(position)", "max(cast(shard as int))").collect()
     assert [tuple(row) for row in rows] == [(25, 24, shard_of("ü", 3))]
+    before = files_of(lake)
+    done = CliRunner().invoke(app, ["archive", "compact", str(lake), "--keep", "0"])
+    assert done.exit_code == 0, done.output
+    assert len(files_of(lake)) < len(before)
+    assert held(lake) == expected
+    assert not any(Path(path).exists() for path in set(before) - set(files_of(lake))), "replaced, and not kept"
+    assert archive.run(batch, "another", 1) == 0, "how far each stream is outlives compaction"
     other: Any = {"parquet": "delta", "delta": "parquet"}[form]
     with pytest.raises(LakeTrouble, match="of the other format"):
         archive.model_copy(update={"format": other}).run(batch, "third", 0)

@@ -14,7 +14,8 @@ from tests.ui.pages import BYTES, TEXT, post, put
 
 
 @contextmanager
-def open_shop() -> Iterator[Server]:
+def open_shop(*, with_pipeline: bool = True) -> Iterator[Server]:
+    """`with_pipeline`: a query and a slot are told of that nobody runs."""
     with serve(DS_REGISTRY__ENABLED="true") as server, httpx.Client(base_url=server.url) as http:
         chance = random.Random(1)
         put(http, "orders/2026")
@@ -36,7 +37,8 @@ def open_shop() -> Iterator[Server]:
             json={"type": "pull-wake", "pattern": "orders/**", "wake_stream": "wake/pool", "description": "invoices"},
         )
         post(http, "orders/2026", [order(chance, number) for number in range(200, 207)])
-        pipeline(http, chance)
+        if with_pipeline:
+            pipeline(http, chance)
         yield server
 
 
