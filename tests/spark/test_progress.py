@@ -80,7 +80,8 @@ def test_rates_and_lag_can_be_scraped_and_followed(
     assert {"status": "stopped", "source": "numbers", "target": "copies", "error": None}.items() <= state.items()
     assert (state["name"], state["batch"], state["rows"], state["lag_messages"]) == ("copying", 1, 100, 0)
     assert state["offsets"] == {source: last_offset(streams, target, 300)}
-    assert state["batch_ms"] > 0
+    phases = state["phases_ms"]
+    assert 0 < state["batch_ms"] == phases["triggerExecution"] - phases["latestOffset"]
     assert abs(state["updated_at_ms"] - time.time() * 1000) < 300_000
     (failed,) = folded(streams.messages(told)).values()
     assert f"{source!r}" in failed["error"]["message"]

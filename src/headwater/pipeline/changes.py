@@ -187,15 +187,23 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waiting(self._url, self._following.wait_max_s).run(work)
 
     def _begin(self, connection: Connection) -> dict[str, Any]:
-        """A new query: a slot of its own, and a first copy of each table."""
+        """A new query: a slot of its own, and a first copy of each table.
+
+        Or one whose first batch was planned and not committed: Spark asks for its beginning again, and it must be the
+        same. As long as nothing was committed, what was begun is also right for a query that knows nothing of it.
+        """
         following = self._following
         snapshots.prepare(connection)
         for table, followed in self._tables.items():
             slots.publish(connection, following.publication, [table], full_rows=followed.full_rows)
-        if slots.state(connection, following.slot) is not None:
+        there = slots.state(connection, following.slot)
+        if there is not None:
+            if snapshots.beginning(connection, following.slot) == there.confirmed_lsn:
+                return {"lsn": lsn_to_text(there.confirmed_lsn), "copied": {}}
             log.warning("slot %s is there without a checkpoint: beginning with a new snapshot", following.slot)
         snapshots.forget(connection, following.slot)
         made = slots.create(connection, following.slot)
+        snapshots.note_beginning(connection, following.slot, made.confirmed_lsn)
         return {"lsn": lsn_to_text(made.confirmed_lsn), "copied": {}}
 
     def _copy(self, connection: Connection, table: TableName) -> Copy:

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from headwater.pipeline.job import Job
 from headwater.postgres.lsn import lsn_to_text
 from headwater.postgres.slots import SlotState
-from headwater.spark.progress import lags
+from headwater.spark.progress import batch_ms, lags
 from headwater.spark.status import StatusStream
 
 
@@ -61,7 +61,7 @@ class QueryStatus:
         self.processed_rows_per_s = _number(progress.processedRowsPerSecond)
         self.rows += progress.numInputRows
         self.batch = progress.batchId
-        self.batch_ms = progress.durationMs.get("triggerExecution")
+        self.batch_ms = batch_ms(progress.durationMs)
         if progress.numInputRows:
             self.error = None
         lag: int | None = None

@@ -17,7 +17,7 @@ from psycopg import sql
 
 from headwater.postgres.catalog import TableColumn, TableName, columns, made_types
 from headwater.postgres.connecting import Connection
-from headwater.postgres.lsn import lsn_from_text
+from headwater.postgres.lsn import lsn_from_text, lsn_to_text
 from headwater.postgres.pgoutput import Column, Relation, Row
 from headwater.postgres.values import converter
 
@@ -68,8 +68,33 @@ def prepare(connection: Connection) -> None:
                 " NULL, snapshot text NOT NULL, lsn pg_lsn NOT NULL, columns jsonb NOT NULL, taken_at timestamptz NOT"
                 " NULL DEFAULT now(), PRIMARY KEY (slot, relation))"
             )
+            connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {SCHEMA}.beginnings (slot text PRIMARY KEY, lsn pg_lsn NOT NULL)"
+            )
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema):
         pass  # Somebody else made it in the same moment.
+
+
+def note_beginning(connection: Connection, slot: str, lsn: int) -> None:
+    """Keep where a query begins: its first batch, planned again after a crash, must begin there too."""
+    connection.execute(
+        f"INSERT INTO {SCHEMA}.beginnings (slot, lsn) VALUES (%s, %s)"
+        " ON CONFLICT (slot) DO UPDATE SET lsn = excluded.lsn",
+        [slot, lsn_to_text(lsn)],
+    )
+
+
+def beginning(connection: Connection, slot: str) -> int | None:
+    """Where the query of this slot began, if everything that its first batch was planned from is still there."""
+    row = connection.execute(f"SELECT lsn::text FROM {SCHEMA}.beginnings WHERE slot = %s", [slot]).fetchone()
+    if row is None:
+        return None
+    missing = connection.execute(
+        f"SELECT 1 FROM {SCHEMA}.snapshots WHERE slot = %s AND rows > 0"
+        f" AND to_regclass(format('%%I.%%I', '{SCHEMA}', copy)) IS NULL",
+        [slot],
+    ).fetchone()
+    return lsn_from_text(row[0]) if missing is None else None
 
 
 def take(connection: Connection, slot: str, table: TableName, *, with_rows: bool) -> Copy:
@@ -146,6 +171,8 @@ def forget(connection: Connection, slot: str) -> None:
     if connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.snapshots"]).fetchone() == (None,):
         return
     with connection.transaction():
+        if connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.beginnings"]).fetchone() != (None,):
+            connection.execute(f"DELETE FROM {SCHEMA}.beginnings WHERE slot = %s", [slot])
         for (name,) in connection.execute(
             f"DELETE FROM {SCHEMA}.snapshots WHERE slot = %s RETURNING copy", [slot]
         ).fetchall():

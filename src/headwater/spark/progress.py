@@ -54,6 +54,7 @@ class ProgressMetrics(StreamingQueryListener):
             return Counter(f"headwater_spark_{name}", text, by_query, registry=self.registry)
 
         self._names: dict[str, str] = {}
+        self._runs: set[str] = set()
         self._running = gauge("queries_running", "Queries that run.", ())
         self._failures = counter("query_failures", "Queries that ended with an error.")
         self._rows = counter("rows", "Rows read by micro-batches.")
@@ -72,7 +73,8 @@ class ProgressMetrics(StreamingQueryListener):
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         self._names[str(event.id)] = event.name or str(event.id)
-        self._running.inc()
+        self._runs.add(str(event.runId))
+        self._running.set(len(self._runs))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
@@ -95,7 +97,9 @@ class ProgressMetrics(StreamingQueryListener):
             self._lagging.labels(query).set(0)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        self._running.dec()
+        # One that began before we listened ends too.
+        self._runs.discard(str(event.runId))
+        self._running.set(len(self._runs))
         if event.exception is not None:
             self._failures.labels(self._names.get(str(event.id), str(event.id))).inc()
 
@@ -133,7 +137,7 @@ class ProgressStream(StreamingQueryListener):
             "status": "running",
             "error": None,
             "batch": progress.batchId,
-            "batch_ms": progress.durationMs.get("triggerExecution"),
+            "batch_ms": batch_ms(progress.durationMs),
             "phases_ms": dict(progress.durationMs),
             "rows": progress.numInputRows,
             "input_rows_per_s": _number(progress.inputRowsPerSecond),
@@ -170,6 +174,12 @@ class ProgressStream(StreamingQueryListener):
         if (flow := self._flows.get(key)) is not None:
             known |= {"source": flow.source, "target": flow.target}
         self.status.tell("query", key, dict(known), urgent=urgent)
+
+
+def batch_ms(phases: Mapping[str, int]) -> int | None:
+    """What a batch took, without the wait for something to do: sources wait while they are asked for their latest."""
+    whole = phases.get("triggerExecution")
+    return None if whole is None else whole - phases.get("latestOffset", 0)
 
 
 def last_offsets(end: str | None) -> dict[str, str]:
