@@ -40,7 +40,7 @@ def test_an_error_is_told_without_its_traces() -> None:
 
 def folded(events: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     """As the page does it: an event is the state of its key."""
-    assert {event["headers"]["operation"] for event in events} == {"upsert"}
+    assert {event["headers"]["operation"] for event in events} <= {"upsert"}
     return {(event["type"], event["key"]): event["value"] for event in events}
 
 
@@ -51,21 +51,23 @@ def test_rates_and_lag_can_be_scraped_and_followed(
     metrics = ProgressMetrics()
     events = ProgressStream(streams.root, told, flows={"copying": Flow("numbers", "copies")})
     port = metrics.serve(0)
+
+    def copying() -> dict[str, Any]:
+        """What is told of our query; a late word about one of another test may be there, too."""
+        return folded(streams.messages(told)).get(("query", "copying"), {}) if streams.exists(told) else {}
+
     for listener in (metrics, events):
         spark.streams.addListener(listener)
     try:
         frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=200)
         options = {"stream": target, "createMissing": "true", "queryName": "copying"}
         run(frame, streams.root, tmp_path / "c", **options)
-        wait_until(
-            lambda: streams.exists(told) and streams.messages(told)[-1]["value"]["status"] == "stopped",
-            "the end of the query is told",
-        )
-        stopped = folded(streams.messages(told))
+        wait_until(lambda: copying().get("status") == "stopped", "the end of the query is told")
+        state = copying()
         streams.delete(source)
         with pytest.raises(StreamingQueryException):
             run(frame, streams.root, tmp_path / "c", **options)
-        wait_until(lambda: streams.messages(told)[-1]["value"]["status"] == "failed", "the failure is told")
+        wait_until(lambda: copying().get("status") == "failed", "the failure is told")
     finally:
         for listener in (metrics, events):
             spark.streams.removeListener(listener)
@@ -76,14 +78,13 @@ def test_rates_and_lag_can_be_scraped_and_followed(
     assert re.search(r'^headwater_spark_batch_seconds\{phase="addBatch",query="copying"\}', page, re.MULTILINE)
     assert 'headwater_spark_query_failures_total{query="copying"} 1.0' in page
     assert "headwater_spark_queries_running 0.0" in page
-    (state,) = stopped.values()
     assert {"status": "stopped", "source": "numbers", "target": "copies", "error": None}.items() <= state.items()
     assert (state["name"], state["batch"], state["rows"], state["lag_messages"]) == ("copying", 1, 100, 0)
     assert state["offsets"] == {source: last_offset(streams, target, 300)}
     phases = state["phases_ms"]
     assert 0 < state["batch_ms"] == phases["triggerExecution"] - phases["latestOffset"]
     assert abs(state["updated_at_ms"] - time.time() * 1000) < 300_000
-    (failed,) = folded(streams.messages(told)).values()
+    failed = copying()
     assert f"{source!r}" in failed["error"]["message"]
     assert "onGone=skip" in failed["error"]["message"]
     assert "\n" not in failed["error"]["message"]
