@@ -62,6 +62,7 @@ def status(
 def _jobs(found: StackStatus | None) -> tuple[list[JobStatus], str]:
     """The pipeline's jobs; or why they are not known."""
     import httpx
+    import msgspec
 
     from headwater.stack.jobs import jobs_told
 
@@ -69,5 +70,5 @@ def _jobs(found: StackStatus | None) -> tuple[list[JobStatus], str]:
     servers = [part.address for part in parts if part.name.startswith("server") and part.state == "up"]
     try:
         return jobs_told(servers), ""
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, msgspec.MsgspecError) as error:  # Anyone may write to the stream that tells of them.
         return [], f"the pipeline's jobs are not known: {error}"

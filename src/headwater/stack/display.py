@@ -27,13 +27,8 @@ _MARKS: Final = {
     "failed": ("✗", "red"),
 }
 
-_JOB_MARKS: Final = {
-    "starting": ("…", "yellow"),
-    "running": ("✓", "green"),
-    "waiting": ("↻", "red"),
-    "failed": ("✗", "red"),
-    "stopped": ("■", "dim"),
-}
+# A job's words for what parts are, too; one that waits is about to be started again.
+_JOB_MARKS: Final = {**_MARKS, "running": _MARKS["up"], "waiting": _MARKS["restarting"], "silent": _MARKS["unready"]}
 
 
 class Lines:
@@ -113,7 +108,7 @@ def jobs_table(jobs: list[JobStatus]) -> Table:
     for column in ("", "job", "state", "told", "rows", "behind", "batch", "restarts", "from → to, or trouble"):
         table.add_column(column, no_wrap=not column.startswith("from"))
     for job in jobs:
-        mark, style = _JOB_MARKS.get(job.status, ("?", "yellow"))
+        mark, style = _JOB_MARKS.get(job.status, _MARKS["unready"])
         table.add_row(
             Text(mark, style),
             Text(job.name),
