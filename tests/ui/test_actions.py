@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tests.ui.pages import BYTES, JSON, TEXT, Pages, post, put
 
@@ -95,6 +95,24 @@ def test_idempotency_can_be_learned_by_trying(ui: Pages, http: httpx.Client) -> 
     ui.page.locator("#producer-advance").check()
     ui.append('{"n":1}', ("me", "1", "1"))
     expect(ui.page.locator("#producer-seq")).to_have_value("2")
+
+
+def test_keys_pressed_while_a_stream_opens_are_not_lost(ui: Pages, http: httpx.Client) -> None:
+    put(http, "do/early")
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    ui.page.route("**/v1/stream/do/early", hold, times=1)
+    ui.open_stream("do/early")
+    expect(ui.page.locator("#main")).to_contain_text("Opening…")
+    ui.page.keyboard.press("2")
+    ui.page.keyboard.press("a")
+    expect(ui.page.locator("#append-body")).to_have_count(0)
+    held[0].continue_()
+    expect(ui.page.locator("#append-body")).to_be_focused()
+    expect(ui.page.locator("#tab-state")).to_have_attribute("aria-selected", "true")
 
 
 def test_stream_seq_is_sent(ui: Pages, http: httpx.Client) -> None:

@@ -12,6 +12,7 @@ import { SnapshotsView } from "./snapshots.js";
 import { StateView } from "./state.js";
 
 const REFRESH_MS = 5000;
+const KEYS = ["a", "1", "2", "3", "4", "f", "p", "s"]; // of this view and its messages
 
 export class StreamView {
   constructor(app, address, query) {
@@ -19,6 +20,7 @@ export class StreamView {
     this.address = address;
     this.query = query;
     this.tab = null;
+    this.pressed = []; // keys that came while the stream was being opened
     this.badges = h("div", { class: "badges", id: "stream-badges" });
     this.actions = h("div", { class: "row wrap actions" });
     this.tabs = h("div", { class: "tabs", role: "tablist" });
@@ -60,12 +62,14 @@ export class StreamView {
     this.#drawTabs();
     const asked = this.query.get("tab");
     this.open([...this.tabs.children].some((element) => element.dataset.tab === asked) ? asked : "messages");
+    for (const key of this.pressed.splice(0)) this.key(key);
     clearInterval(this.timer);
     this.timer = setInterval(() => document.visibilityState === "visible" && this.refresh(), REFRESH_MS);
   }
 
   #missing(error) {
     const { app, address } = this;
+    this.pressed = [];
     replace(this.badges);
     replace(this.actions);
     replace(this.tabs);
@@ -151,6 +155,7 @@ export class StreamView {
   }
 
   key(key) {
+    if (!this.info && KEYS.includes(key)) return this.pressed.push(key) > 0;
     if (this.view?.key?.(key)) return true;
     if (key === "a") this.openAppend();
     else if (key === "Escape" && !this.below.hidden) this.below.hidden = true;
