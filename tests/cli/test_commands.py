@@ -7,10 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 import headwater
-from tests.serving import server_environment
+from tests.serving import serve, server_environment
 
 
 def headwater_command(
@@ -123,3 +124,32 @@ def test_the_shipped_files_are_valid(profile: str | None) -> None:
     done = headwater_command("config", "show", "--format", "json", *chosen, cwd=repository)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["server.port"]["value"] == 4437
+
+
+def test_store_rotate_key_makes_the_next_key_of_webhooks(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+
+    def kids(url: str) -> list[str]:
+        return [key["kid"] for key in httpx.get(f"{url}/v1/stream/__ds/jwks.json").json()["keys"]]
+
+    with serve(DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR=data) as server:
+        assert headwater_command("store", "rotate-key", "--data-dir", data, cwd=tmp_path).returncode == 0
+        (old,) = kids(server.url)
+        done = headwater_command("store", "rotate-key", "--data-dir", data, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        new, kept = kids(server.url)
+        assert kept == old
+        assert done.stdout.startswith(f"key {new} is published now and signs from 2")
+    with serve(DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR=data) as server:
+        assert kids(server.url) == [new, old], "it is durable"
+
+
+def test_store_rotate_key_needs_the_server_that_signs(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    done = headwater_command("store", "rotate-key", "--data-dir", data, cwd=tmp_path)
+    assert done.returncode != 0
+    assert "no server has" in done.stderr
+    with serve(DS_SUBSCRIPTIONS__ENABLED="false", DS_STORAGE__MODE="acid", DS_STORAGE__DATA_DIR=data):
+        done = headwater_command("store", "rotate-key", "--data-dir", data, cwd=tmp_path)
+    assert done.returncode != 0
+    assert "this server has no subscriptions" in done.stderr

@@ -55,7 +55,7 @@ def test_keys_and_secret_are_the_same_after_a_restart() -> None:
 def test_a_new_key_is_published_first_signs_then_and_the_old_one_goes_last() -> None:
     house = House()
     old = house.keys.current().public.kid
-    new = house.keys.rotate().kid
+    new = house.keys.rotate().public.kid
     assert house.kids() == [new, old]
     assert house.keys.current().public.kid == old, "receivers may still have the key set without it"
     house.clock.at_ms += JWKS_MAX_AGE_S * 1000
@@ -65,7 +65,7 @@ def test_a_new_key_is_published_first_signs_then_and_the_old_one_goes_last() -> 
     assert house.kids() == [new, old], "what was signed before must still be verified"
     house.clock.at_ms += PUBLISHED_AFTER_MS
     assert house.kids() == [new]
-    newest = house.keys.rotate().kid
+    newest = house.keys.rotate().public.kid
     assert house.kids() == [newest, new]
     assert KEY_PREFIX + old not in house.engine.catalog.documents, "its private half is gone"
 

@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.http.protocol import Stream, assert_problem, stream_on
 from tests.http.sse_reader import SseReader
+from tests.http.subscribing import Subscription, acks_of, eventually
+from tests.http.webhook_receiver import Reply, receive
 from tests.serving import Server, serve, server_environment
 
 
@@ -114,6 +116,34 @@ def test_streams_are_counted(observed: Server) -> None:
         assert total(samples(observed), pattern) == before + 1
         stream.delete()
         assert total(samples(observed), pattern) == before
+
+
+def test_subscriptions_are_counted_with_their_wakes_leases_and_webhooks() -> None:
+    with (
+        serve(DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true") as server,
+        httpx.Client(base_url=server.url, verify=False) as http,
+        receive(Reply(status=500), otherwise=Reply()) as receiver,
+    ):
+        for name in ("wakes", "hooked", "pulled"):
+            Stream(http, name).create()
+        Subscription(http, "calls").webhook(receiver.url, "hooked", lease_ttl_ms=60_000)
+        pulls = Subscription(http, "pulls").pull("wakes", "pulled", lease_ttl_ms=1_000)
+        assert samples(server)["headwater_subscriptions{kind=webhook,phase=idle}"] == 1
+        Stream(http, "hooked").append("x")
+        Stream(http, "pulled").append("x")
+        pulls.claimed()
+        eventually(lambda: samples(server)["headwater_webhook_calls_total{outcome=accepted}"] == 1)
+        eventually(lambda: samples(server)["headwater_leases_expired_total"] == 1)
+        found = samples(server)
+        assert found["headwater_webhook_calls_total{outcome=failed}"] == 1
+        assert found["headwater_wakes_total{kind=webhook}"] == 1
+        assert found["headwater_wakes_total{kind=pull-wake}"] == 2, "a lease that ran out wakes again"
+        assert found["headwater_subscriptions{kind=webhook,phase=held}"] == 1
+        assert found["headwater_subscriptions{kind=pull-wake,phase=out}"] == 1
+        assert found["headwater_subscription_streams_pending"] == 2
+        wake = pulls.claimed()
+        assert pulls.act("ack", wake, acks=acks_of(wake), done=True).status_code == 200
+        assert samples(server)["headwater_subscription_streams_pending"] == 1
 
 
 def test_metrics_do_not_grow_with_names(observed: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,6 +94,20 @@ def stats(
         typer.echo(json.dumps(report, indent=2))
     else:
         _print_report(report)
+
+
+@app.command("rotate-key")
+def rotate_key(
+    profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
+) -> None:
+    """Give the running server a new key to sign webhooks with; what the old one signed stays good."""
+    place = place_from(profile, config_file, mode, directory)
+    with failures(), server_of(place.directory) as server:
+        if server is None:
+            raise Failure(f"no server has {place.directory} open, and a key is made by the one that signs with it")
+        made = server.ask("rotate")
+    moment = datetime.fromtimestamp(made["signs_from_ms"] / 1000, UTC)
+    typer.echo(f"key {made['kid']} is published now and signs from {moment:%Y-%m-%dT%H:%M:%SZ} on")
 
 
 @app.command()

@@ -2,8 +2,9 @@
 
 One JSON object a line, each answered by one:
 
-    {"ask": "stats"}  what the store holds
-    {"ask": "hold"}   keep every file of the store until this connection ends: somebody copies the directory
+    {"ask": "stats"}   what the store holds
+    {"ask": "hold"}    keep every file of the store until this connection ends: somebody copies the directory
+    {"ask": "rotate"}  make a new key that webhooks are signed with
 
 A hold costs the server nothing but the files that it would have removed meanwhile; whoever copies does so in a process
 of its own, and a copier that dies lets go by dying.
@@ -21,9 +22,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from headwater.core.errors import Refusal
+from headwater.core.signing import SigningKey
 from headwater.engine.engine import Engine
 from headwater.engine.stores import Store
 from headwater.engine.stream import LiveStream
+from headwater.engine.subscriptions import Subscriptions
 from headwater.storage import control_socket
 from headwater.storage.contents import Contents
 from headwater.storage.log.storage import LogStorage
@@ -38,7 +42,7 @@ COUNTED_AT_ONCE: Final = 5000
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    ask: Literal["stats", "hold"]
+    ask: Literal["stats", "hold", "rotate"]
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -56,14 +60,22 @@ class Told(msgspec.Struct, frozen=True):
     parts: dict[str, int]
 
 
+class Rotated(msgspec.Struct, frozen=True):
+    kid: str
+    signs_from_ms: int
+
+
 class Trouble(msgspec.Struct, frozen=True):
     error: str
 
 
 class Door:
-    def __init__(self, engine: Engine, store: Store, directory: Path, mode: str) -> None:
+    def __init__(
+        self, engine: Engine, store: Store, subscriptions: Subscriptions | None, directory: Path, mode: str
+    ) -> None:
         self._engine = engine
         self._store = store
+        self._subscriptions = subscriptions
         self._directory = directory
         self._mode = mode
         self._server: asyncio.Server | None = None
@@ -105,6 +117,8 @@ class Door:
                         self._store.files.hold()
                         holds += 1
                         answer = Held(True, self._mode, os.getpid())
+                    elif ask == "rotate":
+                        answer = await self._rotate()
                     else:
                         answer = await self._stats()
                 writer.write(msgspec.json.encode(answer) + b"\n")
@@ -118,6 +132,16 @@ class Door:
             with suppress(OSError):
                 writer.close()
 
+    async def _rotate(self) -> Rotated | Trouble:
+        if self._subscriptions is None:
+            return Trouble("this server has no subscriptions, so nothing is signed")
+        durable: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._subscriptions.answer(self._subscriptions.rotate_key, durable.set_result)
+        result = await durable
+        if isinstance(result, SigningKey):
+            return Rotated(result.public.kid, result.active_from_ms)
+        return Trouble(result.detail if isinstance(result, Refusal) else "the key could not be kept")
+
     async def _stats(self) -> Told:
         return Told(
             self._mode,
@@ -128,11 +152,13 @@ class Door:
         )
 
 
-async def open_door(engine: Engine, store: Store, settings: StorageSettings) -> Door | None:
+async def open_door(
+    engine: Engine, store: Store, subscriptions: Subscriptions | None, settings: StorageSettings
+) -> Door | None:
     """The door of a store that has a directory, open."""
     if settings.mode == "memory":
         return None
-    door = Door(engine, store, settings.data_dir, settings.mode)
+    door = Door(engine, store, subscriptions, settings.data_dir, settings.mode)
     await door.open()
     return door
 

@@ -46,12 +46,15 @@ class Metrics:
         "commit_seconds",
         "created",
         "deleted",
+        "deliveries",
         "duplicates",
         "expired",
         "followers",
+        "leases_expired",
         "read_bytes",
         "requests",
         "slow_followers",
+        "wakes",
     )
 
     def __init__(self) -> None:
@@ -65,6 +68,9 @@ class Metrics:
         self.expired = 0
         self.slow_followers = 0
         self.followers: dict[str, int] = {"sse": 0, "long-poll": 0}
+        self.wakes: dict[str, int] = {"webhook": 0, "pull-wake": 0}
+        self.deliveries: dict[str, int] = {"accepted": 0, "failed": 0}
+        self.leases_expired = 0
         self.requests: dict[tuple[str, int], int] = {}
         self.batch_sizes = Histogram(BATCH_SIZE_BOUNDS)
         self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)

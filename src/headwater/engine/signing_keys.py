@@ -61,12 +61,12 @@ class SigningKeys:
                 self.rotate()
         return current_key(self._keys, now_ms)
 
-    def rotate(self) -> PublicKey:
+    def rotate(self) -> SigningKey:
         """Make a new key. It is published at once and signs as soon as no cached key set can lack it."""
         now_ms = self._engine.now_ms()
         active_from_ms = now_ms + JWKS_MAX_AGE_S * 1000 if self._keys else now_ms
         self._prune(now_ms)
-        return self._add(SavedKey(secrets.token_bytes(SEED_BYTES), now_ms, active_from_ms)).public
+        return self._add(SavedKey(secrets.token_bytes(SEED_BYTES), now_ms, active_from_ms))
 
     def published(self) -> list[PublicKey]:
         """The public keys that receivers may need, newest first."""

@@ -7,7 +7,8 @@ Kept as documents: `subscription/{id}`, its configuration, which never changes; 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -19,11 +20,12 @@ from headwater.core.errors import (
     SubscriptionNotFound,
     SubscriptionRefusal,
 )
-from headwater.core.signing import PublicKey
+from headwater.core.signing import PublicKey, SigningKey
 from headwater.core.subscriptions import (
     Ack,
     Config,
     Kind,
+    Phase,
     SavedSubscription,
     decode_subscription,
     decode_wake,
@@ -56,6 +58,13 @@ class View(NamedTuple):
 class Put(NamedTuple):
     view: View
     is_new: bool
+
+
+class Census(NamedTuple):
+    """How the subscriptions stand, by kind and phase, and how many of their streams hold what nobody acked."""
+
+    standing: Mapping[tuple[Kind, Phase], int] = {}
+    pending: int = 0
 
 
 class Subscriptions:
@@ -152,6 +161,11 @@ class Subscriptions:
         ids = sorted(id_ for id_ in self._by_id if after is None or id_ > after)
         return [self.get(id_) for id_ in ids[:limit]], len(ids) > limit
 
+    def census(self) -> Census:
+        everyone = self._by_id.values()
+        standing = Counter((subscription.config.kind, subscription.wake.phase) for subscription in everyone)
+        return Census(standing, sum(len(subscription.pending) for subscription in everyone))
+
     def delete(self, id_: str) -> None:
         """Remove a subscription; one that is not there is as good as removed."""
         subscription = self._by_id.get(id_)
@@ -201,7 +215,7 @@ class Subscriptions:
         """The keys that webhooks are, will be, or lately were signed with."""
         return self._keys.published()
 
-    def rotate_key(self) -> PublicKey:
+    def rotate_key(self) -> SigningKey:
         return self._keys.rotate()
 
     # -- as the keeper of subscriptions ------------------------------------------------------------------------------

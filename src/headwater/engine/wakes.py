@@ -146,7 +146,7 @@ class Wakes:
         wake = subscription.wake
         rules.check_claimable(wake, bool(subscription.pending))
         if wake.phase is Phase.IDLE:
-            wake = _next_wake(wake, subscription)
+            wake = self._next_wake(wake, subscription)
         wake = rules.claim(wake, worker, self._engine.now_ms() + config.lease_ttl_ms)
         token = self._token(subscription, wake)
         self._save(subscription, wake)
@@ -184,6 +184,7 @@ class Wakes:
         phase = subscription.wake.phase
         try:
             if phase is Phase.HELD:
+                self._engine.metrics.leases_expired += 1
                 log.info("a lease of %r ran out (holder %r)", subscription.id, subscription.wake.holder)
                 self._end(subscription)
             elif phase is Phase.WAITING:
@@ -210,7 +211,7 @@ class Wakes:
             return
         phase = subscription.wake.phase
         if phase is Phase.IDLE and subscription.pending:
-            self._save(subscription, _next_wake(subscription.wake, subscription))
+            self._save(subscription, self._next_wake(subscription.wake, subscription))
             self._give_notice(subscription)
         elif phase in (Phase.OUT, Phase.WAITING) and not subscription.pending:
             # Its work went away with a stream. Left standing, it would keep the next work from waking anybody.
@@ -223,11 +224,15 @@ class Wakes:
 
     # -- the wake ----------------------------------------------------------------------------------------------------
 
+    def _next_wake(self, wake: Wake, subscription: Subscription) -> Wake:
+        self._engine.metrics.wakes[subscription.config.kind] += 1
+        return rules.wake_up(wake, f"w_{secrets.token_hex(12)}", next(iter(subscription.pending)))
+
     def _end(self, subscription: Subscription) -> bool:
         """The wake is over; the next one follows if there is work left. True if it does."""
         wake = rules.finish(subscription.wake)
         if subscription.pending:
-            wake = _next_wake(wake, subscription)
+            wake = self._next_wake(wake, subscription)
         self._save(subscription, wake)
         if wake.phase is Phase.OUT:
             self._give_notice(subscription)
@@ -285,6 +290,7 @@ class Wakes:
 
     def _answered(self, subscription: Subscription, wake: Wake, snapshot: Sequence[Told], answer: Answer) -> None:
         """The receiver's answer. One for a wake that is over (done by callback, or out of time) says nothing."""
+        self._engine.metrics.deliveries["accepted" if answer.accepted else "failed"] += 1
         current = subscription.wake
         if subscription.is_deleted or current.phase is Phase.IDLE or current.wake_id != wake.wake_id:
             return
@@ -350,11 +356,6 @@ class Wakes:
         if token != Token(generation, wake_id):
             raise Fenced("The token belongs to another wake.", generation=subscription.wake.generation)
         rules.check_current(subscription.wake, generation, wake_id)
-
-
-def _next_wake(wake: Wake, subscription: Subscription) -> Wake:
-    trigger = next(iter(subscription.pending))
-    return rules.wake_up(wake, f"w_{secrets.token_hex(12)}", trigger)
 
 
 def render_told(told: Told) -> dict[str, str | bool]:

@@ -18,7 +18,7 @@ import httptools
 from headwater.core.errors import BadRequest, MethodNotAllowed, NotFound, TooManyConnections
 from headwater.core.names import canonical_name
 from headwater.engine.engine import Engine
-from headwater.engine.subscriptions import Subscriptions
+from headwater.engine.subscriptions import Census, Subscriptions
 from headwater.engine.uploads import BlobUpload
 from headwater.http import append, bucketed, control, create, delete, metadata, options, read, service, snapshots, ui
 from headwater.http.connection import Connection
@@ -155,6 +155,10 @@ class App:
         if self._subscriptions is None:
             raise NotFound("This server has no subscriptions.")
         return self._subscriptions
+
+    def census(self) -> Census:
+        """How its subscriptions stand."""
+        return Census() if self._subscriptions is None else self._subscriptions.census()
 
     def name_of_path(self, path: bytes) -> str:
         """The canonical name of a stream that a header names by its path."""

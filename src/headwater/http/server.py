@@ -58,7 +58,7 @@ async def _serve(settings: Settings) -> None:
     gc.set_threshold(GC_YOUNG_MAX, 50, 50)
     door: Door | None = None
     try:
-        door = await open_door(engine, store, settings.storage)
+        door = await open_door(engine, store, subscriptions, settings.storage)
         app = _build_app(settings, engine, subscriptions, loop)
         server = await loop.create_server(
             lambda: Connection(app),

@@ -66,18 +66,37 @@ class ServerCollector(Collector):
             ("streams_deleted", "Streams deleted on request.", numbers.deleted),
             ("streams_expired", "Streams removed because their time was up.", numbers.expired),
             ("slow_readers", "Connections cut because their reader made no progress.", numbers.slow_followers),
+            ("leases_expired", "Leases of workers that ran out.", numbers.leases_expired),
         ):
             yield CounterMetricFamily(f"headwater_{name}", text, value=value)
+        wakes = CounterMetricFamily("headwater_wakes", "Wakes of subscriptions.", labels=["kind"])
+        for kind, count in numbers.wakes.items():
+            wakes.add_metric([kind], count)
+        yield wakes
+        calls = CounterMetricFamily("headwater_webhook_calls", "Webhooks called.", labels=["outcome"])
+        for outcome, count in numbers.deliveries.items():
+            calls.add_metric([outcome], count)
+        yield calls
         live = GaugeMetricFamily("headwater_live_readers", "Live readers connected now.", labels=["kind"])
         for kind, count in numbers.followers.items():
             live.add_metric([kind], count)
         yield live
+        standing = GaugeMetricFamily("headwater_subscriptions", "Subscriptions now.", labels=["kind", "phase"])
+        census = self._app.census()
+        for (kind, phase), count in sorted(census.standing.items()):
+            standing.add_metric([kind, phase], count)
+        yield standing
         paused = sum(connection.paused for connection in self._app.connections)
         usage = engine.storage_usage()
         for name, text, value in (
             ("streams", "Streams that exist now.", len(engine.catalog)),
             ("payload_bytes", "Payload bytes held by all streams.", engine.total_bytes),
             ("storage_memory_bytes", "Payload bytes held in memory.", usage.memory_bytes),
+            (
+                "subscription_streams_pending",
+                "Streams that a subscription must still ack.",
+                census.pending,
+            ),
             ("connections", "Connections open now.", len(self._app.connections)),
             ("slow_readers_now", "Connections that wait for their reader now.", paused),
             ("ready", "1 while writes are taken.", int(engine.failure is None)),
