@@ -4,43 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
-import ssl
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from tests.cli.test_commands import headwater_command
+from tests.http.certificates import make_certificate
 from tests.serving import serve
-
-
-def write_certificate(directory: Path) -> tuple[Path, Path]:
-    """A self-signed certificate for localhost, made for this test run."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=5))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    cert_path, key_path = directory / "cert.pem", directory / "key.pem"
-    cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    key_path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return cert_path, key_path
 
 
 def test_it_listens_answers_and_ends_cleanly_on_sigterm() -> None:
@@ -104,11 +75,10 @@ def test_storage_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
 
 
 def test_it_speaks_tls_when_both_files_are_set(tmp_path: Path) -> None:
-    cert_path, key_path = write_certificate(tmp_path)
-    with serve(DS_TLS__CERT_PATH=str(cert_path), DS_TLS__KEY_PATH=str(key_path)) as server:
+    made = make_certificate(tmp_path)
+    with serve(DS_TLS__CERT_PATH=str(made.cert_path), DS_TLS__KEY_PATH=str(made.key_path)) as server:
         assert server.url.startswith("https://")
-        trusting = ssl.create_default_context(cafile=cert_path)
-        answer = httpx.get(f"https://localhost:{server.port}/healthz", verify=trusting)
+        answer = httpx.get(f"https://localhost:{server.port}/healthz", verify=made.client_context())
         assert answer.text == "ok"
 
 

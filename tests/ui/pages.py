@@ -49,8 +49,9 @@ class Pages:
     def stream(self, name: str) -> Locator:
         return self.page.locator(f"#streams [data-index][title='{name}']")
 
-    def previews(self) -> list[str]:
-        return self.page.locator("#messages .preview").all_inner_texts()
+    def shows(self, *previews: str) -> None:
+        """Wait until the list shows exactly these messages."""
+        expect(self.page.locator("#messages .preview")).to_have_text(previews)
 
     def press(self, id_: str) -> None:
         self.page.locator(f"#{id_}").click()

@@ -23,7 +23,7 @@ def test_from_the_start_then_live(ui: Pages, http: httpx.Client) -> None:
     ui.open_stream("read/start")
     ui.reader("live")
     expect(ui.page.locator("#reader-status")).to_contain_text("live over SSE")
-    assert ui.previews() == ['{"n": 0}', '{"n": 1}']
+    ui.shows('{"n": 0}', '{"n": 1}')
     post(http, "read/start", {"n": 2})
     ui.loaded(3)
     expect(ui.messages.last).to_contain_text('{"n": 2}')
@@ -67,7 +67,7 @@ def test_over_long_poll(ui: Pages, http: httpx.Client) -> None:
     for number, text in enumerate(("two", "three"), 2):
         post(http, "read/poll", text, TEXT)
         ui.loaded(number)
-    assert ui.previews() == ["one", "two", "three"]
+    ui.shows("one", "two", "three")
 
 
 def test_falls_back_to_long_poll_where_events_do_not_come_through(
@@ -191,7 +191,7 @@ def test_bytes_are_shown_as_hex(ui: Pages, http: httpx.Client) -> None:
     ui.loaded(1)
     post(http, "read/bytes", b"\xff\xfe live", BYTES)
     ui.loaded(2)
-    assert ui.previews() == ["00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f", "ff fe 20 6c 69 76 65"]
+    ui.shows("00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f", "ff fe 20 6c 69 76 65")
     ui.page.locator("#view").select_option("text")
     expect(ui.messages.nth(1)).to_contain_text("live")
 
@@ -269,17 +269,18 @@ def test_a_hundred_thousand_messages_stay_smooth(ui: Pages, http: httpx.Client) 
     expect(ui.page.locator("#reader-status")).to_have_attribute("data-loaded", str(MANY), timeout=60_000)
     assert ui.messages.count() < 80, "only the rows in sight exist"
     ui.page.locator("#messages").focus()
-    longest = ui.page.evaluate(
-        """async () => { const list = document.querySelector('#messages'); let longest = 0;
+    frames = ui.page.evaluate(
+        """async () => { const list = document.querySelector('#messages'); const frames = [];
         let last = performance.now();
         for (let step = 0; step <= 60; step += 1) {
             list.scrollTop = (list.scrollHeight * step) / 60;
             await new Promise(requestAnimationFrame);
-            const now = performance.now(); longest = Math.max(longest, now - last); last = now; }
-        return longest; }"""
+            const now = performance.now(); frames.push(now - last); last = now; }
+        return frames.sort((a, b) => a - b); }"""
     )
-    # A frame is 17 ms on a screen; without a graphics card, on a shared machine, a tenth of a second is far from it.
-    assert longest < 500, f"one frame took {longest:.0f} ms"
+    # A frame is 17 ms on a screen. Without a graphics card, on a shared machine, the slowest are the machine's.
+    assert frames[len(frames) // 2] < 100, f"frames took {frames} ms"
+    assert frames[len(frames) * 9 // 10] < 500, f"frames took {frames} ms"
     started = time.monotonic()
     ui.page.locator("#search").fill("message 99999")
     expect(ui.page.locator("#found")).to_have_text("1 found")
@@ -309,4 +310,4 @@ def test_json_of_another_writer_is_shown_even_when_it_is_odd(ui: Pages, http: ht
     post(http, "read/odd", '[ {"a" : [ ] } , "" , 0 , null , "\\u0000\\u2028" ]')
     ui.open_stream("read/odd")
     ui.loaded(5)
-    assert len(ui.previews()) == 5
+    expect(ui.messages).to_have_count(5)

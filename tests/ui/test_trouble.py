@@ -50,7 +50,7 @@ def test_a_server_that_comes_back_is_found_again(watched: Watched, tmp_path: Pat
             put(http, "trouble/new")
         ui.reader("live")
         ui.loaded(3)
-        assert ui.previews() == ['{"n": 0}', '{"n": 1}', '{"n": 2}'], "nothing is lost and nothing doubled"
+        ui.shows('{"n": 0}', '{"n": 1}', '{"n": 2}')  # nothing is lost and nothing doubled
         expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")
         ui.page.locator("#filter").fill("trouble/")
         expect(ui.stream("trouble/new")).to_be_visible()

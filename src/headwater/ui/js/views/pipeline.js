@@ -9,7 +9,7 @@ import { parse, plain } from "../json.js";
 import { StreamReader } from "../reader.js";
 
 export const PIPELINE = "__pipeline__";
-const SILENT_MS = 30_000;
+const SILENT_MS = 60_000; // as `headwater status` has it
 const HISTORY = 60;
 
 export class PipelineView {
