@@ -51,6 +51,7 @@ class Victim:
             "DS_STORAGE__HOT_TAIL_BYTES": "131072",
             "DS_STORAGE__ACID_SHARD_COUNT": "4",
             "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "1",
+            "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "1",
             "DS_SERVER__DRAIN_TIMEOUT_SECS": "2",
             "DS_EXPIRY__SWEEP_INTERVAL_SECS": "0.2",
         }
