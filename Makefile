@@ -36,7 +36,7 @@ down: ## Stop what `make up` started
 
 .PHONY: test
 test: setup lint ## Set up what is missing, then run every check and test
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cache-clear $(PYTEST_ARGS) || $(BIN)/python scripts/second-look $$?
+	$(BIN)/python -m pytest -n 3 --dist worksteal --cache-clear $(PYTEST_ARGS) || $(BIN)/python scripts/second-look $$?
 
 .PHONY: test-long
 test-long: setup lint ## The same at full size, with the tests that take minutes

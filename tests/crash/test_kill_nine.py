@@ -20,8 +20,9 @@ from headwater.storage.inspection import check
 from tests.crash import journals, lives
 from tests.crash.crew import Crew
 from tests.crash.faults import FAULTS
-from tests.crash.victim import Victim, free_port
+from tests.crash.victim import Victim
 from tests.crash.world import Violation, World
+from tests.ports import free_port
 
 ROUNDS = 100
 ROUNDS_LONG = 500

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from tests.crash.world import Violation
@@ -16,20 +13,6 @@ from tests.serving import server_environment
 
 START_TIMEOUT_S = 30.0
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def free_port() -> int:
-    """One that stays ours between two starts: below those that the system gives to others.
-
-    Not from the seed of the test: two runs with one seed would meet on one port whenever a server is down.
-    """
-    chance = random.SystemRandom()
-    for _ in range(1000):
-        port = chance.randrange(20_000, 30_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no free port between 20000 and 30000")
 
 
 class Victim:

@@ -18,7 +18,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.spark.processes import free_port, kill_tree
+from tests.ports import free_port
+from tests.spark.processes import kill_tree
 from tests.spark.session import require_java, worker_environment
 
 READY_TIMEOUT_S = 280.0

@@ -21,9 +21,9 @@ import pytest
 from headwater.stack.database import Database
 from tests.pipeline.syncing import Sync, syncing
 from tests.pipeline.waiting import eventually
+from tests.ports import free_port
 from tests.postgres.databases import database
 from tests.serving import serve
-from tests.spark.processes import free_port
 
 VICTIMS = (*("postgres", "server", "worker") * 6, "driver", "server")
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headwater.stack.database import Database
+from tests.ports import free_port
 
 
 @contextmanager
@@ -20,7 +21,7 @@ def database(**settings: str) -> Iterator[Database]:
     # Not pytest's tmp_path: that is closed to other users, and as root Postgres runs as another.
     directory = Path(tempfile.mkdtemp(prefix="headwater-pg-"))
     directory.chmod(0o755)
-    running = Database(directory, settings=settings, sync=False)
+    running = Database(directory, free_port(), settings=settings, sync=False)
     try:
         running.start()
         yield running

@@ -50,7 +50,6 @@ def main() -> None:
         .config("spark.local.dir", job["scratch"])
         .config("spark.sql.warehouse.dir", job["scratch"] + "/warehouse")
         .config("spark.task.maxFailures", "20")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     )
     for name, value in job.get("conf", {}).items():
         builder = builder.config(name, value)

@@ -21,17 +21,11 @@ import httpx
 import psutil
 import pyspark
 
+from tests.ports import free_port
 from tests.spark.session import REPOSITORY, require_java, worker_environment
 
 SPARK_HOME = Path(pyspark.__file__).parent
 START_TIMEOUT_S = 300.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def environment(package: Path) -> dict[str, str]:

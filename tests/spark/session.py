@@ -30,6 +30,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 JVM_STOP_TIMEOUT_S = 20.0
 
 
+def pytest_configure() -> None:
+    """Every Spark that a test starts, also by way of a command, is one that is soon up."""
+    os.environ["SPARK_CONF_DIR"] = str(REPOSITORY / "tests" / "spark" / "conf")
+
+
 def require_java() -> None:
     home = os.environ.get("JAVA_HOME")
     found = (home and Path(home, "bin", "java").exists()) or shutil.which("java")
@@ -66,7 +71,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.local.dir", str(scratch / "local"))
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.ui.showConsoleProgress", "false")
     )
     session = configure(builder).getOrCreate()

@@ -25,15 +25,9 @@ from headwater.stack.envoy import Door, Upstream, envoy_config, find_envoy, vali
 from headwater.stack.jwks import JwksServer
 from headwater.stack.keys import Algorithm, KeyRing
 from headwater.stack.tokens import Claims, Flaw, mint
+from tests.ports import free_port
 
 START_TIMEOUT_SECS = 20.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,11 @@ from typing import Any
 import httpx
 
 from headwater.stack.processes import Identity, identity_of
+from tests.ports import free_port, free_ports
 from tests.serving import server_environment
-from tests.stack.proxying import free_port
 
 COMMAND_TIMEOUT_SECS = 150.0
+SHARDS_MAX = 4
 
 
 @dataclass(slots=True)
@@ -106,7 +107,8 @@ class Stack:
 @contextmanager
 def stack(directory: Path, **env: str) -> Iterator[Stack]:
     """Everything that is needed to start one, on free ports; ends what was started."""
-    ports = {name: free_port() for name in ("server", "proxy", "admin", "postgres", "adminer", "shards", "sync")}
+    ports = {name: free_port() for name in ("server", "proxy", "admin", "postgres", "adminer", "sync")}
+    ports["shards"] = free_ports(SHARDS_MAX)[0]
     environment = server_environment(
         **{
             "DS_SERVER__PORT": str(ports["server"]),

@@ -19,8 +19,8 @@ from headwater.stack.parts import Absent, Part, runs
 from headwater.stack.processes import Identity, can_bind, holder_of, identity_of
 from headwater.stack.state import ManifestMismatch, StackBusy, StackDirectory, StackStatus, truth_about
 from headwater.stack.supervisor import StackFailed, Supervisor, clean_up_after
+from tests.ports import free_port
 from tests.serving import server_environment
-from tests.stack.proxying import free_port
 
 READY = runs()
 SLEEP = "import time; time.sleep(600)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
@@ -110,18 +110,24 @@ class Watched:
             self.errors.append(f"{kind}: {text}")
 
 
-@pytest.fixture
-def watched(browser: Browser) -> Iterator[Watched]:
+@contextmanager
+def watching(browser: Browser) -> Iterator[Watched]:
     context = browser.new_context(
         viewport={"width": 1280, "height": 800}, permissions=["clipboard-read", "clipboard-write"]
     )
-    watching = Watched(context)
+    watched = Watched(context)
     # What the server refuses, the browser writes to the console. The page shows it; it is no error of the page.
-    watching.allow(r"Failed to load resource: the server responded with a status of 4")
-    yield watching
+    watched.allow(r"Failed to load resource: the server responded with a status of 4")
+    yield watched
     context.close()
-    assert watching.hosts <= {"127.0.0.1", "localhost"}, f"the page asked {watching.hosts}"
-    assert watching.errors == []
+    assert watched.hosts <= {"127.0.0.1", "localhost"}, f"the page asked {watched.hosts}"
+    assert watched.errors == []
+
+
+@pytest.fixture
+def watched(browser: Browser) -> Iterator[Watched]:
+    with watching(browser) as context:
+        yield context
 
 
 @pytest.fixture

@@ -5,12 +5,25 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import Browser
 
+from tests.serving import Server
+from tests.ui.conftest import watching
 from tests.ui.pages import JSON, TEXT, Pages, post, put
+
+
+@pytest.fixture(scope="module")
+def ui(browser: Browser, ui_server: Server) -> Iterator[Pages]:
+    """One page for all: nothing is shown on it."""
+    with watching(browser) as watched:
+        pages = Pages(watched.page(), ui_server.url)
+        pages.open()
+        yield pages
 
 
 def run(ui: Pages, module: str, expression: str, argument: Any = None) -> Any:
