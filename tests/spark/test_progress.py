@@ -105,6 +105,9 @@ def test_states_are_told_seldom_and_the_last_is_never_missed(streams: Streams, s
     status.close()
     events = streams.messages(told)
     assert len(events) < 10, "states in between are passed over"
+    kept = streams.http.head(f"{streams.root}/{told}").headers
+    assert int(kept["stream-retention-bytes"]) > 2**20
+    assert kept["stream-retention-drop"] == "allowed", "or whoever folds it would read ever more"
     states = folded(events)
     assert states["query", "one"]["batch"] == 199
     assert states["slot", "items"]["lag_bytes"] == 7

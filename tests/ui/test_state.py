@@ -9,7 +9,7 @@ import httpx
 from playwright.sync_api import expect
 
 from tests.ui.conftest import Starter, Watched
-from tests.ui.pages import Pages, post, put
+from tests.ui.pages import JSON, Pages, post, put
 
 
 def session(kind: str, key: str, operation: str, value: Any = None) -> dict[str, Any]:
@@ -127,6 +127,23 @@ def test_a_webhook_that_is_refused_says_why(ui: Pages) -> None:
 def status(kind: str, key: str, **value: Any) -> dict[str, Any]:
     told = {"updated_at_ms": time.time_ns() // 1_000_000, **value}
     return {"type": kind, "key": key, "value": told, "headers": {"operation": "upsert"}}
+
+
+def test_a_pipeline_whose_old_states_are_dropped_is_read_from_what_is_kept(
+    own_server: Starter, watched: Watched
+) -> None:
+    server = own_server()
+    with httpx.Client(base_url=server.url) as http:
+        put(http, "__pipeline__", {**JSON, "Stream-Retention-Bytes": "1000", "Stream-Retention-Drop": "allowed"})
+        for number in range(40):
+            post(http, "__pipeline__", [status("query", "copying", status="running", batch=number, batch_ms=5)])
+        deadline = time.monotonic() + 20
+        while http.get("/v1/stream/__pipeline__?offset=-1").status_code != 410:
+            assert time.monotonic() < deadline, "nothing was dropped"
+            time.sleep(0.05)
+        ui = Pages(watched.page(), server.url)
+        ui.open("#/pipeline")
+        expect(ui.page.locator("[data-query='copying']")).to_contain_text("39 in 5.0 ms")
 
 
 def test_the_pipeline_as_it_tells_of_itself(own_server: Starter, watched: Watched) -> None:

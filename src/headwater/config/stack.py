@@ -49,6 +49,9 @@ class Auth(Section):
         " `headwater token` mints with them.",
         json_schema_extra=takes("empty, or a URL like https://id.example.com/.well-known/jwks.json"),
     )
+    jwks_ca_path: OptionalPath = Field(
+        None, description="Certificates to trust an https `jwks_url` by, as a PEM file. Unset: those of the system."
+    )
     jwks_refresh_secs: OptionalSeconds = Field(
         None,
         description="How often the keys are fetched anew. Unset: 2 for own keys and files, 300 for a URL.",

@@ -206,9 +206,9 @@ class Client:
         response = self._ask("POST", stream, "", body=body, headers=headers)
         return Appended(response.status == 204, response.headers.get("Producer-Digest"))
 
-    def create(self, stream: str, content_type: str) -> None:
+    def create(self, stream: str, content_type: str, headers: Mapping[str, str] | None = None) -> None:
         """Create it, or find it there."""
-        self._ask("PUT", stream, "", headers={"Content-Type": content_type})
+        self._ask("PUT", stream, "", headers={"Content-Type": content_type, **(headers or {})})
 
     def close(self, stream: str) -> None:
         self._ask("POST", stream, "", headers={"Stream-Closed": "true"})

@@ -25,6 +25,9 @@ PIPELINE: Final = "__pipeline__"
 """The stream that the UI's page reads."""
 
 _JSON: Final = "application/json"
+_RETENTION: Final = {"Stream-Retention-Bytes": str(8 * 2**20), "Stream-Retention-Drop": "allowed"}
+"""Every state is told again and again, so that the old ones may go: a reader folds the stream from its front each time.
+A server without this extension keeps them."""
 _SEND_TIMEOUT_S: Final = 5.0
 _HOLD_BACK_MAX_S: Final = 30.0
 
@@ -100,7 +103,7 @@ class StatusStream:
                 self._client.append(self._stream, body, _JSON, producer)
             except StreamMissing:
                 with contextlib.suppress(ServerRefused):
-                    self._client.create(self._stream, _JSON)
+                    self._client.create(self._stream, _JSON, _RETENTION)
                 # A stream that was created anew knows nothing of us.
                 self._name, self._seq = _fresh_name(), 0
                 self._client.append(self._stream, body, _JSON, Producer(self._name, 0, 0))

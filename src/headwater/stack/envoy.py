@@ -95,7 +95,7 @@ def envoy_config(settings: Settings, door: Door) -> str:
         listeners.append(direct)
     clusters = [_streams_cluster(settings, door)]
     if isinstance(door.jwks, str):
-        clusters.append(_jwks_cluster(door.jwks))
+        clusters.append(_jwks_cluster(door.jwks, settings.auth.jwks_ca_path))
     config = {
         "admin": {"address": _address(door.admin_host, settings.proxy.admin_port)},
         "static_resources": {"listeners": listeners, "clusters": clusters},
@@ -334,7 +334,7 @@ def _streams_cluster(settings: Settings, door: Door) -> Tree:
     return cluster
 
 
-def _jwks_cluster(url: str) -> Tree:
+def _jwks_cluster(url: str, trusted: Path | None) -> Tree:
     parts = urlsplit(url)
     assert parts.hostname is not None
     secure = parts.scheme == "https"
@@ -347,7 +347,7 @@ def _jwks_cluster(url: str) -> Tree:
         "load_assignment": {"cluster_name": "jwks", "endpoints": [{"lb_endpoints": [endpoint]}]},
     }
     if secure:
-        cluster["transport_socket"] = _upstream_tls(_SYSTEM_CA, parts.hostname)
+        cluster["transport_socket"] = _upstream_tls(str(trusted.resolve()) if trusted else _SYSTEM_CA, parts.hostname)
     return cluster
 
 

@@ -36,16 +36,19 @@ export class PipelineView {
     this.reader.stop();
   }
 
-  #open() {
+  #open(from = "-1") {
     this.reader?.stop();
     this.fold = new Fold();
     this.reader = new StreamReader(this.app.client, new Address(PIPELINE), {
+      from,
       quiet: true,
       onmessages: (messages) => this.#came(messages),
       onstate: (reader) => {
         if (reader.state === "failed" || reader.state === "ended") {
           clearTimeout(this.again);
-          this.again = setTimeout(() => this.#open(), 3000);
+          // Its front is dropped by and by: every job tells its whole state again and again.
+          const earliest = reader.error?.status === 410 && reader.error.headers?.get("stream-earliest-offset");
+          this.again = setTimeout(() => this.#open(earliest || "-1"), earliest ? 0 : 3000);
         }
         this.#draw();
       },
