@@ -13,6 +13,9 @@ RUN_ARGS ?= --profile dev
 UP_ARGS ?= --detach --profile sync
 PYTEST_ARGS ?=
 
+# Bytecode is kept, even where the machine's habit is another: thousands of processes would compile what they import.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Tools of the environment come first, among them a Node.js where the system has none.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -36,7 +39,7 @@ down: ## Stop what `make up` started
 
 .PHONY: test
 test: setup lint ## Set up what is missing, then run every check and test
-	$(BIN)/python -m pytest -n 3 --dist worksteal --cache-clear $(PYTEST_ARGS) || $(BIN)/python scripts/second-look $$?
+	$(BIN)/python -m pytest -n 2 --dist worksteal --cache-clear $(PYTEST_ARGS) || $(BIN)/python scripts/second-look $$?
 
 .PHONY: test-long
 test-long: setup lint ## The same at full size, with the tests that take minutes

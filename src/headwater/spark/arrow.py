@@ -15,34 +15,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
+from headwater.spark.columns import METADATA
 from headwater.spark.errors import HeadwaterError, OptionError
 from headwater.spark.offsets import split_token
-from headwater.spark.options import BadRecords, ValueType
+from headwater.spark.options import BadRecords
 from headwater.spark.typed import TypedParser
 
 CORRUPT: Final = "_corrupt"
 
 _TOKEN_LENGTH: Final = 33
 _HEX_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
-
-_METADATA: Final[dict[str, tuple[DataType, ...]]] = {
-    "stream": (StringType(),),
-    "offset": (StringType(),),
-    "position": (LongType(),),
-    "value": (StringType(), BinaryType()),
-    "content_type": (StringType(),),
-    "snapshot": (BooleanType(),),
-}
-
-
-def default_schema(value_type: ValueType, prefix: str) -> StructType:
-    """The columns without a schema of the user's."""
-    types = {name: choices[0] for name, choices in _METADATA.items()}
-    if value_type == "binary":
-        types["value"] = BinaryType()
-    return StructType([StructField(prefix + name, type_) for name, type_ in types.items()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +136,10 @@ class Layout:
                 has_corrupt = True
                 if not isinstance(column.dataType, StringType):
                     raise OptionError(f"The column {CORRUPT} must be a string.")
-            elif ours in _METADATA:
-                if column.dataType not in _METADATA[ours]:
+            elif ours in METADATA:
+                if column.dataType not in METADATA[ours]:
                     raise OptionError(
-                        f"The column {name} is {' or '.join(one.simpleString() for one in _METADATA[ours])}, not"
+                        f"The column {name} is {' or '.join(one.simpleString() for one in METADATA[ours])}, not"
                         f" {column.dataType.simpleString()}. If it is meant to be a field of the JSON messages, set"
                         " metadataPrefix, so that our columns get other names."
                     )

@@ -1,15 +1,23 @@
-"""The data source that Spark knows as `headwater`: options in, readers and writers out."""
+"""The data source that Spark knows as `headwater`: options in, readers and writers out.
+
+Spark starts processes that only look the source up, or ask it for its schema, several for each query. What reads and
+writes is imported where it is asked for, so that these do without.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from headwater.spark.arrow import default_schema
+from headwater.spark.columns import default_schema
 from headwater.spark.options import as_manual, sink_options, source_options
-from headwater.spark.reader import BatchReader
-from headwater.spark.stream_reader import StreamReader
-from headwater.spark.writer import BatchWriter, StreamWriter
+
+if TYPE_CHECKING:
+    from headwater.spark.reader import BatchReader
+    from headwater.spark.stream_reader import StreamReader
+    from headwater.spark.writer import BatchWriter, StreamWriter
 
 
 class HeadwaterSource(DataSource):
@@ -22,15 +30,23 @@ class HeadwaterSource(DataSource):
         return default_schema(options.value_type, options.metadata_prefix)
 
     def reader(self, schema: StructType) -> BatchReader:
+        from headwater.spark.reader import BatchReader
+
         return BatchReader(source_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
+        from headwater.spark.stream_reader import StreamReader
+
         return StreamReader(source_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        from headwater.spark.writer import BatchWriter
+
         return BatchWriter(sink_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        from headwater.spark.writer import StreamWriter
+
         return StreamWriter(sink_options(self.options), schema)
 
 
