@@ -7,7 +7,7 @@ const HEIGHT_MAX = 15_000_000; // beyond about this, browsers lose track of scro
 
 export class VirtualList {
   /** `render(index)` gives a row's element; `onopen(index)` is called for a click or Enter. */
-  constructor({ rowHeight, render, onopen, onscroll, label, id }) {
+  constructor({ rowHeight, render, onopen, onscroll, onresize, label, id }) {
     this.rowHeight = rowHeight;
     this.render = render;
     this.onopen = onopen || (() => {});
@@ -24,7 +24,10 @@ export class VirtualList {
       const row = event.target.closest("[data-index]");
       if (row && !event.target.closest("button, a")) this.select(Number(row.dataset.index), true);
     });
-    this.observer = new ResizeObserver(() => this.#schedule());
+    this.observer = new ResizeObserver(() => {
+      onresize?.();
+      this.#schedule();
+    });
     this.observer.observe(this.element);
   }
 

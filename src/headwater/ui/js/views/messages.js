@@ -57,6 +57,7 @@ export class MessagesView {
       render: (index) => this.#row(index),
       onopen: (index) => this.#show(this.#shown[index]),
       onscroll: () => this.#scrolled(),
+      onresize: () => this.follow && this.list.toEnd(),
     });
     this.list.element.addEventListener("wheel", (event) => event.deltaY < 0 && this.#setFollow(false), { passive: true });
     this.list.element.addEventListener("keydown", (event) => {
