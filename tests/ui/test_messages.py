@@ -147,6 +147,7 @@ def test_follow_stays_at_the_newest_until_one_looks_back(ui: Pages, http: httpx.
     expect(ui.page.locator("#messages [data-index='201']")).to_have_count(0)
     ui.page.keyboard.press("f")
     expect(ui.page.locator("#messages [data-index='201']")).to_be_visible()
+    ui.page.set_viewport_size({"width": 1120, "height": 700})
     ui.page.keyboard.press("a")
     expect(ui.page.locator("#append-body")).to_be_visible()
     expect(ui.page.locator("#messages [data-index='201']")).to_be_in_viewport()  # also in less room

@@ -167,7 +167,7 @@ export class BucketView {
 
   #show(streams, more) {
     this.streams = streams;
-    this.summary.textContent = `${count(streams.length)}${more ? "+" : ""} streams`;
+    this.summary.textContent = more ? `${count(streams.length)}+ streams` : plural(streams.length, "stream");
     this.list.setCount(streams.length);
     this.list.refresh();
   }

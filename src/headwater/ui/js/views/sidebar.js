@@ -2,7 +2,7 @@
 
 import { Address } from "../client.js";
 import { button, h, icon, replace } from "../dom.js";
-import { count } from "../format.js";
+import { count, plural } from "../format.js";
 import { Metadata } from "../metadata.js";
 import { VirtualList } from "../virtual.js";
 import { streamBadges } from "./badges.js";
@@ -143,7 +143,7 @@ export class Sidebar {
     });
     // What was typed can be opened, listed or not.
     this.extra = typed !== "" && !this.app.registry.streams.has(typed) ? typed : null;
-    this.summary.textContent = words.length === 0 ? `${count(names.length)} streams` : `${count(this.shown.length)} of ${count(names.length)}`;
+    this.summary.textContent = words.length === 0 ? plural(names.length, "stream") : `${count(this.shown.length)} of ${count(names.length)}`;
     this.list.setCount(this.shown.length + (this.extra === null ? 0 : 1));
     this.#redraw();
   }
