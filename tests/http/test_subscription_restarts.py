@@ -109,8 +109,10 @@ def test_the_retry_schedule_is_kept(tmp_path: Path) -> None:
             assert subscription.get()["status"] == "failed"
             server.kill()
         with server_on(tmp_path, "file-durable", port) as (server, http):
+            status = Subscription(http, "s").get()["status"]
+            assert status == "failed" or len(receiver.received) > 2, "until the third delivery"
             third = receiver.wait(3)
-            assert 1.5 <= third.at_s - second.at_s <= 10.0, "two seconds, give or take: not at once, and not anew"
+            assert 1.5 <= third.at_s - second.at_s <= 5.0, "two seconds, give or take: not at once, and not anew"
             assert third.body["wake_id"] == second.body["wake_id"]
             eventually(lambda: Subscription(http, "s").get()["status"] == "active")
 

@@ -8,8 +8,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -17,7 +15,7 @@ import pytest
 
 from headwater.stack.keys import Algorithm, KeyRing
 from headwater.stack.tokens import Flaw
-from tests.http.certificates import Certificate, make_certificate
+from tests.http.certificates import make_certificate
 from tests.serving import Server, serve
 from tests.stack.proxying import Proxied, echoing, proxied
 
@@ -224,40 +222,17 @@ def test_keys_can_come_from_a_file_of_somebody_else(behind: Server, tmp_path: Pa
         assert proxy.raw("GET", "/v1/stream/x", token=proxy.token()).status == 404
 
 
-@contextmanager
-def identity_provider(ring: KeyRing, certificate: Certificate) -> Iterator[str]:
-    """The address of its keys, over TLS."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = ring.jwks_file.read_bytes()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(certificate.cert_path, certificate.key_path)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"https://localhost:{server.server_address[1]}/.well-known/jwks.json"
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 def test_keys_can_come_from_an_identity_provider_over_tls(behind: Server, tmp_path: Path) -> None:
     theirs = KeyRing(tmp_path / "theirs")
     theirs.ensure()
     certificate = make_certificate(tmp_path)
-    with identity_provider(theirs, certificate) as keys:
-        with proxied(behind.port, jwks=keys, ring=theirs, DS_AUTH__JWKS_CA_PATH=str(certificate.cert_path)) as proxy:
+    cert, key = str(certificate.cert_path), str(certificate.key_path)
+    with serve(DS_TLS__CERT_PATH=cert, DS_TLS__KEY_PATH=key) as provider:
+        keys = f"https://localhost:{provider.port}/v1/stream/jwks.json"
+        with httpx.Client(verify=certificate.client_context()) as http:
+            kind = {"Content-Type": "application/jwk-set+json"}
+            assert http.put(keys, content=theirs.jwks_file.read_bytes(), headers=kind).status_code == 201
+        with proxied(behind.port, jwks=keys, ring=theirs, DS_AUTH__JWKS_CA_PATH=cert) as proxy:
             assert proxy.raw("GET", "/v1/stream/x", token=proxy.token()).status == 404
             assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(Flaw.EXPIRED)).status == 401
         with proxied(behind.port, jwks=keys, ring=theirs) as proxy:

@@ -273,18 +273,17 @@ def test_a_hundred_thousand_messages_stay_smooth(ui: Pages, http: httpx.Client) 
     expect(ui.page.locator("#reader-status")).to_have_attribute("data-loaded", str(MANY), timeout=60_000)
     assert ui.messages.count() < 80, "only the rows in sight exist"
     ui.page.locator("#messages").focus()
-    frames = ui.page.evaluate(
-        """async () => { const list = document.querySelector('#messages'); const frames = [];
+    longest = ui.page.evaluate(
+        """async () => { const list = document.querySelector('#messages'); let longest = 0;
         let last = performance.now();
         for (let step = 0; step <= 60; step += 1) {
             list.scrollTop = (list.scrollHeight * step) / 60;
             await new Promise(requestAnimationFrame);
-            const now = performance.now(); frames.push(now - last); last = now; }
-        return frames.sort((a, b) => a - b); }"""
+            const now = performance.now(); longest = Math.max(longest, now - last); last = now; }
+        return longest; }"""
     )
-    # A frame is 17 ms on a screen. Without a graphics card, on a shared machine, the slowest are the machine's.
-    assert frames[len(frames) // 2] < 100, f"frames took {frames} ms"
-    assert frames[len(frames) * 9 // 10] < 500, f"frames took {frames} ms"
+    # A frame is 17 ms on a screen; without a graphics card, on a shared machine, a tenth of a second is far from it.
+    assert longest < 500, f"one frame took {longest:.0f} ms"
     started = time.monotonic()
     ui.page.locator("#search").fill("message 99999")
     expect(ui.page.locator("#found")).to_have_text("1 found")

@@ -135,12 +135,18 @@ class Door:
     async def _rotate(self) -> Rotated | Trouble:
         if self._subscriptions is None:
             return Trouble("this server has no subscriptions, so nothing is signed")
-        durable: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._subscriptions.answer(self._subscriptions.rotate_key, durable.set_result)
+        durable: asyncio.Future[SigningKey | Refusal] = asyncio.get_running_loop().create_future()
+
+        def done(result: SigningKey | Refusal) -> None:
+            # The door may have closed meanwhile.
+            if not durable.done():
+                durable.set_result(result)
+
+        self._subscriptions.answer(self._subscriptions.rotate_key, done)
         result = await durable
-        if isinstance(result, SigningKey):
-            return Rotated(result.public.kid, result.active_from_ms)
-        return Trouble(result.detail if isinstance(result, Refusal) else "the key could not be kept")
+        if isinstance(result, Refusal):
+            return Trouble(result.detail)
+        return Rotated(result.public.kid, result.active_from_ms)
 
     async def _stats(self) -> Told:
         return Told(

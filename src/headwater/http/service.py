@@ -70,17 +70,12 @@ class ServerCollector(Collector):
         ):
             yield CounterMetricFamily(f"headwater_{name}", text, value=value)
         wakes = CounterMetricFamily("headwater_wakes", "Wakes of subscriptions.", labels=["kind"])
-        for kind, count in numbers.wakes.items():
-            wakes.add_metric([kind], count)
-        yield wakes
         calls = CounterMetricFamily("headwater_webhook_calls", "Webhooks called.", labels=["outcome"])
-        for outcome, count in numbers.deliveries.items():
-            calls.add_metric([outcome], count)
-        yield calls
         live = GaugeMetricFamily("headwater_live_readers", "Live readers connected now.", labels=["kind"])
-        for kind, count in numbers.followers.items():
-            live.add_metric([kind], count)
-        yield live
+        for family, counts in ((wakes, numbers.wakes), (calls, numbers.deliveries), (live, numbers.followers)):
+            for label, count in counts.items():
+                family.add_metric([label], count)
+            yield family
         standing = GaugeMetricFamily("headwater_subscriptions", "Subscriptions now.", labels=["kind", "phase"])
         census = self._app.census()
         for (kind, phase), count in sorted(census.standing.items()):

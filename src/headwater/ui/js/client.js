@@ -12,6 +12,11 @@ export class Refused extends Error {
     this.code = code;
     this.headers = headers;
   }
+
+  /** Where what is kept begins, when the stream's front is gone. */
+  get earliest() {
+    return this.status === 410 ? this.headers?.get("stream-earliest-offset") : null;
+  }
 }
 
 /** Where a stream is: below `/v1/stream/`, or in a bucket. */

@@ -230,7 +230,7 @@ export class MessagesView {
       replace(this.note, h("p", { text: `${plural(this.messages.length, "message")} are loaded, and there are more.` }), button(`Load ${count(PAGE_LIMIT)} more`, () => reader.more(PAGE_LIMIT), { kind: "primary" }), button("Skip to the newest", () => reader.skip()));
     } else if (state === "reconnecting") replace(this.note, h("p", { text: `${explain(error)} Trying again; nothing is lost or doubled, reading goes on at the last offset.` }));
     else if (state === "failed") {
-      const earliest = error.status === 410 && error.headers?.get("stream-earliest-offset");
+      const { earliest } = error;
       const text = earliest ? `${explain(error)} What lies before ${earliest} is no longer kept${this.info.snapshot ? ": its state is in /bootstrap, on the Snapshots tab" : ""}.` : explain(error);
       replace(this.note, h("p", { text }), earliest ? button("Read what is kept", () => this.readFrom(earliest), { kind: "primary" }) : button("Read from the start", () => this.#fromStart(), { kind: "primary" }));
     }

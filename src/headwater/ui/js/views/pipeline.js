@@ -47,7 +47,7 @@ export class PipelineView {
         if (reader.state === "failed" || reader.state === "ended") {
           clearTimeout(this.again);
           // Its front is dropped by and by: every job tells its whole state again and again.
-          const earliest = reader.error?.status === 410 && reader.error.headers?.get("stream-earliest-offset");
+          const earliest = reader.error?.earliest;
           this.again = setTimeout(() => this.#open(earliest || "-1"), earliest ? 0 : 3000);
         }
         this.#draw();
