@@ -24,7 +24,7 @@ from headwater.config import Settings, load_settings
 from headwater.stack.envoy import Door, Upstream, envoy_config, find_envoy, validate
 from headwater.stack.jwks import JwksServer
 from headwater.stack.keys import Algorithm, KeyRing
-from headwater.stack.tokens import Claims, Flaw, mint
+from headwater.stack.tokens import Claims, Flaw, mint, sign
 from tests.ports import free_port
 
 START_TIMEOUT_SECS = 20.0
@@ -74,6 +74,13 @@ class Proxied:
         auth = self.settings.auth
         claims = Claims(auth.issuer, auth.audience_list[0], sub, scope, ns, auth.namespace_claim, ttl)
         return mint(self.ring, claims, alg, frozenset(flaws))
+
+    def signed(self, **claims: object) -> str:
+        """A token whose claims are exactly these on top of the good ones, whatever their types."""
+        auth = self.settings.auth
+        kid, key = self.ring.signing_key(Algorithm.ES256)
+        good = {"iss": auth.issuer, "aud": auth.audience_list[0], "sub": "alice", "exp": int(time.time()) + 3600}
+        return sign({"alg": "ES256", "typ": "JWT", "kid": kid}, {**good, **claims}, key)
 
     def raw(
         self, method: str, target: str, *lines: str, token: str | None = None, body: bytes = b"", port: int = 0

@@ -135,6 +135,46 @@ def test_the_token_may_come_in_the_query_and_goes_no_further(echo: Proxied) -> N
     assert "access_token" not in echo.log.read_text()
 
 
+@pytest.mark.parametrize("second", ["access_token", "access%5Ftoken", "%61ccess_token"])
+def test_two_tokens_in_one_request_are_refused(echo: Proxied, second: str) -> None:
+    alice, bob = echo.token(sub="alice"), echo.token(sub="bob")
+    for answer in (
+        echo.raw("GET", f"/v1/stream/x?{second}={bob}", token=alice),
+        echo.raw("GET", f"/v1/stream/x?offset=-1&{second}={alice}", token=alice),
+        echo.raw("GET", f"/v1/stream/x?{second}={bob}", "Authorization: Basic YTpi"),
+        echo.raw("GET", f"/v1/stream/x?access_token={alice}&{second}={bob}"),
+        echo.raw("GET", "/v1/stream/x", f"Authorization: Bearer {bob}", token=alice),
+        echo.raw("GET", "/v1/stream/x", f"authorization: Bearer {bob}", token=alice),
+    ):
+        assert (answer.status, answer.code) == (400, "several_tokens")
+
+
+def test_a_live_read_ends_when_its_token_expires() -> None:
+    """The clock skew (1 s here) is still granted; the server itself would go on for minutes."""
+    with serve() as server, proxied(server.port, DS_AUTH__CLOCK_SKEW_SECS="1") as proxy:
+        httpx.put(f"{server.url}/v1/stream/quiet", headers={"Content-Type": "text/plain"})
+        for name in ("live", "l%69ve"):
+            expiry = int(time.time()) + 2
+            headers = {
+                "Authorization": f"Bearer {proxy.signed(exp=expiry)}",
+                "X-Envoy-Upstream-Rq-Timeout-Ms": "600000",
+                "Origin": "https://app.example.com",
+            }
+            address = f"{proxy.url}/v1/stream/quiet?offset=now&{name}"
+            with httpx.stream("GET", f"{address}=sse", headers=headers, timeout=20) as answer:
+                assert answer.status_code == 200
+                with pytest.raises(httpx.RemoteProtocolError):
+                    answer.read()
+            assert expiry <= time.time() < expiry + 4
+            expiry = int(time.time()) + 2
+            headers["Authorization"] = f"Bearer {proxy.signed(exp=expiry)}"
+            ended = httpx.get(f"{address}=long-poll", headers=headers, timeout=20)
+            assert (ended.status_code, ended.json()["code"]) == (401, "token_expired")
+            assert "invalid_token" in ended.headers["www-authenticate"]
+            assert ended.headers["access-control-allow-origin"] == "*"
+            assert expiry <= time.time() < expiry + 4
+
+
 def test_a_preflight_passes_and_refusals_can_be_read_in_browsers(proxy: Proxied) -> None:
     origin = "Origin: https://app.example.com"
     preflight = proxy.raw("OPTIONS", "/v1/stream/x", origin, "Access-Control-Request-Method: PUT")

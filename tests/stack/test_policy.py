@@ -200,18 +200,28 @@ def test_a_fork_within_the_namespace_works_and_takes_the_scope_to_read(proxy: Pr
     assert strict.raw("PUT", "/v1/stream/tenant-a/fork2", TEXT, line, token=writer).code == "missing_scope"
 
 
-@pytest.mark.parametrize("claim", ["", "/", "..", "a/../b", "a//b", "/tenant-b", "tenant-b/"])
-def test_a_namespace_that_is_none_reaches_nothing(proxy: Proxied, claim: str) -> None:
-    from headwater.stack.keys import Algorithm, encoded
-    from headwater.stack.tokens import _json, _sign
-
-    # An empty claim is not minted by the command; sign one by hand.
-    kid, key = proxy.ring.signing_key(Algorithm.ES256)
-    payload = {"iss": "durable-streams-test", "aud": "durable-streams", "sub": "x", "exp": 4102444800, "ns": claim}
-    signed = f"{_json({'alg': 'ES256', 'kid': kid})}.{_json(payload)}"
-    token = f"{signed}.{encoded(_sign(key, signed.encode()))}"
+@pytest.mark.parametrize(
+    "claim",
+    ["", "/", "..", "a/../b", "a//b", "/tenant-b", "tenant-b/", False, True, None, 0, ["tenant-b"], {"ns": "tenant-b"}],
+)
+def test_a_namespace_that_is_not_a_name_reaches_nothing(proxy: Proxied, claim: object) -> None:
+    token = proxy.signed(ns=claim)
     for target in ("/v1/stream/tenant-b/theirs", "/v1/stream/tenant-a/mine", "/ds/tenant-b/notes"):
         assert proxy.raw("GET", target, token=token).status == 403
+
+
+@pytest.mark.parametrize("claim", [{"admin": ADMIN}, {"1": ADMIN}, [ADMIN, 7], [None, ADMIN], [[ADMIN]], True, 7])
+def test_a_scope_of_another_type_is_refused(proxy: Proxied, strict: Proxied, claim: object) -> None:
+    for door in (proxy, strict):
+        answer = door.raw("GET", "/v1/stream/__registry__", token=door.signed(scope=claim))
+        assert (answer.status, answer.code) == (403, "bad_scope")
+
+
+@pytest.mark.parametrize(
+    ("claim", "status"), [(f"{READ} {ADMIN}", 200), ([READ, ADMIN], 200), ([f"{READ} {ADMIN}"], 403), (None, 403)]
+)
+def test_a_scope_is_a_string_or_a_list_of_strings(strict: Proxied, claim: object, status: int) -> None:
+    assert strict.raw("GET", "/v1/stream/__registry__", token=strict.signed(scope=claim)).status == status
 
 
 # --- reserved names

@@ -282,8 +282,8 @@ def test_a_taken_port_is_named_with_its_holder(tmp_path: Path, running: Stack) -
             )
 
 
-def test_readers_that_could_go_on_for_ever_are_refused(tmp_path: Path) -> None:
-    with stack(tmp_path, DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as made:
+def test_up_refuses_a_server_port_of_0(tmp_path: Path) -> None:
+    with stack(tmp_path, DS_SERVER__PORT="0") as made:
         done = made.run("up")
         assert done.returncode == 2
-        assert "sse_reconnect_interval_secs" in done.stderr
+        assert "server.port is 0" in done.stderr

@@ -62,11 +62,6 @@ class Plan:
 
 
 def check_settings(settings: Settings) -> None:
-    if settings.server.sse_reconnect_interval_secs == 0:
-        raise UnsafeSettings(
-            "server.sse_reconnect_interval_secs is 0: a reader would go on after its token has expired; set how long"
-            " it may (the default is 60)"
-        )
     if settings.server.port == 0:
         raise UnsafeSettings("server.port is 0: in the stack every port is known beforehand; set one")
 

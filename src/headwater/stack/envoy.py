@@ -15,14 +15,16 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from headwater.config import Settings
-from headwater.stack.policy import policy_script
+from headwater.stack.policy import IDENTITY_HEADER, one_token_script, policy_script
 
 Tree: TypeAlias = dict[str, Any]
 
-IDENTITY_HEADER: Final = "x-jwt-sub"
 SHARD_HEADER: Final = "x-headwater-shard-key"
+TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
+"""What the policy limits a live read with; Envoy obeys it on every request."""
 _TYPES: Final = "type.googleapis.com/envoy."
 _FILTERS: Final = "envoy.filters.http."
+_JWT_METADATA: Final = "envoy.filters.http.jwt_authn"
 _SYSTEM_CA: Final = "/etc/ssl/certs/ca-certificates.crt"
 _SUBJECTS_MAX: Final = 10_000
 """Subjects whose rate is remembered at once; of more, the one not seen longest is forgotten."""
@@ -173,13 +175,13 @@ def _connection_manager(settings: Settings, door: Door, name: str, *, checks_tok
                     "name": "envoy.http.early_header_mutation.header_mutation",
                     "typed_config": {
                         "@type": f"{_TYPES}extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-                        "mutations": [{"remove": IDENTITY_HEADER}, {"remove": SHARD_HEADER}],
+                        "mutations": [{"remove": name} for name in (IDENTITY_HEADER, SHARD_HEADER, TIMEOUT_HEADER)],
                     },
                 }
             ],
             "http_filters": _filters(settings, door, checks_tokens=checks_tokens),
             "route_config": {"name": name, "virtual_hosts": [_routes()]},
-            "local_reply_config": {"mappers": _readable_in_browsers(settings)},
+            "local_reply_config": {"mappers": _local_replies(settings)},
             "access_log": [_access_log()],
         },
     }
@@ -188,11 +190,14 @@ def _connection_manager(settings: Settings, door: Door, name: str, *, checks_tok
 def _filters(settings: Settings, door: Door, *, checks_tokens: bool) -> list[Tree]:
     filters = []
     if checks_tokens:
+        filters.append(_lua("one_token", one_token_script()))
         filters.append(_jwt_authn(settings, door))
+        if settings.auth.namespace_claim:
+            filters.append(_no_null_namespace(settings.auth.namespace_claim))
         if settings.auth.rate_limit_per_sec:
             filters.append(_rate_limit(settings))
     script = policy_script(settings.auth, len(door.upstreams), checks_tokens=checks_tokens)
-    filters.append(_filter("lua", "lua.v3.Lua", {"default_source_code": {"inline_string": script}}))
+    filters.append(_lua("policy", script))
     filters.append(_filter("router", "router.v3.Router", {}))
     return filters
 
@@ -236,6 +241,13 @@ def _jwt_authn(settings: Settings, door: Door) -> Tree:
     rules.append({"match": {"prefix": "/"}, "requires": {"provider_name": "tokens"}})
     body = {"providers": {"tokens": provider}, "bypass_cors_preflight": True, "rules": rules}
     return _filter("jwt_authn", "jwt_authn.v3.JwtAuthentication", body)
+
+
+def _no_null_namespace(claim: str) -> Tree:
+    """Refuse a namespace that is null: Lua cannot tell it from a missing one."""
+    is_null = {"filter": _JWT_METADATA, "path": [{"key": "jwt"}, {"key": claim}], "value": {"null_match": {}}}
+    denied = {"permissions": [{"any": True}], "principals": [{"metadata": is_null}]}
+    return _filter("rbac", "rbac.v3.RBAC", {"rules": {"action": "DENY", "policies": {"bad_namespace": denied}}})
 
 
 def _rate_limit(settings: Settings) -> Tree:
@@ -363,6 +375,34 @@ def _upstream_tls(trusted: str, name: str) -> Tree:
     return {"name": "envoy.transport_sockets.tls", "typed_config": context}
 
 
+def _local_replies(settings: Settings) -> list[Tree]:
+    """How Envoy's own answers look. Envoy applies the first mapper that matches, so each combination has one."""
+    origins = [*_readable_in_browsers(settings), None]
+    expired = [_expired(origin) for origin in origins]
+    return [*expired, *(origin for origin in origins if origin is not None)]
+
+
+def _expired(readable: Tree | None) -> Tree:
+    """A long-poll whose token expires is answered like the request that would follow it: 401 instead of 504."""
+    ends_with_token = {"filter": "headwater", "path": [{"key": "ends_with_token"}], "value": {"bool_match": True}}
+    is_expired = [
+        {"response_flag_filter": {"flags": ["UT"]}},
+        {"metadata_filter": {"matcher": ends_with_token, "match_if_key_not_found": False}},
+    ]
+    problem = {"type": "about:blank", "status": 401, "code": "token_expired", "detail": "The token has expired."}
+    challenge = {"header": {"key": "www-authenticate", "value": 'Bearer error="invalid_token"'}}
+    filters = is_expired if readable is None else [*is_expired, readable["filter"]]
+    return {
+        "filter": {"and_filter": {"filters": filters}},
+        "status_code": 401,
+        "body_format_override": {
+            "text_format_source": {"inline_string": json.dumps(problem)},
+            "content_type": "application/problem+json",
+        },
+        "headers_to_add": [challenge, *([] if readable is None else readable["headers_to_add"])],
+    }
+
+
 def _readable_in_browsers(settings: Settings) -> list[Tree]:
     """CORS headers for what Envoy itself refuses, as the server has them; else a browser sees only a failure."""
     mappers = []
@@ -389,6 +429,10 @@ def _access_log() -> Tree:
             "log_format": {"text_format_source": {"inline_string": line}},
         },
     }
+
+
+def _lua(name: str, script: str) -> Tree:
+    return {**_filter("lua", "lua.v3.Lua", {"default_source_code": {"inline_string": script}}), "name": f"lua.{name}"}
 
 
 def _filter(name: str, kind: str, body: Tree) -> Tree:

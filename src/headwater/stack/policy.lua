@@ -7,6 +7,8 @@
 local STREAMS = "/v1/stream/"
 local BUCKETS = "/ds/"
 local SHARD_KEY = "x-headwater-shard-key"
+local TIMEOUT = "x-envoy-upstream-rq-timeout-ms"
+local MAX_TIMEOUT_MS = 2 ^ 31
 local READS = { GET = true, HEAD = true, OPTIONS = true }
 
 local function refusal(status, code, detail)
@@ -87,21 +89,30 @@ local function lies_in(place, namespace)
   return true
 end
 
+-- The set of scopes, or nil when the claim has another shape than a string or a list of strings.
+-- Envoy gives a string as the list of its words.
 local function scopes_of(claims)
-  local found = {}
+  local found, count = {}, 0
   local scope = claims["scope"]
+  if scope == nil then return found end
   if type(scope) == "string" then
     for word in scope:gmatch("%S+") do found[word] = true end
-  elseif type(scope) == "table" then
-    for _, word in pairs(scope) do
-      if type(word) == "string" then found[word] = true end
-    end
+    return found
   end
-  return found
+  if type(scope) ~= "table" then return nil end
+  for key, word in pairs(scope) do
+    if type(key) ~= "number" or type(word) ~= "string" then return nil end
+    found[word] = true
+    count = count + 1
+  end
+  -- A list with holes had a null in it.
+  return count == #scope and found or nil
 end
 
 local function may_reach(place, claims, scopes)
-  local namespace = POLICY.namespace_claim ~= "" and claims[POLICY.namespace_claim] or nil
+  local namespace = nil
+  -- Not `and … or`: a claim that is false must be refused like any other that is not text.
+  if POLICY.namespace_claim ~= "" then namespace = claims[POLICY.namespace_claim] end
   if namespace ~= nil then
     if type(namespace) ~= "string" or not segments_of(namespace) then
       return refusal(403, "bad_namespace", "The token's namespace is not one that a stream could lie in.")
@@ -137,18 +148,48 @@ local function source_of_fork(headers)
   return source, nil
 end
 
-local function with_a_token(method, place, source, claims)
+local function with_a_token(headers, place, source, claims)
+  local method = headers:get(":method")
   local subject = claims["sub"]
   if type(subject) ~= "string" or subject == "" or #subject > 256 or subject:find("[^\32-\126]") then
     return refusal(403, "bad_subject", "The token names no usable subject.")
   end
+  if headers:getNumValues(POLICY.identity_header) ~= 1 or headers:get(POLICY.identity_header) ~= subject then
+    return refusal(400, "several_tokens", "Send exactly one token.")
+  end
   local scopes = scopes_of(claims)
+  if not scopes then
+    return refusal(403, "bad_scope", "The token's scope must be a string or a list of strings.")
+  end
   local wrong = may_do(method, scopes) or may_reach(place, claims, scopes)
   if not wrong and source then
     -- Whoever forks a stream can read it.
     wrong = may_do("GET", scopes) or may_reach(source, claims, scopes)
   end
   return wrong
+end
+
+local function is_live(method, target)
+  local query = target:match("%?(.*)")
+  if method ~= "GET" or not query then return false end
+  for name in query:gmatch("([^&=]+)[^&]*") do
+    if name:gsub("%%(%x%x)", function(pair) return string.char(tonumber(pair, 16)) end) == "live" then return true end
+  end
+  return false
+end
+
+-- A live read ends with its token: Envoy's router resets it then, as it would a request that takes too long.
+local function end_with_token(handle, claims)
+  local expiry = claims["exp"]
+  if type(expiry) ~= "number" then
+    return refusal(403, "bad_expiry", "The token's exp must be a number.")
+  end
+  local left_ms = (expiry + POLICY.clock_skew_secs) * 1000 - tonumber(handle:timestamp())
+  -- 0 would mean no limit at all.
+  left_ms = math.max(1, math.min(left_ms, MAX_TIMEOUT_MS))
+  handle:headers():replace(TIMEOUT, string.format("%d", left_ms))
+  handle:streamInfo():dynamicMetadata():set("headwater", "ends_with_token", true)
+  return nil
 end
 
 local function across_shards(place)
@@ -178,7 +219,8 @@ local function judge(handle)
     local metadata = handle:streamInfo():dynamicMetadata():get("envoy.filters.http.jwt_authn")
     local claims = metadata and metadata["jwt"]
     if claims then
-      wrong = with_a_token(method, place, source, claims)
+      wrong = with_a_token(headers, place, source, claims)
+      if not wrong and is_live(method, headers:get(":path")) then wrong = end_with_token(handle, claims) end
     elseif method ~= "OPTIONS" then
       -- Only a CORS preflight comes this far without a token.
       wrong = refusal(401, "no_token", "A token is needed.")
