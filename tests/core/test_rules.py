@@ -409,14 +409,30 @@ def test_the_tuple_that_closed_is_a_repeat(body: bytes, repeat: bytes) -> None:
     assert writer.append(repeat, producer=("p", 0, 1), close=True) is Outcome.DUPLICATE
 
 
-@pytest.mark.parametrize("other", [("p", 0, 0), ("p", 0, 2), ("p", 1, 0), ("q", 0, 1), ("q", 0, 0)])
-@pytest.mark.parametrize("body", [b"", b"x"])
-def test_any_other_tuple_finds_the_stream_closed(other: tuple[str, int, int], body: bytes) -> None:
+OTHER_TUPLES = [("p", 0, 0), ("p", 0, 2), ("p", 1, 0), ("q", 0, 1), ("q", 0, 0)]
+
+
+@pytest.mark.parametrize("other", OTHER_TUPLES)
+def test_data_from_any_other_tuple_is_refused_by_a_closed_stream(other: tuple[str, int, int]) -> None:
     writer = closed_by(("p", 0, 1))
     with pytest.raises(StreamClosed) as refused:
-        writer.append(body, producer=other, close=True)
+        writer.append(b"x", producer=other, close=True)
     assert refused.value.status == 409
     assert dict(refused.value.headers) == {"Stream-Closed": "true", "Stream-Next-Offset": str(writer.stream.tail)}
+
+
+@pytest.mark.parametrize("other", OTHER_TUPLES)
+def test_close_only_on_a_closed_stream_succeeds_for_any_tuple(other: tuple[str, int, int]) -> None:
+    assert closed_by(("p", 0, 1)).append(b"", producer=other, close=True) is Outcome.ALREADY_CLOSED
+
+
+def test_close_only_with_an_accepted_seq_closes_and_leaves_the_producer_as_it_was() -> None:
+    writer = Writer()
+    writer.append(b"abc", producer=("p", 0, 0))
+    before = dict(writer.stream.producers or {})
+    assert writer.append(b"", producer=("p", 0, 0), close=True) == Append(1, NOW + 1, 1, 3, b"", (), close=True)
+    assert writer.stream.closed
+    assert writer.stream.producers == before
 
 
 @pytest.mark.parametrize("closer", [None, ("p", 0, 1)])

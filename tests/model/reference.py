@@ -153,9 +153,11 @@ class Reference:
         if body and content_type is not None and kind_of(content_type) != kind_of(life.content_type):
             return Answer(409)
         if producer is not None:
-            refused = self._judge(life, producer)
-            if refused is not None:
-                return refused
+            judged = self._judge(life, producer)
+            if judged is not None and judged.status == 204 and not body:
+                return self._close_only(life, judged)
+            if judged is not None:
+                return judged
         last = life.stream_seq
         if stream_seq is not None and last is not None and stream_seq.encode("latin-1") <= last.encode("latin-1"):
             return Answer(409)
@@ -313,7 +315,21 @@ class Reference:
         facts: dict[str, object] = {"next": life.token(len(life.log)), "closed": True}
         if producer is not None and producer == life.closer:
             return Answer(204, {**facts, "producer": producer[1:]})
-        return Answer(204 if producer is None and not body else 409, facts)
+        if body:
+            return Answer(409, facts)
+        known = life.producers.get(producer[0]) if producer is not None else None
+        if producer is not None and known is not None and known[0] == producer[1]:
+            facts["producer"] = known
+        return Answer(204, facts)
+
+    def _close_only(self, life: Life, judged: Answer) -> Answer:
+        """A repeated sequence number without a body closes an open stream, and changes nothing else."""
+
+        def change() -> None:
+            life.closed = True
+            life.used_ms = self.now_ms
+
+        return Answer(204, {**judged.facts, "closed": True}, change)
 
 
 def kind_of(content_type: str) -> str:

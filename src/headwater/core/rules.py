@@ -161,7 +161,10 @@ def decide_append(
     if producer is not None:
         known = stream.producers.get(producer.id) if stream.producers is not None else None
         if judge(known, producer) is Verdict.DUPLICATE:
-            return Outcome.DUPLICATE
+            if body:
+                return Outcome.DUPLICATE
+            # The producer's append is stored already, but the stream is open and the request closes it (§5.3).
+            return Append(stream.id, now_ms, stream.index, stream.position, b"", (), close=True)
     # Header values are decoded as Latin-1, so the order of the strings is the order of the bytes.
     if stream_seq is not None and stream.stream_seq is not None and stream_seq <= stream.stream_seq:
         raise SequenceRegression(f"Stream-Seq {stream_seq!r} does not come after {stream.stream_seq!r}.")
@@ -208,10 +211,10 @@ def off_boundary(token: str) -> InvalidOffset:
 
 
 def _on_closed(stream: Stream, body: bytes, producer: Producer | None) -> Outcome:
-    if producer is not None:
-        if stream.closed_by == (producer.id, producer.epoch, producer.seq):
-            return Outcome.DUPLICATE
-    elif not body:
+    if producer is not None and stream.closed_by == (producer.id, producer.epoch, producer.seq):
+        return Outcome.DUPLICATE
+    if not body:
+        # Closing is idempotent, whichever producer headers the request has (§5.2, §5.2.1).
         return Outcome.ALREADY_CLOSED
     raise StreamClosed(
         "The stream is closed and takes no more data.",

@@ -259,10 +259,12 @@ class Engine:
             self._after_pending(stream, done, refusal)
             return
         if isinstance(decision, Outcome):
-            result = Appended(decision, stream.index, stream.position, stream.closed, producer)
             if decision is Outcome.DUPLICATE:
                 self.metrics.duplicates += 1
                 result = _repeated(stream, producer)
+            else:
+                accepted = _accepted(stream, producer)
+                result = Appended(decision, stream.index, stream.position, stream.closed, accepted)
             self._after_pending(stream, done, result)
             return
         self.check_writable()
@@ -278,6 +280,8 @@ class Engine:
         metrics.append_bytes += size
         metrics.appended_messages += len(decision.lengths)
         stream.in_flight += 1
+        if producer is not None and decision.producer_id is None:
+            producer = _accepted(stream, producer)
         result = Appended(Outcome.ACCEPTED, stream.index, stream.position, stream.closed, producer)
         self._committer.submit(Entry(stream, decision, (), done, result))
 
@@ -567,6 +571,14 @@ class Engine:
         self._storage.tend(self._image_of)
         self._note_refusal(self._storage.refusal())
         self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
+
+
+def _accepted(stream: LiveStream, producer: Producer | None) -> Producer | None:
+    """The producer with the highest sequence number that the stream has accepted in its epoch, if there is one."""
+    state = stream.producers.get(producer.id) if producer is not None and stream.producers is not None else None
+    if producer is None or state is None or state.epoch != producer.epoch:
+        return None
+    return producer._replace(seq=state.seq)
 
 
 def _repeated(stream: LiveStream, producer: Producer | None) -> Appended:
