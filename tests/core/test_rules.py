@@ -12,6 +12,7 @@ from headwater.core.errors import (
     ConfigMismatch,
     ContentTypeMismatch,
     EmptyBody,
+    InvalidContentType,
     InvalidJson,
     InvalidProducer,
     Refusal,
@@ -284,6 +285,12 @@ def test_the_type_must_be_there_and_match() -> None:
     with pytest.raises(ContentTypeMismatch):
         writer.append(content_type=JSON)
     assert isinstance(writer.append(content_type="Text/PLAIN; charset=x"), Append)
+
+
+@pytest.mark.parametrize("content_type", ["", " ", "nonsense", "text/", "/plain", "text/plain extra", ";"])
+def test_a_malformed_type_is_a_bad_request_and_not_a_mismatch(content_type: str) -> None:
+    with pytest.raises(InvalidContentType):
+        Writer().append(content_type=content_type)
 
 
 @pytest.mark.parametrize(

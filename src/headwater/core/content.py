@@ -38,7 +38,7 @@ NO_MESSAGES: Final = Messages(b"", ())
 
 
 def media_type(content_type: str) -> str:
-    """The part of a content type that is compared: lower case, without parameters."""
+    """The part of a content type that is compared: lower case, without parameters (a charset is one of them)."""
     return content_type.partition(";")[0].strip().lower()
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from headwater.core.buckets import is_bucketed
 from headwater.core.catalog import Stream
-from headwater.core.content import DEFAULT_CONTENT_TYPE, media_type, split_body, split_json
+from headwater.core.content import DEFAULT_CONTENT_TYPE, check_content_type, media_type, split_body, split_json
 from headwater.core.errors import (
     BadRequest,
     ConfigMismatch,
@@ -157,6 +157,7 @@ def decide_append(
         if content_type is None:
             raise BadRequest("Content-Type is missing; it must match the stream's.")
         if content_type != stream.type.header and media_type(content_type) != stream.type.media:
+            check_content_type(content_type)
             raise ContentTypeMismatch(f"The stream's content type is {stream.type.header}, not {content_type}.")
     if producer is not None:
         known = stream.producers.get(producer.id) if stream.producers is not None else None
