@@ -18,7 +18,7 @@ TTL_MAX_SECS: Final = 2**53 - 1
 
 _TTL: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 _RFC3339: Final = re.compile(
-    r"(\d{4})-(\d{2})-(\d{2})[Tt ](\d{2}):(\d{2}):(\d{2})(?:\.(\d{1,9}))?(?:([Zz])|([+-])(\d{2}):(\d{2}))", re.ASCII
+    r"(\d{4})-(\d{2})-(\d{2})[Tt ](\d{2}):(\d{2}):(\d{2})(?:\.(\d+))?(?:([Zz])|([+-])(\d{2}):(\d{2}))", re.ASCII
 )
 
 
@@ -37,7 +37,8 @@ def parse_expires_at(text: str) -> int:
     if match is None:
         raise _not_a_time(text)
     year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
-    fraction = (match[7] or "").ljust(9, "0")[:6]
+    # RFC 3339 sets no limit on the digits of a fraction; beyond microseconds they are dropped.
+    fraction = (match[7] or "").ljust(6, "0")[:6]
     zone: timezone = UTC
     if match[9]:
         shift = timedelta(hours=int(match[10]), minutes=int(match[11]))

@@ -25,6 +25,7 @@ from headwater.core.errors import (
     SequenceRegression,
     StreamClosed,
 )
+from headwater.core.expiry import format_instant
 from headwater.core.offsets import Offset
 from headwater.core.producers import Producer, Verdict, digest, judge
 from headwater.core.records import Append, Create, ForkPoint, RetentionPolicy
@@ -119,7 +120,7 @@ def decide_fork(
 def check_same_config(stream: Stream, request: CreateRequest) -> None:
     """PUT on a stream that exists succeeds only when it asks for what is there (protocol §5.1)."""
     if (request.fork is not None) != (stream.fork is not None):
-        raise ConfigMismatch("The stream exists, and one of it and the request is a fork and the other is not.")
+        raise ConfigMismatch("A stream with this name exists, and only one of the two is a fork.")
     if request.fork is not None and stream.fork is not None:
         _check_same_fork(stream.fork, request.fork)
     is_fork = stream.fork is not None
@@ -129,9 +130,13 @@ def check_same_config(stream: Stream, request: CreateRequest) -> None:
             raise ConfigMismatch(f"The stream exists with content type {stream.type.header}, not {asked_type}.")
     inherits = is_fork and request.ttl_secs is None and request.expires_at_ms is None
     if not inherits and request.ttl_secs != stream.ttl_secs:
-        raise ConfigMismatch(f"The stream exists with another Stream-TTL ({stream.ttl_secs}).")
+        if stream.ttl_secs is None:
+            raise ConfigMismatch("The stream exists without a Stream-TTL.")
+        raise ConfigMismatch(f"The stream exists with a Stream-TTL of {stream.ttl_secs} seconds.")
     if not inherits and request.expires_at_ms != stream.expires_at_ms:
-        raise ConfigMismatch("The stream exists with another Stream-Expires-At.")
+        if stream.expires_at_ms is None:
+            raise ConfigMismatch("The stream exists without a Stream-Expires-At.")
+        raise ConfigMismatch(f"The stream exists with Stream-Expires-At {format_instant(stream.expires_at_ms)}.")
     if request.retention != stream.retention and not (is_fork and request.retention is None):
         raise ConfigMismatch("The stream exists with another retention.")
     if request.closed != stream.closed:
