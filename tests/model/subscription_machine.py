@@ -395,10 +395,10 @@ class SubscriptionMachine(RuleBasedStateMachine):
         if subscription is not None:
             for one in acks:
                 stream = subscription.links[one.stream].stream
-                offset = parse_token(one.offset)
+                token = parse_token(one.offset)
                 assert stream is not None
-                assert offset is not None
-                keys[ticket.subscription_id, stream.id] = offset
+                assert token is not None
+                keys[ticket.subscription_id, stream.id] = token.offset
         if expected is not False:
             for key, offset in keys.items():
                 self.said[key] = max(offset, self.said.get(key, ZERO))
@@ -523,7 +523,7 @@ def _ack_of(link: Link, share: int) -> Ack:
 def _told_offsets(delivery: Delivery) -> list[tuple[tuple[str, int], Offset]]:
     found = []
     for stream_id, tail in delivery.told.items():
-        offset = parse_token(tail)
-        assert offset is not None
-        found.append(((delivery.subscription_id, stream_id), offset))
+        token = parse_token(tail)
+        assert token is not None
+        found.append(((delivery.subscription_id, stream_id), token.offset))
     return found

@@ -145,6 +145,12 @@ class OffsetGone(Refusal):
     code = "offset_gone"
 
 
+class StreamRecreated(OffsetGone):
+    """The offset belongs to another incarnation: its stream was deleted, and the name has a new one."""
+
+    code = "stream_recreated"
+
+
 class TooLarge(Refusal):
     status = 413
     code = "payload_too_large"

@@ -1,20 +1,22 @@
 """Offsets: the tokens that name a place between two messages of a stream.
 
-A token is ``{message_index:016x}_{byte_position:016x}``. Both parts count from zero and grow together, so the
-lexicographic order of tokens is the order of the stream (protocol §6). Only canonical lower-case tokens parse:
-one place has exactly one spelling.
+A token is ``{message_index:016x}_{byte_position:016x}_{incarnation:016x}``. The first two parts count from zero and
+grow together, so the lexicographic order of tokens is the order of the stream (protocol §6). The third part is the id
+of the incarnation that the place belongs to, so that an offset of a deleted stream is not taken for a place in the next
+stream of that name. Tokens without it are valid input: the server sent them before it had incarnations. Only canonical
+lower-case tokens parse.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 BEGINNING: Final = "-1"
 NOW: Final = "now"
 
-_TOKEN: Final = re.compile(r"[0-9a-f]{16}_[0-9a-f]{16}", re.ASCII)
+_TOKEN: Final = re.compile(r"([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,8 +33,33 @@ class Offset:
 ZERO: Final = Offset(0, 0)
 
 
-def parse_token(token: str) -> Offset | None:
-    """The place that a token names, or None when the text is not a canonical token."""
-    if _TOKEN.fullmatch(token) is None:
+class Token(NamedTuple):
+    """A parsed token. ``incarnation`` is None for a token of two parts."""
+
+    offset: Offset
+    incarnation: int | None
+
+
+def parse_token(text: str) -> Token | None:
+    """The place and the incarnation that a token names, or None when the text is not a canonical token."""
+    found = _TOKEN.fullmatch(text)
+    if found is None:
         return None
-    return Offset(int(token[:16], 16), int(token[17:], 16))
+    index, position, incarnation = found.groups()
+    return Token(Offset(int(index, 16), int(position, 16)), int(incarnation, 16) if incarnation is not None else None)
+
+
+def spell(index: int, position: int, incarnation: int) -> str:
+    """The token of a place in an incarnation."""
+    return f"{index:016x}_{position:016x}_{incarnation:016x}"
+
+
+def same_place(one: str | None, other: str | None) -> bool:
+    """Whether two offsets as clients spelled them name one place; a token of two parts matches any incarnation."""
+    if one == other:
+        return True
+    first = parse_token(one) if one is not None else None
+    second = parse_token(other) if other is not None else None
+    if first is None or second is None or first.offset != second.offset:
+        return False
+    return first.incarnation is None or second.incarnation is None

@@ -24,9 +24,10 @@ from headwater.core.errors import (
     OffsetGone,
     SequenceRegression,
     StreamClosed,
+    StreamRecreated,
 )
 from headwater.core.expiry import format_instant
-from headwater.core.offsets import Offset
+from headwater.core.offsets import Offset, same_place
 from headwater.core.producers import Producer, Verdict, digest, judge
 from headwater.core.records import Append, Create, ForkPoint, RetentionPolicy
 
@@ -195,7 +196,7 @@ def decide_append(
 def _check_same_fork(point: ForkPoint, asked: ForkRequest) -> None:
     if point.source_name != asked.source_name:
         raise ConfigMismatch(f"The stream exists as a fork of {point.source_name!r}.")
-    if (point.asked_offset, point.asked_sub_offset) != (asked.offset, asked.sub_offset):
+    if not same_place(point.asked_offset, asked.offset) or point.asked_sub_offset != asked.sub_offset:
         raise ConfigMismatch("The stream exists as a fork of the same source at another place.")
 
 
@@ -208,6 +209,14 @@ def check_retained(offset: Offset, earliest: Offset) -> None:
 def offset_gone(earliest: Offset) -> OffsetGone:
     return OffsetGone(
         f"The stream is retained from {earliest} on; bootstrap again to go on.",
+        (("Stream-Earliest-Offset", str(earliest)),),
+    )
+
+
+def stream_recreated(name: str, incarnation: int, other: int, earliest: Offset) -> StreamRecreated:
+    return StreamRecreated(
+        f"The offset belongs to incarnation {other:016x} of {name!r}, which was deleted; the stream that has the name"
+        f" now is incarnation {incarnation:016x}. Start again from offset -1.",
         (("Stream-Earliest-Offset", str(earliest)),),
     )
 

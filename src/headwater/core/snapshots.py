@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from headwater.core.errors import Conflict, InvalidOffset
-from headwater.core.offsets import Offset, parse_token
+from headwater.core.errors import Conflict
+from headwater.core.offsets import Offset
 from headwater.core.rules import check_retained
 
 
-def check_snapshot_offset(token: str, earliest: Offset, tail: Offset) -> Offset:
-    """The place that a snapshot stands for. Whether it is a boundary between messages is for the reader to say."""
-    offset = parse_token(token)
-    if offset is None:
-        raise InvalidOffset(f"Snapshot offset {token!r} is malformed. Use one that the server returned.")
+def check_snapshot_offset(offset: Offset, earliest: Offset, tail: Offset) -> None:
+    """A snapshot lies between the earliest retained offset and the tail. The reader checks message boundaries."""
     check_retained(offset, earliest)
     if offset > tail:
-        raise Conflict(f"Snapshot offset {token} lies beyond the tail, {tail}.")
-    return offset
+        raise Conflict(f"Snapshot offset {offset} lies beyond the tail, {tail}.")

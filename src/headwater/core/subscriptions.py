@@ -156,10 +156,11 @@ def check_worker(worker: str) -> str:
 
 
 def advance(cursor: Offset, ack: Ack, tail: Offset) -> Offset:
-    """Where an ack moves a cursor to. That it is a boundary of the stream is for the caller to see."""
-    offset = parse_token(ack.offset)
-    if offset is None:
+    """Where an ack moves a cursor to. The caller checks its boundary and incarnation."""
+    token = parse_token(ack.offset)
+    if token is None:
         raise InvalidAck(f"{ack.offset!r} is not an offset. Ack one that the server returned.")
+    offset = token.offset
     if offset < cursor:
         raise InvalidAck(f"{ack.stream!r} is acked up to {cursor}; an ack cannot go back to {offset}.")
     if offset > tail:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from headwater.core.errors import DataCorrupt, InvalidOffset, OffsetGone, StreamNotFound
 from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
 from headwater.core.records import ForkPoint
-from headwater.core.rules import ForkRequest, check_retained, off_boundary, offset_gone
+from headwater.core.rules import ForkRequest, check_retained, off_boundary, offset_gone, stream_recreated
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Corrupt, Storage
 
@@ -64,9 +64,7 @@ class StreamReader:
             return ZERO
         if token == NOW:
             return Offset(stream.durable_index, stream.durable_position)
-        parsed = parse_token(token)
-        if parsed is None:
-            raise InvalidOffset(f"Offset {token!r} is malformed. Use -1, now, or one that the server returned.")
+        parsed = self.place(stream, token)
         if parsed.index > stream.durable_index:
             raise off_boundary(token)
         if parsed.index < stream.durable_retained_index:
@@ -74,6 +72,30 @@ class StreamReader:
         if self.boundary(stream, parsed.index) != parsed.position:
             raise off_boundary(token)
         return parsed
+
+    def place(self, stream: LiveStream, text: str) -> Offset:
+        """The place that a token names, whether or not it is a message boundary; refuses other incarnations."""
+        token = parse_token(text)
+        if token is None:
+            raise InvalidOffset(f"Offset {text!r} is malformed. Use -1, now, or one that the server returned.")
+        if token.incarnation is not None and token.incarnation != stream.id:
+            self._check_inherited(stream, token.offset, token.incarnation)
+        return token.offset
+
+    def _check_inherited(self, stream: LiveStream, offset: Offset, incarnation: int) -> None:
+        """A fork shares the offsets of its source up to the fork point, and so do forks of forks."""
+        shared = True
+        heir = stream
+        while heir.fork is not None:
+            shared = shared and offset <= heir.base
+            heir = self._by_id[heir.fork.source_id]
+            if heir.id == incarnation:
+                if shared:
+                    return
+                raise InvalidOffset(
+                    f"Offset {offset} of {heir.name!r} lies after the point where {stream.name!r} was forked from it."
+                )
+        raise stream_recreated(stream.name, stream.id, incarnation, earliest(stream))
 
     def fork_point(self, source: LiveStream, asked: ForkRequest) -> ForkPoint:
         """Where a fork parts: at an offset, moved on by messages of a JSON stream or by bytes within a message."""

@@ -89,8 +89,9 @@ class Snapshots:
         """The stream and the place that a snapshot is meant for, or the reason why it cannot be published there."""
         stream = self._engine.look_up(name)
         tail = Offset(stream.durable_index, stream.durable_position)
+        offset = self._engine.reader.place(stream, token)
         # What is retained is taken as decided, not as durable: a later record must never move it back.
-        offset = check_snapshot_offset(token, stream.retained, tail)
+        check_snapshot_offset(offset, stream.retained, tail)
         if self._engine.reader.boundary(stream, offset.index) != offset.position:
             raise off_boundary(token)
         return stream, offset

@@ -340,6 +340,10 @@ class Wakes:
             stream = link.stream
             if stream is None:
                 continue  # A name without a stream was told of at its beginning, and there it stays.
+            try:
+                self._engine.reader.place(stream, ack.offset)
+            except Refusal as refusal:
+                raise InvalidAck(refusal.detail) from refusal
             # Below what is retained there are no boundaries left to compare with.
             retained = offset.index >= stream.retained_index
             if retained and self._engine.reader.boundary(stream, offset.index) != offset.position:
