@@ -10,6 +10,7 @@ from headwater.core.addresses import check_address, is_public, parse_webhook_url
 from headwater.core.errors import WebhookUrlRejected
 
 ALLOWED = [
+    (f"https://{'a' * 63}.example/", f"{'a' * 63}.example", 443, "/"),
     ("https://hooks.example.com/a?b=c", "hooks.example.com", 443, "/a?b=c"),
     ("https://hooks.example.com:8443", "hooks.example.com", 8443, "/"),
     ("HTTPS://Hooks.Example.COM./x", "hooks.example.com", 443, "/x"),
@@ -97,6 +98,8 @@ REJECTED = [
     "https://-example.com/",
     "https://[::1/",
     "https://①②⑦.⓪.⓪.①/",
+    f"https://{'a' * 64}.example/",
+    f"https://{'a.' * 126}aa/",
 ]
 
 LOCAL = [

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.core.errors import StorageFull, SubscriptionExists
+from headwater.core.errors import InternalError, StorageFull, SubscriptionExists
 from headwater.core.offsets import Offset
+from headwater.core.subscriptions import SavedLink
 from headwater.engine.links import SLICE
+from headwater.engine.subscription import Link
 from headwater.engine.subscriptions import Put
 from tests.model.subscription_world import WAKE, World, pull
 
@@ -87,3 +89,30 @@ def test_a_disk_that_fills_up_in_between_refuses_the_whole(world: World, monkeyp
     stream = world.stream("events/00000")
     assert stream is not None
     assert stream.followers is None, "nothing follows for a subscription that is not"
+
+
+def test_a_bug_while_linking_is_answered_and_frees_the_id(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers, waiting = world.put("s", pull()), world.put("s", pull())
+
+    working = Link.saved
+
+    def broken_once(link: Link) -> SavedLink:
+        monkeypatch.setattr(Link, "saved", working)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Link, "saved", broken_once)
+    world.settle()
+    assert isinstance(answers[0], InternalError)
+    assert waiting[0].is_new, "the next request for the id creates it"
+
+
+def test_a_bug_while_creating_is_answered_and_frees_the_id(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> str:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("headwater.engine.signing_keys.SigningKeys.secret", broken)
+    assert isinstance(world.put("s", pull())[0], InternalError)
+    monkeypatch.undo()
+    answers = world.put("s", pull())
+    world.settle()
+    assert answers[0].is_new

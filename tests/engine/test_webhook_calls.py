@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headwater.core.addresses import WebhookUrl
-from headwater.core.errors import SubscriptionRefusal, WebhookUrlRejected
+from headwater.core.errors import InternalError, Refusal, WebhookUrlRejected
 from headwater.engine import webhooks
 from headwater.engine.webhooks import Answer, Outgoing, Webhooks
 from tests.http.certificates import make_certificate
@@ -51,8 +51,8 @@ async def call(caller: Webhooks, url: str, timeout_s: float = 5.0) -> Answer:
     return await answered
 
 
-async def vet(caller: Webhooks, url: str) -> SubscriptionRefusal | None:
-    vetted: asyncio.Future[SubscriptionRefusal | None] = asyncio.get_running_loop().create_future()
+async def vet(caller: Webhooks, url: str) -> Refusal | None:
+    vetted: asyncio.Future[Refusal | None] = asyncio.get_running_loop().create_future()
     caller.vet(url, vetted.set_result)
     return await vetted
 
@@ -126,6 +126,31 @@ def test_a_name_that_does_not_resolve_today_may_tomorrow() -> None:
         silent = Webhooks(concurrency=4, allow_local=False, resolve=Names([]))
         assert not (await call(silent, "https://hook.example/")).accepted
         await silent.stop()
+
+    run(work)
+
+
+def test_an_unexpected_error_while_checking_a_url_is_answered() -> None:
+    """A resolver may raise what nobody expects; a check without an answer would lock the subscription's id."""
+
+    async def work() -> None:
+        caller = Webhooks(concurrency=4, allow_local=False, resolve=Names(RuntimeError("a bug in the resolver")))
+        assert isinstance(await vet(caller, "https://hook.example/"), InternalError)
+        await caller.stop()
+        unicode = Webhooks(concurrency=4, allow_local=False, resolve=Names(UnicodeError("label too long")))
+        assert isinstance(await vet(unicode, "https://hook.example/"), WebhookUrlRejected)
+        assert not (await call(unicode, "https://hook.example/")).accepted
+        await unicode.stop()
+
+    run(work)
+
+
+def test_an_unexpected_error_in_a_call_is_a_failed_delivery() -> None:
+    async def work() -> None:
+        caller = Webhooks(concurrency=1, allow_local=False, resolve=Names(RuntimeError("a bug in the resolver")))
+        assert await call(caller, "https://hook.example/") == Answer(False, reason="unexpected RuntimeError")
+        assert not (await call(caller, "https://hook.example/")).accepted, "the slot is free again"
+        await caller.stop()
 
     run(work)
 

@@ -145,6 +145,7 @@ def test_a_body_larger_than_any_subscription_is_413(subscription: Subscription) 
         "https://user:secret@example.com/",
         "ftp://example.com/",
         "not a url",
+        f"https://{'a' * 64}.example/",
     ],
 )
 def test_t35_unsafe_webhook_urls_are_400(subscription: Subscription, url: str) -> None:

@@ -22,6 +22,9 @@ Address: TypeAlias = IPv4Address | IPv6Address
 LOCALHOST: Final = "localhost"
 
 _HOST: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.ASCII)
+HOST_MAX_CHARS: Final = 253
+LABEL_MAX_CHARS: Final = 63
+"""DNS allows no longer host names and labels, and resolvers raise instead of answering (RFC 1035 §2.3.4)."""
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
 """A last label like this makes resolvers read the host as an IPv4 address in one of its old spellings."""
 
@@ -137,6 +140,10 @@ def _literal(host: str) -> Address | None:
         raise WebhookUrlRejected("An IPv4 address is written as four decimal numbers without leading zeros.")
     if _HOST.fullmatch(host) is None:
         raise WebhookUrlRejected("webhook.url has no valid host.")
+    if len(host) > HOST_MAX_CHARS or any(len(label) > LABEL_MAX_CHARS for label in host.split(".")):
+        raise WebhookUrlRejected(
+            f"The host of webhook.url may have {HOST_MAX_CHARS} characters, and {LABEL_MAX_CHARS} between two dots."
+        )
     return None
 
 

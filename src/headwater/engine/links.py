@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from headwater.core.errors import Refusal
+from headwater.core.errors import InternalError, Refusal
 from headwater.core.globs import GlobIndex
 from headwater.core.names import is_client_name
 from headwater.core.offsets import Offset
@@ -34,6 +34,14 @@ SLICE: Final = 2_000
 
 def link_key(subscription_id: str, name: str) -> str:
     return f"{LINK_PREFIX}{quote(subscription_id, safe='')}/{name}"
+
+
+def as_refusal(error: Exception, work: str) -> Refusal:
+    """The answer to a request whose work raised: its refusal, or for a bug a 500 with the cause in the log."""
+    if isinstance(error, Refusal):
+        return error
+    log.error("%s failed unexpectedly", work, exc_info=error)
+    return InternalError("The request could not be completed because of an internal error; the server's log has it.")
 
 
 class Links:
@@ -55,9 +63,8 @@ class Links:
         try:
             for name in subscription.config.streams:
                 self.add(subscription, name)
-        except Refusal as refusal:
-            self.end(subscription)
-            done(refusal)
+        except Exception as error:
+            self._give_up(subscription, done, error)
             return
         names: list[str] = []
         only: GlobIndex[None] = GlobIndex()
@@ -83,14 +90,20 @@ class Links:
                     continue
                 if only.match(name):
                     self._link_by_pattern(subscription, stream, _tail(stream))
-        except Refusal as refusal:
-            self.end(subscription)
-            done(refusal)
+        except Exception as error:
+            self._give_up(subscription, done, error)
             return
         if start + SLICE < len(names):
             self._scheduler.soon(partial(self._link_slice, subscription, only, names, start + SLICE, done))
         else:
             done(None)
+
+    def _give_up(self, subscription: Subscription, done: Callable[[Refusal | None], None], error: Exception) -> None:
+        """Undo what was linked and answer: whatever went wrong, somebody waits for the answer."""
+        try:
+            self.end(subscription)
+        finally:
+            done(as_refusal(error, f"linking subscription {subscription.id!r}"))
 
     def end(self, subscription: Subscription) -> None:
         """Follow nothing for it any more, and forget its cursors."""

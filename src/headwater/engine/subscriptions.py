@@ -18,7 +18,6 @@ from headwater.core.errors import (
     Refusal,
     SubscriptionExists,
     SubscriptionNotFound,
-    SubscriptionRefusal,
 )
 from headwater.core.signing import PublicKey, SigningKey
 from headwater.core.subscriptions import (
@@ -32,7 +31,7 @@ from headwater.core.subscriptions import (
     encode_saved,
 )
 from headwater.engine.engine import Engine
-from headwater.engine.links import Links
+from headwater.engine.links import Links, as_refusal
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
 from headwater.engine.stream import LiveStream
@@ -261,8 +260,9 @@ class Subscriptions:
         config: Config,
         base_url: str,
         done: Callable[[Put | Refusal], None],
-        refusal: SubscriptionRefusal | None,
+        refusal: Refusal | None,
     ) -> None:
+        """Create a subscription whose webhook was checked. `done` is always called: until then the id is locked."""
         if refusal is not None:
             done(refusal)
             return
@@ -271,11 +271,11 @@ class Subscriptions:
             self._keys.secret()
             if config.webhook_url is not None:
                 self._keys.current()
-        except Refusal as unwritable:
-            done(unwritable)
+            saved = SavedSubscription(config, self._engine.now_ms(), base_url, secrets.token_hex(8))
+            subscription = Subscription(id_, saved, self)
+        except Exception as error:
+            done(as_refusal(error, f"creating subscription {id_!r}"))
             return
-        saved = SavedSubscription(config, self._engine.now_ms(), base_url, secrets.token_hex(8))
-        subscription = Subscription(id_, saved, self)
         # Cursors go first: a crash in between leaves orphans, never a subscription that forgot where it began.
         self._links.begin(subscription, partial(self._linked, subscription, done))
 
@@ -287,9 +287,9 @@ class Subscriptions:
                 self._engine.put_document(
                     _subscription_key(subscription.id), encode_saved(subscription.saved), None, None
                 )
-            except Refusal as unwritable:
+            except Exception as error:
                 self._links.end(subscription)
-                refusal = unwritable
+                refusal = as_refusal(error, f"creating subscription {subscription.id!r}")
         if refusal is not None:
             done(refusal)
             return
@@ -298,11 +298,13 @@ class Subscriptions:
         done(Put(self._view(subscription), True))
 
     def _made(self, id_: str, done: Callable[[Put | Refusal], None], result: Put | Refusal) -> None:
-        """Answer whoever made it, then those who asked for the same id meanwhile."""
+        """Answer the request that created the subscription, then those that named the same id meanwhile."""
         waiting = self._making.pop(id_)
-        self._engine.after_all_pending(done, result)
-        for again in waiting:
-            again()
+        try:
+            self._engine.after_all_pending(done, result)
+        finally:
+            for again in waiting:
+                again()
 
     def _install(self, subscription: Subscription) -> None:
         self._by_id[subscription.id] = subscription

@@ -20,7 +20,7 @@ import httpx
 import msgspec
 
 from headwater.core.addresses import WebhookUrl, check_address, parse_webhook_url
-from headwater.core.errors import SubscriptionRefusal, WebhookUrlRejected
+from headwater.core.errors import InternalError, Refusal, WebhookUrlRejected
 
 log = logging.getLogger("headwater.webhooks")
 
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 Compose: TypeAlias = Callable[[], Outgoing | None]
 """Asked when the call's turn has come, so that what is sent and signed is fresh; None calls it off."""
 OnAnswer: TypeAlias = Callable[[Answer], None]
-OnVetted: TypeAlias = Callable[[SubscriptionRefusal | None], None]
+OnVetted: TypeAlias = Callable[[Refusal | None], None]
 
 
 class Caller(Protocol):
@@ -128,14 +128,20 @@ class Webhooks:
             log.error("a webhook call ended in an unexpected error", exc_info=task.exception())
 
     async def _vet(self, url: WebhookUrl, done: OnVetted) -> None:
-        refusal: WebhookUrlRejected | None = None
+        """Check the addresses of a URL's host. Whatever happens, `done` is called: an id waits for the answer."""
+        refusal: Refusal | None = None
         try:
             async with asyncio.timeout(VET_TIMEOUT_S):
                 await self._address(url)
         except WebhookUrlRejected as rejected:
             refusal = rejected
+        except UnicodeError:
+            refusal = WebhookUrlRejected(f"{url.host!r} is not a host name that can be resolved.")
         except (OSError, TimeoutError):
-            pass  # A name that does not resolve today may tomorrow; each call looks again.
+            pass  # A name that does not resolve today may resolve tomorrow; each call checks again.
+        except Exception:
+            log.exception("checking the webhook host %r failed unexpectedly", url.host)
+            refusal = InternalError("The webhook URL could not be checked because of an internal error.")
         done(refusal)
 
     async def _call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
@@ -150,8 +156,11 @@ class Webhooks:
                 answer = Answer(False, reason=f"no answer within {timeout_s:g} s")
             except WebhookUrlRejected as refusal:
                 answer = Answer(False, reason=refusal.detail)
-            except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
                 answer = Answer(False, reason=f"{type(error).__name__}: {error}")
+            except Exception as error:
+                log.exception("calling a webhook failed unexpectedly")
+                answer = Answer(False, reason=f"unexpected {type(error).__name__}")
         done(answer)
 
     async def _post(self, text: str, outgoing: Outgoing) -> Answer:
