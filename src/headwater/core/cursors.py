@@ -1,7 +1,8 @@
 """Cursors: values that make successive live requests differ, so that no cache answers them in a loop.
 
 The cursor is the number of the current interval since a fixed epoch. A client that already holds that number or a
-later one gets a strictly greater one, moved on by a random jitter (protocol §8.1).
+later one gets a strictly greater one, moved on by a random jitter (protocol §8.1). A cursor never goes back: not from
+one request to the next (`next_cursor`), and not between two events of one response (`later_cursor`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,29 @@ from typing import Final
 EPOCH_MS: Final = 1_728_432_000_000
 """2024-10-09T00:00:00Z."""
 JITTER_MAX_SECS: Final = 3600
-CURSOR_MAX: Final = 2**53 - 1
+DIGITS_MAX: Final = 32
+"""Longest cursor that is believed. A server's own have ten digits at most in a thousand years; the rest is room for
+clients that begin with a number of their own, 2^53 - 1 for example, and must still be answered with a greater one."""
 
-_CURSOR: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
+_CURSOR: Final = re.compile(rf"[0-9]{{1,{DIGITS_MAX}}}", re.ASCII)
 
 
 def next_cursor(now_ms: int, interval_secs: int, echoed: str | None, jitter: float) -> str:
-    """The cursor for a live response. `jitter` is a random number in [0, 1)."""
-    current = max(0, (now_ms - EPOCH_MS) // (interval_secs * 1000))
-    if echoed is None or _CURSOR.fullmatch(echoed) is None:
-        return str(current)
-    held = int(echoed)
-    if held < current or held >= CURSOR_MAX:
+    """The cursor for a live response, strictly ahead of the one that the client echoed, if it is one.
+
+    `jitter` is a random number in [0, 1).
+    """
+    current = _current(now_ms, interval_secs)
+    if echoed is None or _CURSOR.fullmatch(echoed) is None or int(echoed) < current:
         return str(current)
     step_secs = 1 + int(jitter * JITTER_MAX_SECS)
-    return str(held + max(1, step_secs // interval_secs))
+    return str(int(echoed) + max(1, step_secs // interval_secs))
+
+
+def later_cursor(now_ms: int, interval_secs: int, sent: str) -> str:
+    """The cursor for a further event of the response in which `sent` was the last one: the same or a greater one."""
+    return str(max(_current(now_ms, interval_secs), int(sent)))
+
+
+def _current(now_ms: int, interval_secs: int) -> int:
+    return max(0, (now_ms - EPOCH_MS) // (interval_secs * 1000))

@@ -1,0 +1,18 @@
+"""Cursors never go backwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.http.protocol import Stream
+
+
+@pytest.mark.parametrize("cursor", [2**53 - 2, 2**53 - 1, 2**53, 10**16 - 1], ids=str)
+def test_a_huge_cursor_is_answered_with_a_greater_one(stream: Stream, cursor: int) -> None:
+    """protocol line 433: strictly greater than the client's cursor. 2^53-1 was answered with a smaller one."""
+    stream.create("data")
+    for _ in range(3):
+        answer = stream.long_poll("-1", cursor=str(cursor))
+        assert answer.status_code == 200
+        assert int(answer.headers["stream-cursor"]) > cursor
+        cursor = int(answer.headers["stream-cursor"])
