@@ -108,19 +108,28 @@ def server_environment(**settings: str) -> dict[str, str]:
 
 @contextmanager
 def serve(
-    *, arguments: tuple[str, ...] = (), directory: Path | None = None, port: int = 0, **env: str
+    *,
+    arguments: tuple[str, ...] = (),
+    directory: Path | None = None,
+    port: int = 0,
+    program: tuple[str, ...] = ("headwater",),
+    **env: str,
 ) -> Iterator[Server]:
     """Start a server with the given DS_… variables; wait until it listens; stop it on exit.
 
     `directory` is its working directory (a temporary one by default): pass the same one twice to start a
-    second server on the data of the first.
+    second server on the data of the first. `program` is the module that runs it, with arguments, for tests that
+    change or measure the server.
     """
     with tempfile.TemporaryDirectory(prefix="headwater-test-") as temporary:
         cwd = directory or Path(temporary)
+        environment = server_environment(**env)
+        if program[0] != "headwater":
+            environment["PYTHONPATH"] += os.pathsep + str(_REPOSITORY)
         process = subprocess.Popen(
-            [sys.executable, "-m", "headwater", "serve", "--port", str(port), *arguments],
+            [sys.executable, "-m", *program, "serve", "--port", str(port), *arguments],
             cwd=cwd,
-            env=server_environment(**env),
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class Client:
             self.close()
         return Reply(status, found, payload)
 
-    async def events(self, path: str) -> AsyncIterator[Event]:
+    async def events(self, path: str) -> AsyncGenerator[Event, None]:
         """Server-sent events until the server or the connection ends. Raises `Lost` only before the first answer."""
         reader, writer = await self._connection()
         try:

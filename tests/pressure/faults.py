@@ -1,0 +1,95 @@
+"""Servers that are wrong on purpose, one way each: what the checkers of this package must notice.
+
+    python -m tests.pressure.faults FAULT serve --port 0
+
+Each fault patches the real server and then runs it. A checker that no fault can make fail proves nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+
+from headwater.cli import main
+from headwater.http.connection import Connection
+from tests.model.broken import BROKEN
+
+
+def _model_fault(way: str) -> Callable[[], None]:
+    """One of the model test's broken engines, for the life of the process."""
+
+    def bend() -> None:
+        broken = BROKEN[way].bend
+        assert broken is not None
+        broken().__enter__()
+
+    return bend
+
+
+def swaps_pipelined_requests() -> None:
+    """Two reads in one segment are answered in the wrong order."""
+    receive = Connection.data_received
+
+    def swapped(self: Connection, data: bytes) -> None:
+        first, _, rest = data.partition(b"\r\n\r\n")
+        second, end, rest = rest.partition(b"\r\n\r\n")
+        if end and all(head.startswith((b"GET ", b"HEAD ")) for head in (first, second)):
+            data = b"\r\n\r\n".join((second, first, rest))
+        receive(self, data)
+
+    Connection.data_received = swapped  # type: ignore[method-assign]
+
+
+def loses_a_byte_between_segments() -> None:
+    receive = Connection.data_received
+    calls = itertools.count(1)
+
+    def forgetful(self: Connection, data: bytes) -> None:
+        receive(self, data[:-1] if next(calls) % 50 == 0 else data)
+
+    Connection.data_received = forgetful  # type: ignore[method-assign]
+
+
+def sends_a_stray_byte() -> None:
+    """The answer to a HEAD is followed by a byte that no framing announces."""
+    receive = Connection.data_received
+    calls = itertools.count(1)
+
+    def generous(self: Connection, data: bytes) -> None:
+        receive(self, data)
+        if data.startswith(b"HEAD ") and next(calls) % 5 == 0:
+            self.transport.write(b"x")
+
+    Connection.data_received = generous  # type: ignore[method-assign]
+
+
+def reads_a_request_twice() -> None:
+    """A segment that is one whole append is taken twice: the second answer belongs to nobody."""
+    receive = Connection.data_received
+    calls = itertools.count(1)
+
+    def twice(self: Connection, data: bytes) -> None:
+        receive(self, data)
+        if data.startswith(b"POST ") and next(calls) % 20 == 0:
+            receive(self, data)
+
+    Connection.data_received = twice  # type: ignore[method-assign]
+
+
+FUZZ_FAULTS: dict[str, Callable[[], None]] = {
+    "swaps_pipelined_requests": swaps_pipelined_requests,
+    "loses_a_byte_between_segments": loses_a_byte_between_segments,
+    "sends_a_stray_byte": sends_a_stray_byte,
+    "reads_a_request_twice": reads_a_request_twice,
+    "appends_repeats_again": _model_fault("appends repeats again"),
+    "takes_producer_gaps": _model_fault("takes producer gaps"),
+    "appends_to_closed_streams": _model_fault("appends to closed streams"),
+    "ignores_stream_seq": _model_fault("ignores Stream-Seq"),
+}
+FAULTS = FUZZ_FAULTS
+
+
+if __name__ == "__main__":
+    FAULTS[sys.argv[1]]()
+    main(sys.argv[2:])

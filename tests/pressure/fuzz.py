@@ -1,0 +1,460 @@
+"""Pipelining and segmentation against a model: random requests, cut at random bytes, read fast, slowly or not at all.
+
+    python -m tests.pressure.fuzz --requests 1000000 --seed 7 [--mode file-durable] [--depth 2000]
+
+Every client has a connection of its own and a `Script`. Each response is parsed by h11, which shares no code with the
+server, and must be the model's answer to the request whose turn it is. A connection that is cut leaves behind a state
+that some prefix of what was sent explains, and never less than what was answered. The seed decides what is sent and
+where it is cut; run with the same seed to send the same again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import h11
+
+from tests.crash.wire import Client, Lost, NotSent
+from tests.pressure.script import TEXT, Mismatch, Script, Step, Visible, Wake, place
+from tests.serving import serve
+
+DEPTH_MAX = 32
+"""Requests sent before the first answer is awaited."""
+ANSWER_S = 30.0
+LANES = 16
+WAKE_EVERY_S = (0.002, 0.03)
+SETTLE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    ends: bool
+    """Whether the server closes the connection after it."""
+
+
+class Replies:
+    """Responses out of received bytes, as h11 reads them."""
+
+    def __init__(self) -> None:
+        self._h11 = h11.Connection(h11.CLIENT)
+        self._head: h11.Response | None = None
+        self._body = bytearray()
+        self._asked = False
+
+    def feed(self, data: bytes) -> None:
+        self._h11.receive_data(data)
+
+    def next(self, method: str) -> Reply | None:
+        """The response to a request with this method, once it is whole."""
+        connection = self._h11
+        try:
+            if not self._asked:
+                connection.send(h11.Request(method=method, target="/", headers=[("Host", "localhost")]))
+                connection.send(h11.EndOfMessage())
+                self._asked = True
+            while True:
+                event = connection.next_event()
+                if event is h11.NEED_DATA:
+                    return None
+                if isinstance(event, h11.Response):
+                    self._head = event
+                elif isinstance(event, h11.Data):
+                    self._body += event.data
+                elif isinstance(event, h11.EndOfMessage):
+                    return self._finish()
+                elif not isinstance(event, h11.InformationalResponse):
+                    raise Mismatch(f"the connection ended where an answer to {method} was due ({event})")
+        except h11.RemoteProtocolError as error:
+            raise Mismatch(f"h11 cannot read the answer to {method}: {error}") from error
+
+    def _finish(self) -> Reply:
+        assert self._head is not None
+        headers: dict[str, str] = {}
+        for raw_name, raw_value in self._head.headers:
+            name = raw_name.decode()
+            if name in headers:
+                raise Mismatch(f"{name} was sent twice")
+            headers[name] = raw_value.decode("latin-1")
+        ends = self._h11.their_state is h11.MUST_CLOSE
+        reply = Reply(self._head.status_code, headers, bytes(self._body), ends)
+        self._head, self._body, self._asked = None, bytearray(), False
+        if not ends:
+            self._h11.start_next_cycle()
+        return reply
+
+
+def compare(step: Step, reply: Reply) -> None:
+    """Whether this is the model's answer."""
+    if reply.status != step.status:
+        raise Mismatch(f"status {reply.status} instead of {step.status}; {reply.body[:300]!r}")
+    for key, wanted in step.facts.items():
+        found = _FACTS[key](reply)
+        if found != wanted:
+            raise Mismatch(f"{key} is {found!r} instead of {wanted!r}")
+
+
+def _pair(reply: Reply) -> tuple[int, int]:
+    return int(reply.headers["producer-epoch"]), int(reply.headers["producer-seq"])
+
+
+_FACTS: dict[str, Any] = {
+    "next": lambda reply: place(reply.headers["stream-next-offset"]),
+    "closed": lambda reply: reply.headers.get("stream-closed") == "true",
+    "up_to_date": lambda reply: reply.headers.get("stream-up-to-date") == "true",
+    "type": lambda reply: reply.headers["content-type"],
+    "body": lambda reply: reply.body,
+    "producer": _pair,
+    "epoch": lambda reply: int(reply.headers["producer-epoch"]),
+    "expected": lambda reply: int(reply.headers["producer-expected-seq"]),
+    "received": lambda reply: int(reply.headers["producer-received-seq"]),
+}
+
+
+@dataclass
+class Run:
+    """What all clients of one run share."""
+
+    port: int
+    seed: int
+    requests: int
+    depth_max: int = DEPTH_MAX
+    lanes: int = LANES
+    running: bool = True
+    sent: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    _clients: list[Client] = field(default_factory=list)
+
+    def client(self) -> Client:
+        """A connection that is closed at the end of the run at the latest."""
+        client = Client(self.port)
+        self._clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        await asyncio.sleep(0.01)
+
+
+async def fuzz(run: Run) -> Counter[str]:
+    """Send the requests; the first answer that is wrong ends it with a `Mismatch` that names seed and client."""
+    wakes = [Wake(f"/v1/stream/wake/{run.seed}/{number}") for number in range(2)]
+    await asyncio.gather(*(_create(run, wake) for wake in wakes))
+    lanes = [Lane(run, number, wakes[number % len(wakes)]) for number in range(run.lanes)]
+    try:
+        async with asyncio.TaskGroup() as group:
+            beside = [group.create_task(feed(run, wake, number)) for number, wake in enumerate(wakes)]
+            beside += [group.create_task(listen(run, wake, number)) for number, wake in enumerate(wakes * 2)]
+            async with asyncio.TaskGroup() as sending:
+                for lane in lanes:
+                    sending.create_task(lane.drive())
+            run.running = False
+            await asyncio.wait_for(asyncio.gather(*beside), SETTLE_S)
+    except BaseExceptionGroup as group_error:
+        raise _first(group_error) from None
+    finally:
+        await run.close()
+    run.counts["requests"] = run.sent
+    return run.counts
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = next((each for each in error.exceptions if isinstance(each, Mismatch)), error.exceptions[0])
+    return error
+
+
+async def _create(run: Run, wake: Wake) -> None:
+    client = run.client()
+    reply = await client.request("PUT", wake.path, {"Content-Type": TEXT})
+    assert reply.status in {200, 201}, reply
+    client.close()
+
+
+class Lane:
+    """One pipelining client."""
+
+    def __init__(self, run: Run, number: int, wake: Wake) -> None:
+        self._run = run
+        self._number = number
+        self._wake = wake
+        self._dice = random.Random(f"{run.seed}/{number}")
+        self._script = Script(self._dice, f"fuzz/{run.seed}/{number}", wake)
+
+    async def drive(self) -> None:
+        run = self._run
+        try:
+            while run.sent < run.requests:
+                await self._one_connection()
+        except Mismatch as error:
+            error.add_note(f"seed {run.seed}, client {self._number}")
+            raise
+
+    async def _one_connection(self) -> None:
+        dice = self._dice
+        run = self._run
+        run.counts["connections"] += 1
+        pipe = await Pipe.open(run.port, small_window=dice.random() < 0.3)
+        try:
+            for _ in range(dice.randrange(1, 6)):
+                depth = min(int(dice.paretovariate(0.35)), run.depth_max)
+                steps = [self._script.step() for _ in range(depth)]
+                run.sent += depth
+                run.counts["deepest"] = max(run.counts["deepest"], depth)
+                (way,) = dice.choices(("eager", "slow", "paused", "vanish"), (72, 10, 10, 8))
+                run.counts[way] += 1
+                if way == "vanish":
+                    await self._vanish(pipe, steps)
+                    return
+                await self._exchange(pipe, steps, way)
+        finally:
+            pipe.close()
+
+    async def _exchange(self, pipe: Pipe, steps: list[Step], way: str) -> None:
+        acknowledged = self._wake.acknowledged
+        async with answered_in_time(len(steps)):
+            sending = asyncio.create_task(pipe.send(cut(self._dice, steps)))
+            try:
+                if way == "paused":
+                    # Nothing is read until all is sent, or until it is clear that the server waits for the reader.
+                    await asyncio.wait([sending], timeout=self._dice.uniform(0.0, 0.3))
+                for position, step in enumerate(steps):
+                    await self._judge(pipe, step, acknowledged, way, position)
+                await sending
+            finally:
+                sending.cancel()
+        self._run.counts["answered"] += len(steps)
+
+    async def _judge(self, pipe: Pipe, step: Step, acknowledged: int, way: str, position: int) -> None:
+        try:
+            reply = await pipe.reply(step.method, slow=way == "slow", dice=self._dice)
+            if step.waits_from is None:
+                compare(step, reply)
+            else:
+                self._run.counts["waits"] += 1
+                judge_wait(self._wake, step.waits_from, acknowledged, reply)
+        except Mismatch as error:
+            what = f"{step.method} {step.target} {step.body[:60]!r}"
+            raise Mismatch(f"request {position} ({way}): {what}: {error!s}") from error
+
+    async def _vanish(self, pipe: Pipe, steps: list[Step]) -> None:
+        """Read some answers, cut the connection, and see that what is left can be explained."""
+        dice = self._dice
+        acknowledged = self._wake.acknowledged
+        read = dice.randrange(len(steps) + 1)
+        sending = asyncio.create_task(pipe.send(cut(dice, steps)))
+        try:
+            async with answered_in_time(len(steps)):
+                for position, step in enumerate(steps[:read]):
+                    await self._judge(pipe, step, acknowledged, "vanish", position)
+                await asyncio.wait([sending], timeout=dice.uniform(0.0, 0.02))
+        finally:
+            sending.cancel()
+            with suppress(asyncio.CancelledError, OSError):
+                await sending
+        pipe.close(reset=dice.random() < 0.5)
+        self._run.counts["answered"] += read
+        possible = {name: self._possible(name, steps, read) for name in self._script.names}
+        await self._settle(possible)
+        self._script.start_over()
+
+    def _possible(self, name: str, steps: list[Step], answered: int) -> list[Visible]:
+        """What may be left of a stream: the state after the last answered request, or after any later one."""
+        touched = [(number, step) for number, step in enumerate(steps) if step.name == name]
+        if not touched:
+            return [self._script.visible(name)]
+        known = [step.after for number, step in touched if number < answered] or [touched[0][1].before]
+        later = [step.after for number, step in touched if number >= answered]
+        return [state for state in (known[-1], *later) if state is not None]
+
+    async def _settle(self, possible: dict[str, list[Visible]]) -> None:
+        client = self._run.client()
+        try:
+            for name, states in possible.items():
+                reply = await client.request("GET", f"/v1/stream/{name}?offset=-1")
+                if reply.status not in {200, 404}:
+                    raise Mismatch(f"after a cut connection {name} answers {reply.status} {reply.body[:300]!r}")
+                body = reply.body if reply.status == 200 else None
+                closed = reply.headers.get("stream-closed") == "true"
+                if not any(state.body() == body and state.closed == closed for state in states):
+                    raise Mismatch(
+                        f"after a cut connection {name} is {body[-200:] if body is not None else None!r}"
+                        f" (closed: {closed}), which none of its {len(states)} possible states is"
+                    )
+                self._run.counts["settled"] += 1
+                await client.request("DELETE", f"/v1/stream/{name}")
+        finally:
+            client.close()
+
+
+class Pipe:
+    """A socket on which requests are cut and answers are awaited."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+        self._replies = Replies()
+
+    @classmethod
+    async def open(cls, port: int, *, small_window: bool) -> Pipe:
+        connected = socket.socket()
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if small_window:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", port))
+        return cls(connected)
+
+    async def send(self, pieces: Iterator[bytes]) -> None:
+        for number, piece in enumerate(pieces):
+            await self._loop.sock_sendall(self._socket, piece)
+            if number % 4 == 3:
+                await asyncio.sleep(0)
+
+    async def reply(self, method: str, *, slow: bool, dice: random.Random) -> Reply:
+        while (found := self._replies.next(method)) is None:
+            if slow:
+                await asyncio.sleep(dice.uniform(0, 0.002))
+            self._replies.feed(await self._loop.sock_recv(self._socket, 700 if slow else 262_144))
+        return found
+
+    def close(self, *, reset: bool = False) -> None:
+        if reset and self._socket.fileno() >= 0:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._socket.close()
+
+
+@asynccontextmanager
+async def answered_in_time(requests: int) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(ANSWER_S + requests * 0.05):
+            yield
+    except TimeoutError:
+        raise Mismatch(f"a request got no answer: {requests} were sent") from None
+
+
+def cut(dice: random.Random, steps: list[Step]) -> Iterator[bytes]:
+    """The requests as one run of bytes, cut anywhere: at most a few hundred pieces."""
+    data = b"".join(step.data for step in steps)
+    (way,) = dice.choices(("whole", "few", "many", "bytes"), (40, 30, 25, 5))
+    count = {"whole": 0, "few": dice.randrange(1, 5), "many": min(200, len(data) // 20), "bytes": 300}[way]
+    if way == "bytes":
+        # Byte by byte somewhere in the middle.
+        begin = dice.randrange(max(1, len(data) - count))
+        marks = range(begin, min(begin + count, len(data)))
+    else:
+        marks = sorted(dice.randrange(len(data) + 1) for _ in range(count))  # type: ignore[assignment]
+    at = 0
+    for mark in (*marks, len(data)):
+        if mark > at:
+            yield data[at:mark]
+            at = mark
+
+
+def judge_wait(wake: Wake, start: int, acknowledged: int, reply: Reply) -> None:
+    """A long-poll on a stream that grows: everything from its offset on, or 204 when there was nothing."""
+    if reply.status == 204:
+        if acknowledged > start:
+            raise Mismatch(f"204 from message {start} on, when {acknowledged} were acknowledged")
+        return
+    if reply.status != 200:
+        raise Mismatch(f"{reply.status} {reply.body[:200]!r} from a long-poll")
+    end = wake.count_at(reply.headers["stream-next-offset"])
+    if end <= start or reply.body != wake.between(start, end):
+        raise Mismatch(f"from {start} to {end}: {reply.body[:200]!r}")
+
+
+async def feed(run: Run, wake: Wake, number: int) -> None:
+    """Append to the wake stream at random moments, on its own connection."""
+    dice = random.Random(f"{run.seed}/feed/{number}")
+    client = run.client()
+    while run.running:
+        await asyncio.sleep(dice.uniform(*WAKE_EVERY_S))
+        reply = await client.request("POST", wake.path, {"Content-Type": TEXT}, wake.next_message())
+        if reply.status != 204 or place(reply.offset) != wake.token(wake.sent):
+            raise Mismatch(f"append to {wake.path}: {reply}")
+        wake.acknowledged = wake.sent
+    client.close()
+
+
+async def listen(run: Run, wake: Wake, number: int) -> None:
+    """Follow the wake stream by server-sent events, now and then slowly, and leave in the middle."""
+    dice = random.Random(f"{run.seed}/listen/{number}")
+    client = run.client()
+    while run.running:
+        at = dice.choice((0, wake.acknowledged))
+        left = dice.randrange(2, 60)
+        data = b""
+        url = f"{wake.path}?offset={wake.token(at)}&live=sse"
+        with suppress(Lost, NotSent):
+            async with aclosing(client.events(url)) as events:
+                async for event in events:
+                    if event.kind == "data":
+                        data += event.data.encode()
+                        continue
+                    end = wake.count_at(json.loads(event.data)["streamNextOffset"])
+                    if data != wake.between(at, end):
+                        raise Mismatch(f"events from {at} to {end} carry {data[:200]!r}")
+                    run.counts["events"] += 1
+                    at, data, left = end, b"", left - 1
+                    if not left or not run.running:
+                        break
+                    if dice.random() < 0.1:
+                        await asyncio.sleep(dice.uniform(0, 0.1))
+        client.close()
+
+
+def run_against_server(
+    *, requests: int, seed: int, mode: str = "memory", depth: int = DEPTH_MAX, program: tuple[str, ...] = ("headwater",)
+) -> Counter[str]:
+    """Start a server, send the requests, stop it."""
+    settings: dict[str, Any] = {
+        "DS_STORAGE__MODE": mode,
+        "DS_STORAGE__SEGMENT_BYTES": "262144",
+        "DS_STORAGE__HOT_TAIL_BYTES": "262144",
+        "DS_LIMITS__MAX_STREAM_BYTES": "0",
+        "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "0.3",
+        "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "1",
+    }
+    with serve(program=program, **settings) as server:
+        run = Run(server.port, seed, requests, depth)
+        try:
+            counts = asyncio.run(fuzz(run))
+        except BaseException as error:
+            error.add_note(f"after {run.sent} requests; the server's log ends:\n{server.log()[-3000:]}")
+            raise
+        log = server.log()
+        if "Traceback" in log:
+            raise Mismatch(f"the server logged an error:\n{log[-3000:]}")
+    return counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
+    parser.add_argument("--mode", default="memory")
+    parser.add_argument("--depth", type=int, default=DEPTH_MAX)
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - replays need it, also after a crash
+    began = time.monotonic()
+    counts = run_against_server(requests=chosen.requests, seed=chosen.seed, mode=chosen.mode, depth=chosen.depth)
+    print(json.dumps({**counts, "seconds": round(time.monotonic() - began, 1)}))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

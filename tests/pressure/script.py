@@ -1,0 +1,329 @@
+"""Random requests of one client with the answer that the model expects to each.
+
+A `Script` owns its stream names, so requests sent in order have exactly one right answer, however they are cut into
+segments. The model is the one of the engine tests (`tests/model/reference.py`); here it is checked over HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tests.model.reference import Answer, Life, Reference
+
+TEXT, JSON = "text/plain", "application/json"
+CHUNK_BYTES = 4_194_304
+"""The server's default `limits.max_chunk_bytes`; the streams here stay far below it."""
+LOG_MAX = 60
+"""Messages in one stream before it is deleted: the model's cost grows with them."""
+NAMES = 4
+
+
+class Mismatch(AssertionError):
+    """An answer that the model does not allow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visible:
+    """What a reader sees of one stream at one moment. A log only grows, so its length is enough."""
+
+    life: Life | None
+    count: int = 0
+    closed: bool = False
+
+    def body(self) -> bytes | None:
+        """What a whole read returns; None when there is no stream."""
+        if self.life is None:
+            return None
+        log = self.life.log[: self.count]
+        return b"[" + b",".join(log) + b"]" if self.life.json else b"".join(log)
+
+
+@dataclass(slots=True)
+class Step:
+    """One request: its bytes, what it means, and what must come back."""
+
+    data: bytes
+    method: str
+    target: str
+    body: bytes
+    status: int
+    facts: dict[str, Any]
+    name: str = ""
+    before: Visible | None = None
+    """What readers see of stream `name` before this request, and after it."""
+    after: Visible | None = None
+    waits_from: int | None = None
+    """Long-poll on the wake stream from this message; judged against what was appended there."""
+
+
+@dataclass
+class Wake:
+    """A stream that another connection appends to, for readers that wait. Messages are `w0;`, `w1;`, …"""
+
+    path: str
+    sent: int = 0
+    acknowledged: int = 0
+    sizes: list[int] = field(default_factory=lambda: [0])
+    """Bytes before each message."""
+
+    def next_message(self) -> bytes:
+        text = f"w{self.sent};".encode()
+        self.sizes.append(self.sizes[-1] + len(text))
+        self.sent += 1
+        return text
+
+    def token(self, count: int) -> str:
+        return f"{count:016x}_{self.sizes[count]:016x}"
+
+    def between(self, start: int, end: int) -> bytes:
+        return b"".join(b"w%d;" % number for number in range(start, end))
+
+    def count_at(self, token: str) -> int:
+        """How many messages lie before an offset, which must be one of this stream."""
+        count = int(place(token).split("_")[0], 16)
+        if count > self.sent:
+            raise Mismatch(f"offset {token} lies beyond the {self.sent} messages that were ever sent")
+        if place(token) != self.token(count):
+            raise Mismatch(f"offset {token} is not a message boundary; expected {self.token(count)}")
+        return count
+
+
+class Script:
+    """An endless random client. The same seed and prefix give the same requests."""
+
+    def __init__(self, dice: Random, prefix: str, wake: Wake | None = None) -> None:
+        self.dice = dice
+        self._prefix = prefix
+        self._wake = wake
+        self._generation = 0
+        self._number = 0
+        self.model = Reference(0)
+        self.names: list[str] = []
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Continue with new names and an empty model: nobody knows what a broken connection left behind."""
+        self._generation += 1
+        self.model = Reference(0)
+        self.names = [f"{self._prefix}/{self._generation}/{number}" for number in range(NAMES)]
+
+    def visible(self, name: str) -> Visible:
+        life = self.model.names.get(name)
+        return Visible(life, len(life.log), life.closed) if life is not None else Visible(None)
+
+    def step(self) -> Step:
+        name = self.dice.choice(self.names)
+        life = self.model.names.get(name)
+        if life is None and self.dice.random() < 0.7:
+            return self._put(name)
+        if life is not None and len(life.log) > LOG_MAX:
+            return self._delete(name)
+        (kind,) = self.dice.choices(_KINDS, _WEIGHTS)
+        return kind(self, name)
+
+    # -- operations
+
+    def _put(self, name: str) -> Step:
+        dice = self.dice
+        life = self.model.names.get(name)
+        same = life.content_type if life is not None and dice.random() < 0.6 else None
+        content_type = same or dice.choice((TEXT, TEXT, JSON, "application/octet-stream"))
+        closed = dice.random() < 0.04 if life is None else life.closed and dice.random() < 0.7
+        body = b""
+        if life is None and dice.random() < 0.3:
+            body = self._body(content_type == JSON)
+        headers = {"Content-Type": content_type}
+        if closed:
+            headers["Stream-Closed"] = "true"
+        answer = self.model.put(name, content_type, None, None, closed, body)
+        return self._made("PUT", name, headers, body, answer)
+
+    def _post(self, name: str, producer: tuple[str, int, int] | None = None, *, close: bool = False) -> Step:
+        dice = self.dice
+        life = self.model.names.get(name)
+        right = life.content_type if life is not None else TEXT
+        content_type = right if dice.random() < 0.96 else dice.choice((TEXT, JSON, "image/png"))
+        body = b"" if (close and dice.random() < 0.5) or dice.random() < 0.02 else self._body(content_type == JSON)
+        if body and content_type == JSON and dice.random() < 0.05:
+            body = dice.choice((b"{", b"[1,", b"[]", b"nul", b"[1]x"))
+        headers = {"Content-Type": content_type}
+        stream_seq = None
+        if dice.random() < 0.05:
+            stream_seq = f"{dice.randrange(1000):04d}"
+            headers["Stream-Seq"] = stream_seq
+        if producer is not None:
+            who, epoch, seq = producer
+            headers |= {"Producer-Id": who, "Producer-Epoch": str(epoch), "Producer-Seq": str(seq)}
+        if close:
+            headers["Stream-Closed"] = "true"
+        answer = self.model.post(name, content_type, body, producer, stream_seq, close)
+        return self._made("POST", name, headers, body, answer)
+
+    def _produce(self, name: str) -> Step:
+        """A producer's next append, a repeat, a gap, a new epoch, or a zombie."""
+        who = self.dice.choice(("p", "q"))
+        life = self.model.names.get(name)
+        epoch, last = life.producers.get(who, (0, -1)) if life is not None else (0, -1)
+        (way,) = self.dice.choices(("next", "repeat", "gap", "epoch", "zombie"), (70, 15, 6, 5, 4))
+        if way == "repeat" and last >= 0:
+            return self._post(name, (who, epoch, self.dice.randrange(last + 1)))
+        if way == "gap":
+            return self._post(name, (who, epoch, last + 2))
+        if way == "epoch":
+            return self._post(name, (who, epoch + 1, self.dice.choice((0, 0, 3))))
+        if way == "zombie" and epoch > 0:
+            return self._post(name, (who, epoch - 1, 0))
+        return self._post(name, (who, epoch, last + 1))
+
+    def _close(self, name: str) -> Step:
+        return self._post(name, close=True)
+
+    def _delete(self, name: str) -> Step:
+        return self._made("DELETE", name, {}, b"", self.model.delete(name))
+
+    def _head(self, name: str) -> Step:
+        answer = self.model.head(name)
+        for absent in ("ttl", "expires"):
+            answer.facts.pop(absent, None)
+        return self._made("HEAD", name, {}, b"", answer)
+
+    def _get(self, name: str) -> Step:
+        offset = self._offset(name)
+        answer = self.model.get(name, offset, CHUNK_BYTES)
+        return self._made("GET", name, {}, b"", answer, f"?offset={offset}" if offset is not None else "")
+
+    def _poll(self, name: str) -> Step:
+        """A long-poll that is answered at once: there is data, an end, or an error."""
+        life = self.model.names.get(name)
+        if life is None or (life.log and not life.closed):
+            offset = "-1"
+        elif life.closed:
+            offset = life.token(len(life.log))
+        else:
+            return self._head(name)
+        answer = self.model.get(name, offset, CHUNK_BYTES)
+        if answer.status == 200 and life is not None and offset != "-1":
+            answer = Answer(204, {"next": offset, "closed": True, "up_to_date": True})
+        return self._made("GET", name, {}, b"", answer, f"?offset={offset}&live=long-poll")
+
+    def _wait(self, name: str) -> Step:
+        """A long-poll that waits for another connection's append."""
+        wake = self._wake
+        if wake is None:
+            return self._poll(name)
+        start = max(0, wake.acknowledged - self.dice.choice((0, 0, 0, 1, 5)))
+        target = f"{wake.path}?offset={wake.token(start)}&live=long-poll"
+        return Step(self._encode("GET", target, {}, b""), "GET", target, b"", 0, {}, waits_from=start)
+
+    def _elsewhere(self, name: str) -> Step:
+        """Requests that no stream is about."""
+        method, target, status = self.dice.choice(
+            (
+                ("GET", "/healthz", 200),
+                ("GET", "/nothing/here", 404),
+                ("OPTIONS", f"/v1/stream/{name}", 204),
+                ("GET", f"/v1/stream/{name}?offset=", 400),
+                ("GET", f"/v1/stream/{name}?offset=1_2_3_4", 400),
+                ("GET", f"/v1/stream/{name}?offset=-1&offset=-1", 400),
+                ("POST", "/healthz", 405),
+            )
+        )
+        if status == 400 and self.model.names.get(name) is None:
+            return self._head(name)  # Whether the stream or the offset is missed first is nobody's business.
+        headers = {"Content-Type": TEXT} if method == "POST" else {}
+        body = b"x" if method == "POST" else b""
+        return Step(self._encode(method, target, headers, body), method, target, body, status, {})
+
+    # -- inside
+
+    def _offset(self, name: str) -> str | None:
+        life = self.model.names.get(name)
+        if life is None:
+            return self.dice.choice(("-1", None, "now"))
+        count = len(life.log)
+        place_ = life.token(self.dice.randrange(count + 1))
+        return self.dice.choice(("-1", None, "now", place_, place_, life.token(count)))
+
+    def _body(self, json: bool) -> bytes:
+        """Unique, so that an answer with it can belong to one request only."""
+        self._number += 1
+        size = self.dice.choice((0, 0, 3, 40, 200, 2000))
+        text = f"{self._generation}.{self._number}." + "y" * size
+        if not json:
+            return (text + ";").encode()
+        if self.dice.random() < 0.5:
+            return f'{{"n":"{text}"}}'.encode()
+        return f'["{text}", {self._number} , [ ]]'.encode()
+
+    def _made(
+        self, method: str, name: str, headers: dict[str, str], body: bytes, answer: Answer, query: str = ""
+    ) -> Step:
+        before = self.visible(name)
+        if answer.change is not None:
+            answer.change()
+        target = f"/v1/stream/{self._spelled(name)}{query}"
+        data = self._encode(method, target, headers, body)
+        return Step(data, method, target, body, answer.status, answer.facts, name, before, self.visible(name))
+
+    def _spelled(self, name: str) -> str:
+        """The name as it is, or with a character percent-encoded: both are the same stream."""
+        if self.dice.random() < 0.9:
+            return name
+        at = self.dice.choice([index for index, letter in enumerate(name) if letter != "/"])
+        return f"{name[:at]}%{ord(name[at]):02{self.dice.choice('xX')}}{name[at + 1 :]}"
+
+    def _encode(self, method: str, target: str, headers: dict[str, str], body: bytes) -> bytes:
+        """One of the many legal spellings of a request."""
+        dice = self.dice
+        fields = [("Host", "localhost"), *headers.items()]
+        payload = body
+        if body and dice.random() < 0.25:
+            fields.append(("Transfer-Encoding", "chunked"))
+            payload = self._chunked(body)
+        elif body or (method in {"PUT", "POST"} and dice.random() < 0.7):
+            fields.append(("Content-Length", str(len(body))))
+        if dice.random() < 0.05:
+            fields.append(("X-Filler", "z" * dice.randrange(1500)))
+        if dice.random() < 0.01 and body:
+            fields.append(("Expect", "100-continue"))
+        lines = [f"{method} {target} HTTP/1.1"]
+        for field_name, value in fields:
+            spelled = dice.choice((field_name, field_name, field_name.lower(), field_name.upper()))
+            lines.append(f"{spelled}:{dice.choice((' ', ' ', '', '  '))}{value}{dice.choice(('', '', ' '))}")
+        return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + payload
+
+    def _chunked(self, body: bytes) -> bytes:
+        dice = self.dice
+        pieces = bytearray()
+        at = 0
+        while at < len(body):
+            size = dice.randrange(1, len(body) - at + 1)
+            extension = dice.choice((b"", b"", b";x=1"))
+            pieces += b"%x%b\r\n%b\r\n" % (size, extension, body[at : at + size])
+            at += size
+        trailer = dice.choice((b"", b"", b"X-Trailer: t\r\n"))
+        return bytes(pieces) + b"0\r\n" + trailer + b"\r\n"
+
+
+_Kind = Callable[[Script, str], Step]
+_KINDS: list[_Kind] = [
+    Script._post,
+    Script._produce,
+    Script._get,
+    Script._head,
+    Script._put,
+    Script._delete,
+    Script._close,
+    Script._poll,
+    Script._elsewhere,
+    Script._wait,
+]
+_WEIGHTS = [34, 22, 18, 8, 5, 3, 1.5, 4, 4, 0.5]
+
+
+def place(token: str) -> str:
+    """The part of an offset that says where it is: message and byte, without what names the stream's life."""
+    return "_".join(token.split("_")[:2])

@@ -1,0 +1,78 @@
+"""Every response of a pipelined connection is the model's answer to its request, however the bytes are cut."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import h11
+import pytest
+
+from tests.pressure.faults import FUZZ_FAULTS
+from tests.pressure.fuzz import Replies, compare, run_against_server
+from tests.pressure.script import Mismatch, Script, Step, Wake
+
+REQUESTS = {"memory": 17_000, "file-durable": 3_000}
+REQUESTS_LONG = {"memory": 900_000, "file-durable": 60_000, "acid": 40_000}
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("mode", ["memory", "file-durable", "acid"])
+def test_pipelined_requests_get_the_models_answers(mode: str, long: bool) -> None:
+    seed = time.time_ns() % 10**9 if long else 20_262
+    requests = REQUESTS_LONG[mode] if long else REQUESTS.get(mode, 1_000)
+    print(f"seed {seed}")  # noqa: T201 - shown with a failure, to replay it
+    counts = run_against_server(requests=requests, seed=seed, mode=mode)
+    assert counts["answered"] > requests * 0.7
+    for what in ("slow", "paused", "vanish", "waits", "events", "settled"):
+        assert counts[what] > requests / 2_000, f"too little {what} to judge by: {counts}"
+
+
+@pytest.mark.parametrize("fault", FUZZ_FAULTS)
+def test_a_broken_server_is_noticed(fault: str) -> None:
+    with pytest.raises(Mismatch):
+        run_against_server(requests=6_000, seed=5, program=("tests.pressure.faults", fault))
+
+
+def test_h11_reads_every_request_as_it_is_meant() -> None:
+    """A second opinion on the spellings that the script uses: chunks, extensions, trailers, white space, case."""
+    script = Script(random.Random(3), "h11", Wake("/v1/stream/w"))
+    steps = [script.step() for _ in range(1_500)]
+    server = h11.Connection(h11.SERVER)
+    server.receive_data(b"".join(step.data for step in steps))
+    for step in steps:
+        request = server.next_event()
+        assert isinstance(request, h11.Request), request
+        assert (request.method.decode(), request.target.decode()) == (step.method, step.target)
+        body = b""
+        while isinstance(event := server.next_event(), h11.Data):
+            body += event.data
+        assert isinstance(event, h11.EndOfMessage)
+        assert body == step.body
+        server.send(h11.Response(status_code=204, headers=[]))
+        server.send(h11.EndOfMessage())
+        server.start_next_cycle()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 204 No Content\r\nStream-Next-Offset: 0000000000000001_0000000000000002\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nStream-Next-Offset: 0000000000000001_0000000000000001\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\nStream-Next-Offset: a\r\nStream-Next-Offset: a\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nx",
+    ],
+    ids=["offset", "status", "twice", "framing"],
+)
+def test_a_wrong_answer_is_a_mismatch(answer: bytes) -> None:
+    replies = Replies()
+    replies.feed(answer)
+    step = Step(b"", "POST", "/v1/stream/s", b"x", 204, {"next": f"{1:016x}_{1:016x}", "closed": False})
+    with pytest.raises(Mismatch):
+        judge(replies, step)
+
+
+def judge(replies: Replies, step: Step) -> None:
+    reply = replies.next(step.method)
+    assert reply is not None
+    compare(step, reply)
