@@ -107,13 +107,12 @@ class Stack:
 @contextmanager
 def stack(directory: Path, **env: str) -> Iterator[Stack]:
     """Everything that is needed to start one, on free ports; ends what was started."""
-    ports = {name: free_port() for name in ("server", "proxy", "admin", "postgres", "adminer", "sync")}
+    ports = {name: free_port() for name in ("server", "proxy", "postgres", "adminer", "sync")}
     ports["shards"] = free_ports(SHARDS_MAX)[0]
     environment = server_environment(
         **{
             "DS_SERVER__PORT": str(ports["server"]),
             "DS_PROXY__PORT": str(ports["proxy"]),
-            "DS_PROXY__ADMIN_PORT": str(ports["admin"]),
             "DS_PROXY__THREADS": "1",
             "DS_STACK__POSTGRES_PORT": str(ports["postgres"]),
             "DS_STACK__ADMINER_PORT": str(ports["adminer"]),

@@ -52,7 +52,6 @@ def test_host_ports_are_those_of_the_settings(services: dict[str, Any]) -> None:
     assert set(published) == {
         ("server", settings.server.port),
         ("envoy", settings.proxy.port),
-        ("envoy", settings.proxy.admin_port),
         ("postgres", settings.stack.postgres_port),
         ("adminer", settings.stack.adminer_port),
     }
@@ -120,6 +119,7 @@ def test_the_door_writes_a_configuration_that_envoy_takes(services: dict[str, An
     # A host name is resolved; keys are inside, and only their public half.
     assert "STRICT_DNS" in written
     assert "inline_string" in written
+    assert "admin" not in json.loads(written), "the admin interface can stop Envoy and asks for no token"
     assert "PRIVATE" not in written
     assert '\\"d\\"' not in written
 

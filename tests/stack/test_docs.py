@@ -29,7 +29,7 @@ def commands_of(page: Path) -> list[tuple[Block, tuple[str, ...]]]:
 
 
 def as_run(text: str, made: Stack) -> str:
-    for printed, name in (("8080", "proxy"), ("4437", "server"), ("9901", "admin")):
+    for printed, name in (("8080", "proxy"), ("4437", "server")):
         text = text.replace(f"localhost:{printed}", f"localhost:{made.ports[name]}")
     return re.sub(r"(?m)(^|\$\()headwater ", rf"\1{sys.executable} -m headwater ", text)
 

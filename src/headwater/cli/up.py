@@ -170,6 +170,6 @@ def _write_envoy_config(loaded: LoadedSettings, directory: StackDirectory, file:
     directory.make()
     settings = loaded.settings
     jwks = settings.auth.jwks_url or jwks_file_of(settings, directory)
-    door = Door((Upstream(host, int(port)),), jwks, admin_host=settings.proxy.host)
+    door = Door((Upstream(host, int(port)),), jwks)
     # Whoever Envoy runs as there must be able to read it; it holds no secret.
     replace_file(file, envoy_config(settings, door).encode(), 0o644)

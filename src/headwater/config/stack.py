@@ -141,7 +141,13 @@ class Proxy(Section):
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network.")
     port: Count = Field(8080, ge=1, le=65535, description="The public port, behind authentication.")
-    admin_port: Count = Field(9901, ge=1, le=65535, description="Envoy's admin page, on this machine only.")
+    admin_port: Count = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port on 127.0.0.1 for the pages of Envoy's admin interface that only read (9901 is customary). 0"
+        " opens none: `headwater up` keeps the interface on a Unix socket that only its user can open.",
+    )
     tls_cert_path: OptionalPath = Field(
         None, description="PEM certificate chain for the public port. Set together with `tls_key_path`."
     )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from headwater.config import LoadedSettings, Settings
 from headwater.stack.envoy import Door, Upstream, envoy_config, find_envoy, validate
 from headwater.stack.keys import KeyRing, replace_file
-from headwater.stack.parts import Absent, Part, answers, listens, runs
+from headwater.stack.parts import Absent, Part, answers, answers_on_socket, listens, runs
 from headwater.stack.state import StackDirectory
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DURABLE_MODE: Final = "file-durable"
 DATABASE: Final = "durable_streams"
+ADMIN_SOCKET: Final = "admin.sock"
 _BASELINE: Final = frozenset(("default", "config/default.toml"))
 
 
@@ -129,9 +130,14 @@ def _envoy(plan: Plan) -> Part:
     else:
         first = settings.stack.shard_port
         upstreams = tuple(Upstream("127.0.0.1", first + shard) for shard in range(plan.shards))
-    door = Door(upstreams, plan.jwks_url, direct_port=settings.server.port if plan.shards > 1 else None)
+    private = plan.directory.run / "envoy"
+    direct_port = settings.server.port if plan.shards > 1 else None
+    # Relative: the path of a socket is limited to about a hundred bytes.
+    door = Door(upstreams, plan.jwks_url, direct_port=direct_port, admin_socket=ADMIN_SOCKET)
 
     def prepare() -> None:
+        private.mkdir(mode=0o700, exist_ok=True)
+        private.chmod(0o700)
         replace_file(config, envoy_config(settings, door).encode(), 0o600)
         validate(executable, config)
 
@@ -143,10 +149,13 @@ def _envoy(plan: Plan) -> Part:
             # Hot restart takes a name that all Envoys of a machine share.
             *("--disable-hot-restart", "--log-level", "warning", "--file-flush-interval-msec", "500"),
         ),
-        answers(f"http://127.0.0.1:{settings.proxy.admin_port}/ready"),
+        answers(f"http://127.0.0.1:{settings.proxy.admin_port}/ready")
+        if settings.proxy.admin_port
+        else answers_on_socket(private / ADMIN_SOCKET, "/ready"),
         settings.proxy.port,
         host=settings.proxy.host,
         address=f"{scheme}://{_reachable(settings.proxy.host)}:{settings.proxy.port}",
+        working_directory=private,
         prepare=prepare,
     )
 

@@ -29,6 +29,7 @@ _SYSTEM_CA: Final = "/etc/ssl/certs/ca-certificates.crt"
 _SUBJECTS_MAX: Final = 10_000
 """Subjects whose rate is remembered at once; of more, the one not seen longest is forgotten."""
 _RING_SIZE: Final = 1024
+_ADMIN_READS: Final = ("/ready", "/stats", "/stats/prometheus", "/clusters", "/listeners", "/server_info", "/memory")
 
 
 class EnvoyTrouble(Exception):
@@ -52,7 +53,8 @@ class Door:
     """The public keys: a file whose content goes into the configuration, or a URL that is fetched again and again."""
     direct_port: int | None = None
     """Where a listener without authentication stands for the server, when there are several."""
-    admin_host: str = "127.0.0.1"
+    admin_socket: str = ""
+    """A Unix socket for the whole admin interface, unless a port is set; may be relative to where Envoy runs."""
 
 
 def find_envoy(settings: Settings) -> Path:
@@ -60,7 +62,7 @@ def find_envoy(settings: Settings) -> Path:
     if settings.proxy.envoy_path is not None:
         if not settings.proxy.envoy_path.is_file():
             raise EnvoyTrouble(f"proxy.envoy_path: there is no {settings.proxy.envoy_path}")
-        return settings.proxy.envoy_path
+        return settings.proxy.envoy_path.absolute()
     # Where the package lies is all that is needed; importing it would read its metadata first.
     spec = find_spec("envoy")
     if spec is not None and spec.origin is not None:
@@ -99,7 +101,7 @@ def envoy_config(settings: Settings, door: Door) -> str:
     if isinstance(door.jwks, str):
         clusters.append(_jwks_cluster(door.jwks, settings.auth.jwks_ca_path))
     config = {
-        "admin": {"address": _address(door.admin_host, settings.proxy.admin_port)},
+        **_admin(settings, door),
         "static_resources": {"listeners": listeners, "clusters": clusters},
         # Operators watch connections through this; without a ceiling, a flood would take the host's memory.
         "overload_manager": {
@@ -116,6 +118,19 @@ def envoy_config(settings: Settings, door: Door) -> str:
         },
     }
     return json.dumps(config, indent=1)
+
+
+def _admin(settings: Settings, door: Door) -> Tree:
+    """Envoy's admin interface, which can stop Envoy and checks nobody: a private socket, or a port that only reads."""
+    if settings.proxy.admin_port:
+        # Any web page can send requests to a port of this machine, so none of the pages that change something.
+        reads = [{"exact": path} for path in _ADMIN_READS]
+        queries = [{"prefix": f"{path}?"} for path in _ADMIN_READS]
+        address = _address("127.0.0.1", settings.proxy.admin_port)
+        return {"admin": {"address": address, "allow_paths": [*reads, *queries]}}
+    if door.admin_socket:
+        return {"admin": {"address": {"pipe": {"path": door.admin_socket, "mode": 0o600}}}}
+    return {}
 
 
 def _listener(settings: Settings, door: Door, name: str, host: str, port: int, *, checks_tokens: bool) -> Tree:
