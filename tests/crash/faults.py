@@ -54,7 +54,7 @@ def shows_what_is_not_durable() -> None:
             if entry.record is not None:
                 committer._advance(entry.stream, entry.record)
                 if type(entry.record) is not Append:
-                    self._took_effect(entry, entry.record)
+                    self._on_applied(entry, entry.record)
         self._publish(batch)
         # The loop goes on, so that readers get it; the write comes a moment later.
         self._scheduler.later(0.005, lambda: write_later(self, batch, committed))

@@ -1,12 +1,13 @@
 """Buckets: which there are, and which streams are in each, in order.
 
 A bucket is a document; its index of stream ids is rebuilt from the catalog at start and kept by what becomes durable.
-A bucket that has streams cannot go, so a stream that can be found has a bucket. Whether a bucket is empty is decided
-by the pending state: a stream on its way keeps it from being deleted.
+A bucket that has streams cannot be deleted, so every stream of a bucket has its bucket. Whether a bucket is empty is
+decided by the pending state: a stream whose creation is queued keeps its bucket from being deleted.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +26,8 @@ from headwater.engine.stream import LiveStream
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine, OnCreated
 
+log = logging.getLogger("headwater.engine")
+
 
 class BucketConfig(msgspec.Struct, frozen=True):
     """What a bucket's document holds."""
@@ -33,15 +36,15 @@ class BucketConfig(msgspec.Struct, frozen=True):
 
 
 class Bucket:
-    """One bucket. `ids` are the streams that readers see; `coming` those whose creation is on its way."""
+    """One bucket: the ids of the streams that readers see, and the incarnations whose creation is not durable yet."""
 
-    __slots__ = ("coming", "created_ms", "id", "ids")
+    __slots__ = ("created_ms", "creating", "id", "ids")
 
     def __init__(self, bucket_id: str, created_ms: int) -> None:
         self.id = bucket_id
         self.created_ms = created_ms
         self.ids = OrderedNames()
-        self.coming: set[str] = set()
+        self.creating: set[int] = set()
 
 
 class Page(msgspec.Struct, frozen=True, gc=False):
@@ -76,20 +79,32 @@ class Buckets:
         """Buckets whose creation is on its way, in that order."""
 
     def start(self) -> None:
-        """Rebuild the indexes from the catalog."""
+        """Rebuild the indexes from the catalog. A bucket that has streams and no document is restored."""
         for key, value in self._documents.items():
             bucket_id = bucket_of_document(key)
             if bucket_id is not None:
-                config = msgspec.json.decode(value, type=BucketConfig)
-                self._decided[bucket_id] = Bucket(bucket_id, config.created_ms)
-        ids: dict[str, list[str]] = {bucket_id: [] for bucket_id in self._decided}
+                self._decided[bucket_id] = Bucket(bucket_id, _created_ms(bucket_id, value))
+        streams: dict[str, list[LiveStream]] = {bucket_id: [] for bucket_id in self._decided}
         for stream in self._engine.catalog:
             if is_bucketed(stream.name) and not stream.deleted:
-                bucket_id, stream_id = ids_of(stream.name)
-                ids[bucket_id].append(stream_id)
-        for bucket_id, found in ids.items():
-            self._decided[bucket_id].ids = OrderedNames(found)
+                streams.setdefault(ids_of(stream.name)[0], []).append(stream)
+        for bucket_id, found in streams.items():
+            bucket = self._decided.get(bucket_id) or self._restore(bucket_id, found)
+            bucket.ids = OrderedNames(ids_of(stream.name)[1] for stream in found)
         self._durable = dict(self._decided)
+
+    def _restore(self, bucket_id: str, streams: list[LiveStream]) -> Bucket:
+        """Create a bucket that is missing, so that its streams can be read and deleted."""
+        log.warning("bucket %r is missing but has %d streams; it is created again", bucket_id, len(streams))
+        bucket = self._decided[bucket_id] = Bucket(bucket_id, min(stream.created_ms for stream in streams))
+        value = msgspec.json.encode(BucketConfig(bucket.created_ms))
+        self._coming.append(bucket)
+        try:
+            self._engine.put_document(document_key(bucket_id), value, None, None)
+        except Refusal as refusal:
+            self._coming.pop()
+            log.warning("bucket %r exists until the next start only: %s", bucket_id, refusal.detail)
+        return bucket
 
     def create(self, bucket_id: str, done: OnBucket) -> None:
         if bucket_id in self._decided:
@@ -108,7 +123,8 @@ class Buckets:
         if bucket is None:
             self._engine.after_all_pending(done, bucket_not_found(bucket_id))
             return
-        if bucket.coming or any(self._stays(bucket_id, stream_id) for stream_id in bucket.ids.walk("", None)):
+        creating = any(not self._is_deleted(incarnation) for incarnation in bucket.creating)
+        if creating or any(self._stays(bucket_id, stream_id) for stream_id in bucket.ids.walk("", None)):
             self._engine.after_all_pending(done, BucketNotEmpty(f"Bucket {bucket_id!r} still has streams."))
             return
         self._engine.check_writable()
@@ -143,7 +159,6 @@ class Buckets:
             ids = list(islice(bucket.ids.walk(prefix, after), limit + 1))
             seen = (self._engine.seen(stream_name(bucket_id, stream_id)) for stream_id in ids[:limit])
             streams = tuple(stream for stream in seen if stream is not None)
-            assert len(streams) == min(limit, len(ids)), "the index has what readers see"
             done(Page(bucket_id, prefix, streams, len(ids) > limit))
 
         self.look_up(bucket_id, found)
@@ -158,7 +173,7 @@ class Buckets:
         self._engine.create(request, done)
         stream = self._engine.catalog.by_name.get(request.name)
         if stream is not None and not stream.visible:
-            bucket.coming.add(ids_of(request.name)[1])
+            bucket.creating.add(stream.id)
 
     # -- what has become durable -----------------------------------------------------------------------------------
 
@@ -177,7 +192,7 @@ class Buckets:
         if is_bucketed(stream.name):
             bucket_id, stream_id = ids_of(stream.name)
             bucket = self._durable[bucket_id]
-            bucket.coming.discard(stream_id)
+            bucket.creating.discard(stream.id)
             bucket.ids.add(stream_id)
 
     def stream_ended(self, stream: LiveStream) -> None:
@@ -192,6 +207,11 @@ class Buckets:
         stream = self._engine.catalog.by_name.get(stream_name(bucket_id, stream_id))
         return stream is not None and not stream.deleted
 
+    def _is_deleted(self, incarnation: int) -> bool:
+        """Whether a stream will be gone when all that is queued is durable."""
+        stream = self._engine.catalog.by_id.get(incarnation)
+        return stream is None or stream.deleted
+
     def _found(self, bucket_id: str, done: OnBucket, result: Refusal | None) -> None:
         if result is not None:
             done(result)
@@ -199,6 +219,14 @@ class Buckets:
             done(bucket_not_found(bucket_id))
         else:
             done(self._durable[bucket_id])
+
+
+def _created_ms(bucket_id: str, document: bytes) -> int:
+    try:
+        return msgspec.json.decode(document, type=BucketConfig).created_ms
+    except msgspec.MsgspecError as error:
+        log.error("the document of bucket %r cannot be read, its creation time is lost: %s", bucket_id, error)
+        return 0
 
 
 def bucket_not_found(bucket_id: str) -> BucketNotFound:

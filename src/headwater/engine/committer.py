@@ -4,6 +4,9 @@ What one tick of the loop brought is one batch, committed at the end of the tick
 under load. While the disk is fast the batch is written inline; when it is slow the write moves to a thread, and what
 arrives meanwhile forms the next batch. Batches are written strictly one after the other.
 
+The entries of a batch belong to different requests, so each is completed separately: an exception in one callback is
+logged, and the other entries still get their answers.
+
 A failed write is fail-stop: how much of it reached the disk is unknown, so neither it nor anything after it is ever
 acknowledged, and a sync is never tried again (a second fsync can report success for pages that the first one lost).
 """
@@ -55,15 +58,15 @@ class Committer:
         storage: Storage,
         scheduler: Scheduler,
         metrics: Metrics,
-        took_effect: Callable[[Entry, Record], None],
+        on_applied: Callable[[Entry, Record], None],
         publish: Callable[[Sequence[Entry]], None],
         mode: CommitMode = "auto",
     ) -> None:
         self._storage = storage
         self._scheduler = scheduler
         self._metrics = metrics
-        self._took_effect = took_effect
-        """Told of every record but appends, before any answer that rests on it is given."""
+        self._on_applied = on_applied
+        """Called for every durable record except appends, before any answer that depends on it is given."""
         self._publish = publish
         self._mode = mode
         self._gathers = storage.waits_for_disk
@@ -95,11 +98,14 @@ class Committer:
             self._storage.absorb((Committed(record, entry.removed),))
             _advance(stream, record)
             if type(record) is not Append:
-                self._took_effect(entry, record)
-        if entry.done is not None:
-            entry.done(entry.result)
-        if type(record) is not Append or stream is None or stream.followers is not None:
-            self._publish((entry,))
+                guarded(self._on_applied, entry, record)
+        try:
+            # An exception of this callback belongs to the request that is calling, which reports it.
+            if entry.done is not None:
+                entry.done(entry.result)
+        finally:
+            if type(record) is not Append or stream is None or stream.followers is not None:
+                guarded(self._publish, (entry,))
 
     def check(self) -> None:
         """Refuse a write that could not be made durable."""
@@ -119,7 +125,7 @@ class Committer:
             return
         committed = [Committed(entry.record, entry.removed) for entry in batch if entry.record is not None]
         if not committed:
-            self._settle(batch, committed)
+            self._complete(batch, committed)
         elif self._on_thread:
             self._write_on_thread(batch, committed)
         else:
@@ -133,7 +139,7 @@ class Committer:
             self._fail(error, batch)
             return
         self._measure(time.perf_counter() - started, len(committed))
-        self._settle(batch, committed)
+        self._complete(batch, committed)
 
     def _write_on_thread(self, batch: list[Entry], committed: list[Committed]) -> None:
         self._writing = batch
@@ -151,7 +157,7 @@ class Committer:
                 self._fail(error, batch)
                 return
             self._measure(seconds, len(committed))
-            self._settle(batch, committed)
+            self._complete(batch, committed)
             if self._queue:
                 self._flush()
 
@@ -165,19 +171,23 @@ class Committer:
             limit = FAST_WRITE_S if self._on_thread else SLOW_WRITE_S
             self._on_thread = self._mean_write_s > limit
 
-    def _settle(self, batch: list[Entry], committed: list[Committed]) -> None:
+    def _complete(self, batch: list[Entry], committed: list[Committed]) -> None:
         if committed:
-            self._storage.absorb(committed)
+            try:
+                self._storage.absorb(committed)
+            except Exception as error:
+                self._fail(error, batch)
+                return
         for entry in batch:
             record = entry.record
             if record is not None:
                 _advance(entry.stream, record)
                 if type(record) is not Append:
-                    self._took_effect(entry, record)
+                    guarded(self._on_applied, entry, record)
         for entry in batch:
             if entry.done is not None:
-                entry.done(entry.result)
-        self._publish(batch)
+                guarded(entry.done, entry.result)
+        guarded(self._publish, batch)
 
     def _fail(self, error: BaseException, batch: list[Entry]) -> None:
         self.failure = str(error) or type(error).__name__
@@ -192,7 +202,15 @@ class Committer:
         )
         for entry in batch:
             if entry.done is not None:
-                entry.done(refusal)
+                guarded(entry.done, refusal)
+
+
+def guarded(callback: Callable[..., None], *arguments: object) -> None:
+    """Call back on behalf of one request or reader; what it raises is logged and does not reach the others."""
+    try:
+        callback(*arguments)
+    except Exception:
+        log.exception("a callback of the engine failed: %r", callback)
 
 
 def _advance(stream: LiveStream | None, record: Record) -> None:

@@ -35,7 +35,7 @@ from headwater.core.rules import CreateRequest, Outcome, check_same_config, deci
 from headwater.engine.background import AtOnce, Background
 from headwater.engine.buckets import Buckets
 from headwater.engine.clock import Clock
-from headwater.engine.committer import CommitMode, Committer, Entry
+from headwater.engine.committer import CommitMode, Committer, Entry, guarded
 from headwater.engine.metrics import Metrics
 from headwater.engine.reading import StreamReader
 from headwater.engine.retention import RetentionKeeper
@@ -111,7 +111,7 @@ class Engine:
         self._limits = limits
         self._total_bytes = 0
         self._vanishing: dict[str, LiveStream] = {}
-        """Streams whose deletion is not durable yet, as readers see them."""
+        """Durable streams whose deletion is not durable yet, as readers see them."""
         self._departing: dict[int, LiveStream] = {}
         """Incarnations that such a deletion will remove: until then they can be read, by their forks too."""
         self._lingering: dict[str, LiveStream] = {}
@@ -127,7 +127,7 @@ class Engine:
         self.metrics = Metrics()
         self.catalog: Catalog[LiveStream] = Catalog(LiveStream)
         self.reader = StreamReader(storage, ChainMap(self.catalog.by_id, self._departing))
-        self._committer = Committer(storage, scheduler, self.metrics, self._took_effect, self._publish, commit)
+        self._committer = Committer(storage, scheduler, self.metrics, self._on_applied, self._publish, commit)
         self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire)
         self._background: Background = background if background is not None else AtOnce()
         self.snapshots = Snapshots(
@@ -502,28 +502,27 @@ class Engine:
                 woken[stream.id] = stream
         for stream in woken.values():
             for follower in tuple(stream.followers or ()):
-                try:
-                    follower.wake()
-                except Exception:
-                    # A bug in one reader must not keep the news from the others.
-                    log.exception("a reader of %r could not be woken", stream.name)
+                guarded(follower.wake)
         if self._storage.waits_for_disk:
-            self._storage.tend(self._image_of)
+            guarded(self._storage.tend, self._image_of)
 
-    def _took_effect(self, entry: Entry, record: Record) -> None:
-        """A record is durable: what is derived from records follows, before anybody gets an answer that rests on it."""
+    def _on_applied(self, entry: Entry, record: Record) -> None:
+        """Update what is derived from records, before any answer that depends on this record is given."""
         stream = entry.stream
         if type(record) is Document:
             self.buckets.document_kept(record)
         elif stream is None:
             return
         elif type(record) is Create:
-            self.snapshots.inherited(record)
-            self.retention.created(stream)
-            self.buckets.stream_created(stream)
+            if stream.deleted or stream.id not in self.catalog.by_id:
+                # It was deleted before its creation became durable: readers see it until the deletion is durable.
+                self._vanishing[stream.name] = stream
+            guarded(self.snapshots.inherited, record)
+            guarded(self.retention.created, stream)
+            guarded(self.buckets.stream_created, stream)
         elif type(record) is Retain:
-            self.snapshots.retained(record)
-            self.retention.retained(stream)
+            guarded(self.snapshots.retained, record)
+            guarded(self.retention.retained, stream)
         elif type(record) is Delete:
             if self._vanishing.get(stream.name) is stream:
                 del self._vanishing[stream.name]
@@ -531,19 +530,19 @@ class Engine:
                 gone = self._departing.pop(id_, None)
                 if gone is not None and self._lingering.get(gone.name) is gone:
                     del self._lingering[gone.name]
-            self.snapshots.ended(stream.id)
-            self.retention.ended(stream, entry.removed)
-            self.buckets.stream_ended(stream)
+            guarded(self.snapshots.ended, stream.id)
+            guarded(self.retention.ended, stream, entry.removed)
+            guarded(self.buckets.stream_ended, stream)
 
     def _announce(self, stream: LiveStream, record: Record | None) -> None:
-        """Let those who follow streams as a whole know of a stream's beginning or end."""
+        """Report the creation or the deletion of a stream to its followers and to the hooks."""
         if type(record) is Create:
-            for began in self.on_created:
-                began(stream)
+            for on_created in self.on_created:
+                guarded(on_created, stream)
         elif type(record) is Delete:
             self._end_followers(stream)
-            for ended in self.on_deleted:
-                ended(stream)
+            for on_deleted in self.on_deleted:
+                guarded(on_deleted, stream)
 
     def _drop_front(self, stream: LiveStream, record: Retain) -> None:
         # Also with a disk that is nearly full: this is what makes room on it.
@@ -552,7 +551,7 @@ class Engine:
 
     def _end_followers(self, stream: LiveStream) -> None:
         for follower in tuple(stream.followers or ()):
-            follower.gone(_not_found(stream.name))
+            guarded(follower.gone, _not_found(stream.name))
 
     def _image_of(self, stream_id: int) -> Image | None:
         stream = self.catalog.by_id.get(stream_id)
@@ -568,7 +567,7 @@ class Engine:
         self._refusal = refusal
 
     def _tend(self) -> None:
-        self._storage.tend(self._image_of)
+        guarded(self._storage.tend, self._image_of)
         self._note_refusal(self._storage.refusal())
         self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
 

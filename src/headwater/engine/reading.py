@@ -15,8 +15,9 @@ from headwater.core.errors import DataCorrupt, InvalidOffset, OffsetGone, Stream
 from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
 from headwater.core.records import ForkPoint
 from headwater.core.rules import ForkRequest, check_retained, off_boundary, offset_gone, stream_recreated
+from headwater.engine.checked_storage import CheckedStorage
 from headwater.engine.stream import LiveStream
-from headwater.storage.interface import Corrupt, Storage
+from headwater.storage.interface import Storage
 
 Buffer = bytes | memoryview
 
@@ -53,7 +54,7 @@ class StreamReader:
     """Reads streams from storage, below their durable tail."""
 
     def __init__(self, storage: Storage, by_id: Mapping[int, LiveStream]) -> None:
-        self._storage = storage
+        self._storage = CheckedStorage(storage, by_id)
         self._by_id = by_id
 
     def resolve(self, stream: LiveStream, token: str | None) -> Offset:
@@ -125,7 +126,7 @@ class StreamReader:
         while stream.fork is not None and index <= stream.fork.index:
             if index == stream.fork.index:
                 return stream.fork.position
-            stream = self._by_id[stream.fork.source_id]
+            stream = self._source(stream)
         return self._storage.boundary(stream.id, index)
 
     def chunk(self, stream: LiveStream, start: Offset, max_bytes: int) -> Chunk:
@@ -145,19 +146,13 @@ class StreamReader:
         """The same for a run that ends at `end`, whatever the stream has got since."""
         spans = self._spans(stream, start, end)
         if end.position - start.position > max_bytes:
-            try:
-                spans = self._cut(spans, max_bytes)
-            except Corrupt as error:
-                raise corrupt(stream) from error
+            spans = self._cut(spans, max_bytes)
         return Chunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
 
     def buffers(self, chunk: Chunk) -> list[Buffer]:
         """The bytes of a chunk, in order."""
-        try:
-            pieces = (self._storage.read(id_, start.position, end.position) for id_, start, end in chunk.spans)
-            return list(chain.from_iterable(pieces))
-        except Corrupt as error:
-            raise corrupt(chunk.stream) from error
+        pieces = (self._storage.read(id_, start.position, end.position) for id_, start, end in chunk.spans)
+        return list(chain.from_iterable(pieces))
 
     def slices(self, chunk: Chunk) -> Iterator[Buffer]:
         """The bytes of a chunk, taken from storage a slice at a time as the reader drains them."""
@@ -170,10 +165,7 @@ class StreamReader:
                     raise StreamNotFound(f"Stream {chunk.stream.name!r} was deleted while it was being read.")
                 if position < owner.floor_position:
                     raise OffsetGone(f"Stream {chunk.stream.name!r} was trimmed while it was being read.")
-                try:
-                    yield from self._storage.read(span.stream_id, position, until)
-                except Corrupt as error:
-                    raise corrupt(chunk.stream) from error
+                yield from self._storage.read(span.stream_id, position, until)
                 position = until
 
     def lengths(self, chunk: Chunk) -> list[int]:
@@ -202,11 +194,18 @@ class StreamReader:
             base = stream.base
             if base.index < end.index:
                 spans.append(Span(stream.id, base, end))
-            assert stream.fork is not None, "only a fork has a base above zero"
             end = min(end, base)
-            stream = self._by_id[stream.fork.source_id]
+            stream = self._source(stream)
         spans.reverse()
         return spans
+
+    def _source(self, fork: LiveStream) -> LiveStream:
+        """The stream that holds what lies before the fork's own data."""
+        assert fork.fork is not None, "only a fork has a base above zero"
+        source = self._by_id.get(fork.fork.source_id)
+        if source is None:
+            raise DataCorrupt(f"The source of stream {fork.name!r} is missing, and with it what lies before the fork.")
+        return source
 
     def _cut(self, spans: Sequence[Span], max_bytes: int) -> list[Span]:
         """The leading spans that fit, the last of them cut at a message boundary."""
@@ -244,8 +243,3 @@ def gone_before(stream: LiveStream) -> OffsetGone:
 def earliest(stream: LiveStream) -> Offset:
     """The earliest offset that readers may begin at."""
     return Offset(stream.durable_retained_index, stream.durable_retained_position)
-
-
-def corrupt(stream: LiveStream) -> DataCorrupt:
-    """Stored bytes that fail their checksum, as a client may see it: which stream, and that they are not served."""
-    return DataCorrupt(f"Stored data of stream {stream.name!r} fails its checksum and is not served.")

@@ -13,6 +13,7 @@ Trimming is not recorded. It follows from the catalog, and is worked out anew at
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -25,6 +26,8 @@ from headwater.engine.reading import StreamReader
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Storage
+
+log = logging.getLogger("headwater.engine")
 
 LOOK_INTERVAL_S: Final = 0.5
 LOOKED_AT_MAX: Final = 5000
@@ -88,7 +91,11 @@ class RetentionKeeper:
             if stream.deleted:
                 self._ended.add(stream.id)
             self._watch(stream)
-        in_order = [stream for id_ in forks if (stream := self._by_id[id_]).fork is None]
+        orphans = [fork for id_ in forks.keys() - self._by_id.keys() for fork in forks[id_]]
+        for fork in orphans:
+            log.error("the source of stream %r is missing: only what it has itself can be read", fork.name)
+        sources = (self._by_id[id_] for id_ in forks if id_ in self._by_id)
+        in_order = [stream for stream in sources if stream.fork is None] + orphans
         for stream in in_order:
             in_order.extend(forks.get(stream.id, ()))
         for stream in reversed(in_order):

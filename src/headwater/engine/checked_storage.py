@@ -1,0 +1,59 @@
+"""The one boundary where storage errors become refusals: the engine reads stored data only through it.
+
+Data that fails its checksum answers `data_corrupt`, whichever operation met it. The store's own message names files
+and positions, so it goes to the log (once per stream) and not to the client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from headwater.core.errors import DataCorrupt, Refusal, StorageUnavailable
+from headwater.engine.stream import LiveStream
+from headwater.storage.interface import Corrupt, Storage, StorageError
+
+log = logging.getLogger("headwater.engine")
+
+
+class CheckedStorage:
+    """The reading half of a storage mode, with its errors translated."""
+
+    def __init__(self, storage: Storage, by_id: Mapping[int, LiveStream]) -> None:
+        self._storage = storage
+        self._by_id = by_id
+        self._reported: set[int] = set()
+
+    def boundary(self, stream_id: int, index: int) -> int | None:
+        try:
+            return self._storage.boundary(stream_id, index)
+        except StorageError as error:
+            raise self._refusal(stream_id, error) from error
+
+    def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        try:
+            return self._storage.cut(stream_id, index, position, end_index, max_bytes)
+        except StorageError as error:
+            raise self._refusal(stream_id, error) from error
+
+    def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
+        try:
+            return self._storage.lengths(stream_id, index, end_index)
+        except StorageError as error:
+            raise self._refusal(stream_id, error) from error
+
+    def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
+        try:
+            return self._storage.read(stream_id, position, end_position)
+        except StorageError as error:
+            raise self._refusal(stream_id, error) from error
+
+    def _refusal(self, stream_id: int, error: StorageError) -> Refusal:
+        stream = self._by_id.get(stream_id)
+        name = stream.name if stream is not None else f"{stream_id:016x}"
+        if stream_id not in self._reported:
+            self._reported.add(stream_id)
+            log.error("stored data of stream %r cannot be read: %s", name, error)
+        if isinstance(error, Corrupt):
+            return DataCorrupt(f"Stored data of stream {name!r} fails its checksum and is not served.")
+        return StorageUnavailable(f"Stored data of stream {name!r} cannot be read at the moment; try again later.")
