@@ -44,6 +44,7 @@ def server() -> Iterator[Server]:
         DS_STORAGE__MODE="memory",
         DS_SERVER__LONG_POLL_TIMEOUT_SECS="1",
         DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="5",
+        DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true",
     ) as running:
         yield running
 

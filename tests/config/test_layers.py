@@ -8,6 +8,8 @@ import pytest
 
 from headwater.config import ConfigError, LoadedSettings, load_settings
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
 
 def load(cwd: Path, profile: str | None = None, config: str | None = None, **environ: str) -> LoadedSettings:
     return load_settings(profile, Path(config) if config else None, environ, cwd)
@@ -234,3 +236,10 @@ def test_half_a_tls_pair_is_an_error(cwd: Path) -> None:
     assert refusal(cwd, DS_TLS__KEY_PATH="/key.pem").endswith("(set by DS_TLS__KEY_PATH)")
     assert load(cwd, DS_TLS__CERT_PATH="/c", DS_TLS__KEY_PATH="/k").settings.tls.enabled
     assert not load(cwd, DS_TLS__CERT_PATH="", DS_TLS__KEY_PATH="").settings.tls.enabled
+
+
+@pytest.mark.parametrize(("profile", "allowed"), [(None, False), ("prod", False), ("dev", True)])
+def test_only_the_dev_profile_allows_webhooks_to_this_machine(profile: str | None, allowed: bool) -> None:
+    """`headwater up` loads no profile of settings, whichever parts it starts, so it never allows them either."""
+    loaded = load_settings(profile, None, {}, REPOSITORY)
+    assert bool(loaded.settings.subscriptions.allow_local_webhooks) is allowed

@@ -40,6 +40,7 @@ def server_on(directory: Path, mode: str, port: int = 0) -> Iterator[tuple[Serve
             DS_STORAGE__MODE=mode,
             DS_STORAGE__ACID_SHARD_COUNT="2",
             DS_STORAGE__ACID_MAP_BYTES="67108864",
+            DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true",
         ) as server,
         httpx.Client(base_url=server.url, timeout=10) as http,
     ):

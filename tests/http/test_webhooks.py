@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import httpx
 import pytest
@@ -22,11 +23,13 @@ from tests.http.subscribing import (
 from tests.http.webhook_receiver import DONE, Received, Reply, receive
 from tests.serving import Server, serve
 
+LOCAL: Any = {"DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS": "true"}
+
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Server]:
     """A server that gives receivers half a second."""
-    with serve(DS_SUBSCRIPTIONS__WEBHOOK_TIMEOUT_SECS="0.5") as server:
+    with serve(DS_SUBSCRIPTIONS__WEBHOOK_TIMEOUT_SECS="0.5", **LOCAL) as server:
         yield server
 
 
@@ -276,7 +279,7 @@ def test_a_deleted_subscription_is_called_no_more(subscription: Subscription) ->
 def test_the_public_url_is_what_receivers_are_told(stream_name: Callable[[], str]) -> None:
     with (
         receive(DONE) as receiver,
-        serve(DS_SUBSCRIPTIONS__PUBLIC_URL="https://streams.example/") as server,
+        serve(DS_SUBSCRIPTIONS__PUBLIC_URL="https://streams.example/", **LOCAL) as server,
         httpx.Client(base_url=server.url) as http,
     ):
         subscription = Subscription(http, "s").webhook(receiver.url, "a")
@@ -292,7 +295,9 @@ def test_proxies_of_the_environment_are_not_used() -> None:
     with (
         receive(DONE) as receiver,
         receive() as proxy,
-        serve(HTTP_PROXY=f"http://127.0.0.1:{proxy.port}", http_proxy=f"http://127.0.0.1:{proxy.port}") as server,
+        serve(
+            HTTP_PROXY=f"http://127.0.0.1:{proxy.port}", http_proxy=f"http://127.0.0.1:{proxy.port}", **LOCAL
+        ) as server,
         httpx.Client(base_url=server.url, trust_env=False) as http,
     ):
         Subscription(http, "s").webhook(receiver.url.replace("127.0.0.1", "localhost"), "a")
@@ -303,7 +308,7 @@ def test_proxies_of_the_environment_are_not_used() -> None:
 
 def test_the_server_stops_while_a_call_is_under_way() -> None:
     with receive(Reply(delay_s=5)) as receiver:
-        with serve() as server, httpx.Client(base_url=server.url) as http:
+        with serve(**LOCAL) as server, httpx.Client(base_url=server.url) as http:
             Subscription(http, "s").webhook(receiver.url, "a")
             Stream(http, "a").create("one")
             receiver.wait()

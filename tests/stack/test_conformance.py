@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SUITE
+from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
 from tests.serving import serve
 from tests.stack.proxying import proxied
 from tests.vitest_run import describe_failures, run_vitest
@@ -14,7 +14,7 @@ from tests.vitest_run import describe_failures, run_vitest
 def test_the_whole_suite_passes_through_envoy_with_a_token() -> None:
     """Not on a listener of its own without authentication: the one that clients use, where a token is asked for."""
     waits = {"DS_SERVER__LONG_POLL_TIMEOUT_SECS": str(LONG_POLL_TIMEOUT_SECS)}
-    with serve(**waits) as server, proxied(server.port, **waits) as proxy:  # type: ignore[arg-type]
+    with serve(**SETTINGS) as server, proxied(server.port, **waits) as proxy:  # type: ignore[arg-type]
         cases = run_vitest(
             SUITE,
             env={

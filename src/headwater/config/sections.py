@@ -36,7 +36,6 @@ MEMORY_MODE_MAX_STREAM_BYTES = 10 * 1024 * 1024
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,*]+", re.IGNORECASE)
 
 _WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
-_LOOPBACK_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE | re.ASCII)
 
 
 class Server(Section):
@@ -231,10 +230,10 @@ class Subscriptions(Section):
 
     enabled: bool = Field(True, description="Serve `/v1/stream/__ds/…`.")
     allow_local_webhooks: OptionalBool = Field(
-        None,
-        description="Let webhooks call `http://localhost` and 127.0.0.0/8. For development. Unset: only when the"
-        " server itself listens on a loopback address.",
-        json_schema_extra=takes("true or false, or empty for what `server.host` suggests"),
+        False,
+        description="Let webhooks call `http://localhost` and 127.0.0.0/8. For development only: anyone who can create"
+        " a subscription, also through a proxy, can then make the server POST to any port of this machine.",
+        json_schema_extra=takes("true or false; empty is false"),
     )
     public_url: str = Field(
         "",
@@ -307,12 +306,6 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # `layers` reads files and environment itself, because it must tell where each value came from.
         return (init_settings,)
-
-    @property
-    def allow_local_webhooks(self) -> bool:
-        """Whether webhooks may call this machine; left unset, only where nobody else can ask for it."""
-        asked = self.subscriptions.allow_local_webhooks
-        return asked if asked is not None else _LOOPBACK_HOST.fullmatch(self.server.host) is not None
 
     @property
     def max_stream_bytes(self) -> int | None:
