@@ -113,13 +113,14 @@ def serve(
     directory: Path | None = None,
     port: int = 0,
     program: tuple[str, ...] = ("headwater",),
+    command: tuple[str, ...] = (),
     **env: str,
 ) -> Iterator[Server]:
     """Start a server with the given DS_… variables; wait until it listens; stop it on exit.
 
     `directory` is its working directory (a temporary one by default): pass the same one twice to start a
     second server on the data of the first. `program` is the module that runs it, with arguments, for tests that
-    change or measure the server.
+    change or measure the server; `command` is what executes it, like `prlimit`.
     """
     with tempfile.TemporaryDirectory(prefix="headwater-test-") as temporary:
         cwd = directory or Path(temporary)
@@ -127,7 +128,7 @@ def serve(
         if program[0] != "headwater":
             environment["PYTHONPATH"] += os.pathsep + str(_REPOSITORY)
         process = subprocess.Popen(
-            [sys.executable, "-m", *program, "serve", "--port", str(port), *arguments],
+            [*command, sys.executable, "-m", *program, "serve", "--port", str(port), *arguments],
             cwd=cwd,
             env=environment,
             stdin=subprocess.DEVNULL,

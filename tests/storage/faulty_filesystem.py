@@ -21,6 +21,9 @@ from headwater.storage.filesystem import AlreadyLocked, Appender, Bytes, Filesys
 BLOCK_BYTES = 512
 FREE_BYTES = 2**40
 
+_OPENING = frozenset({"create", "extend", "truncate", "sync_directory", "names", "open", "map", "lock"})
+"""Calls that need a descriptor of their own."""
+
 
 class Crashed(BaseException):
     """The process is gone at this point: nothing that it does from here on has any effect."""
@@ -122,6 +125,10 @@ class FaultyFilesystem:
         """Calls that, if they are writes, take only half of what they are given."""
         self.full_from: int | None = None
         """From this call on the disk is full: a write takes some bytes once, then fails."""
+        self.exhausted = False
+        """While true, there is no descriptor for a file that is not open yet."""
+        self.fails_on: dict[str, int] = {}
+        """Kinds of calls that fail, with this errno."""
         self.free = FREE_BYTES
 
     def mount(self) -> Filesystem:
@@ -143,6 +150,8 @@ class FaultyFilesystem:
         self.faults.clear()
         self.short_writes.clear()
         self.full_from = None
+        self.exhausted = False
+        self.fails_on.clear()
         if power:
             self._boots += 1
             self._root.lose_power(self._random)
@@ -191,8 +200,10 @@ class FaultyFilesystem:
             self.log.append(f"{self.calls} {what} {path}")
         if self.calls == self.crash_at and self._random.random() < 0.5:
             self._die()
-        if self.calls in self.faults:
-            code = self.faults[self.calls]
+        code = self.faults.get(self.calls) or self.fails_on.get(what)
+        if self.exhausted and what in _OPENING:
+            code = errno.EMFILE
+        if code is not None:
             raise OSError(code, os.strerror(code), str(path))
         return self.calls
 
@@ -232,6 +243,7 @@ class FaultyFilesystem:
         self.after()
 
     def sync(self, path: Path) -> None:
+        self.call("open", path)
         self.sync_file(self._file(path), path, self._life)
 
     def sync_file(self, file: _File, path: Path, life: int) -> None:
@@ -291,6 +303,7 @@ class FaultyFilesystem:
         return len(self._file(path).data)
 
     def read(self, path: Path) -> bytes:
+        self.call("open", path)
         self.call("read", path)
         return bytes(self._file(path).data)
 

@@ -45,16 +45,17 @@ class SteppedWorker:
     """A worker that moves only when told to, one step of one job at a time."""
 
     def __init__(self) -> None:
+        self.first: deque[Outcome] = deque()
         self.urgent: deque[Outcome] = deque()
         self.background: deque[Outcome] = deque()
 
-    def submit(self, job: Job, *, urgent: bool) -> Outcome:
+    def submit(self, job: Job, *, urgent: bool, first: bool = False) -> Outcome:
         outcome = Outcome(job)
-        (self.urgent if urgent else self.background).append(outcome)
+        (self.first if first else self.urgent if urgent else self.background).append(outcome)
         return outcome
 
     def step(self) -> bool:
-        queue = self.urgent or self.background
+        queue = self.first or self.urgent or self.background
         if not queue:
             return False
         queue[0].step()
@@ -71,7 +72,7 @@ class SteppedWorker:
             self.step()
 
     def close(self) -> None:
-        while self.urgent:
+        while self.first or self.urgent:
             self.step()
         for outcome in self.background:
             outcome.job.close()
@@ -112,6 +113,8 @@ class Life:
         self.unknown: list[Committed] = []
         """The batch whose write failed: it may have been kept, or not. What came after it was refused."""
         self.failed = False
+        self.is_worker_slow = False
+        """Whether even small jobs that come first wait until the worker is told to move."""
         self.history: list[Committed] = []
         """All that was ever written, whatever became of it."""
         self.model = Model()
@@ -209,6 +212,8 @@ class Life:
 
     def tend(self) -> None:
         self.storage.tend(self.image_of)
+        while self.worker.first and not self.is_worker_slow:
+            self.worker.step()
 
     def image_of(self, stream_id: int) -> Image | None:
         stream = self.catalog.by_id.get(stream_id)
@@ -226,7 +231,7 @@ class Life:
 
     def abandon(self) -> None:
         """The process is gone: let what it was doing come to nothing."""
-        for outcome in (*self.worker.urgent, *self.worker.background):
+        for outcome in (*self.worker.first, *self.worker.urgent, *self.worker.background):
             with suppress(Crashed):
                 outcome.job.close()
 
@@ -401,6 +406,7 @@ class Simulation:
 
     def step(self, life: Life) -> None:
         random = self.random
+        life.is_worker_slow = random.random() < 0.2
         for _ in range(random.choice((1, 1, 2, 5))):
             self._operation(life)
         if random.random() < 0.8:

@@ -62,7 +62,11 @@ class Server(Section):
     )
     drain_timeout_secs: SecondsOrOff = Field(10.0, description="How long a shutdown waits for requests in flight.")
     max_connections: Count = Field(
-        10_000, ge=1, le=1_000_000, description="Connections held at once; more are refused with 503."
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="Connections held at once; more are refused with 503. Fewer where the limit on open files"
+        " (`ulimit -n`) leaves no room for so many; the log then says how many.",
     )
 
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.storage.acid.store import AcidStorage
 from headwater.storage.blobs import BLOBS_NAME, BlobStore, FileBlobs, MemoryBlobs
+from headwater.storage.descriptors import DescriptorReserve
 from headwater.storage.interface import Storage
 from headwater.storage.keeping import KeepingFilesystem
+from headwater.storage.log.shelf import OPEN_MAX
 from headwater.storage.log.storage import LogSettings, LogStorage
 from headwater.storage.memory import MemoryStorage
 
@@ -24,10 +26,10 @@ class Store(NamedTuple):
     files: KeepingFilesystem
 
 
-def open_store(settings: StorageSettings) -> Store:
-    files = KeepingFilesystem()
+def open_store(settings: StorageSettings, open_packs_max: int = OPEN_MAX) -> Store:
     if settings.mode == "memory":
-        return Store(MemoryStorage(), MemoryBlobs(), files)
+        return Store(MemoryStorage(), MemoryBlobs(), KeepingFilesystem())
+    files = KeepingFilesystem(DescriptorReserve())
     storage: Storage
     if settings.mode == "acid":
         storage = AcidStorage(
@@ -38,7 +40,11 @@ def open_store(settings: StorageSettings) -> Store:
             files,
             settings.data_dir,
             durable=settings.mode == "file-durable",
-            settings=LogSettings(segment_bytes=settings.segment_bytes, hot_tail_bytes=settings.hot_tail_bytes),
+            settings=LogSettings(
+                segment_bytes=settings.segment_bytes,
+                hot_tail_bytes=settings.hot_tail_bytes,
+                open_packs_max=open_packs_max,
+            ),
         )
     blobs = FileBlobs(files, settings.data_dir / BLOBS_NAME, durable=settings.mode != "file-fast")
     return Store(storage, blobs, files)

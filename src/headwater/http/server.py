@@ -14,6 +14,7 @@ import uvloop
 from headwater.core.retention import RetentionRule
 from headwater.engine.background import Threads
 from headwater.engine.clock import SteadyClock
+from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.door import Door, open_door
 from headwater.engine.engine import Engine, Limits
 from headwater.engine.registry import Registry
@@ -43,7 +44,8 @@ def run(settings: Settings) -> None:
 
 async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
-    store = open_store(settings.storage)
+    open_files_max = raise_limit()
+    store = open_store(settings.storage, packs_max(open_files_max))
     engine = _build_engine(settings, store, loop)
     engine.start()
     registry = Registry(engine, LoopScheduler(loop)) if settings.registry.enabled else None
@@ -59,7 +61,7 @@ async def _serve(settings: Settings) -> None:
     door: Door | None = None
     try:
         door = await open_door(engine, store, subscriptions, settings.storage)
-        app = _build_app(settings, engine, subscriptions, loop)
+        app = _build_app(settings, engine, subscriptions, loop, connections_max(settings, open_files_max))
         server = await loop.create_server(
             lambda: Connection(app),
             settings.server.host,
@@ -148,7 +150,11 @@ def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.Abstr
 
 
 def _build_app(
-    settings: Settings, engine: Engine, subscriptions: Subscriptions | None, loop: asyncio.AbstractEventLoop
+    settings: Settings,
+    engine: Engine,
+    subscriptions: Subscriptions | None,
+    loop: asyncio.AbstractEventLoop,
+    max_connections: int,
 ) -> App:
     server, http, limits = settings.server, settings.http, settings.limits
     return App(
@@ -159,7 +165,7 @@ def _build_app(
             max_body_bytes=http.max_body_bytes,
             max_chunk_bytes=limits.max_chunk_bytes,
             max_name_bytes=limits.max_name_bytes,
-            max_connections=server.max_connections,
+            max_connections=max_connections,
             read_timeout_s=server.read_timeout_secs,
             idle_timeout_s=server.idle_timeout_secs,
             write_timeout_s=server.write_timeout_secs,

@@ -10,10 +10,14 @@ import errno
 import fcntl
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, TypeVar
 
+from headwater.storage.descriptors import DescriptorReserve
+
+T = TypeVar("T")
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -106,16 +110,19 @@ class Filesystem(Protocol):
 
 
 class RealFilesystem:
-    """The file system of the machine."""
+    """The file system of the machine. With a reserve, it can open files when all other descriptors are in use."""
+
+    def __init__(self, reserve: DescriptorReserve | None = None) -> None:
+        self._reserve = reserve
 
     def create(self, path: Path) -> Appender:
-        return _RealAppender(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640))
+        return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o640))
 
     def extend(self, path: Path) -> Appender:
-        return _RealAppender(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC))
+        return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND))
 
     def truncate(self, path: Path, size: int) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        descriptor = self._open(path, os.O_WRONLY)
         try:
             os.ftruncate(descriptor, size)
             os.fsync(descriptor)
@@ -123,10 +130,10 @@ class RealFilesystem:
             os.close(descriptor)
 
     def sync(self, path: Path) -> None:
-        _sync_path(path, os.O_RDONLY)
+        self._sync(path, os.O_RDONLY)
 
     def sync_directory(self, path: Path) -> None:
-        _sync_path(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._sync(path, os.O_RDONLY | os.O_DIRECTORY)
 
     def replace(self, source: Path, target: Path) -> None:
         source.replace(target)
@@ -141,7 +148,7 @@ class RealFilesystem:
         path.mkdir(mode=0o750, exist_ok=True)
 
     def names(self, path: Path) -> list[str]:
-        return sorted(entry.name for entry in path.iterdir())
+        return self._with_reserve(lambda: sorted(entry.name for entry in path.iterdir()))
 
     def exists(self, path: Path) -> bool:
         try:
@@ -154,10 +161,11 @@ class RealFilesystem:
         return path.stat().st_size
 
     def read(self, path: Path) -> bytes:
-        return path.read_bytes()
+        with os.fdopen(self._open(path, os.O_RDONLY), "rb") as file:
+            return file.read()
 
     def map(self, path: Path) -> Mapped:
-        return _RealMapped(path)
+        return self._with_reserve(lambda: _RealMapped(path))
 
     def free_bytes(self, path: Path) -> int:
         status = os.statvfs(path)
@@ -171,6 +179,19 @@ class RealFilesystem:
             return bytes.fromhex(_BOOT_ID.read_text("ascii").strip().replace("-", ""))
         except (OSError, ValueError):
             return bytes(16)
+
+    def _open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+        return self._with_reserve(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+
+    def _with_reserve(self, opener: Callable[[], T]) -> T:
+        return opener() if self._reserve is None else self._reserve.open(opener)
+
+    def _sync(self, path: Path, flags: int) -> None:
+        descriptor = self._open(path, flags)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 class _RealAppender:
@@ -251,11 +272,3 @@ class _RealLock:
         with suppress(OSError):
             os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
-
-
-def _sync_path(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Final
 
+from headwater.storage.descriptors import DescriptorReserve
 from headwater.storage.filesystem import RealFilesystem
 
 log = logging.getLogger("headwater.storage")
@@ -21,7 +22,8 @@ _UNFINISHED: Final = (".new", ".part")
 
 
 class KeepingFilesystem(RealFilesystem):
-    def __init__(self) -> None:
+    def __init__(self, reserve: DescriptorReserve | None = None) -> None:
+        super().__init__(reserve)
         self._lock = threading.Lock()
         self._holds = 0
         self._put_off: list[Path] = []

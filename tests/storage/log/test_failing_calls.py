@@ -15,7 +15,7 @@ from tests.storage.faulty_filesystem import Crashed
 from tests.storage.simulation import Life, Simulation
 
 SEED = 4
-STEPS = 30
+STEPS = 40
 
 
 class Scenario(Simulation):

@@ -54,6 +54,7 @@ class Replay:
         self.last_lsn = 0
         self.cut: Cut | None = None
         self.dropped: list[int] = []
+        self._prepared: list[int] = []
 
     @property
     def next_number(self) -> int:
@@ -70,6 +71,7 @@ class Replay:
                 raise Corrupt(f"{segment_path(self._directory, expected)} is missing, though later segments are there.")
         if not self.numbers:
             raise Corrupt(f"{segment_path(self._directory, self.first_number)} is missing.")
+        self._leave_out_prepared()
         for number in self.numbers:
             yield from self._segment(number)
             if self.dropped or self.cut is not None:
@@ -81,7 +83,7 @@ class Replay:
         A killed process may have left a batch or a header written but not synced. What is relied on from now on must
         stay, in every mode: further segments come after it.
         """
-        for number in sorted(self.dropped, reverse=True):
+        for number in sorted(self.dropped + self._prepared, reverse=True):
             # The last first: whatever of it a crash leaves undone, the next boot comes to the same decision.
             self._filesystem.unlink(segment_path(self._directory, number))
             self._filesystem.sync_directory(self._directory)
@@ -91,6 +93,14 @@ class Replay:
         for segment in self.segments:
             self._filesystem.sync(segment_path(self._directory, segment.number))
         self._filesystem.sync_directory(self._directory)
+
+    def _leave_out_prepared(self) -> None:
+        """The last file may have been created in advance and never used: then the log ends before it."""
+        number = self.numbers[-1]
+        path = segment_path(self._directory, number)
+        if len(self.numbers) > 1 and not self._filesystem.size(path):
+            self.numbers.pop()
+            self._prepared = [number]
 
     def _segment(self, number: int) -> Iterator[Frame]:
         path = segment_path(self._directory, number)

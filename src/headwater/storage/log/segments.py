@@ -1,9 +1,11 @@
 """The write-ahead log: all streams in one file at a time, one write (and in `file-durable` one sync) per batch.
 
 Invariants: a segment's header and name are durable before its first batch; a segment is begun only when every batch
-before it is as durable as the mode promises; no segment is ever written by a second process, re-created or filled
-ahead. After the first error nothing more is written: what a failed write or sync left behind is unknown, and a second
-sync can report success for pages that the first one lost.
+before it is as durable as the mode promises; no segment with content is ever written by a second process, re-created or
+filled ahead. The file of the next segment is created in advance (`prepare`) and stays empty until the current one is
+full, so that a write needs no new descriptor and does not wait for a directory to be synced; while the next file is
+missing, the current segment grows beyond its size. After the first error nothing more is written: what a failed write
+or sync left behind is unknown, and a second sync can report success for pages that the first one lost.
 """
 
 from __future__ import annotations
@@ -106,10 +108,20 @@ class LogWriter:
         self._encoder = BatchEncoder()
         self._lock = threading.Lock()
         self._at_rest = True
+        # Read now: at the time of a roll there may be no descriptor to read it with.
+        self._boot_id = filesystem.boot_id()
+        self._next: Appender | None = None
+        self._next_is_named = False
         self.last_lsn = last_lsn
         self.failure: str | None = None
         self.segments: list[Segment] = list(older)
-        self._file, self._size, self._salt = self._begin(number, previous_lsn, follows_a_loss=follows_a_loss)
+        file = filesystem.create(segment_path(directory, number))
+        try:
+            self._file, self._size, self._salt = self._begin(file, number, previous_lsn, follows_a_loss=follows_a_loss)
+            filesystem.sync_directory(directory)
+        except BaseException:
+            file.close()
+            raise
 
     def write(self, batch: Sequence[Committed]) -> None:
         """Append a batch; when this returns it is as durable as the mode promises."""
@@ -139,6 +151,23 @@ class LogWriter:
             self._at_rest = True
 
     @property
+    def wants_next(self) -> bool:
+        """Whether `prepare` has something to do."""
+        return not self._next_is_named and self.failure is None
+
+    def prepare(self) -> None:
+        """Create the file of the next segment. Called by one thread only; no write waits for it.
+
+        Raises OSError when that fails, and can then be called again.
+        """
+        if not self.wants_next:
+            return
+        if self._next is None:
+            self._next = self._filesystem.create(segment_path(self._directory, self.segments[-1].number + 1))
+        self._filesystem.sync_directory(self._directory)
+        self._next_is_named = True
+
+    @property
     def at_rest(self) -> bool:
         return self._at_rest
 
@@ -155,11 +184,16 @@ class LogWriter:
         with self._lock:
             self.fail("The store is closed.")
             self._file.close()
+            if self._next is not None:
+                self._next.close()
 
     def _append(self, frame: bytearray) -> None:
-        if self._size >= self._segment_bytes:
+        if self._size >= self._segment_bytes and self._next_is_named:
+            assert self._next is not None
             full = self._file
-            self._file, self._size, self._salt = self._begin(self.segments[-1].number + 1, self.last_lsn)
+            self._file, self._size, self._salt = self._begin(self._next, self.segments[-1].number + 1, self.last_lsn)
+            self._next = None
+            self._next_is_named = False
             full.close()
             # The frame carries the salt of the segment that it was meant for.
             _, _, _, number, count = FRAME.unpack_from(frame)
@@ -169,21 +203,15 @@ class LogWriter:
             self._file.sync()
         self._size += len(frame)
 
-    def _begin(self, number: int, previous_lsn: int, *, follows_a_loss: bool = False) -> tuple[Appender, int, int]:
+    def _begin(
+        self, file: Appender, number: int, previous_lsn: int, *, follows_a_loss: bool = False
+    ) -> tuple[Appender, int, int]:
         salt = secrets.randbits(64)
-        path = segment_path(self._directory, number)
-        file = self._filesystem.create(path)
-        try:
-            boot_id = self._filesystem.boot_id()
-            header = SegmentHeader(
-                number, self.last_lsn + 1, previous_lsn, salt, boot_id, self._durable, follows_a_loss
-            )
-            write_whole(file, pack_header(header))
-            file.sync()
-            self._filesystem.sync_directory(self._directory)
-        except BaseException:
-            file.close()
-            raise
+        header = SegmentHeader(
+            number, self.last_lsn + 1, previous_lsn, salt, self._boot_id, self._durable, follows_a_loss
+        )
+        write_whole(file, pack_header(header))
+        file.sync()
         self.segments.append(Segment(number, self.last_lsn + 1))
         return file, HEADER_BYTES, salt
 

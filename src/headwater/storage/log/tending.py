@@ -130,6 +130,8 @@ class Tender:
         self._frozen: list[Frozen] = []
         self._saving: Outcome | None = None
         self._chores: Steps | None = None
+        self._preparing: Outcome | None = None
+        self._prepare_at = 0.0
         self._look_at = 0.0
         self._seen_lsn = -1
         self.asked = False
@@ -152,6 +154,7 @@ class Tender:
         hot = self._hot
         if self._writer.failure is not None:
             return
+        self._prepare_segment()
         if self._steps is None and (
             self.asked
             or 2 * hot.bytes >= self._hot_max
@@ -291,6 +294,24 @@ class Tender:
             del frozen[-self._look_every :], saved.blobs[-self._look_every :]
             yield Step.MORE
 
+    # -- the next segment ------------------------------------------------------------------------------------------
+
+    def _prepare_segment(self) -> None:
+        """See to it that the file of the next log segment is there before it is needed."""
+        outcome = self._preparing
+        if outcome is not None and outcome.done:
+            self._preparing = None
+            error = outcome.error
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                log.warning("the next log segment cannot be created yet: %s", error)
+                self._prepare_at = self._clock() + RETRY_S
+            elif error is not None:
+                log.critical("the next log segment cannot be created, no more writes are taken: %s", error)
+                self._writer.fail(f"Creating the next log segment failed: {error}")
+        if self._preparing is None and self._writer.wants_next and self._clock() >= self._prepare_at:
+            # Before a checkpoint that is being saved: it may take longer than the segment lasts.
+            self._preparing = self._worker.submit(_prepare(self._writer), urgent=True, first=True)
+
     # -- chores ----------------------------------------------------------------------------------------------------
 
     def _chore(self) -> Steps:
@@ -344,6 +365,11 @@ class Tender:
 def document_bytes(key: str, value: bytes | None) -> int:
     """About how much memory an unsaved document takes."""
     return 200 + len(key) + len(value or b"")
+
+
+def _prepare(writer: LogWriter) -> Generator[None, None, None]:
+    writer.prepare()
+    yield
 
 
 def _rest(writer: LogWriter) -> Generator[None, None, None]:

@@ -43,7 +43,8 @@ class Outcome:
 
 
 class Worker(Protocol):
-    def submit(self, job: Job, *, urgent: bool) -> Outcome: ...
+    def submit(self, job: Job, *, urgent: bool, first: bool = False) -> Outcome:
+        """Queue a job. One that is to be `first` goes before other urgent ones, between two of their steps."""
 
     def wait(self, outcome: Outcome) -> None:
         """Block until this job is done."""
@@ -63,10 +64,11 @@ class ThreadWorker:
         self._waiting = 0
         self._closing = False
 
-    def submit(self, job: Job, *, urgent: bool) -> Outcome:
+    def submit(self, job: Job, *, urgent: bool, first: bool = False) -> Outcome:
         outcome = Outcome(job)
         with self._changed:
-            (self._urgent if urgent else self._background).append(outcome)
+            queue = self._urgent if urgent else self._background
+            (queue.appendleft if first else queue.append)(outcome)
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="headwater-store", daemon=True)
