@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from headwater.core.errors import DataCorrupt, InvalidOffset, OffsetGone, StreamNotFound
@@ -155,7 +155,15 @@ class StreamReader:
         return list(chain.from_iterable(pieces))
 
     def slices(self, chunk: Chunk) -> Iterator[Buffer]:
-        """The bytes of a chunk, taken from storage a slice at a time as the reader drains them."""
+        """The bytes of a chunk, taken from storage a slice at a time as the reader drains them.
+
+        The first slice is read now, so that damage at the beginning can still be answered with an error.
+        """
+        slices = self._slices(chunk)
+        first = tuple(islice(slices, 1))
+        return chain(first, slices)
+
+    def _slices(self, chunk: Chunk) -> Iterator[Buffer]:
         for span in chunk.spans:
             position = span.start.position
             while position < span.end.position:
