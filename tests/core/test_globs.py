@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.core import globs
 from headwater.core.errors import InvalidSubscription
 from headwater.core.globs import Glob, GlobIndex, compile_glob
 
@@ -81,6 +84,46 @@ def test_a_pattern_has_a_bounded_number_of_segments() -> None:
         compile_glob("/".join("a" * 129), MAX)
 
 
+def test_a_pattern_has_a_bounded_number_of_double_asterisks() -> None:
+    compile_glob("/".join(["**", "a"] * 8), MAX)
+    with pytest.raises(InvalidSubscription, match=r"9 times \*\*; at most 8"):
+        compile_glob("/".join(["**", "a"] * 9), MAX)
+
+
+def best_of(count: int, work: Callable[[], object]) -> float:
+    """The shortest time of several runs, which other work on the machine disturbs least."""
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+@pytest.mark.parametrize(
+    "rest", [["a", "*"] * 30, ["**", "a", "*"] * 20, ["*"] * 60], ids=["alternating", "many **", "only *"]
+)
+def test_the_worst_patterns_take_a_bounded_time(rest: list[str]) -> None:
+    """As found by attack: 60 patterns of `**/a/*/…` and one name of 512 segments took 9.5 s."""
+    index: GlobIndex[int] = GlobIndex()
+    for number in range(300):
+        index.add(Glob(("**", *("a*"[number >> bit & 1] for bit in range(10)), *rest, "z")), number)
+    name = "/".join("a" * 512)
+    assert index.match(name) == []
+    assert best_of(3, lambda: index.match(name)) < 0.2, "five times as many patterns, a 50th of the time"
+
+
+def test_patterns_that_branch_at_every_segment_take_a_bounded_time() -> None:
+    """Two to the power of ten beginnings, all of which fit, and each with a `**` behind it."""
+    index: GlobIndex[int] = GlobIndex()
+    for number in range(1024):
+        index.add(Glob((*("a*"[number >> bit & 1] for bit in range(10)), "**", "a", "b")), number)
+    name = "/".join("a" * 512)
+    assert index.match(name) == []
+    assert best_of(3, lambda: index.match(name)) < 0.2
+    assert len(index.match(name + "/b")) == 1024
+
+
 segments = st.sampled_from(["a", "b", "c"])
 patterns = st.lists(segments | st.sampled_from(["*", "**", "**"]), min_size=1, max_size=6).map("/".join)
 names = st.lists(segments, min_size=1, max_size=7).map("/".join)
@@ -110,6 +153,21 @@ def test_taking_patterns_out_leaves_the_others_and_in_the_end_nothing(written: l
         name = data.draw(names)
         assert set(index.match(name)) == {other for other in left if matches(written[other], name)}
     assert index.is_empty
+
+
+def test_a_full_automaton_is_followed_by_another_and_removal_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(globs, "GROUP_BITS_MAX", 8)
+    index: GlobIndex[int] = GlobIndex()
+    patterns = {number: compile_glob(f"**/x/*/n{number}", MAX) for number in range(20)}
+    for number, glob in patterns.items():
+        index.add(glob, number)
+    assert [index.match(f"a/x/b/n{number}") for number in range(20)] == [[number] for number in range(20)]
+    for number in range(0, 20, 2):
+        index.discard(patterns[number], number)
+    assert [index.match(f"a/x/b/n{number}") for number in range(20)] == [[n] if n % 2 else [] for n in range(20)]
+    for number in range(0, 20, 2):
+        index.add(patterns[number], number)
+    assert [index.match(f"a/x/b/n{number}") for number in range(20)] == [[number] for number in range(20)]
 
 
 def test_taking_out_what_is_not_there_changes_nothing() -> None:

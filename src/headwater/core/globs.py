@@ -1,8 +1,12 @@
 """Globs over stream names: which patterns a name matches.
 
-`*` stands for exactly one segment of a name and `**` for any number of them, none included; every other segment
-stands for itself (`%2A` spells a segment's own asterisk). `GlobIndex` holds many patterns in one tree, so that a name
-is matched by walking its segments once: what it costs grows with the name, not with the number of patterns.
+`*` stands for exactly one segment of a name and `**` for any number of segments, including none; every other segment
+stands for itself (`%2A` spells a literal asterisk). `GlobIndex` holds many patterns and bounds the work per name:
+
+- The segments before the first `**` of all patterns form one tree. Each of its nodes is visited at most once per name,
+  and patterns that begin differently are never looked at.
+- The segments after the first `**` form automata whose states are the bits of an integer (the Shift-And method). One
+  step handles all states of up to `GROUP_BITS_MAX` pattern segments at once, whatever the patterns are.
 """
 
 from __future__ import annotations
@@ -16,6 +20,10 @@ from headwater.core.names import RESERVED_SEGMENT
 ONE: Final = "*"
 ANY: Final = "**"
 SEGMENTS_MAX: Final = 128
+ANY_MAX: Final = 8
+"""`**` in one pattern. More would be a mistake; the time to match does not depend on it."""
+GROUP_BITS_MAX: Final = 2_048
+"""States in one automaton: bounds what removing a pattern rebuilds, and what each distinct segment keeps in memory."""
 
 _ASTERISK: Final = re.compile("%2a", re.IGNORECASE)
 
@@ -33,7 +41,7 @@ class Glob:
 
 
 def compile_glob(pattern: str, max_bytes: int) -> Glob:
-    """The glob that a client wrote; slashes around it do not count."""
+    """Check a client's pattern. Leading and trailing slashes are ignored."""
     stripped = pattern.strip("/")
     if not stripped:
         raise InvalidSubscription("pattern is empty.")
@@ -46,34 +54,134 @@ def compile_glob(pattern: str, max_bytes: int) -> Glob:
         if not segment:
             raise InvalidSubscription("pattern may not contain empty segments.")
         if "*" in segment and segment not in (ONE, ANY):
-            # It could only match a name with an asterisk in it, which is hardly what was meant.
-            raise InvalidSubscription("In a pattern, * and ** are whole segments; write an asterisk itself as %2A.")
+            # It could only match a name that contains an asterisk, which is hardly what the client wants.
+            raise InvalidSubscription("In a pattern, * and ** are whole segments; write a literal asterisk as %2A.")
         if segment == ANY and segments and segments[-1] == ANY:
             continue  # Two in a row match what one does.
         segments.append(segment)
     if len(segments) > SEGMENTS_MAX:
-        raise InvalidSubscription(f"pattern has more than {SEGMENTS_MAX} segments.")
+        raise InvalidSubscription(f"pattern has {len(segments)} segments; at most {SEGMENTS_MAX} are allowed.")
+    if segments.count(ANY) > ANY_MAX:
+        raise InvalidSubscription(f"pattern has {segments.count(ANY)} times **; at most {ANY_MAX} are allowed.")
     if segments[0] == RESERVED_SEGMENT:
         raise InvalidSubscription(f"Names below {RESERVED_SEGMENT}/ are reserved; no stream has one.")
     return Glob(tuple(segments))
 
 
+class _Tail(Generic[ValueT]):
+    """The part of a pattern after its first `**`, and the values of the patterns that continue with it."""
+
+    __slots__ = ("accept", "group", "node", "segments", "start", "values")
+
+    def __init__(self, node: _Node[ValueT], segments: tuple[str, ...]) -> None:
+        self.node: Final = node
+        self.segments: Final = segments
+        self.values: dict[ValueT, None] = {}
+        self.group: _Group[ValueT] | None = None
+        self.start = 0
+        """The bit of its first state."""
+        self.accept = 0
+        """The bit of its last state, which is active after a name that matches."""
+
+    @property
+    def size(self) -> int:
+        return sum(segment != ANY for segment in self.segments) + 1
+
+
+class _Group(Generic[ValueT]):
+    """An automaton for several tails. A state waits for one segment of its tail; the last state has matched them all.
+
+    Reading a segment moves every active state that accepts it to the next state, and keeps every active state that a
+    `**` precedes where it is, too.
+    """
+
+    __slots__ = ("accepts", "literals", "loops", "ones", "size", "tails")
+
+    def __init__(self) -> None:
+        self.tails: dict[int, _Tail[ValueT]] = {}
+        """By the number of the accepting bit."""
+        self._clear()
+
+    def _clear(self) -> None:
+        self.tails.clear()
+        self.size = 0
+        self.accepts = 0
+        self.loops = 0
+        """States that a `**` precedes."""
+        self.ones = 0
+        """States that wait for any one segment."""
+        self.literals: dict[str, int] = {}
+        """States that wait for a given segment."""
+
+    def add(self, tail: _Tail[ValueT]) -> None:
+        state = 1 << self.size
+        tail.start = state
+        self.loops |= state  # The `**` before the tail.
+        for segment in tail.segments:
+            if segment == ANY:
+                self.loops |= state
+                continue
+            if segment == ONE:
+                self.ones |= state
+            else:
+                literal = _literal(segment)
+                self.literals[literal] = self.literals.get(literal, 0) | state
+            state <<= 1
+        tail.accept = state
+        self.accepts |= state
+        self.size = state.bit_length()
+        self.tails[self.size] = tail
+        tail.group = self
+        tail.node.starts = None
+
+    def discard(self, tail: _Tail[ValueT]) -> None:
+        """Remove a tail and number the states of the others again, so that no state is wasted."""
+        others = [other for other in self.tails.values() if other is not tail]
+        self._clear()
+        for other in others:
+            self.add(other)
+        tail.node.starts = None
+
+    def step(self, active: int, segment: str) -> int:
+        return (active & self.loops) | ((active & (self.ones | self.literals.get(segment, 0))) << 1)
+
+    def accepted(self, active: int) -> list[_Tail[ValueT]]:
+        found: list[_Tail[ValueT]] = []
+        hits = active & self.accepts
+        while hits:
+            lowest = hits & -hits
+            found.append(self.tails[lowest.bit_length()])
+            hits ^= lowest
+        return found
+
+
 class _Node(Generic[ValueT]):
-    """What can follow a beginning of patterns. `values` are those of the patterns that end here."""
+    """A beginning of patterns without `**`. `values` are those of the patterns that end here."""
 
-    __slots__ = ("any_node", "literals", "one_node", "repeats", "values")
+    __slots__ = ("any_values", "literals", "one_node", "starts", "tails", "values")
 
-    def __init__(self, *, repeats: bool = False) -> None:
+    def __init__(self) -> None:
         self.literals: dict[str, _Node[ValueT]] = {}
         self.one_node: _Node[ValueT] | None = None
-        self.any_node: _Node[ValueT] | None = None
-        self.repeats: Final = repeats
-        """Reached by `**`: takes any further segment and stays."""
         self.values: dict[ValueT, None] = {}
+        self.any_values: dict[ValueT, None] = {}
+        """The values of the patterns that end with a `**` here: they match however a name continues."""
+        self.tails: dict[tuple[str, ...], _Tail[ValueT]] = {}
+        """How the patterns continue whose first `**` is here."""
+        self.starts: dict[_Group[ValueT], int] | None = None
+        """The first states of `tails`, per automaton; None until they are needed."""
 
     @property
     def is_empty(self) -> bool:
-        return not (self.values or self.literals or self.one_node or self.any_node)
+        return not (self.values or self.any_values or self.literals or self.one_node or self.tails)
+
+    def first_states(self) -> dict[_Group[ValueT], int]:
+        if self.starts is None:
+            self.starts = {}
+            for tail in self.tails.values():
+                assert tail.group is not None, "a tail is added to a group at once"
+                self.starts[tail.group] = self.starts.get(tail.group, 0) | tail.start
+        return self.starts
 
 
 class GlobIndex(Generic[ValueT]):
@@ -81,85 +189,127 @@ class GlobIndex(Generic[ValueT]):
 
     def __init__(self) -> None:
         self._root: _Node[ValueT] = _Node()
+        self._groups: dict[_Group[ValueT], None] = {}
+        """Automata that have room for more."""
 
     @property
     def is_empty(self) -> bool:
         return self._root.is_empty
 
     def add(self, glob: Glob, value: ValueT) -> None:
+        prefix, rest = _split(glob)
         node = self._root
-        for segment in glob.segments:
+        for segment in prefix:
             node = _step(node, segment)
-        node.values[value] = None
+        if not rest:
+            (node.values if rest is None else node.any_values)[value] = None
+            return
+        tail = node.tails.get(rest)
+        if tail is None:
+            tail = node.tails[rest] = _Tail(node, rest)
+            self._place(tail)
+        tail.values[value] = None
 
     def discard(self, glob: Glob, value: ValueT) -> None:
-        """Take a value out again, with the branches that only it needed."""
+        """Remove a value, and the branches that only it needed."""
+        prefix, rest = _split(glob)
         path = [self._root]
-        for segment in glob.segments:
+        for segment in prefix:
             following = _follow(path[-1], segment)
             if following is None:
                 return
             path.append(following)
-        path[-1].values.pop(value, None)
-        for parent, segment, node in zip(path[-2::-1], glob.segments[::-1], path[:0:-1], strict=True):
-            if not node.is_empty:
+        node = path[-1]
+        if not rest:
+            (node.values if rest is None else node.any_values).pop(value, None)
+        elif rest in node.tails:
+            tail = node.tails[rest]
+            tail.values.pop(value, None)
+            if not tail.values:
+                del node.tails[rest]
+                self._remove(tail)
+        for parent, segment, child in zip(path[-2::-1], prefix[::-1], path[:0:-1], strict=True):
+            if not child.is_empty:
                 return
             _prune(parent, segment)
 
     def match(self, name: str) -> list[ValueT]:
         """The values whose glob matches the name, each once."""
-        # All beginnings of patterns that fit so far, each once: a node has one way to it, but for those of `**`, which
-        # are looked for. Written out rather than short: every new stream comes by here.
-        states = [self._root] if self._root.any_node is None else [self._root, self._root.any_node]
+        found: dict[ValueT, None] = {}
+        nodes = [self._root]
+        active: dict[_Group[ValueT], int] = {}
         for segment in name.split("/"):
             following: list[_Node[ValueT]] = []
-            for node in states:
-                if node.repeats and node not in following:
-                    following.append(node)
+            for node in nodes:
+                if node.any_values:
+                    found.update(node.any_values)
+                if node.tails:
+                    for group, states in node.first_states().items():
+                        active[group] = active.get(group, 0) | states
                 if node.literals:
                     literal = node.literals.get(segment)
                     if literal is not None:
                         following.append(literal)
-                        if literal.any_node is not None and literal.any_node not in following:
-                            following.append(literal.any_node)
-                one = node.one_node
-                if one is not None:
-                    following.append(one)
-                    if one.any_node is not None and one.any_node not in following:
-                        following.append(one.any_node)
-            if not following:
-                return []
-            states = following
-        if len(states) == 1:
-            return list(states[0].values)
-        return list(dict.fromkeys(value for node in states for value in node.values))
+                if node.one_node is not None:
+                    following.append(node.one_node)
+            if active:
+                active = {group: left for group, states in active.items() if (left := group.step(states, segment))}
+            elif not following:
+                return list(found)
+            nodes = following
+        for node in nodes:
+            found.update(node.values)
+            found.update(node.any_values)
+        for group, states in active.items():
+            for tail in group.accepted(states):
+                found.update(tail.values)
+        return list(found)
+
+    def _place(self, tail: _Tail[ValueT]) -> None:
+        group = next(iter(self._groups), None)
+        if group is None or group.size + tail.size > GROUP_BITS_MAX:
+            if group is not None:
+                del self._groups[group]  # Too full for this one, so for most.
+            group = _Group()
+            self._groups[group] = None
+        group.add(tail)
+
+    def _remove(self, tail: _Tail[ValueT]) -> None:
+        group = tail.group
+        assert group is not None, "a tail is added to a group at once"
+        group.discard(tail)
+        if group.size:
+            self._groups[group] = None
+        else:
+            self._groups.pop(group, None)
+
+
+def _split(glob: Glob) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+    """The segments before the first `**` and those after it; None for a glob without one."""
+    if ANY not in glob.segments:
+        return glob.segments, None
+    first = glob.segments.index(ANY)
+    return glob.segments[:first], glob.segments[first + 1 :]
 
 
 def _step(node: _Node[ValueT], segment: str) -> _Node[ValueT]:
     following = _follow(node, segment)
     if following is not None:
         return following
-    if segment == ANY:
-        node.any_node = following = _Node(repeats=True)
-    elif segment == ONE:
-        node.one_node = following = _Node()
+    following = _Node()
+    if segment == ONE:
+        node.one_node = following
     else:
-        node.literals[_literal(segment)] = following = _Node()
+        node.literals[_literal(segment)] = following
     return following
 
 
 def _follow(node: _Node[ValueT], segment: str) -> _Node[ValueT] | None:
-    if segment == ANY:
-        return node.any_node
-    if segment == ONE:
-        return node.one_node
-    return node.literals.get(_literal(segment))
+    return node.one_node if segment == ONE else node.literals.get(_literal(segment))
 
 
 def _prune(parent: _Node[ValueT], segment: str) -> None:
-    if segment == ANY:
-        parent.any_node = None
-    elif segment == ONE:
+    if segment == ONE:
         parent.one_node = None
     else:
         del parent.literals[_literal(segment)]
