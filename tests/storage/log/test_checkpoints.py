@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -327,6 +328,56 @@ def test_garbage_is_given_back_to_the_disk(bench: Bench) -> None:
     assert left < 1500
     assert life.storage.usage().payload_bytes == 1000
     bench.restart()
+
+
+def test_dead_packs_are_removed_unread() -> None:
+    """However many there are, and though one is damaged."""
+    bench = Bench(replace(ROOMY, fanout=10**6))
+    for number in range(40):
+        bench.life.create(f"s{number}", b"%04d" % number * 100)
+        bench.life.commit()
+        bench.save()
+    packs = bench.files(".pack")
+    assert len(packs) == 40
+    disk = bench.filesystem.snapshot()
+    damaged = bytearray(disk[packs[7]])
+    damaged[50] ^= 1
+    model = bench.life.model
+    bench.filesystem.restore(disk | {packs[7]: bytes(damaged)})
+    bench.life = Life(bench.filesystem, bench.random, settings=bench.settings, tick_s=ONE_STEP_PER_TEND_S)
+    bench.life.begin_from(model)
+    for number in range(40):
+        bench.life.delete(f"s{number}")
+    bench.life.commit()
+    bench.filesystem.traces = True
+    bench.save()
+    assert bench.files(".pack") == []
+    opened = [call for call in bench.filesystem.log if " map " in call and ".pack" in call]
+    assert not opened
+
+
+def test_a_damaged_pack_keeps_only_itself_from_being_merged(bench: Bench) -> None:
+    """With a fan-out of three, the other packs are merged without it."""
+    for number in range(2):
+        bench.life.create(f"s{number}", b"%04d" % number * 100)
+        bench.life.commit()
+        bench.save()
+    disk = bench.filesystem.snapshot()
+    first = bench.files(".pack")[0]
+    damaged = bytearray(disk[first])
+    damaged[50] ^= 1
+    model = bench.life.model
+    bench.filesystem.restore(disk | {first: bytes(damaged)})
+    bench.life = Life(bench.filesystem, bench.random, settings=bench.settings, tick_s=ONE_STEP_PER_TEND_S)
+    bench.life.begin_from(model)
+    for number in range(2, 5):
+        bench.life.create(f"s{number}", b"%04d" % number * 100)
+        bench.life.commit()
+        bench.save()
+        bench.life.clock.now_s += 100.0
+        bench.finish()
+    assert len(bench.files(".pack")) < 5
+    assert first in bench.files(".pack")
 
 
 def test_deleting_alone_gives_space_back() -> None:

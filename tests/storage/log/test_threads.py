@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from random import Random
 import pytest
 
 from headwater.core.catalog import Catalog, Stream
-from headwater.core.records import Append, Create, Image, Record
+from headwater.core.records import Append, Create, Delete, Image, Record
 from headwater.storage.filesystem import Appender, Bytes, RealFilesystem
 from headwater.storage.interface import Committed, ImageOf, StorageError
 from headwater.storage.log.inspect import check
@@ -256,3 +257,30 @@ def test_what_a_job_raises_is_kept_for_whoever_asked() -> None:
     worker.wait(outcome)
     assert isinstance(outcome.error, OSError)
     worker.close()
+
+
+def test_many_dead_packs_are_removed_with_few_descriptors(tmp_path: Path) -> None:
+    """Two descriptors for each of them would be more than there are."""
+    settings = LogSettings(segment_bytes=256 * 1024, reserve_bytes=0, fanout=10**6, open_packs_max=4)
+    storage = LogStorage(RealFilesystem(), tmp_path, durable=False, settings=settings)
+    server = Server(storage)
+    count = 80
+    for stream_id in range(1, count + 1):
+        create = Create(stream_id, f"s{stream_id}", 1, "text/plain", payload=b"x" * 100, lengths=(100,))
+        server.catalog.apply(create)
+        server.commit([create], set())
+        storage.save_soon()
+        tend_until(storage, server.image, lambda packs=stream_id: storage.stats().packs == packs)  # type: ignore[misc]
+    deletions = [Delete(stream_id, 2) for stream_id in range(1, count + 1)]
+    batch = [Committed(deletion, server.catalog.apply(deletion)) for deletion in deletions]
+    storage.write(batch)
+    storage.absorb(batch)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, hard))
+    try:
+        storage.save_soon()
+        tend_until(storage, server.image, lambda: not list((tmp_path / "packs").iterdir()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    storage.close()

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
+from headwater.storage.interface import Corrupt
 from headwater.storage.log import extents
 from headwater.storage.log.checkpoint import PackPair, Workshop
 from headwater.storage.log.extents import Extent
@@ -29,6 +30,14 @@ class Move(NamedTuple):
     merged: Extent
 
 
+class DamagedSource(Corrupt):
+    """A pack that cannot be rewritten, because something in it is damaged."""
+
+    def __init__(self, number: int, damage: Corrupt) -> None:
+        super().__init__(str(damage))
+        self.number = number
+
+
 class Rewritten(NamedTuple):
     moves: list[Move]
     added: tuple[PackInfo, ...]
@@ -44,9 +53,12 @@ def rewrite_packs(shop: Workshop, rewrite: Rewrite) -> Generator[None, None, Rew
     written = 0
     try:
         for info in rewrite.sources:
-            sources[info.number] = pack = Pack(shop.filesystem, shop.pack_directory, info)
-            # Nothing is copied unchecked: a copy would get a checksum of its own, and look sound.
-            yield from pack.check_everything()
+            try:
+                sources[info.number] = pack = Pack(shop.filesystem, shop.pack_directory, info)
+                # Nothing is copied unchecked: a copy would get a checksum of its own, and look sound.
+                yield from pack.check_everything()
+            except Corrupt as damage:
+                raise DamagedSource(info.number, damage) from damage
         views = {number: pack.checked_view for number, pack in sources.items()}
         for stream_id in _streams_in(sources):
             for group in _neighbours(shop.extents_of(stream_id), sources):
@@ -63,11 +75,22 @@ def rewrite_packs(shop: Workshop, rewrite: Rewrite) -> Generator[None, None, Rew
         for pack in sources.values():
             pack.close()
     dropped = tuple(info.number for info in rewrite.sources)
+    _replace(shop, added, dropped)
+    return Rewritten(moves, added, dropped)
+
+
+def forget_packs(shop: Workshop, numbers: tuple[int, ...]) -> Generator[None, None, Rewritten]:
+    """The job that takes packs out of the manifest in which nothing counts any more. It does not open them."""
+    _replace(shop, (), numbers)
+    yield
+    return Rewritten([], (), numbers)
+
+
+def _replace(shop: Workshop, added: tuple[PackInfo, ...], dropped: tuple[int, ...]) -> None:
     manifest = shop.manifest
     for _ in manifest.save(Commit(True, manifest.lsn, manifest.segment, added, dropped), []):
         # In one step: a checkpoint that came in between would be undone by what this says of the log.
         pass
-    return Rewritten(moves, added, dropped)
 
 
 def _streams_in(sources: dict[int, Pack]) -> Iterator[int]:

@@ -101,21 +101,21 @@ class Shelf:
             self._open.move_to_end(number)
         return pack
 
+    def dead(self) -> tuple[int, ...]:
+        """The packs of which nothing counts any more, damaged ones too: they can be removed unread."""
+        return tuple(number for number, live in self._live.items() if not live and number not in self._settling)
+
     def next_rewrite(self) -> Rewrite | None:
         """What is most worth rewriting now, if anything."""
         tiers: dict[int, list[PackInfo]] = {}
-        dead: list[PackInfo] = []
         for info in self._infos.values():
-            if info.number in self._spared or info.number in self._settling:
+            live = self._live[info.number]
+            if not live or info.number in self._spared or info.number in self._settling:
                 continue
-            if self._live[info.number] == 0:
-                dead.append(info)
-            elif 2 * self._live[info.number] < info.data_bytes:
+            if 2 * live < info.data_bytes:
                 return Rewrite((info,), info.tier)
-            elif info.tier != BIG:
+            if info.tier != BIG:
                 tiers.setdefault(info.tier, []).append(info)
-        if dead:
-            return Rewrite(tuple(dead), 0)
         for tier, infos in sorted(tiers.items()):
             if len(infos) >= self._fanout:
                 infos.sort(key=lambda info: info.born)

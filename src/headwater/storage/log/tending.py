@@ -21,13 +21,13 @@ from headwater.core.records import Image
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import ImageOf, WriteFailed
 from headwater.storage.log.checkpoint import Frozen, Plan, Saved, Workshop, save_checkpoint
-from headwater.storage.log.compaction import Rewritten, rewrite_packs
+from headwater.storage.log.compaction import DamagedSource, Rewritten, forget_packs, rewrite_packs
 from headwater.storage.log.extents import NO_EXTENTS, join, merge
 from headwater.storage.log.holdings import Holding, memory_of
 from headwater.storage.log.packs import pack_path
 from headwater.storage.log.segments import LogWriter
-from headwater.storage.log.shelf import Rewrite, Shelf
-from headwater.storage.log.worker import Outcome, Worker
+from headwater.storage.log.shelf import Shelf
+from headwater.storage.log.worker import Job, Outcome, Worker
 
 log = logging.getLogger("headwater.storage")
 
@@ -323,20 +323,30 @@ class Tender:
             if outcome.error is not None:
                 log.critical("no more writes are taken: %s", outcome.error)
         self._seen_lsn = self._hot.lsn
-        while (rewrite := self._shelf.next_rewrite()) is not None and self._writer.failure is None:
-            if not (yield from self._rewrite(rewrite)):
+        while self._writer.failure is None:
+            if dead := self._shelf.dead():
+                succeeded = yield from self._rewrite(forget_packs(self._shop, dead), dead)
+            elif (rewrite := self._shelf.next_rewrite()) is not None:
+                numbers = tuple(info.number for info in rewrite.sources)
+                succeeded = yield from self._rewrite(rewrite_packs(self._shop, rewrite), numbers)
+            else:
+                return
+            if not succeeded:
                 return
 
-    def _rewrite(self, rewrite: Rewrite) -> Generator[Step, None, bool]:
-        outcome = self._worker.submit(rewrite_packs(self._shop, rewrite), urgent=False)
+    def _rewrite(self, job: Job, numbers: tuple[int, ...]) -> Generator[Step, None, bool]:
+        outcome = self._worker.submit(job, urgent=False)
         while not outcome.done:
             yield Step.WAIT
-        if outcome.error is not None:
-            numbers = [info.number for info in rewrite.sources]
-            log.error("packs %s could not be rewritten: %s", numbers, outcome.error)
-            if isinstance(outcome.error, WriteFailed):
-                self._writer.fail(str(outcome.error))
-            elif not isinstance(outcome.error, OSError):
+        error = outcome.error
+        if error is not None:
+            log.error("packs %s could not be rewritten: %s", list(numbers), error)
+            if isinstance(error, WriteFailed):
+                self._writer.fail(str(error))
+            elif isinstance(error, DamagedSource):
+                # The others can still be rewritten.
+                self._shelf.spare([error.number])
+            elif not isinstance(error, OSError):
                 self._shelf.spare(numbers)
             self._look_at = self._clock() + REWRITE_RETRY_S
             return False
