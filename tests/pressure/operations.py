@@ -1,0 +1,536 @@
+"""Operations that may hold the event loop, each with its worst legal input.
+
+An `Operation` prepares what it needs and then drives the server; `Load.share` scales its input, so that the same list
+serves the quick test (CPU time per iteration) and the full measurement (wall-clock stalls). Add an entry for every
+operation whose cost a client can choose.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.http.raw import RawConnection, RawResponse, encode
+from tests.serving import Server
+
+MIB = 1024 * 1024
+TEXT = {"Content-Type": "text/plain"}
+JSON = {"Content-Type": "application/json"}
+WINDOW = 24
+"""Requests under way on one connection while input is prepared."""
+PATIENCE_S = 120.0
+
+
+class Load:
+    """A server under one operation, and how much of the full input is used."""
+
+    def __init__(self, server: Server, share: float) -> None:
+        self.server = server
+        self.share = share
+
+    def size(self, full: int, least: int = 1) -> int:
+        return max(least, int(full * self.share))
+
+    @contextmanager
+    def connect(self) -> Iterator[RawConnection]:
+        with RawConnection(self.server) as connection:
+            connection.socket.settimeout(PATIENCE_S)
+            yield connection
+
+    def ask(self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b"") -> RawResponse:
+        """One request on a connection of its own."""
+        with self.connect() as connection:
+            return connection.request(method, target, headers=headers, body=body)
+
+    def must(self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b"") -> RawResponse:
+        response = self.ask(method, target, headers, body)
+        assert response.status < 300, f"{method} {target}: {response.status} {response.body[:300]!r}"
+        return response
+
+    def bucket(self, path: str) -> None:
+        """A bucket, perhaps of an earlier operation."""
+        assert self.ask("PUT", path).status in {201, 409}
+
+    def many(self, requests: Iterable[tuple[str, str, dict[str, str], bytes]]) -> None:
+        """All of these, pipelined a few at a time; each must succeed."""
+        with self.connect() as connection:
+            waiting = 0
+            for method, target, headers, body in requests:
+                connection.send(encode(method, target, headers=headers, body=body))
+                waiting += 1
+                if waiting == WINDOW:
+                    self._collect(connection, waiting)
+                    waiting = 0
+            self._collect(connection, waiting)
+
+    def drain(self, target: str, *, until: bytes = b"", headers: dict[str, str] | None = None) -> int:
+        """Read an answer as fast as the socket gives it, up to these bytes or its end; how much there was."""
+        with self.connect() as connection:
+            connection.send(encode("GET", target, headers={**(headers or {}), "Connection": "close"}))
+            total, tail = 0, b""
+            while data := connection.socket.recv(MIB):
+                total += len(data)
+                tail = (tail + data)[-200 - len(data) :] if until else b""
+                if until and until in tail:
+                    break
+            return total
+
+    def fill(self, path: str, total: int, piece: int) -> None:
+        """A text stream of this many bytes in messages of `piece` bytes."""
+        self.must("PUT", path, TEXT)
+        body = (b"m" * (piece - 1)) + b"\n"
+        self.many(("POST", path, TEXT, body) for _ in range(max(1, total // piece)))
+
+    def fill_json(self, path: str, count: int) -> None:
+        """A JSON stream of this many one-byte messages."""
+        self.must("PUT", path, JSON)
+        batch = b"[" + b",".join([b"0"] * 2_000) + b"]"
+        self.many(("POST", path, JSON, batch) for _ in range(max(1, count // 2_000)))
+
+    def together(self, work: Callable[[int], object], count: int) -> None:
+        """The same work on several connections at once."""
+        failures: list[BaseException] = []
+
+        def run(number: int) -> None:
+            try:
+                work(number)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _collect(self, connection: RawConnection, count: int) -> None:
+        for _ in range(count):
+            response = connection.response()
+            assert response.status < 300, f"{response.status} {response.body[:300]!r}"
+
+
+def _nothing(_: Load) -> None:
+    """An operation that needs no preparation."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    name: str
+    worst: str
+    """The worst legal input, in words, for the table."""
+    drive: Callable[[Load], object]
+    prepare: Callable[[Load], object] = _nothing
+    mode: str = "memory"
+    settings: dict[str, Any] = field(default_factory=dict)
+    share: float = 0.05
+    """How much of the input the quick test uses."""
+
+
+# -- appending
+
+
+def json_elements(load: Load) -> None:
+    """As many elements as fit into the body; beyond the limit of elements the answer is 413."""
+    load.must("PUT", "/v1/stream/tiny", JSON)
+    count = load.size(20 * MIB) // 2
+    response = load.ask("POST", "/v1/stream/tiny", JSON, b"[" + b"0," * count + b"0]")
+    assert response.status in {204, 413}, response
+
+
+def json_at_limit(load: Load) -> None:
+    """The largest batch of tiny elements that is accepted, found by halving."""
+    load.must("PUT", "/v1/stream/limit", JSON)
+    count = load.size(10 * MIB)
+    while count > 1:
+        response = load.ask("POST", "/v1/stream/limit", JSON, b"[" + b"0," * (count - 1) + b"0]")
+        if response.status == 204:
+            return
+        assert response.status == 413, response
+        count = count * 3 // 4
+
+
+def json_large(load: Load) -> None:
+    load.must("PUT", "/v1/stream/large", JSON)
+    element = json.dumps({"key": "k" * 200, "value": {"text": "v" * 700, "number": 1.5}}).encode()
+    count = load.size(60 * MIB) // (len(element) + 1)
+    assert load.ask("POST", "/v1/stream/large", JSON, b"[" + b",".join([element] * count) + b"]").status in {204, 413}
+
+
+def json_deep(load: Load) -> None:
+    """One value nested as deep as the parser allows, in a body as large as is accepted."""
+    load.must("PUT", "/v1/stream/deep", JSON)
+    nested = b"[" * 400 + b"]" * 400
+    body = b"[" + b",".join([nested] * (load.size(20 * MIB) // len(nested))) + b"]"
+    assert load.ask("POST", "/v1/stream/deep", JSON, body).status in {204, 400, 413}
+
+
+def big_append(load: Load) -> None:
+    load.must("PUT", "/v1/stream/big", TEXT)
+    body = b"b" * load.size(60 * MIB)
+    for _ in range(3):
+        assert load.ask("POST", "/v1/stream/big", TEXT, body).status in {204, 413, 503}
+
+
+def big_appends_together(load: Load) -> None:
+    load.must("PUT", "/v1/stream/big", TEXT)
+    body = b"b" * load.size(16 * MIB)
+    load.together(lambda _: load.ask("POST", "/v1/stream/big", TEXT, body), 8)
+
+
+def chunked_bytes(load: Load) -> None:
+    """A body in chunks of one byte each."""
+    load.must("PUT", "/v1/stream/chunks", TEXT)
+    with load.connect() as connection:
+        connection.send(
+            encode("POST", "/v1/stream/chunks", headers={**TEXT, "Transfer-Encoding": "chunked"})
+            + b"1\r\nx\r\n" * load.size(8 * MIB // 6)
+            + b"0\r\n\r\n"
+        )
+        assert connection.response().status in {204, 413}
+
+
+def trailer(load: Load) -> None:
+    """A trailer line that never ends."""
+    load.must("PUT", "/v1/stream/trailer", TEXT)
+    with load.connect() as connection:
+        connection.send(encode("POST", "/v1/stream/trailer", headers={**TEXT, "Transfer-Encoding": "chunked"}))
+        connection.send(b"1\r\nx\r\n0\r\nX-Trailer: ")
+        piece = b"t" * 65_536
+        try:
+            for _ in range(load.size(39 * MIB) // len(piece)):
+                connection.send(piece)
+        except OSError:
+            return  # Refused and cut: as it should be.
+
+
+def small_appends(load: Load) -> None:
+    path = "/v1/stream/small"
+    load.must("PUT", path, TEXT)
+    count = load.size(20_000)
+    load.together(lambda _: load.many(("POST", path, TEXT, b"x" * 100) for _ in range(count // 8)), 8)
+
+
+# -- reading
+
+
+def tiny_messages(load: Load) -> None:
+    load.fill_json("/v1/stream/tiny", load.size(2_000_000))
+
+
+def hundred_megabytes(load: Load) -> None:
+    load.fill("/v1/stream/long", load.size(200 * MIB), 65_536)
+
+
+def catch_up(load: Load) -> None:
+    offset = "-1"
+    with load.connect() as connection:
+        while True:
+            response = connection.request("GET", f"/v1/stream/long?offset={offset}")
+            assert response.status == 200
+            offset = response.header("stream-next-offset") or ""
+            if response.header("stream-up-to-date"):
+                return
+
+
+def cold_reads(load: Load) -> None:
+    load.together(lambda _: catch_up(load), 4)
+
+
+def sse_catch_up(load: Load) -> None:
+    assert load.drain("/v1/stream/long?offset=-1&live=sse", until=b'"upToDate":true') > load.size(190 * MIB)
+
+
+def sse_tiny(load: Load) -> None:
+    load.drain("/v1/stream/tiny?offset=-1&live=sse", until=b'"upToDate":true')
+
+
+def prepare_newlines(load: Load) -> None:
+    load.must("PUT", "/v1/stream/lines", TEXT)
+    load.must("POST", "/v1/stream/lines", TEXT, b"\n" * load.size(8 * MIB))
+
+
+def sse_newlines(load: Load) -> None:
+    load.drain("/v1/stream/lines?offset=-1&live=sse", until=b'"upToDate":true')
+
+
+def sse_fan_out(load: Load) -> None:
+    """Many readers that wait get one large message."""
+    load.must("PUT", "/v1/stream/fan", TEXT)
+    readers = load.size(200, 10)
+    begun = threading.Barrier(readers + 1)
+    size = load.size(MIB)
+
+    def read(_: int) -> None:
+        with load.connect() as connection:
+            connection.send(encode("GET", "/v1/stream/fan?offset=-1&live=sse"))
+            connection.response_head()
+            begun.wait()
+            total = 0
+            while total < size:
+                total += len(connection.socket.recv(MIB))
+
+    def append() -> None:
+        begun.wait()
+        load.must("POST", "/v1/stream/fan", TEXT, b"f" * size)
+
+    appending = threading.Thread(target=append)
+    appending.start()
+    load.together(read, readers)
+    appending.join()
+
+
+def long_poll_herd(load: Load) -> None:
+    """Many long-polls are answered by one append."""
+    load.must("PUT", "/v1/stream/herd", TEXT)
+    count = load.size(500, 50)
+    request = encode("GET", "/v1/stream/herd?offset=-1&live=long-poll")
+    connections = [RawConnection(load.server) for _ in range(count)]
+    try:
+        for connection in connections:
+            connection.send(request)
+        time.sleep(0.3)
+        load.must("POST", "/v1/stream/herd", TEXT, b"h" * 50_000)
+        for connection in connections:
+            assert connection.response().status == 200
+    finally:
+        for connection in connections:
+            connection.socket.close()
+
+
+def splits(load: Load) -> None:
+    load.must("GET", "/v1/stream/tiny?offset=-1&splits=10000")
+
+
+def frames(load: Load) -> None:
+    load.must("GET", "/v1/stream/tiny?offset=-1&frames=1")
+
+
+# -- forks
+
+
+def fork_chain(load: Load) -> None:
+    load.must("PUT", "/v1/stream/fork/0", TEXT)
+    load.must("POST", "/v1/stream/fork/0", TEXT, b"root;")
+    for number in range(1, load.size(1_000)):
+        headers = {"Stream-Forked-From": f"/v1/stream/fork/{number - 1}"}
+        response = load.ask("PUT", f"/v1/stream/fork/{number}", headers)
+        if response.status in {400, 409, 413}:
+            return  # The limit of depth.
+        assert response.status == 201, response
+        load.must("POST", f"/v1/stream/fork/{number}", TEXT, b"%d;" % number)
+
+
+def deepest(load: Load) -> int:
+    number = 0
+    while load.ask("HEAD", f"/v1/stream/fork/{number + 1}").status == 200:
+        number += 1
+    return number
+
+
+def fork_reads(load: Load) -> None:
+    last = deepest(load)
+    load.must("GET", f"/v1/stream/fork/{last}?offset=-1")
+    load.must("GET", f"/v1/stream/fork/{last}?offset=-1&splits=10000")
+    load.must("GET", f"/v1/stream/fork/{last}?offset=-1&frames=1")
+    # From the root up, so that the last deletion frees the whole chain.
+    for number in range(last + 1):
+        load.must("DELETE", f"/v1/stream/fork/{number}")
+
+
+# -- buckets
+
+
+def bucket_stream(load: Load) -> None:
+    load.bucket("/ds/large")
+    load.fill("/ds/large/s", load.size(200 * MIB), 65_536)
+
+
+def bootstrap(load: Load) -> None:
+    assert load.drain("/ds/large/s/bootstrap") > load.size(190 * MIB)
+
+
+def snapshot(load: Load) -> None:
+    load.bucket("/ds/large")
+    load.must("PUT", "/ds/large/s", TEXT)
+    tail = load.must("POST", "/ds/large/s", TEXT, b"one").header("stream-next-offset")
+    load.must("PUT", f"/ds/large/s/snapshot/{tail}", TEXT, b"s" * load.size(400 * MIB))
+
+
+def snapshot_read(load: Load) -> None:
+    tail = load.ask("HEAD", "/ds/large/s").header("stream-next-offset")
+    assert load.drain(f"/ds/large/s/snapshot/{tail}") > load.size(390 * MIB)
+
+
+def many_in_bucket(load: Load) -> None:
+    load.bucket("/ds/many-streams")
+    load.many(("PUT", f"/ds/many-streams/{number:06d}", TEXT, b"") for number in range(load.size(20_000)))
+
+
+def listing(load: Load) -> None:
+    load.must("GET", "/ds/many-streams/streams?limit=1000")
+    load.must("GET", "/ds/many-streams/streams")
+    load.must("GET", "/ds?limit=1000")
+
+
+# -- subscriptions
+
+
+def many_links(load: Load) -> None:
+    load.must("PUT", "/v1/stream/wakes", JSON)
+    load.many(("PUT", f"/v1/stream/links/{number:06d}", TEXT, b"") for number in range(load.size(20_000)))
+    for number in range(10):
+        wanted = {"type": "pull-wake", "pattern": "links/*", "wake_stream": "wakes"}
+        load.must("PUT", f"/v1/stream/__ds/subscriptions/s{number}", JSON, json.dumps(wanted).encode())
+
+
+def list_subscriptions(load: Load) -> None:
+    load.must("GET", "/v1/stream/__ds/subscriptions")
+    load.must("GET", "/v1/stream/__ds/subscriptions/s0")
+
+
+def globs(load: Load) -> None:
+    """Patterns that match the same long name in very many ways."""
+    load.must("PUT", "/v1/stream/wakes", JSON)
+    for number in range(load.size(60, 4)):
+        pattern = "**/a/*/" * 8 + f"b{number}"
+        wanted = {"type": "pull-wake", "pattern": pattern, "wake_stream": "wakes"}
+        status = load.ask("PUT", f"/v1/stream/__ds/subscriptions/g{number}", JSON, json.dumps(wanted).encode()).status
+        assert status in {200, 201, 400, 413}, status
+    for number in range(load.size(20, 2)):
+        name = "/".join(["a"] * load.size(500, 100))
+        status = load.ask("PUT", f"/v1/stream/{name}/{number}", TEXT).status
+        assert status in {201, 400}, status
+
+
+# -- connections, upkeep
+
+
+def pipelined(load: Load) -> None:
+    """Many requests in one segment, of which the answers are not read for a while."""
+    load.must("PUT", "/v1/stream/pipe", TEXT)
+    load.must("POST", "/v1/stream/pipe", TEXT, b"p" * 30_000)
+    count = load.size(2_000, 60)
+    with load.connect() as connection:
+        connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        sending = threading.Thread(target=connection.send, args=(encode("GET", "/v1/stream/pipe?offset=-1") * count,))
+        sending.start()
+        time.sleep(0.3)
+        for _ in range(count):
+            assert connection.response().status == 200
+        sending.join()
+
+
+def pipelined_posts(load: Load) -> None:
+    load.must("PUT", "/v1/stream/posts", TEXT)
+    count = load.size(2_000, 60)
+    with load.connect() as connection:
+        connection.send(encode("POST", "/v1/stream/posts", headers=TEXT, body=b"x" * 20) * count)
+        for _ in range(count):
+            assert connection.response().status == 204
+
+
+def header_fields(load: Load) -> None:
+    """As many header fields as fit, over and over."""
+    fields = {f"X{number}": "v" for number in range(2_500)}
+    load.must("PUT", "/v1/stream/heads", TEXT)
+    request = encode("GET", "/v1/stream/heads", headers=fields)
+    with load.connect() as connection:
+        for _ in range(load.size(200, 20)):
+            connection.send(request)
+            assert connection.response().status in {200, 431}
+
+
+def producers(load: Load) -> None:
+    path = "/v1/stream/producers"
+    load.must("PUT", path, TEXT)
+    headers = [
+        {**TEXT, "Producer-Id": f"producer-{number}", "Producer-Epoch": "0", "Producer-Seq": "0"}
+        for number in range(load.size(100_000))
+    ]
+    load.together(lambda number: load.many(("POST", path, each, b"x") for each in headers[number::16]), 16)
+
+
+def checkpoints(load: Load) -> None:
+    """Appends that roll segments while a stream with many producers is checkpointed."""
+    path = "/v1/stream/producers"
+    load.many(("POST", path, TEXT, b"c" * 50_000) for _ in range(100))
+
+
+def expiring(load: Load) -> None:
+    """Many streams that expire in the same second."""
+    count = load.size(20_000)
+    load.many(("PUT", f"/v1/stream/brief/{number}", {**TEXT, "Stream-TTL": "1"}, b"") for number in range(count))
+    time.sleep(2.5)
+
+
+def metrics(load: Load) -> None:
+    for _ in range(20):
+        load.must("GET", "/metrics")
+
+
+LARGE_MEMORY = {"DS_LIMITS__MAX_MEMORY_BYTES": str(4 * 1024 * MIB), "DS_LIMITS__MAX_STREAM_BYTES": "0"}
+COLD = {"DS_STORAGE__HOT_TAIL_BYTES": str(MIB), "DS_STORAGE__SEGMENT_BYTES": str(4 * MIB)}
+SMALL_SEGMENTS = {"DS_STORAGE__SEGMENT_BYTES": str(MIB), "DS_STORAGE__HOT_TAIL_BYTES": str(MIB)}
+
+
+def _memory(
+    name: str,
+    worst: str,
+    drive: Callable[[Load], object],
+    prepare: Callable[[Load], object] = _nothing,
+    share: float = 0.05,
+) -> Operation:
+    return Operation(name, worst, drive, prepare, "memory", LARGE_MEMORY, share)
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    _memory("json-elements", "20 MiB of `0,0,…` in one body", json_elements),
+    _memory("json-at-limit", "the largest accepted batch of one-byte elements", json_at_limit),
+    _memory("json-large", "60 MiB of ordinary JSON in one body", json_large, share=0.1),
+    _memory("json-deep", "20 MiB of values nested 400 deep", json_deep),
+    _memory("append-memory", "60 MiB in one append", big_append, share=0.3),
+    Operation("append-file-durable", "60 MiB in one append, three times", big_append, mode="file-durable", share=0.3),
+    Operation("append-acid", "60 MiB in one append, three times", big_append, mode="acid", share=0.3),
+    Operation("appends-file-durable", "8 appends of 16 MiB at once", big_appends_together, mode="file-durable"),
+    _memory("chunked-bytes", "8 MiB of chunks of one byte", chunked_bytes, share=0.1),
+    _memory("trailer", "a trailer line of 39 MiB", trailer, share=0.5),
+    _memory("small-appends", "20,000 appends on 8 connections", small_appends),
+    _memory("catch-up", "200 MiB in chunks of 4 MiB", catch_up, hundred_megabytes),
+    Operation("cold-reads", "200 MiB from disk, 4 readers", cold_reads, hundred_megabytes, "file-durable", COLD),
+    _memory("sse-catch-up", "200 MiB by SSE to a fast reader", sse_catch_up, hundred_megabytes, share=0.1),
+    _memory("sse-tiny", "2,000,000 one-byte JSON messages by SSE", sse_tiny, tiny_messages, share=0.02),
+    _memory("sse-newlines", "a message of 8 MiB of newlines by SSE", sse_newlines, prepare_newlines, share=0.1),
+    _memory("sse-fan-out", "200 waiting SSE readers, one message of 1 MiB", sse_fan_out, share=0.2),
+    _memory("long-poll-herd", "500 long-polls answered by one append", long_poll_herd, share=0.2),
+    _memory("splits", "`splits=10000` over 2,000,000 messages", splits, tiny_messages, share=0.1),
+    _memory("frames", "`frames=1` over one-byte messages", frames, tiny_messages, share=0.5),
+    _memory("fork-chain", "a chain of 1,000 forks read, split and deleted", fork_reads, fork_chain, share=0.1),
+    _memory("bootstrap", "200 MiB of updates", bootstrap, bucket_stream, share=0.1),
+    Operation("snapshot-read", "a snapshot of 400 MiB", snapshot_read, snapshot, "file-durable", share=0.05),
+    _memory("listing", "a bucket of 20,000 streams", listing, many_in_bucket, share=0.1),
+    _memory("subscriptions", "10 subscriptions of 20,000 links each", list_subscriptions, many_links, share=0.1),
+    _memory("globs", "60 patterns of `**/a/*/…` against names of 500 segments", globs, share=0.2),
+    _memory("pipelined-reads", "2,000 GETs of 30 kB in one segment, unread at first", pipelined, share=0.1),
+    _memory("pipelined-appends", "2,000 appends in one segment", pipelined_posts, share=0.1),
+    _memory("header-fields", "2,500 header fields in each request", header_fields, share=0.2),
+    Operation(
+        "checkpoint-producers",
+        "checkpoints of a stream with 100,000 producers",
+        checkpoints,
+        producers,
+        "file-durable",
+        SMALL_SEGMENTS,
+        0.05,
+    ),
+    _memory("expiry", "20,000 streams that expire together", expiring, share=0.1),
+    _memory("metrics", "the metrics page with 20,000 streams", metrics, many_in_bucket, share=0.1),
+)
+BY_NAME = {operation.name: operation for operation in OPERATIONS}

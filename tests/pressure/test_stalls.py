@@ -1,0 +1,58 @@
+"""No operation holds the event loop: CPU time per iteration in every run, stalls on the clock in `--long`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pressure.operations import OPERATIONS, Load, Operation
+from tests.pressure.stalls import STALL_MAX_MS, cpu_of, wall_of
+
+UNBOUNDED = {
+    "json-elements",
+    "json-at-limit",
+    "json-large",
+    "append-memory",
+    "append-file-durable",
+    "append-acid",
+    "sse-catch-up",
+    "sse-newlines",
+    "splits",
+    "frames",
+    "bootstrap",
+    "subscriptions",
+    "snapshot-read",
+    "trailer",
+    "expiry",
+}
+"""Operations that have no bound yet: they are measured, not judged."""
+JUDGED = [operation for operation in OPERATIONS if operation.name not in UNBOUNDED]
+MODES = sorted({operation.mode for operation in JUDGED})
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", MODES)
+def test_no_iteration_of_the_loop_takes_more_cpu_time_than_50_ms(mode: str) -> None:
+    operations = [operation for operation in JUDGED if operation.mode == mode]
+    found = cpu_of(operations)
+    over = {name: worst for name, worst in found.items() if worst.cpu_ms > STALL_MAX_MS}
+    assert not over, f"CPU time of one iteration beyond {STALL_MAX_MS:g} ms: {over}"
+    assert all(worst.iterations > 0 for worst in found.values())
+
+
+def heads(load: Load) -> None:
+    load.must("HEAD", "/healthz")
+
+
+def test_the_meter_shows_a_request_that_holds_the_loop() -> None:
+    worst = cpu_of([Operation("head", "a HEAD that computes", heads)], fault="stalls_on_heads")["head"]
+    assert worst.cpu_ms > STALL_MAX_MS
+    assert "_read_ready" in worst.callback
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("operation", JUDGED, ids=lambda operation: str(operation.name))
+def test_no_client_waits_longer_than_50_ms_for_another(operation: Operation) -> None:
+    found = wall_of(operation, 1.0)
+    # A machine that stalls when nothing runs cannot show less.
+    assert found["worst_ms"] <= max(STALL_MAX_MS, 2 * found["quiet_worst_ms"]), found
