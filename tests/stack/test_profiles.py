@@ -18,7 +18,7 @@ MOVES_WITHIN_SECS = 300.0  # Spark on a busy machine needs several attempts to s
 
 
 def rows(made: Stack, query: str) -> int:
-    url = f"postgresql://postgres:password@127.0.0.1:{made.ports['postgres']}/durable_streams"
+    url = made.run("psql", "--print-url").stdout.strip()
     with psycopg.connect(url, connect_timeout=10) as connection:
         found = connection.execute(query).fetchone()
     assert found is not None

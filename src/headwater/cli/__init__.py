@@ -21,6 +21,7 @@ from headwater.cli import (
     fold,
     listing,
     logs,
+    psql,
     query,
     reading,
     serve,
@@ -55,6 +56,9 @@ for _command in (
     app.command(rich_help_panel="Streams of a server")(_command)
 for _stack_command in (up.up, down.down, status.status, logs.logs, token.token):
     app.command(rich_help_panel="The stack")(_stack_command)
+app.command(rich_help_panel="The stack", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
+    psql.psql
+)
 app.command(rich_help_panel="The pipeline")(fold.fold)
 app.command(rich_help_panel="The pipeline")(query.query)
 app.add_typer(archive.app, name="archive", rich_help_panel="The pipeline")

@@ -179,7 +179,9 @@ class Stack(Section):
     )
     postgres_port: Count = Field(54321, ge=1, le=65535, description="Port of the stack's Postgres.")
     postgres_password: str = Field(
-        "password", description="Password of its user `postgres`, set when the database is made."
+        "",
+        description="Password of its superuser `postgres`. Unset: a random one for each data directory, which"
+        " `headwater psql` knows.",
     )
     adminer_port: Count = Field(8081, ge=1, le=65535, description="Port of the database page (profile `dev`).")
     adminer_file: Path = Field(

@@ -138,14 +138,21 @@ def publish(connection: Connection, publication: str, tables: Sequence[TableName
     ).fetchall()
     there = {TableName(*row) for row in rows}
     for table in tables:
-        with connection.transaction():
-            if table not in there:
-                # A transaction that wrote before the table was published and commits afterwards would be missed, by
-                # the snapshot and by the slot. The lock lets those end first.
-                connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table.quoted))
-                connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, table.quoted))
-            if full_rows:
-                _identify_by_row(connection, table)
+        try:
+            with connection.transaction():
+                if table not in there:
+                    # A transaction that wrote before the table was published and commits afterwards would be missed,
+                    # by the snapshot and by the slot. The lock lets those end first.
+                    connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table.quoted))
+                    connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, table.quoted))
+                if full_rows:
+                    _identify_by_row(connection, table)
+        except psycopg.errors.InsufficientPrivilege as error:
+            role = sql.Identifier(connection.info.user).as_string(connection)
+            raise SetUpWrong(
+                f"Only the owner of table {table.text} can publish its changes ({error.diag.message_primary}). As its"
+                f" owner or a superuser, run: ALTER TABLE {table.quoted.as_string(connection)} OWNER TO {role};"
+            ) from None
 
 
 def _identify_by_row(connection: Connection, table: TableName) -> None:

