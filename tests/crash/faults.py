@@ -48,7 +48,7 @@ def acknowledges_before_it_writes() -> None:
 def shows_what_is_not_durable() -> None:
     """Readers are told of a batch before it is written, and its writer after."""
 
-    def write_inline(self: Committer, batch: list[Any], committed: list[Committed]) -> None:
+    def write_inline(self: Committer, batch: list[Any], committed: list[Committed], size_bytes: int) -> None:
         self._storage.absorb(committed)
         for entry in batch:
             if entry.record is not None:

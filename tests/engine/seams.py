@@ -148,6 +148,10 @@ class WatchedStorage:
     def waits_for_disk(self) -> bool:
         return self._waits
 
+    @property
+    def write_waits(self) -> bool:
+        return self._inner.write_waits
+
     def recover(self) -> Iterable[Record]:
         for record in self._inner.recover():
             self._note(record)

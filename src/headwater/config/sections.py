@@ -154,7 +154,15 @@ class Storage(Section):
     )
     commit: Literal["auto", "inline", "thread"] = Field(
         "auto",
-        description="Where commits run: on the event loop, on a thread, or whichever suits the disk.",
+        description="Where commits run: on the event loop, on a thread, or (`auto`) chosen for each batch: large"
+        " batches, and all of them while the disk is slow, go to the thread.",
+    )
+    max_batch_bytes: Bytes = Field(
+        16_777_216,
+        ge=65_536,
+        le=1_073_741_824,
+        description="Data committed in one write. More than this in one tick is committed in several; a single"
+        " larger request is committed alone.",
     )
 
     @field_validator("mode", mode="before")

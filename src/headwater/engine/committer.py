@@ -1,8 +1,11 @@
 """The committer: the one way from a decided record to a durable, published one.
 
-What one tick of the loop brought is one batch, committed at the end of the tick: no linger when idle, larger batches
-under load. While the disk is fast the batch is written inline; when it is slow the write moves to a thread, and what
-arrives meanwhile forms the next batch. Batches are written strictly one after the other.
+What arrives in one tick of the loop is one batch, committed at the end of the tick: no linger when idle, larger
+batches under load, up to a limit in bytes. Batches are written strictly one after the other.
+
+Where a batch is written is decided for each one: on the event loop while it is small and the disk is fast, because the
+handover to a thread costs as much as the write; else on the commit thread, and what arrives meanwhile forms the next
+batch. A slow write keeps commits on the thread for a while, so that the loop meets at most the first of them.
 
 The entries of a batch belong to different requests, so each is completed separately: an exception in one callback is
 logged, and the other entries still get their answers.
@@ -21,7 +24,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from headwater.core.errors import StorageUnavailable
-from headwater.core.records import Append, Create, Record, Retain
+from headwater.core.records import Append, Create, Document, Record, Retain
 from headwater.engine.metrics import Metrics
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
@@ -32,9 +35,18 @@ log = logging.getLogger("headwater.engine")
 CommitMode: TypeAlias = Literal["auto", "inline", "thread"]
 
 SLOW_WRITE_S: Final = 0.0005
-"""A mean write time above this moves commits to the thread: longer would hold up every other connection."""
+"""A recent write time above this moves commits to the thread: longer would hold up every other connection."""
 FAST_WRITE_S: Final = 0.0003
-"""A mean below this moves them back: handing over to a thread costs about as much."""
+"""A recent write time below this moves them back: the handover to a thread costs about as much."""
+STALLED_WRITE_S: Final = 0.005
+"""One write as slow as this moves commits to the thread at once, and keeps them there for `STALLED_FOR_S`."""
+STALLED_FOR_S: Final = 10.0
+LARGE_BATCH_BYTES: Final = 256 * 1024
+"""A batch of this size goes to the thread: encoding it takes about 0.25 ms, 16 MiB take 50 ms and more."""
+MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
+RECORD_OVERHEAD_BYTES: Final = 64
+LENGTH_BYTES: Final = 5
+"""A message length takes at most this much in a record, below 4 GiB."""
 _MEAN_WEIGHT: Final = 0.05
 
 
@@ -61,6 +73,9 @@ class Committer:
         on_applied: Callable[[Entry, Record], None],
         publish: Callable[[Sequence[Entry]], None],
         mode: CommitMode = "auto",
+        *,
+        max_batch_bytes: int = MAX_BATCH_BYTES,
+        timer: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._storage = storage
         self._scheduler = scheduler
@@ -70,11 +85,15 @@ class Committer:
         self._publish = publish
         self._mode = mode
         self._gathers = storage.waits_for_disk
+        self._max_batch_bytes = max_batch_bytes
+        self._timer = timer
         self._queue: list[Entry] = []
+        self._queued_bytes = 0
         self._flush_is_due = False
         self._writing: list[Entry] | None = None
-        self._on_thread = mode == "thread"
-        self._mean_write_s = 0.0
+        self._is_slow = False
+        self._recent_write_s = 0.0
+        self._stalled_until_s = 0.0
         self.failure: str | None = None
 
     @property
@@ -87,6 +106,10 @@ class Committer:
             self._commit_now(entry)
             return
         self._queue.append(entry)
+        self._queued_bytes += record_bytes(entry.record)
+        self._flush_soon()
+
+    def _flush_soon(self) -> None:
         if not self._flush_is_due and self._writing is None:
             self._flush_is_due = True
             self._scheduler.soon(self._flush)
@@ -116,60 +139,88 @@ class Committer:
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        batch = self._queue
-        if not batch or self._writing is not None:
+        if not self._queue or self._writing is not None:
             return
-        self._queue = []
+        batch, size_bytes = self._next_batch()
         if self.failure is not None:
             self._refuse(batch)
             return
         committed = [Committed(entry.record, entry.removed) for entry in batch if entry.record is not None]
         if not committed:
             self._complete(batch, committed)
-        elif self._on_thread:
-            self._write_on_thread(batch, committed)
+        elif self._belongs_on_thread(size_bytes):
+            self._write_on_thread(batch, committed, size_bytes)
         else:
-            self._write_inline(batch, committed)
+            self._write_inline(batch, committed, size_bytes)
+        if self._queue:
+            self._flush_soon()
 
-    def _write_inline(self, batch: list[Entry], committed: list[Committed]) -> None:
-        started = time.perf_counter()
+    def _next_batch(self) -> tuple[list[Entry], int]:
+        """Take what is queued, up to the limit in bytes; an entry that is larger than that is a batch of its own."""
+        if self._queued_bytes <= self._max_batch_bytes:
+            batch, self._queue = self._queue, []
+            size_bytes, self._queued_bytes = self._queued_bytes, 0
+            return batch, size_bytes
+        size_bytes = count = 0
+        for entry in self._queue:
+            entry_bytes = record_bytes(entry.record)
+            if count and size_bytes + entry_bytes > self._max_batch_bytes:
+                break
+            size_bytes += entry_bytes
+            count += 1
+        batch, self._queue = self._queue[:count], self._queue[count:]
+        self._queued_bytes -= size_bytes
+        return batch, size_bytes
+
+    def _belongs_on_thread(self, size_bytes: int) -> bool:
+        if self._mode == "thread" or self._storage.write_waits:
+            return True
+        if self._mode == "inline":
+            return False
+        return size_bytes >= LARGE_BATCH_BYTES or self._is_slow or self._timer() < self._stalled_until_s
+
+    def _write_inline(self, batch: list[Entry], committed: list[Committed], size_bytes: int) -> None:
+        started_s = self._timer()
         try:
             self._storage.write(committed)
         except Exception as error:
             self._fail(error, batch)
             return
-        self._measure(time.perf_counter() - started, len(committed))
+        self._measure(self._timer() - started_s, len(committed), size_bytes)
         self._complete(batch, committed)
 
-    def _write_on_thread(self, batch: list[Entry], committed: list[Committed]) -> None:
+    def _write_on_thread(self, batch: list[Entry], committed: list[Committed], size_bytes: int) -> None:
         self._writing = batch
         seconds = 0.0
 
         def work() -> None:
             nonlocal seconds
-            started = time.perf_counter()
+            started_s = self._timer()
             self._storage.write(committed)
-            seconds = time.perf_counter() - started
+            seconds = self._timer() - started_s
 
         def done(error: BaseException | None) -> None:
             self._writing = None
             if error is not None:
                 self._fail(error, batch)
                 return
-            self._measure(seconds, len(committed))
+            self._measure(seconds, len(committed), size_bytes)
             self._complete(batch, committed)
             if self._queue:
                 self._flush()
 
         self._scheduler.on_thread(work, done)
 
-    def _measure(self, seconds: float, records: int) -> None:
+    def _measure(self, seconds: float, records: int, size_bytes: int) -> None:
         self._metrics.commit_seconds.observe(seconds)
         self._metrics.batch_sizes.observe(records)
-        self._mean_write_s += (seconds - self._mean_write_s) * _MEAN_WEIGHT
-        if self._mode == "auto":
-            limit = FAST_WRITE_S if self._on_thread else SLOW_WRITE_S
-            self._on_thread = self._mean_write_s > limit
+        if size_bytes >= LARGE_BATCH_BYTES:
+            # Its time says little about the next small one.
+            return
+        self._recent_write_s += (seconds - self._recent_write_s) * _MEAN_WEIGHT
+        self._is_slow = self._recent_write_s > (FAST_WRITE_S if self._is_slow else SLOW_WRITE_S)
+        if seconds >= STALLED_WRITE_S:
+            self._stalled_until_s = self._timer() + STALLED_FOR_S
 
     def _complete(self, batch: list[Entry], committed: list[Committed]) -> None:
         if committed:
@@ -194,6 +245,7 @@ class Committer:
         log.critical("storage failed, no more writes are taken: %s", self.failure, exc_info=error)
         self._refuse(batch)
         queued, self._queue = self._queue, []
+        self._queued_bytes = 0
         self._refuse(queued)
 
     def _refuse(self, batch: list[Entry]) -> None:
@@ -203,6 +255,17 @@ class Committer:
         for entry in batch:
             if entry.done is not None:
                 guarded(entry.done, refusal)
+
+
+def record_bytes(record: Record | None) -> int:
+    """About how much a record takes in the journal: its data, and an allowance for the rest."""
+    if record is None:
+        return 0
+    if type(record) is Append or type(record) is Create:
+        return RECORD_OVERHEAD_BYTES + len(record.payload) + LENGTH_BYTES * len(record.lengths)
+    if type(record) is Document and record.value is not None:
+        return RECORD_OVERHEAD_BYTES + len(record.value)
+    return RECORD_OVERHEAD_BYTES
 
 
 def guarded(callback: Callable[..., None], *arguments: object) -> None:

@@ -25,6 +25,7 @@ from headwater.core.errors import (
     StreamFull,
     StreamGone,
     StreamNotFound,
+    TooLarge,
     TooManyProducers,
 )
 from headwater.core.offsets import Offset
@@ -35,7 +36,7 @@ from headwater.core.rules import CreateRequest, Outcome, check_same_config, deci
 from headwater.engine.background import AtOnce, Background
 from headwater.engine.buckets import Buckets
 from headwater.engine.clock import Clock
-from headwater.engine.committer import CommitMode, Committer, Entry, guarded
+from headwater.engine.committer import MAX_BATCH_BYTES, CommitMode, Committer, Entry, guarded, record_bytes
 from headwater.engine.metrics import Metrics
 from headwater.engine.reading import StreamReader
 from headwater.engine.retention import RetentionKeeper
@@ -44,7 +45,7 @@ from headwater.engine.snapshots import Snapshots
 from headwater.engine.stream import Follower, LiveStream
 from headwater.engine.sweeper import Sweeper
 from headwater.storage.blobs import BlobStore, MemoryBlobs
-from headwater.storage.interface import Storage, Usage
+from headwater.storage.interface import RECORD_MAX_BYTES, Storage, Usage
 
 log = logging.getLogger("headwater.engine")
 
@@ -101,6 +102,7 @@ class Engine:
         *,
         sweep_interval_s: float = 1.0,
         commit: CommitMode = "auto",
+        max_batch_bytes: int = MAX_BATCH_BYTES,
         blobs: BlobStore | None = None,
         background: Background | None = None,
         retention: RetentionRule | None = None,
@@ -127,7 +129,15 @@ class Engine:
         self.metrics = Metrics()
         self.catalog: Catalog[LiveStream] = Catalog(LiveStream)
         self.reader = StreamReader(storage, ChainMap(self.catalog.by_id, self._departing))
-        self._committer = Committer(storage, scheduler, self.metrics, self._on_applied, self._publish, commit)
+        self._committer = Committer(
+            storage,
+            scheduler,
+            self.metrics,
+            self._on_applied,
+            self._publish,
+            commit,
+            max_batch_bytes=max_batch_bytes,
+        )
         self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire)
         self._background: Background = background if background is not None else AtOnce()
         self.snapshots = Snapshots(
@@ -222,6 +232,7 @@ class Engine:
             return
         self.check_writable()
         record = self._decide_create(request, now_ms)
+        _check_size(record)
         self._check_room(record.name, 0, len(record.payload))
         self.catalog.apply(record)
         stream = self.catalog.by_id[record.id]
@@ -270,6 +281,7 @@ class Engine:
         self.check_writable()
         if decision.producer_id is not None:
             self._check_producers(stream, decision.producer_id)
+        _check_size(decision)
         size = len(decision.payload)
         self._check_room(name, stream.position - stream.floor_position, size)
         self.catalog.apply_append(stream, decision)
@@ -349,6 +361,7 @@ class Engine:
         """Keep a small value under a key, durable when `done` is called; None removes it."""
         self.check_writable()
         record = Document(key, value)
+        _check_size(record)
         self.catalog.apply(record)
         self._committer.submit(Entry(None, record, (), done, result))
 
@@ -588,6 +601,13 @@ def _repeated(stream: LiveStream, producer: Producer | None) -> Appended:
     digest = digest_of_repeat(state, producer.seq)
     producer = producer._replace(seq=state.seq)
     return Appended(Outcome.DUPLICATE, stream.index, stream.position, stream.closed, producer, digest)
+
+
+def _check_size(record: Record) -> None:
+    """Refuse a record that no journal can take, before anything depends on it."""
+    size = record_bytes(record)
+    if size > RECORD_MAX_BYTES:
+        raise TooLarge(f"The request takes {size} bytes in the journal; one record can take {RECORD_MAX_BYTES}.")
 
 
 def _not_found(name: str) -> StreamNotFound:

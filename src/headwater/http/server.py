@@ -122,6 +122,7 @@ def _build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventL
         _limits(settings),
         sweep_interval_s=settings.expiry.sweep_interval_secs,
         commit=settings.storage.commit,
+        max_batch_bytes=settings.storage.max_batch_bytes,
         blobs=store.blobs,
         background=Threads(loop),
         retention=RetentionRule(int(retention.max_age_secs * 1000), retention.max_bytes, retention.drop_uncovered),

@@ -17,7 +17,7 @@ forks share bytes is the engine's business.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from headwater.core.records import Image, Record
 
@@ -48,6 +48,9 @@ class Usage(NamedTuple):
     memory_bytes: int
 
 
+RECORD_MAX_BYTES: Final = 2**31 - 2**20
+"""The payload and message lengths of one record: every journal can take it. A larger request must be refused before."""
+
 ImageOf: TypeAlias = Callable[[int], Image | None]
 """The state of a stream exactly as absorbed so far; None while it is ahead of that, or gone."""
 
@@ -58,6 +61,10 @@ class Storage(Protocol):
     @property
     def waits_for_disk(self) -> bool:
         """Whether `write` has anything to do: then batches gather and may move to a thread, else it is never called."""
+
+    @property
+    def write_waits(self) -> bool:
+        """Whether `write` would wait now for a checkpoint or the like: then it must not run on the event loop."""
 
     def recover(self) -> Iterable[Record]: ...
 

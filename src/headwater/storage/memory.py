@@ -14,6 +14,7 @@ from headwater.storage.tail import Tail
 
 class MemoryStorage:
     waits_for_disk = False
+    write_waits = False
 
     def __init__(self) -> None:
         self._tails: dict[int, Tail] = {}

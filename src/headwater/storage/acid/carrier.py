@@ -89,9 +89,14 @@ class Carrier:
             if not self._waiting:
                 self._changed.notify_all()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a writer has to wait until some of what was committed is in the shards."""
+        return self.waiting_bytes > WAITING_BYTES_MAX and self.failure is None
+
     def wait_for_room(self) -> None:
         """Hold up a writer until what waits is within its bound."""
-        if self.waiting_bytes > WAITING_BYTES_MAX and self.failure is None:
+        if self.is_full:
             with self._changed:
                 self._changed.wait_for(lambda: self.waiting_bytes <= WAITING_BYTES_MAX or self.failure is not None)
         if self.failure is not None:

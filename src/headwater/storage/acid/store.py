@@ -114,6 +114,10 @@ class AcidStorage:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
+    @property
+    def write_waits(self) -> bool:
+        return self._carrier.is_full
+
     def recover(self) -> Iterator[Image | Document]:
         """Finish what the last run left in the journal, then the state of every stream, and every document."""
         journal = self._opened_journal()

@@ -114,6 +114,10 @@ class LogStorage:
 
     # -- life ------------------------------------------------------------------------------------------------------
 
+    @property
+    def write_waits(self) -> bool:
+        return self._tender is not None and self._tender.crowded
+
     def recover(self) -> Iterator[Record]:
         recovery = Recovery(self._filesystem, self._path, self._manifest)
         try:

@@ -1,0 +1,204 @@
+"""Where a batch is committed: on the event loop or on the thread, by its size and by how slow recent writes were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from headwater.core.errors import TooLarge
+from headwater.core.records import Append, Document
+from headwater.engine import engine as engine_module
+from headwater.engine.committer import (
+    LARGE_BATCH_BYTES,
+    RECORD_OVERHEAD_BYTES,
+    STALLED_FOR_S,
+    STALLED_WRITE_S,
+    CommitMode,
+    Committer,
+    Entry,
+)
+from headwater.engine.engine import Created
+from headwater.engine.metrics import Metrics
+from headwater.storage.interface import Committed
+from tests.engine.rig import Rig, status
+from tests.engine.seams import JournalStorage, ManualClock, ManualScheduler
+
+FAST_S = 0.0001
+
+
+class TimedStorage(JournalStorage):
+    """A store whose writes take as long as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.now_s = 0.0
+        self.write_s = FAST_S
+        self.sizes: list[int] = []
+        self.full = False
+
+    @property
+    def write_waits(self) -> bool:  # type: ignore[override]
+        return self.full
+
+    def write(self, batch: Sequence[Committed]) -> None:
+        self.now_s += self.write_s
+        self.sizes.append(len(batch))
+
+    def absorb(self, batch: Sequence[Committed]) -> None:
+        """Nobody reads."""
+
+
+class Bench:
+    def __init__(self, mode: CommitMode = "auto", max_batch_bytes: int = 1 << 30) -> None:
+        self.storage = TimedStorage()
+        self.scheduler = ManualScheduler(ManualClock())
+        self.answers: list[object] = []
+        self.committer = Committer(
+            self.storage,
+            self.scheduler,
+            Metrics(),
+            lambda *_: None,
+            lambda *_: None,
+            mode,
+            max_batch_bytes=max_batch_bytes,
+            timer=lambda: self.storage.now_s,
+        )
+
+    def submit(self, size_bytes: int, answer: object = None) -> None:
+        record = Document("key", b"x" * (size_bytes - RECORD_OVERHEAD_BYTES))
+        self.committer.submit(Entry(None, record, (), self.answers.append, answer))
+
+    def runs_inline(self, size_bytes: int = 1000) -> bool:
+        """Whether a batch of this size is written within the tick."""
+        written = len(self.storage.sizes)
+        self.submit(size_bytes)
+        self.scheduler.tick()
+        inline = len(self.storage.sizes) > written
+        self.scheduler.settle()
+        assert len(self.storage.sizes) == written + 1
+        return inline
+
+
+def test_small_batches_on_a_fast_disk_are_written_inline() -> None:
+    bench = Bench()
+    assert all(bench.runs_inline() for _ in range(100))
+
+
+@pytest.mark.parametrize("size", [LARGE_BATCH_BYTES, 64 * LARGE_BATCH_BYTES])
+def test_large_batch_goes_to_the_thread_and_the_next_small_one_does_not(size: int) -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.storage.write_s = 0.1
+        assert not bench.runs_inline(size)
+        bench.storage.write_s = FAST_S
+        assert bench.runs_inline(LARGE_BATCH_BYTES - 1)
+
+
+def test_many_small_records_are_one_large_batch() -> None:
+    bench = Bench()
+    for _ in range(300):
+        bench.submit(1000)
+    bench.scheduler.tick()
+    assert bench.storage.sizes == []
+    bench.scheduler.settle()
+    assert bench.storage.sizes == [300]
+
+
+def test_one_slow_write_keeps_commits_on_the_thread_for_a_while() -> None:
+    bench = Bench()
+    assert all(bench.runs_inline() for _ in range(1000)), "a long fast past does not outweigh it"
+    bench.storage.write_s = STALLED_WRITE_S
+    assert bench.runs_inline(), "the first one cannot be foreseen"
+    bench.storage.write_s = FAST_S
+    ends_s = bench.storage.now_s + STALLED_FOR_S
+    while bench.storage.now_s < ends_s - 0.2:
+        assert not bench.runs_inline()
+        bench.storage.now_s += 0.1
+    bench.storage.now_s = ends_s
+    assert bench.runs_inline()
+
+
+def test_slow_write_on_the_thread_extends_the_time() -> None:
+    bench = Bench()
+    bench.storage.write_s = STALLED_WRITE_S
+    bench.runs_inline()
+    bench.storage.now_s += STALLED_FOR_S - 0.1
+    assert not bench.runs_inline()
+    bench.storage.now_s += STALLED_FOR_S - 0.1
+    assert not bench.runs_inline()
+
+
+def test_disk_that_is_steadily_slow_moves_commits_to_the_thread_and_a_fast_one_back() -> None:
+    bench = Bench()
+    bench.storage.write_s = 0.001
+    assert [bench.runs_inline() for _ in range(100)][-1] is False
+    bench.storage.write_s = FAST_S
+    assert [bench.runs_inline() for _ in range(100)][-1] is True
+
+
+@pytest.mark.parametrize("mode", ["auto", "inline"])
+def test_write_that_would_wait_for_a_checkpoint_is_never_on_the_loop(mode: CommitMode) -> None:
+    bench = Bench(mode)
+    assert bench.runs_inline()
+    bench.storage.full = True
+    assert not bench.runs_inline()
+    bench.storage.full = False
+    assert bench.runs_inline()
+
+
+@pytest.mark.parametrize("mode", ["inline", "thread"])
+def test_what_exceeds_the_limit_of_a_batch_is_committed_in_several(mode: CommitMode) -> None:
+    bench = Bench(mode, max_batch_bytes=10_000)
+    for number in range(25):
+        bench.submit(1000, number)
+    bench.scheduler.settle()
+    assert bench.storage.sizes == [10, 10, 5]
+    assert bench.answers == list(range(25))
+    assert bench.committer.idle
+
+
+def test_record_larger_than_the_limit_is_a_batch_alone() -> None:
+    bench = Bench(max_batch_bytes=10_000)
+    for size in (1000, 50_000, 1000, 1000):
+        bench.submit(size)
+    bench.scheduler.settle()
+    assert bench.storage.sizes == [1, 1, 2]
+
+
+def test_message_lengths_count() -> None:
+    bench = Bench(max_batch_bytes=10_000)
+    for _ in range(2):
+        record = Append(1, 1, 0, 0, b"0," * 1000, (2,) * 1000)
+        bench.committer.submit(Entry(None, record, (), None, None))
+    bench.scheduler.settle()
+    assert bench.storage.sizes == [1, 1]
+
+
+def test_failed_write_refuses_every_batch_that_is_queued() -> None:
+    rig = Rig(commit="thread")
+    rig.engine._committer._max_batch_bytes = 10
+    rig.there("a")
+    rig.storage.fails_in = 0
+    answers = [rig.post("a", b"x" * 10) for _ in range(5)]
+    rig.scheduler.settle()
+    assert [status(each) for each in answers] == [503] * 5
+    assert rig.engine.idle
+    assert rig.storage.failures == 1
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_record_that_no_journal_can_take_is_refused_alone(disk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(disk=disk)
+    rig.there("a")
+    monkeypatch.setattr(engine_module, "RECORD_MAX_BYTES", 1000)
+    refused = [rig.post("a", b"x" * 1000), rig.put("b", b"x" * 1000)]
+    with pytest.raises(TooLarge):
+        rig.engine.put_document("key", b"x" * 1000, None, None)
+    accepted = [rig.post("a", b"y"), rig.put("b")]
+    rig.scheduler.settle()
+    assert [status(each) for each in refused] == [413, 413]
+    assert [status(each) for each in accepted] == [None, None]
+    assert isinstance(accepted[1][0], Created)
+    assert rig.read("a") == b"y"
+    assert rig.engine.failure is None
