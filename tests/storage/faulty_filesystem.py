@@ -290,6 +290,12 @@ class FaultyFilesystem:
             folder.change({path.name: _Folder()})
         self.after()
 
+    make_parent = make_directory
+
+    def restrict(self, path: Path) -> int:
+        """Nothing here has permissions; a failure does not stop the start."""
+        return 0
+
     def names(self, path: Path) -> list[str]:
         self.call("names", path)
         return sorted(self._folder(path).names)

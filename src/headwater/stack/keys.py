@@ -126,6 +126,9 @@ class KeyRing:
     def _locked(self) -> Iterator[None]:
         """Two commands that both find no keys must not make two rings."""
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self.directory.stat().st_mode & 0o077:
+            # Somebody else made it, or a wide umask.
+            self.directory.chmod(0o700)
         with (self.directory / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

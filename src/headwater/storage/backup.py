@@ -10,7 +10,6 @@ While a server runs it must hold its files (see `storage.keeping`) from before `
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +22,7 @@ from headwater.storage.acid.layout import DIRECTORY as ACID_DIRECTORY
 from headwater.storage.arrival import arriving
 from headwater.storage.blobs import BLOBS_NAME, is_finished
 from headwater.storage.directory import FORMAT_NAME, LOCK_NAME, write_file
-from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.filesystem import FILE_MODE, RealFilesystem
 from headwater.storage.inspection import family_of
 from headwater.storage.interface import StorageError
 from headwater.storage.log.backup import copy_log
@@ -96,10 +95,12 @@ def restore_backup(source: Path, target: Path, *, replace: bool = False) -> Back
     """Bring a backup back into `target`, every byte held against the list; nothing is replaced before all were."""
     backup = read_backup(source)
     _check_apart(source, target)
+    filesystem = RealFilesystem()
     with arriving(target, replace=replace) as place:
         for file in backup.files:
             path = place / _inside(file.path)
-            path.parent.mkdir(parents=True, exist_ok=True)
+            for parent in reversed(path.relative_to(place).parents):
+                filesystem.make_directory(place / parent)
             try:
                 digest = _copy_file(source / file.path, path)
             except FileNotFoundError:
@@ -141,7 +142,8 @@ def _listed(place: Path) -> Iterator[File]:
 def _copy_file(source: Path, target: Path) -> str:
     """Copy a file as far as it reaches now, durable but for its name; returns the digest of what was written."""
     digest = hashlib.sha256()
-    with source.open("rb") as reader, target.open("xb") as writer:
+    target.touch(FILE_MODE, exist_ok=False)
+    with source.open("rb") as reader, target.open("wb") as writer:
         left = reader.seek(0, 2)
         reader.seek(0)
         while left:
@@ -153,7 +155,6 @@ def _copy_file(source: Path, target: Path) -> str:
             left -= len(data)
         writer.flush()
         RealFilesystem().sync(target)
-    shutil.copymode(source, target)
     return digest.hexdigest()
 
 

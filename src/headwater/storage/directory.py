@@ -6,6 +6,7 @@ durable before anything else is written, so that a directory without it holds no
 
 from __future__ import annotations
 
+import logging
 import os
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,6 +17,8 @@ import msgspec
 
 from headwater.storage.filesystem import AlreadyLocked, Filesystem, Lock
 from headwater.storage.interface import StorageError
+
+log = logging.getLogger("headwater.storage")
 
 FORMAT_VERSION: Final = 1
 
@@ -75,7 +78,7 @@ def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True) -
             if not create:
                 raise StorageError(f"There is no data directory {path}.")
             _make_directories(filesystem, path)
-        return filesystem.lock(path / LOCK_NAME, f"{os.getpid()}\n")
+        lock = filesystem.lock(path / LOCK_NAME, f"{os.getpid()}\n")
     except AlreadyLocked as locked:
         by = f"process {locked.holder}" if locked.holder else "another process"
         raise StorageError(
@@ -83,6 +86,21 @@ def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True) -
         ) from None
     except OSError as error:
         raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
+    if create:
+        _restrict(filesystem, path)
+    return lock
+
+
+def _restrict(filesystem: Filesystem, path: Path) -> None:
+    """Tighten a directory that an earlier version or somebody else made with wider permissions."""
+    try:
+        changed = filesystem.restrict(path)
+    except OSError as error:
+        # Often a mounted volume that belongs to another user. What is created in it is still private.
+        log.warning("access to data directory %s cannot be restricted to this user: %s", path, error)
+        return
+    if changed:
+        log.warning("access to %d files and directories in %s is now restricted to this user", changed, path)
 
 
 def read_format(filesystem: Filesystem, path: Path) -> Format:
@@ -165,9 +183,11 @@ def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
 
 def _make_directories(filesystem: Filesystem, path: Path) -> None:
     """The directory and those above it that are missing, each durable before the next."""
-    if filesystem.exists(path):
-        return
-    parent = path.absolute().parent
-    _make_directories(filesystem, parent)
+    missing = [path.absolute()]
+    while not filesystem.exists(missing[-1].parent):
+        missing.append(missing[-1].parent)
+    for parent in reversed(missing[1:]):
+        filesystem.make_parent(parent)
+        filesystem.sync_directory(parent.parent)
     filesystem.make_directory(path)
-    filesystem.sync_directory(parent)
+    filesystem.sync_directory(path.absolute().parent)

@@ -10,14 +10,21 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from headwater.storage.descriptors import DescriptorReserve
 
 T = TypeVar("T")
+FILE_MODE: Final = 0o600
+DIRECTORY_MODE: Final = 0o700
+"""Streams and the keys beside them are for the user that runs the server, whatever its umask."""
+_OTHERS: Final = 0o077
+
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -87,7 +94,13 @@ class Filesystem(Protocol):
     def unlink(self, path: Path) -> None: ...
 
     def make_directory(self, path: Path) -> None:
-        """One directory; its parent must be there. No error when it exists."""
+        """One directory that only its owner may enter; its parent must exist. No error when it exists."""
+
+    def make_parent(self, path: Path) -> None:
+        """One directory above a data directory, with the usual mode: other users may have to pass through it."""
+
+    def restrict(self, path: Path) -> int:
+        """Take access to a directory and all that is in it from everyone but its owner; returns how many changed."""
 
     def names(self, path: Path) -> list[str]: ...
 
@@ -116,7 +129,7 @@ class RealFilesystem:
         self._reserve = reserve
 
     def create(self, path: Path) -> Appender:
-        return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o640))
+        return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, FILE_MODE))
 
     def extend(self, path: Path) -> Appender:
         return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND))
@@ -145,7 +158,21 @@ class RealFilesystem:
         path.unlink()
 
     def make_directory(self, path: Path) -> None:
-        path.mkdir(mode=0o750, exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+
+    def make_parent(self, path: Path) -> None:
+        path.mkdir(mode=0o755, exist_ok=True)
+
+    def restrict(self, path: Path) -> int:
+        changed = 0
+        root = path.resolve()
+        for each in (root, *(Path(above) / name for above, *names in os.walk(root) for name in chain(*names))):
+            with suppress(FileNotFoundError):
+                mode = each.lstat().st_mode
+                if mode & _OTHERS and not stat.S_ISLNK(mode):
+                    each.chmod(stat.S_IMODE(mode) & ~_OTHERS)
+                    changed += 1
+        return changed
 
     def names(self, path: Path) -> list[str]:
         return self._with_reserve(lambda: sorted(entry.name for entry in path.iterdir()))
@@ -180,7 +207,7 @@ class RealFilesystem:
         except (OSError, ValueError):
             return bytes(16)
 
-    def _open(self, path: Path, flags: int, mode: int = 0o600) -> int:
+    def _open(self, path: Path, flags: int, mode: int = FILE_MODE) -> int:
         return self._with_reserve(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
 
     def _with_reserve(self, opener: Callable[[], T]) -> T:
@@ -255,7 +282,7 @@ class _RealLock:
     __slots__ = ("_descriptor",)
 
     def __init__(self, path: Path, note: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(self._descriptor, 0)

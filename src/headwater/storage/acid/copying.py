@@ -28,7 +28,7 @@ from headwater.storage.acid.layout import (
 )
 from headwater.storage.acid.shard import Shard
 from headwater.storage.directory import open_directory
-from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.filesystem import DIRECTORY_MODE, FILE_MODE, RealFilesystem
 from headwater.storage.interface import StorageError
 
 TRIES: Final = 100
@@ -71,9 +71,11 @@ def _same_moment(transactions: ExitStack, shards: list[Shard], journal: Journal)
 
 
 def _copy(environment: lmdb.Environment, view: lmdb.Transaction[bytes], source: Path, target: Path) -> None:
-    target.mkdir()
+    target.mkdir(mode=DIRECTORY_MODE)
     try:
         environment.copy(str(target), compact=True, txn=view)
+        # LMDB gives a copy the mode that the umask allows.
+        (target / "data.mdb").chmod(FILE_MODE)
         RealFilesystem().sync(target / "data.mdb")
     except lmdb.Error as error:
         raise StorageError(f"Copying {source} to {target} failed: {error}") from error

@@ -17,6 +17,7 @@ from typing import Final
 
 import lmdb
 
+from headwater.storage.filesystem import FILE_MODE
 from headwater.storage.interface import Corrupt, StorageError, WriteFailed
 
 ADDRESS_SPACE_BYTES: Final = 64 * 2**40
@@ -42,6 +43,7 @@ def open_environment(path: Path, map_bytes: int, databases: int, *, readonly: bo
         environment = lmdb.open(
             str(path),
             map_size=map_bytes,
+            mode=FILE_MODE,
             max_dbs=databases,
             max_spare_txns=4,
             readonly=readonly,

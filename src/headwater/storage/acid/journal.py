@@ -23,6 +23,7 @@ import msgspec
 from headwater.core.records import Append, Create, Record
 from headwater.storage.acid.environment import open_environment, reading, room_bytes, unused_bytes, writing
 from headwater.storage.acid.metas import hidden_key
+from headwater.storage.filesystem import DIRECTORY_MODE
 from headwater.storage.interface import Corrupt, StorageError
 
 ENTRY_BYTES: Final = 1_048_576
@@ -169,7 +170,7 @@ class Journal:
 
 def make_journal(path: Path, store_id: bytes, shard_count: int) -> None:
     """A journal with nothing in it, durable but for its name."""
-    path.mkdir()
+    path.mkdir(mode=DIRECTORY_MODE)
     environment = open_environment(path, 1_048_576, 0)
     try:
         with writing(path), environment.begin(write=True) as txn:

@@ -112,7 +112,7 @@ def making(filesystem: Filesystem, root: Path) -> Iterator[Path]:
         if unfinished.exists():
             # Left by a run that died before it could rename it, so nothing in it was ever acknowledged.
             shutil.rmtree(unfinished)
-        unfinished.mkdir()
+        filesystem.make_directory(unfinished)
         yield unfinished
         for path in (*unfinished.iterdir(), unfinished):
             if path.is_dir():

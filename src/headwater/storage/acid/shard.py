@@ -32,6 +32,7 @@ from headwater.storage.acid.environment import open_environment, reading, room_b
 from headwater.storage.acid.layout import shard_of
 from headwater.storage.acid.pieces import KEY, BadPiece, decode_piece
 from headwater.storage.acid.rows import ID, BadRow, crc_of, decode_document, decode_image, decode_producer
+from headwater.storage.filesystem import DIRECTORY_MODE
 from headwater.storage.interface import Corrupt, StorageError
 
 REAPED_AT_ONCE: Final = 512
@@ -272,7 +273,7 @@ def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> b
 
 def make_shard(path: Path, number: int, store_id: bytes) -> None:
     """A shard with nothing in it, durable but for its name."""
-    path.mkdir()
+    path.mkdir(mode=DIRECTORY_MODE)
     environment = open_environment(path, 1_048_576, len(Databases._fields))
     try:
         with writing(path), environment.begin(write=True) as txn:

@@ -1,0 +1,110 @@
+"""Everything in a data directory belongs to the user that runs the server alone, whatever the umask is."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from headwater.config import Storage as StorageSettings
+from headwater.core.records import Create
+from headwater.engine.stores import open_store
+from headwater.storage import control_socket
+from headwater.storage.backup import restore_backup, take_backup
+from headwater.storage.interface import Committed
+from headwater.storage.log.storage import LogStorage
+
+MODES = ["file-fast", "file-durable", "acid"]
+
+
+@pytest.fixture(autouse=True)
+def open_umask() -> Iterator[None]:
+    """The widest one."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@contextmanager
+def running(mode: str, directory: Path) -> Iterator[None]:
+    """A store with a stream, a blob and a control socket."""
+    settings = StorageSettings(mode=mode, data_dir=directory, acid_shard_count=2)
+    store = open_store(settings)
+    known = {record.id for record in store.storage.recover() if hasattr(record, "id")}
+    if 1 not in known:
+        batch = [Committed(Create(1, "s", 1, "text/plain", payload=b"secret", lengths=(6,)))]
+        store.storage.write(batch)
+        store.storage.absorb(batch)
+    if isinstance(store.storage, LogStorage):
+        store.storage.tend(lambda _: None)
+    blob = store.blobs.create(7)
+    blob.write(b"secret")
+    blob.finish()
+    with closing(control_socket.listening_socket(directory)):
+        yield
+    store.storage.close()
+
+
+def open_to_others(directory: Path) -> list[str]:
+    paths = [directory, *directory.rglob("*")]
+    assert len(paths) > 6
+    return [f"{path.relative_to(directory)} {path.lstat().st_mode:o}" for path in paths if path.lstat().st_mode & 0o077]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_new_data_directory_is_private_and_its_parents_are_not(tmp_path: Path, mode: str) -> None:
+    with running(mode, tmp_path / "a" / "b" / "streams"):
+        assert open_to_others(tmp_path / "a" / "b" / "streams") == []
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_directory_with_wider_permissions_is_tightened(
+    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "streams"
+    with running(mode, directory):
+        pass
+    caplog.clear()
+    with running(mode, directory):
+        pass
+    assert "restricted" not in caplog.text
+    outside = tmp_path / "outside"
+    outside.write_text("not ours")
+    (directory / "link").symlink_to(outside)
+    for path in (directory, *directory.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(0o777 if path.is_dir() else 0o666)
+    with caplog.at_level(logging.WARNING, "headwater.storage"), running(mode, directory):
+        (directory / "link").unlink()
+        assert open_to_others(directory) == []
+    assert "is now restricted to this user" in caplog.text
+    assert outside.stat().st_mode & 0o777 == 0o666
+
+
+def test_a_directory_made_by_somebody_with_an_open_mode_is_tightened(tmp_path: Path) -> None:
+    directory = tmp_path / "streams"
+    directory.mkdir(mode=0o777)
+    with running("acid", directory):
+        assert open_to_others(directory) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_backups_and_what_is_restored_from_them_are_private(tmp_path: Path, mode: str) -> None:
+    directory, backup = tmp_path / "streams", tmp_path / "backup"
+    with running(mode, directory):
+        pass
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    backup.mkdir(mode=0o777)
+    take_backup(directory, backup)
+    assert open_to_others(backup) == []
+    for path in (backup, *backup.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
+    restore_backup(backup, tmp_path / "restored")
+    assert open_to_others(tmp_path / "restored") == []
