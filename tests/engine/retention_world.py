@@ -113,7 +113,7 @@ class World:
         self.settle()
         self.engine.retention.look()
         for stream in self.streams:
-            if stream.deleted or stream.keeps is None:
+            if stream.deleted or stream.keeps is None or stream.snapshot is not None:
                 continue
             sizes = [len(message) for message in stream.messages[stream.retained :]]
             excess, spared = sum(sizes) - stream.keeps, 0
@@ -124,8 +124,6 @@ class World:
                     break
                 spared += size
                 stream.retained += 1
-            if spared and stream.snapshot is not None:
-                stream.snapshot = None
 
     def append(self) -> None:
         stream = self.live()

@@ -283,7 +283,7 @@ class Retention(Section):
     drop_uncovered: bool = Field(
         False,
         description="Allow age and size to drop messages that no snapshot covers, in streams that do not say"
-        " themselves (`Stream-Retention-Drop`).",
+        " themselves (`Stream-Retention-Drop`). A stream that has a snapshot keeps what follows it until the next one.",
     )
 
 

@@ -1,8 +1,8 @@
 """Retention by age and size: what may be dropped from the front of a stream, and when. Ours, beyond the protocol.
 
 A stream says itself (by headers on create) or by the server's defaults how much it keeps. Nothing is ever dropped
-unless a snapshot covers it or dropping was allowed; and since publishing a snapshot moves the earliest retained
-offset at once, what is left for age and size to act on is the latter.
+unless a snapshot covers it or dropping was allowed. Publishing a snapshot moves the earliest retained offset at once,
+so age and size act only on streams without a snapshot: what follows a snapshot stays until the next one covers it.
 
 How old messages are is known from marks, "what lies before here came at this time or earlier", of which a stream keeps
 a bounded number: when there are too many, every other one goes and the next ones come half as often. A message is never

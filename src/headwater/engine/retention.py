@@ -217,17 +217,22 @@ class RetentionKeeper:
 
     def _advance(self, stream: LiveStream, now_ms: int) -> None:
         rule = self.rule.of(stream.retention)
-        due = self._too_much(stream, rule.max_bytes) if rule.max_bytes else None
-        if rule.max_age_ms:
-            too_old = self._too_old(stream, now_ms - rule.max_age_ms)
-            if due is None or (too_old is not None and too_old > due):
-                due = too_old
+        due = self._due(stream, rule, now_ms)
         starts_tracking = bool(rule.max_age_ms) and stream.ages is None
         if due is not None and due.index > stream.retained_index:
             self._retain(stream, Retain(stream.id, now_ms, due.index, due.position, None, starts_tracking))
         elif starts_tracking:
             here = stream.retained
             self._retain(stream, Retain(stream.id, now_ms, here.index, here.position, None, True))
+
+    def _due(self, stream: LiveStream, rule: RetentionRule, now_ms: int) -> Offset | None:
+        """The offset that retention may move to. Messages after a snapshot stay until the next one covers them:
+        without them `/bootstrap` would be incomplete (extensions §3.4)."""
+        if stream.snapshot is not None:
+            return None
+        too_much = self._too_much(stream, rule.max_bytes) if rule.max_bytes else None
+        too_old = self._too_old(stream, now_ms - rule.max_age_ms) if rule.max_age_ms else None
+        return max((offset for offset in (too_much, too_old) if offset is not None), default=None)
 
     def _too_old(self, stream: LiveStream, until_ms: int) -> Offset | None:
         """The last place before which everything came at `until_ms` or earlier."""
