@@ -68,3 +68,13 @@ def test_a_zombie_cannot_close_an_open_stream(stream: Stream) -> None:
     stream.append("a", headers=producer("p", 1, 0))
     assert_problem(stream.close(headers=producer("p", 0, 0)), 403, "stale_epoch")
     assert "stream-closed" not in stream.head().headers
+
+
+def test_a_repeated_append_with_data_does_not_close(stream: Stream) -> None:
+    """protocol line 203 (gap G-14): the append is deduplicated; the answer shows that the stream is still open."""
+    stream.create()
+    stream.append("a", headers=producer("p", 0, 0))
+    answer = stream.close("a", headers=producer("p", 0, 0))
+    assert (answer.status_code, answer.headers.get("stream-closed")) == (204, None)
+    assert "stream-closed" not in stream.head().headers
+    assert stream.close("b", headers=producer("p", 0, 1)).headers["stream-closed"] == "true"

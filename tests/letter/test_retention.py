@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tests.http.bucketed import Bucket, BucketStream
+from tests.http.bucketed import Bucket
 from tests.http.protocol import Stream
 
 DROP = {"Stream-Retention-Bytes": "1000", "Stream-Retention-Drop": "allowed"}

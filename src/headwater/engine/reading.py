@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
+from headwater.core.buckets import is_bucketed
 from headwater.core.errors import DataCorrupt, InvalidOffset, OffsetGone, StreamNotFound
 from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
 from headwater.core.records import ForkPoint
@@ -57,8 +58,18 @@ class StreamReader:
         self._storage = CheckedStorage(storage, by_id)
         self._by_id = by_id
 
+    def begin(self, stream: LiveStream, token: str | None) -> Offset:
+        """Where an ordinary read begins: `-1` and a missing offset are the first message that is retained.
+
+        The base protocol knows no other way to read a stream that has lost its front (§6). Below `/ds/` such a read is
+        410, and the reader bootstraps instead (extensions §2.2).
+        """
+        if (token is None or token == BEGINNING) and not is_bucketed(stream.name):
+            return earliest(stream)
+        return self.resolve(stream, token)
+
     def resolve(self, stream: LiveStream, token: str | None) -> Offset:
-        """The place that an offset parameter names in this stream."""
+        """The place that an offset names in this stream, which must be retained: `-1` is the very first message."""
         if token is None or token == BEGINNING:
             if stream.durable_retained_index:
                 check_retained(ZERO, earliest(stream))

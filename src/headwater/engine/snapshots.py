@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, TypeAlias
 import msgspec
 
 from headwater.core.errors import DataCorrupt, Refusal, StreamNotFound
-from headwater.core.offsets import Offset
+from headwater.core.offsets import BEGINNING, Offset
 from headwater.core.records import Create, Retain, SnapshotRef
 from headwater.core.rules import off_boundary
 from headwater.core.snapshots import check_snapshot_offset
 from headwater.engine.background import Background
+from headwater.engine.reading import gone_before
 from headwater.engine.stream import LiveStream
 from headwater.engine.uploads import BlobUpload
 from headwater.storage.blobs import PAGE_BYTES, Blob, BlobStore
@@ -89,6 +90,8 @@ class Snapshots:
         """The stream and the place that a snapshot is meant for, or the reason why it cannot be published there."""
         stream = self._engine.look_up(name)
         tail = Offset(stream.durable_index, stream.durable_position)
+        if token == BEGINNING and stream.retained_index:
+            raise gone_before(stream)
         offset = self._engine.reader.place(stream, token)
         # What is retained is taken as decided, not as durable: a later record must never move it back.
         check_snapshot_offset(offset, stream.retained, tail)
