@@ -7,7 +7,7 @@ import pytest
 from headwater.core.errors import StreamNotFound
 from headwater.engine.engine import TOUCH_SHARE, Engine, Limits
 from headwater.engine.sweeper import SWEEP_MAX
-from tests.engine.rig import Rig, status
+from tests.engine.rig import Reader, Rig, status
 from tests.engine.seams import START_MS, JournalGround, ManualClock, ManualScheduler
 
 DISK = pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
@@ -154,6 +154,60 @@ def test_a_restart_takes_no_window_away() -> None:
     clock.at_ms = created_ms + 900 + window_ms + window_ms // TOUCH_SHARE
     with pytest.raises(StreamNotFound):
         engine.look_up("a")
+
+
+# -- live readers
+
+
+@DISK
+def test_a_live_reader_keeps_a_sliding_window_open_until_it_leaves(disk: bool) -> None:
+    rig = Rig(disk=disk)
+    stream = rig.there("a", ttl_secs=3)
+    reader, other = rig.follow(stream), rig.follow(stream)
+    rig.scheduler.advance(10_000)
+    rig.engine.unfollow(stream, other)
+    rig.scheduler.advance(10_000)
+    assert rig.engine.look_up("a") is stream
+    assert reader.refusal is None
+    rig.engine.unfollow(stream, reader)
+    rig.scheduler.advance(2999)
+    assert rig.engine.look_up("a") is stream
+    rig.scheduler.advance(2001)
+    with pytest.raises(StreamNotFound):
+        rig.engine.look_up("a")
+
+
+def test_a_live_reader_does_not_hold_up_an_absolute_expiry() -> None:
+    rig = Rig()
+    reader = rig.follow(rig.there("a", expires_at_ms=rig.clock.at_ms + 3000))
+    rig.scheduler.advance(4001)
+    rig.scheduler.settle()
+    assert reader.refusal is not None
+
+
+def test_a_follower_that_only_waits_for_news_does_not_keep_a_stream_alive() -> None:
+    """A subscription follows its streams for ever."""
+    rig = Rig()
+    stream = rig.there("a", ttl_secs=3)
+    waiting = Reader(rig, stream, stream.tail)
+    rig.engine.follow(stream, waiting, reading=False)
+    rig.scheduler.advance(4001)
+    rig.scheduler.settle()
+    assert waiting.refusal is not None
+
+
+def test_a_live_readers_window_survives_a_crash() -> None:
+    """Its use is saved about once per window, so that readers find the stream again after a quick restart."""
+    ground, clock = JournalGround(), ManualClock()
+    rig = Rig()
+    rig.storage._inner = ground.open()
+    rig.follow(rig.there("a", ttl_secs=16))
+    rig.scheduler.advance(100_000)
+    rig.scheduler.settle()
+    clock.at_ms = rig.clock.at_ms
+    engine = Engine(ground.open(), clock, ManualScheduler(clock), Limits())
+    engine.start()
+    assert engine.look_up("a").accessed_ms > clock.at_ms - 17_000
 
 
 # -- forks

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from tests.http.protocol import Stream, assert_problem
+from tests.http.protocol import ZERO, Stream, assert_problem, stream_on
+from tests.http.sse_reader import SseReader
+from tests.serving import Server, serve
 
 
 @pytest.mark.parametrize("fraction", ["1234567890", "500000000000", "9" * 40], ids=len)
@@ -28,3 +32,40 @@ def test_a_conflict_of_expiry_times_names_the_one_that_the_stream_has(stream: St
     refused = stream.put()
     assert_problem(refused, 409, "config_mismatch")
     assert refused.json()["detail"] == "The stream exists with Stream-Expires-At 2099-01-01T00:00:00Z."
+
+
+def test_a_long_poll_keeps_a_short_ttl_alive(mode: str) -> None:
+    """newer protocol: a stream with live readers does not expire. A poll on a TTL of 2 s was answered with 404."""
+    with (
+        serve(DS_STORAGE__MODE=mode, DS_SERVER__LONG_POLL_TIMEOUT_SECS="4") as server,
+        stream_on(server, "short") as stream,
+    ):
+        stream.create(headers={"Stream-TTL": "2"})
+        began = time.monotonic()
+        assert stream.long_poll(ZERO).status_code == 204
+        assert time.monotonic() - began >= 3.9
+        assert stream.head().status_code == 200
+
+
+def test_an_event_reader_keeps_a_short_ttl_alive_and_its_leaving_starts_the_window(
+    server: Server, stream: Stream
+) -> None:
+    """newer protocol: a stream with live readers does not expire."""
+    stream.create(headers={"Stream-TTL": "1"})
+    with SseReader(server, stream.name) as reader:
+        assert reader.next().control["upToDate"] is True
+        time.sleep(2.5)
+        stream.append("still here")
+        assert reader.pair()[0].data == "still here"
+    time.sleep(2.2)
+    assert stream.head().status_code == 404
+
+
+def test_a_live_reader_does_not_hold_up_an_absolute_expiry(server: Server, stream: Stream) -> None:
+    """protocol line 84: Stream-Expires-At is an absolute time."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
+    stream.create(headers={"Stream-Expires-At": at})
+    with SseReader(server, stream.name) as reader:
+        reader.next()
+        assert reader.ends()
+    assert stream.head().status_code == 404

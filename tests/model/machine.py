@@ -413,6 +413,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         life = self.model.by_name[name]
         tailer = Tailer(self.engine, stream, life, 0 if from_start else self.model.reached[life][0])
         self.engine.follow(stream, tailer)
+        life.readers += 1
         self.tailers.append(tailer)
         tailer.wake()
 
@@ -421,6 +422,9 @@ class ProtocolMachine(RuleBasedStateMachine):
     def unfollow(self, data: st.DataObject) -> None:
         tailer = self.tailers.pop(data.draw(st.integers(0, len(self.tailers) - 1)))
         self.engine.unfollow(tailer.stream, tailer)
+        if not tailer.ended:
+            tailer.life.readers -= 1
+            tailer.life.used_ms = self.clock.at_ms
 
     # -- time, the loop and the disk
 
@@ -503,7 +507,10 @@ class ProtocolMachine(RuleBasedStateMachine):
         else:
             self.ground.crash(self.storage)
         worlds = [self.settled] if clean else [self.settled, *self.unsettled]
-        used_ms = {life.number: life.used_ms for life in (*self.ids, *self.model.names.values())}
+        used_ms = {
+            life.number: self.clock.at_ms if life.readers else life.used_ms
+            for life in (*self.ids, *self.model.names.values())
+        }
         saved_ms = {life.number: at_ms for life, at_ms in self.saved_ms.items()}
         self.clock.at_ms += away_ms
         self.open()
@@ -521,6 +528,8 @@ class ProtocolMachine(RuleBasedStateMachine):
         self, world: DurableReference, alive: set[str], back_ms: int, used_ms: dict[int, int], saved_ms: dict[int, int]
     ) -> bool:
         """Whether a world is the one that came back. Of uses that were not saved, a share of the window may be lost."""
+        for life in world.names.values():
+            life.readers = 0
         for life in [life for life in world.names.values() if life.ttl_secs is not None and not life.deleted]:
             window_ms = life.ttl_secs * 1000 if life.ttl_secs is not None else 0
             latest_ms = used_ms.get(life.number, life.used_ms)

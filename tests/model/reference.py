@@ -43,6 +43,8 @@ class Life:
     """Tells the lives of one name apart."""
     forks: int = 0
     deleted: bool = False
+    readers: int = 0
+    """Live readers, which use the stream for as long as they stay."""
     closer: tuple[str, int, int] | None = None
     stream_seq: str | None = None
     producers: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -61,7 +63,7 @@ class Life:
     def over(self, now_ms: int) -> bool:
         if self.expires_at_ms is not None:
             return now_ms >= self.expires_at_ms
-        return self.ttl_secs is not None and now_ms >= self.used_ms + self.ttl_secs * 1000
+        return self.ttl_secs is not None and not self.readers and now_ms >= self.used_ms + self.ttl_secs * 1000
 
 
 @dataclass

@@ -138,7 +138,7 @@ class Engine:
             commit,
             max_batch_bytes=max_batch_bytes,
         )
-        self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire)
+        self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire, self.touch)
         self._background: Background = background if background is not None else AtOnce()
         self.snapshots = Snapshots(
             self,
@@ -344,18 +344,27 @@ class Engine:
             stream.touch_saved_ms = now_ms
             self._submit(stream, Touch(stream.id, now_ms), (), None, None)
 
-    def follow(self, stream: LiveStream, follower: Follower) -> None:
-        """Wake the follower whenever something is published. It must look at the tail again after this call."""
+    def follow(self, stream: LiveStream, follower: Follower, *, reading: bool = True) -> None:
+        """Wake the follower whenever something is published. It must look at the tail again after this call.
+
+        A follower that is `reading` uses the stream until it leaves: a sliding window does not end meanwhile.
+        """
         if stream.followers is None:
             stream.followers = {}
-        stream.followers[follower] = None
+        stream.followers[follower] = reading
+        if reading:
+            stream.live_readers += 1
 
     def unfollow(self, stream: LiveStream, follower: Follower) -> None:
-        if stream.followers is not None:
-            stream.followers.pop(follower, None)
-            if not stream.followers:
-                stream.followers = None
-                stream.frame = None
+        if stream.followers is None:
+            return
+        if stream.followers.pop(follower, False):
+            stream.live_readers -= 1
+            if not stream.deleted:
+                self.touch(stream)
+        if not stream.followers:
+            stream.followers = None
+            stream.frame = None
 
     def put_document(self, key: str, value: bytes | None, done: Callable[..., None] | None, result: object) -> None:
         """Keep a small value under a key, durable when `done` is called; None removes it."""

@@ -250,7 +250,7 @@ class Links:
         link.stream = stream
         link.acked = cursor
         # Follow first, then look at the tail: no wake-up can fall between the two.
-        self._engine.follow(stream, link)
+        self._engine.follow(stream, link, reading=False)
         link.wake()
 
     def _save(self, link: Link, saved: SavedLink) -> None:

@@ -36,6 +36,7 @@ class LiveStream(Stream):
         "followers",
         "frame",
         "in_flight",
+        "live_readers",
         "touch_saved_ms",
         "visible",
     )
@@ -54,6 +55,14 @@ class LiveStream(Stream):
         self.visible = True
         self.in_flight = 0
         self.touch_saved_ms = self.accessed_ms
-        self.followers: dict[Follower, None] | None = None
+        self.followers: dict[Follower, bool] | None = None
+        """Who is woken by news, and whether that is a live reader."""
+        self.live_readers = 0
         self.frame: object = None
         """The event frame that was encoded last, shared by all followers at the tail."""
+
+    def expired(self, now_ms: int) -> bool:
+        """A live read is a use that lasts: a sliding window does not end under it. An instant does."""
+        if self.live_readers and self.expires_at_ms is None:
+            return False
+        return super().expired(now_ms)

@@ -1,7 +1,7 @@
 """The sweeper: streams whose time is up are removed, also when nobody asks for them.
 
 One heap and one timer for all streams. A stream that was used since it was put on the heap goes back with its new
-deadline, so a touch costs nothing here.
+deadline, so a touch costs nothing here. One that is being read live is renewed instead of removed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ class Sweeper:
         scheduler: Scheduler,
         interval_s: float,
         expire: Callable[[LiveStream], None],
+        renew: Callable[[LiveStream], None],
     ) -> None:
         self._streams = streams
         self._clock = clock
         self._scheduler = scheduler
         self._interval_s = interval_s
         self._expire = expire
+        self._renew = renew
         self._heap: list[tuple[int, int]] = []
         self._timer: Timer | None = None
 
@@ -60,8 +62,11 @@ class Sweeper:
                 continue
             if stream.expired(now_ms):
                 self._expire(stream)
-            else:
-                self.watch(stream)
+                continue
+            if stream.live_readers:
+                # Its window would be over but for them; renewed, it also survives a restart.
+                self._renew(stream)
+            self.watch(stream)
         return True
 
     def _tick(self) -> None:
