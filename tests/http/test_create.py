@@ -59,7 +59,7 @@ def test_the_same_put_again_is_200_and_changes_nothing(stream: Stream) -> None:
     assert again.status_code == 200
     assert again.headers["stream-next-offset"] == offset(1, 5)
     assert again.headers["content-type"] == "text/plain"
-    assert "location" not in again.headers
+    assert again.headers["location"] == str(again.request.url)
     assert stream.content() == b"first"
 
 

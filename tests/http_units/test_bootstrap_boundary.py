@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -14,9 +12,6 @@ from headwater.engine.engine import Engine, Limits
 from headwater.http.bootstrap import Bootstrap, BoundaryFound, Watch, closing, new_boundary, whole
 from headwater.storage.memory import MemoryStorage
 from tests.engine.seams import ManualClock, ManualScheduler
-
-if TYPE_CHECKING:
-    from headwater.http.app import App
 
 TAKEN, FREE = b"taken-boundary", b"free-boundary"
 
@@ -44,8 +39,7 @@ class Fixture:
 
     def answer(self) -> Bootstrap:
         stream = self.engine.look_up("/ds/bucket/s")
-        app = cast("App", SimpleNamespace(engine=self.engine))
-        return Bootstrap(app, stream, self.engine.snapshots.open(stream))
+        return Bootstrap(self.engine, stream, self.engine.snapshots.open(stream))
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from headwater.core.offsets import ZERO, Offset
 from headwater.core.records import Image
 from headwater.engine.reading import Chunk
 from headwater.engine.stream import LiveStream
-from headwater.http.read import _matches, etag_of
-from headwater.http.response import CommonHeaders, header, next_offset, problem
+from headwater.http.chunks import etag_of, matches
+from headwater.http.headers import CommonHeaders, header, next_offset
+from headwater.http.responses import problem
 
 ETAG = b'"00000000000000ab:s:e"'
 
@@ -36,7 +37,7 @@ ETAG = b'"00000000000000ab:s:e"'
     ],
 )
 def test_a_list_a_weak_tag_and_the_star_match(asked: bytes) -> None:
-    assert _matches(asked, ETAG)
+    assert matches(asked, ETAG)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_list_a_weak_tag_and_the_star_match(asked: bytes) -> None:
     ],
 )
 def test_anything_else_does_not(asked: bytes) -> None:
-    assert not _matches(asked, ETAG)
+    assert not matches(asked, ETAG)
 
 
 # -- ETags (§8.1, T-11 to T-13)
@@ -95,7 +96,7 @@ def test_an_etag_differs_with_incarnation_start_end_and_closure() -> None:
 
 
 def test_an_offset_header_is_spelled_as_the_token() -> None:
-    assert next_offset(1, 255) == header("Stream-Next-Offset", str(Offset(1, 255)))
+    assert next_offset(7, 1, 255) == header("Stream-Next-Offset", str(Offset(1, 255)))
 
 
 @pytest.mark.parametrize("origin", [None, b"https://a.example", b"null"])
@@ -119,7 +120,8 @@ def test_only_listed_origins_may_read_and_caches_are_told() -> None:
 
 
 def test_a_refusal_is_a_problem_with_its_headers() -> None:
-    headers, body = problem(SequenceGap("A gap.", (("Producer-Expected-Seq", "1"), ("Producer-Received-Seq", "5"))))
+    answer = problem(SequenceGap("A gap.", (("Producer-Expected-Seq", "1"), ("Producer-Received-Seq", "5"))))
+    headers, body = answer.headers, answer.body
     assert json.loads(body) == {
         "type": "about:blank",
         "title": "Conflict",
@@ -133,7 +135,7 @@ def test_a_refusal_is_a_problem_with_its_headers() -> None:
 
 
 def test_a_closed_stream_says_so_in_its_headers() -> None:
-    headers, _ = problem(StreamClosed("Closed.", (("Stream-Closed", "true"),)))
+    headers = problem(StreamClosed("Closed.", (("Stream-Closed", "true"),))).headers
     assert b"Stream-Closed: true\r\n" in headers
 
 
@@ -143,7 +145,7 @@ def all_refusals(kind: type[Refusal] = Refusal) -> list[type[Refusal]]:
 
 @pytest.mark.parametrize("kind", all_refusals(), ids=lambda kind: kind.__name__)
 def test_every_refusal_can_be_told(kind: type[Refusal]) -> None:
-    _, body = problem(kind('A sentence with \u20ac and "quotes".'))
+    body = problem(kind('A sentence with \u20ac and "quotes".')).body
     told = json.loads(body)
     code = told["error"]["code"] if "error" in told else told["code"]
     assert code == kind.code

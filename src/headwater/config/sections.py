@@ -113,6 +113,10 @@ class Limits(Section):
         description="Bytes in one stream; 0 is no limit. Unset: 10485760 in `memory` mode, else none.",
         json_schema_extra=takes("a whole number of bytes, 0 for no limit, or empty for the mode's default"),
     )
+    max_request_bodies_bytes: Bytes = Field(
+        268_435_456,
+        description="Request bodies in memory, all connections together; more is 503 with `Retry-After`.",
+    )
     max_chunk_bytes: Bytes = Field(
         4_194_304,
         description="One read answers at most this much, cut at a message; a single larger message is whole.",

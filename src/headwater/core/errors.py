@@ -200,6 +200,20 @@ class TooManyConnections(Refusal):
     code = "too_many_connections"
 
 
+class Overloaded(Refusal):
+    """The server holds as many request bodies as its memory limit allows. Try again after `Retry-After` seconds."""
+
+    status = 503
+    code = "overloaded"
+
+
+class UnsupportedTransferCoding(Refusal):
+    """The request has a `Transfer-Encoding` other than `chunked`."""
+
+    status = 501
+    code = "unsupported_transfer_coding"
+
+
 class InternalError(Refusal):
     """A bug. What went wrong is in the log, under the id that the answer carries."""
 

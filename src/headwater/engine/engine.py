@@ -79,6 +79,8 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     closed: bool
     producer: Producer | None
     """The producer of the request with the highest sequence number that the stream has accepted from it."""
+    stream_id: int = 0
+    """The incarnation that was appended to."""
     digest: int | None = None
     """Of a repeat: the digest of the body that was accepted, while it is known."""
 
@@ -275,7 +277,7 @@ class Engine:
                 result = _repeated(stream, producer)
             else:
                 accepted = _accepted(stream, producer)
-                result = Appended(decision, stream.index, stream.position, stream.closed, accepted)
+                result = Appended(decision, stream.index, stream.position, stream.closed, accepted, stream.id)
             self._after_pending(stream, done, result)
             return
         self.check_writable()
@@ -294,7 +296,7 @@ class Engine:
         stream.in_flight += 1
         if producer is not None and decision.producer_id is None:
             producer = _accepted(stream, producer)
-        result = Appended(Outcome.ACCEPTED, stream.index, stream.position, stream.closed, producer)
+        result = Appended(Outcome.ACCEPTED, stream.index, stream.position, stream.closed, producer, stream.id)
         self._committer.submit(Entry(stream, decision, (), done, result))
 
     def delete(self, name: str, done: OnDeleted) -> None:
@@ -609,7 +611,7 @@ def _repeated(stream: LiveStream, producer: Producer | None) -> Appended:
     state = stream.producers[producer.id]
     digest = digest_of_repeat(state, producer.seq)
     producer = producer._replace(seq=state.seq)
-    return Appended(Outcome.DUPLICATE, stream.index, stream.position, stream.closed, producer, digest)
+    return Appended(Outcome.DUPLICATE, stream.index, stream.position, stream.closed, producer, stream.id, digest)
 
 
 def _check_size(record: Record) -> None:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from headwater.core.producers import parse_producer
 from headwater.core.rules import Outcome
 from headwater.engine.engine import Appended
+from headwater.http.context import Context
+from headwater.http.headers import NO_CONTENT, NO_STORE, OK, STREAM_CLOSED, next_offset
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import NO_CONTENT, NO_STORE, OK, STREAM_CLOSED, next_offset
-
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
+from headwater.http.responses import Deferred, Response
 
 
-def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "append"
+def handle(context: Context, request: Request, address: Address) -> Deferred:
     headers = request.headers
     content_type = headers.get(b"content-type")
     producer = None
@@ -25,32 +22,36 @@ def handle(app: App, connection: Connection, request: Request, target: Target) -
         producer = parse_producer(
             request.header(b"producer-id"), request.header(b"producer-epoch"), request.header(b"producer-seq")
         )
-    app.engine.append(
-        target.name,
+    begin = partial(
+        context.engine.append,
+        address.name,
         content_type.decode("latin-1") if content_type is not None else None,
         request.body,
         producer,
         request.header(b"stream-seq") if b"stream-seq" in headers else None,
         b"stream-closed" in headers and request.asks_to_close_stream(),
-        partial(connection.settle, _render),
     )
+    return Deferred(begin, _render if producer is None else partial(_render_to_producer, bool(request.body)))
 
 
-def _render(connection: Connection, appended: Appended) -> None:
-    offset = next_offset(appended.tail_index, appended.tail_position)
+def _render(appended: Appended) -> Response:
+    closed = STREAM_CLOSED if appended.closed else b""
+    offset = next_offset(appended.stream_id, appended.tail_index, appended.tail_position)
+    return Response(NO_CONTENT, NO_STORE + offset + closed)
+
+
+def _render_to_producer(has_data: bool, appended: Appended) -> Response:
     producer = appended.producer
-    if producer is None:
-        closed = STREAM_CLOSED if appended.closed else b""
-        connection.reply(NO_CONTENT, NO_STORE + offset + closed)
-        return
-    headers = b"%bProducer-Epoch: %d\r\nProducer-Seq: %d\r\n%b" % (
-        NO_STORE + offset,
+    assert producer is not None
+    headers = b"%b%bProducer-Epoch: %d\r\nProducer-Seq: %d\r\n%b" % (
+        NO_STORE,
+        next_offset(appended.stream_id, appended.tail_index, appended.tail_position),
         producer.epoch,
         producer.seq,
         STREAM_CLOSED if appended.closed else b"",
     )
     if appended.digest is not None:
         headers += b"Producer-Digest: crc32:%08x:%d\r\n" % divmod(appended.digest, 1 << 32)
-    # 200 says that data is new (§5.2.1); a repeat, or a close that brought none, is 204.
-    is_new_data = appended.outcome is Outcome.ACCEPTED and connection.request.body
-    connection.reply(OK if is_new_data else NO_CONTENT, headers)
+    # 200 says that data is new (§5.2.1); a repeat, or a close without data, is 204.
+    is_new_data = appended.outcome is Outcome.ACCEPTED and has_data
+    return Response(OK if is_new_data else NO_CONTENT, headers)

@@ -12,22 +12,30 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headwater.core.content import DEFAULT_CONTENT_TYPE
 from headwater.core.errors import BadRequest, InternalError, StreamNotFound
 from headwater.core.offsets import BEGINNING, Offset
+from headwater.engine.engine import Engine
 from headwater.engine.reading import SLICE_BYTES, Chunk, earliest
 from headwater.engine.snapshots import OpenSnapshot
 from headwater.engine.stream import LiveStream
-from headwater.http.ranges import position
+from headwater.http.context import Context
+from headwater.http.headers import (
+    NO_STORE,
+    OK,
+    STREAM_CLOSED,
+    UP_TO_DATE,
+    header,
+    next_offset,
+    next_position,
+    offset_text,
+)
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE, OK, STREAM_CLOSED, UP_TO_DATE, header, next_offset
+from headwater.http.responses import PiecewiseResponse, Response
 from headwater.http.snapshots import begun
-
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
 
 STEP_BYTES: Final = 64 * 1024
 """Updates put together at a time."""
@@ -39,24 +47,20 @@ class BoundaryFound(InternalError):
     """The boundary that was chosen occurs in what it should separate."""
 
 
-def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "bootstrap"
-    if "live" in target.query:
-        raise BadRequest("Bootstrap is one answer. Go on from its Stream-Next-Offset with an ordinary live read.")
-    stream = app.engine.look_up(target.name, touch=True)
-    snapshot = app.engine.snapshots.open(stream)
-    answer = Bootstrap(app, stream, snapshot)
+def handle(context: Context, request: Request, address: Address) -> Response | PiecewiseResponse:
+    if "live" in address.query:
+        raise BadRequest("Bootstrap is one answer. Continue from its Stream-Next-Offset with an ordinary live read.")
+    stream = context.engine.look_up(address.name, touch=True)
+    answer = Bootstrap(context.engine, stream, context.engine.snapshots.open(stream))
     if request.method == b"HEAD":
         answer.close()
-        connection.reply(OK, answer.headers(new_boundary()) + b"Content-Length: %d\r\n" % answer.length())
-        return
-    app.metrics.read_bytes += answer.payload_bytes
+        return Response(OK, answer.headers(new_boundary()) + b"Content-Length: %d\r\n" % answer.length())
+    context.metrics.read_bytes += answer.payload_bytes
     if answer.length() <= SLICE_BYTES:
         boundary, body = whole(answer)
-        connection.reply(OK, answer.headers(boundary), body)
-    else:
-        boundary = new_boundary()
-        connection.reply_slices(OK, answer.headers(boundary), answer.length(), begun(closing(answer, boundary)))
+        return Response(OK, answer.headers(boundary), body)
+    boundary = new_boundary()
+    return PiecewiseResponse(OK, answer.headers(boundary), answer.length(), begun(closing(answer, boundary)))
 
 
 def new_boundary() -> bytes:
@@ -104,14 +108,14 @@ class Watch:
 class Bootstrap:
     """One answer: what it holds was decided when it was made. Read it by `slices` or give it up by `close`."""
 
-    def __init__(self, app: App, stream: LiveStream, snapshot: OpenSnapshot | None) -> None:
-        self._app = app
+    def __init__(self, engine: Engine, stream: LiveStream, snapshot: OpenSnapshot | None) -> None:
+        self._engine = engine
         self._stream = stream
         self._snapshot = snapshot
         self._start = earliest(stream)
         self._end = Offset(stream.durable_index, stream.durable_position)
         self._closed = stream.durable_closed
-        self._pin = app.engine.retention.pin(stream, self._start)
+        self._pin = engine.retention.pin(stream, self._start)
         # Stored JSON messages are followed by a comma, which is none of theirs.
         self._comma = 1 if stream.type.json else 0
         first = snapshot.ref.content_type if snapshot is not None else DEFAULT_CONTENT_TYPE
@@ -123,14 +127,16 @@ class Bootstrap:
 
     def headers(self, boundary: bytes) -> bytes:
         snapshot = self._snapshot
-        at = str(Offset(snapshot.ref.index, snapshot.ref.position)) if snapshot is not None else BEGINNING
+        at = BEGINNING
+        if snapshot is not None:
+            at = offset_text(self._stream.id, Offset(snapshot.ref.index, snapshot.ref.position))
         return b"".join(
             (
                 NO_STORE,
                 b"Content-Type: multipart/mixed; boundary=%b\r\n" % boundary,
                 header("Stream-Snapshot-Offset", at),
-                next_offset(self._end.index, self._end.position),
-                position(self._end.index),
+                next_offset(self._stream.id, self._end.index, self._end.position),
+                next_position(self._end.index),
                 UP_TO_DATE,
                 STREAM_CLOSED if self._closed else b"",
             )
@@ -158,16 +164,16 @@ class Bootstrap:
         yield _LINE
         at = self._start
         while at.index < self._end.index:
-            if self._stream.id not in self._app.engine.catalog.by_id:
+            if self._stream.id not in self._engine.catalog.by_id:
                 raise StreamNotFound(f"Stream {self._stream.name!r} was deleted while it was being read.")
-            chunk = self._app.engine.reader.run(self._stream, at, self._end, STEP_BYTES)
+            chunk = self._engine.reader.run(self._stream, at, self._end, STEP_BYTES)
             yield from self._large(chunk, boundary) if chunk.length > SLICE_BYTES else self._small(chunk, boundary)
             at = chunk.end
         yield _end(boundary)
 
     def _small(self, chunk: Chunk, boundary: bytes) -> Iterator[bytes]:
         """Some updates, each as a part."""
-        reader = self._app.engine.reader
+        reader = self._engine.reader
         data = b"".join(reader.buffers(chunk))
         Watch(boundary).passes(data)
         messages = []
@@ -184,7 +190,7 @@ class Bootstrap:
         watch = Watch(boundary)
         left = chunk.length - self._comma
         yield _head(boundary, self._update_type)
-        for piece in self._app.engine.reader.slices(chunk):
+        for piece in self._engine.reader.slices(chunk):
             watch.passes(piece)
             yield piece[:left] if len(piece) > left else piece
             left -= len(piece)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
@@ -11,15 +11,13 @@ from headwater.core.buckets import check_page_limit, ids_of
 from headwater.core.offsets import Offset
 from headwater.engine.buckets import Bucket, BucketPage, Page
 from headwater.engine.stream import LiveStream
-from headwater.http.create import location
+from headwater.http.context import Context
+from headwater.http.headers import CREATED, JSON_TYPE, NO_CONTENT, NO_STORE, OK, offset_text
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import CREATED, NO_CONTENT, NO_STORE, OK
+from headwater.http.responses import Deferred, Response
 
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
-
-_JSON: Final = NO_STORE + b"Content-Type: application/json\r\n"
+_JSON: Final = NO_STORE + JSON_TYPE
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -57,63 +55,59 @@ class Listing(msgspec.Struct):
     has_more: bool
 
 
-def create(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "create_bucket"
-    app.engine.buckets.create(target.bucket, partial(connection.settle, _render_created))
+def create(context: Context, request: Request, address: Address) -> Deferred:
+    begin = partial(context.engine.buckets.create, address.bucket)
+    return Deferred(begin, partial(_render_created, context.location(request)))
 
 
-def index(app: App, connection: Connection, request: Request, target: Target) -> None:
-    """Every bucket there is, page by page, as the streams of one are listed."""
-    connection.operation = "list_buckets"
-    limit = check_page_limit(target.query.get("limit"))
-    app.engine.buckets.all(target.query.get("after"), limit, partial(connection.settle, _render_buckets))
+def index(context: Context, request: Request, address: Address) -> Deferred:
+    """Every bucket, page by page, as the streams of one are listed."""
+    limit = check_page_limit(address.query.get("limit"))
+    return Deferred(partial(context.engine.buckets.all, address.query.get("after"), limit), _render_buckets)
 
 
-def show(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "show_bucket"
-    app.engine.buckets.look_up(target.bucket, partial(connection.settle, _render_metadata))
+def show(context: Context, request: Request, address: Address) -> Deferred:
+    return Deferred(partial(context.engine.buckets.look_up, address.bucket), _render_metadata)
 
 
-def delete(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "delete_bucket"
-    app.engine.buckets.delete(target.bucket, partial(connection.settle, _render_deleted))
+def delete(context: Context, request: Request, address: Address) -> Deferred:
+    return Deferred(partial(context.engine.buckets.delete, address.bucket), _render_deleted)
 
 
-def listing(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "list_bucket"
-    query = target.query
+def listing(context: Context, request: Request, address: Address) -> Deferred:
+    query = address.query
     limit = check_page_limit(query.get("limit"))
-    answer = partial(connection.settle, _render_page)
-    app.engine.buckets.page(target.bucket, query.get("prefix", ""), query.get("after"), limit, answer)
+    begin = partial(context.engine.buckets.page, address.bucket, query.get("prefix", ""), query.get("after"), limit)
+    return Deferred(begin, _render_page)
 
 
-def _render_created(connection: Connection, bucket: Bucket) -> None:
-    connection.reply(CREATED, NO_STORE + b"Location: " + location(connection) + b"\r\n")
+def _render_created(location: bytes, bucket: Bucket) -> Response:
+    return Response(CREATED, NO_STORE + b"Location: " + location + b"\r\n")
 
 
-def _render_buckets(connection: Connection, page: BucketPage) -> None:
+def _render_buckets(page: BucketPage) -> Response:
     buckets = [_metadata(bucket) for bucket in page.buckets]
     last = buckets[-1].bucket_id if buckets and page.has_more else None
-    connection.reply(OK, _JSON, _encode(BucketListing(buckets, last, page.has_more)))
+    return Response(OK, _JSON, _encode(BucketListing(buckets, last, page.has_more)))
 
 
-def _render_metadata(connection: Connection, bucket: Bucket) -> None:
-    connection.reply(OK, _JSON, _encode(_metadata(bucket)))
+def _render_metadata(bucket: Bucket) -> Response:
+    return Response(OK, _JSON, _encode(_metadata(bucket)))
 
 
 def _metadata(bucket: Bucket) -> BucketMetadata:
     return BucketMetadata(bucket.id, len(bucket.ids), bucket.created_ms)
 
 
-def _render_deleted(connection: Connection, bucket: Bucket) -> None:
-    connection.reply(NO_CONTENT, NO_STORE)
+def _render_deleted(bucket: Bucket) -> Response:
+    return Response(NO_CONTENT, NO_STORE)
 
 
-def _render_page(connection: Connection, page: Page) -> None:
+def _render_page(page: Page) -> Response:
     streams = [_entry(stream) for stream in page.streams]
     last = streams[-1].stream_id if streams and page.has_more else None
     body = _encode(Listing(page.bucket_id, page.prefix, len(streams), streams, last, page.has_more))
-    connection.reply(OK, _JSON, body)
+    return Response(OK, _JSON, body)
 
 
 def _entry(stream: LiveStream) -> StreamEntry:
@@ -124,5 +118,5 @@ def _entry(stream: LiveStream) -> StreamEntry:
         stream.durable_position,
         stream.created_ms,
         stream.written_ms,
-        str(Offset(stream.durable_index, stream.durable_position)),
+        offset_text(stream.id, Offset(stream.durable_index, stream.durable_position)),
     )

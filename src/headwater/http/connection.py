@@ -1,7 +1,8 @@
-"""One HTTP/1.1 connection: bytes in, requests to the router, responses out in order.
+"""One HTTP/1.1 connection: bytes in, requests to their handlers, answers out in order.
 
-httptools parses; this class keeps the limits while it does, holds pipelined requests back until the one before them is
-answered, and never buffers more than a slice of a response for a reader that is slow.
+The parser puts complete requests into a queue. They are answered one at a time, in a loop and never by recursion, and
+only while the client reads the answers; what one connection does in one turn of the event loop is limited. The states
+are in `states`, the reasons not to read from the socket in `flow`.
 """
 
 from __future__ import annotations
@@ -10,558 +11,480 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from functools import partial
+from typing import Any, Final
 
-import httptools
-import msgspec
-
-from headwater.core.errors import (
-    BadRequest,
-    HeadersTooLarge,
-    InternalError,
-    MethodNotAllowed,
-    Refusal,
-    RequestTimeout,
-    TooLarge,
-    UrlTooLong,
+from headwater.core.errors import InternalError, Refusal
+from headwater.engine.uploads import BlobUpload
+from headwater.http.context import Context
+from headwater.http.flow import (
+    PIPELINE_MAX_BYTES,
+    PIPELINE_MAX_REQUESTS,
+    QUEUE_FULL,
+    TURN_BYTES,
+    TURN_REQUESTS,
+    UNREAD,
+    UPLOAD_AHEAD,
+    FlowControl,
 )
+from headwater.http.headers import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK
+from headwater.http.parser import RequestParser
 from headwater.http.request import Request, UploadRequest
-from headwater.http.response import ALLOWED_METHODS, CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, problem
-
-if TYPE_CHECKING:
-    from headwater.engine.uploads import BlobUpload
-    from headwater.http.app import App
+from headwater.http.responses import AnyResponse, Buffer, Deferred, LiveResponse, PiecewiseResponse, Response, problem
+from headwater.http.routing import Router
+from headwater.http.states import (
+    CLOSE,
+    DONE,
+    GO_LIVE,
+    IDLE,
+    LINGER,
+    LINGERING,
+    LIVE,
+    REFUSED,
+    SEND_PIECES,
+    SENDING,
+    SERVING,
+    TAKE,
+    WRITING,
+)
 
 log = logging.getLogger("headwater.http")
 
-PIPELINE_MAX: Final = 32
-"""Requests parsed ahead of their turn; beyond this the socket is not read."""
-UPLOAD_PROGRESS_BYTES: Final = 64 * 1024
-"""An upload must bring this much within the read time-out, again and again."""
 LINGER_S: Final = 2.0
 """How long the rest of a refused request is discarded before the connection is cut."""
+MALFORMED: Final = "malformed"
+UNKNOWN: Final = "unknown"
 _BODILESS: Final = frozenset((NO_CONTENT, NOT_MODIFIED))
 _CLOSE: Final = b"Connection: close\r\n"
 _KEEP_ALIVE: Final = b"Connection: keep-alive\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
-Buffer = bytes | memoryview
-
-
-class LiveResponse(Protocol):
-    """A response that goes on: told when the socket can take more, and when it is over."""
-
-    def writable(self) -> None: ...
-
-    def drain(self) -> None:
-        """The server is stopping: end cleanly."""
-
-    def disconnected(self) -> None: ...
-
 
 class Connection(asyncio.Protocol):
-    """The protocol of one socket, from accept to close."""
+    """The protocol of one socket, from accept to close. For a live response it is the `Channel`."""
 
     __slots__ = (
-        "_body",
-        "_body_bytes",
-        "_head_bytes",
-        "_head_done",
-        "_headers",
-        "_in_message",
-        "_lingering",
+        "_context",
+        "_flow",
+        "_is_last",
+        "_live",
+        "_operation",
         "_parser",
-        "_pending",
-        "_reading_paused",
-        "_refused",
+        "_pieces",
+        "_queue",
+        "_queued_bytes",
+        "_request",
+        "_router",
+        "_serving",
         "_since_s",
-        "_slices",
-        "_target",
-        "_upgrading",
-        "_upload",
-        "_whole",
-        "app",
-        "busy",
-        "closing",
-        "live",
-        "operation",
-        "paused",
-        "request",
-        "transport",
+        "_transport",
+        "_turn_bytes",
+        "_turn_is_due",
+        "_writing",
     )
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, context: Context, router: Router) -> None:
         # Global.
-        self.app = app
+        self._context = context
+        self._router = router
         # Per connection.
-        self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._parser = httptools.HttpRequestParser(self)
-        self._pending: deque[Request] = deque()
-        self._reading_paused = False
-        self.paused = False
-        self.closing = False
-        self._lingering = False
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._parser = RequestParser(context.parser_limits, context.budget, self)
+        self._flow = FlowControl()
+        self._queue: deque[Request] = deque()
+        self._queued_bytes = 0
+        self._writing = IDLE
+        self._is_last = False
+        """The connection is closed once the current answer is complete."""
+        self._serving = False
+        """`_serve` is on the stack: an answer that is complete at once must not call it again."""
+        self._turn_bytes = 0
+        self._turn_is_due = False
         self._since_s = 0.0
-        """When the connection last changed between idle, reading, and waiting for the reader."""
-        # Per request being read.
-        self._in_message = False
-        self._head_done = False
-        self._upgrading = False
-        self._whole = b""
-        """What was received, while it began with this request."""
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
-        self._head_bytes = 0
-        self._body: list[bytes] = []
-        self._body_bytes = 0
-        self._upload: BlobUpload | None = None
-        """Where the body goes while it arrives, if it is not held until it is whole."""
-        self._refused: Refusal | None = None
+        """When the connection became idle, began to linger, or the client stopped reading."""
         # Per request being answered.
-        self.busy = False
-        self.request: Request = None  # type: ignore[assignment]
-        self.operation = "unknown"
-        self.live: LiveResponse | None = None
-        self._slices: Iterator[Buffer] | None = None
+        self._request: Request = None  # type: ignore[assignment]
+        self._operation = UNKNOWN
+        self._live: LiveResponse | None = None
+        self._pieces: Iterator[Buffer] | None = None
 
     # -- asyncio ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = transport  # type: ignore[assignment]
-        self._since_s = self.app.now_s
-        self.app.opened(self)
+        self._transport = transport  # type: ignore[assignment]
+        self._flow.attach(self._transport)
+        self._since_s = self._context.now_s
+        refusal = self._context.connections.add(self)
+        if refusal is not None:
+            self._parser.refuse(refusal)
+            self._serve()
+        elif self._context.draining:
+            self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.closing = True
-        self._abandon_uploads()
-        self._pending.clear()
-        self._slices = None
-        self.app.lost(self)
-        if self.live is not None:
-            live, self.live = self.live, None
-            live.disconnected()
+        self._writing = WRITING[self._writing][CLOSE]
+        self._parser.close()
+        if self._request is not None:
+            self._release(self._request)
+        for request in self._queue:
+            self._release(request)
+        self._queue.clear()
+        self._drop_pieces()
+        self._context.connections.discard(self)
+        live, self._live = self._live, None
+        if live is not None:
+            live.on_disconnect()
 
     def data_received(self, data: bytes) -> None:
-        if self._refused is not None:
-            return  # Discarded until the client has seen the answer.
-        if not self._in_message:
-            if not self.busy:
-                request = self.app.known_heads.request(data)
-                if request is not None:
-                    self._since_s = self.app.now_s
-                    self._dispatch(request)
-                    return
-            self._whole = data
+        context = self._context
+        parser = self._parser
+        if self._writing is IDLE and parser.state is IDLE and not self._queue and not self._flow.reasons:
+            request = context.head_cache.request(data)
+            if request is not None:
+                self._answer(request)
+                return
+            parser.feed(data, context.now_s)
+            if len(self._queue) == 1 and parser.state is IDLE:
+                context.head_cache.remember(data, self._queue[0])
         else:
-            self._whole = b""
-        began_earlier = self._in_message and not self._head_done
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as offer:
-            self._pass_over_upgrade(data[offer.args[0] :])
-        except httptools.HttpParserError as error:
-            if self._refused is None:
-                self._refused = BadRequest(f"The request is not valid HTTP: {error}.")
-        if began_earlier and not self._head_done:
-            # A header line that never ends is invisible to the callbacks: count raw bytes too.
-            self._head_bytes += len(data)
-            self._check_head()
-        if self._refused is not None:
-            self._refuse_while_reading()
+            parser.feed(data, context.now_s)
+        self._serve()
 
     def eof_received(self) -> bool:
-        # A client that half-closes still gets the answer to what it sent; one that waits for more looks like one
-        # that went away, and is let go.
-        return self.live is None and (self.busy or bool(self._pending))
+        # A client that half-closes still gets the answers to what it sent. A live reader that does is gone.
+        return self._live is None and (self._writing is not IDLE or bool(self._queue))
 
     def pause_writing(self) -> None:
-        self.paused = True
-        self._since_s = self.app.now_s
+        self._flow.hold(UNREAD)
+        self._since_s = self._context.now_s
 
     def resume_writing(self) -> None:
-        self.paused = False
-        self._since_s = self.app.now_s
-        if self._slices is not None:
-            self._send_slices()
-        elif self.live is not None:
-            self.live.writable()
+        self._flow.release(UNREAD)
+        self._since_s = self._context.now_s
+        self._continue()
 
-    # -- httptools -------------------------------------------------------------------------------------------------
+    # -- the parser's sink -----------------------------------------------------------------------------------------
 
-    def on_message_begin(self) -> None:
-        self._in_message = True
-        self._head_done = False
-        self._target = b""
-        self._headers = {}
-        self._head_bytes = 0
-        self._body = []
-        self._body_bytes = 0
-        if not self.busy:
-            self._since_s = self.app.now_s
+    def on_request(self, request: Request) -> None:
+        self._queue.append(request)
+        self._queued_bytes += len(request.body)
+        if len(self._queue) >= PIPELINE_MAX_REQUESTS or self._queued_bytes >= PIPELINE_MAX_BYTES:
+            self._flow.hold(QUEUE_FULL)
 
-    def on_url(self, url: bytes) -> None:
-        self._target += url
-        if len(self._target) > self.app.max_url_bytes:
-            self._refused = UrlTooLong(f"The URL is longer than {self.app.max_url_bytes} bytes.")
+    def on_expect_continue(self) -> None:
+        # Only when it is this request's turn: the permission must not overtake an answer.
+        if self._writing is IDLE and not self._queue:
+            self._transport.write(CONTINUE)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self.app.max_header_bytes:
-            self._check_head()
-            return
-        if self._head_done:
-            return  # A trailer: what was checked in the head must not be changed behind its back (RFC 9110 §6.5.1).
-        key = name.lower()
-        value = value.strip(b" \t")
-        if key in self._headers:
-            if key == b"host":
-                self._refused = BadRequest("More than one Host header.")
-                return
-            value = self._headers[key] + b", " + value
-        self._headers[key] = value
+    def begin_upload(self, head: Request) -> BlobUpload | None:
+        is_next = self._writing is IDLE and not self._queue
+        upload = self._router.begin_upload(self._context, head, is_next=is_next)
+        if upload is not None:
+            upload.on_room = partial(self._flow.release, UPLOAD_AHEAD)
+        return upload
 
-    def on_headers_complete(self) -> None:
-        self._head_done = True
-        headers = self._headers
-        # The prefix first: it is compared in a fifth of the time that the search takes.
-        is_upload = self._target[:4] == b"/ds/" and b"/snapshot/" in self._target
-        if is_upload and self._refused is None and not self._begin_upload():
-            return
-        length = headers.get(b"content-length")
-        if length is not None and self._upload is None and int(length) > self.app.max_body_bytes:
-            self._refused = self._body_too_large()
-            return
-        if self._parser.should_upgrade():
-            self._upgrading = True
-            return
-        expect = headers.get(b"expect")
-        if expect is not None and expect.lower() == b"100-continue" and not self.busy and self._refused is None:
-            self.transport.write(CONTINUE)
+    def on_upload_ahead(self) -> None:
+        self._flow.hold(UPLOAD_AHEAD)
 
-    def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        if self._upload is not None:
-            self._pass_on(body)
-            return
-        if self._body_bytes > self.app.max_body_bytes:
-            if self._refused is None:
-                self._refused = self._body_too_large()
-            self._body = []
-            return
-        self._body.append(body)
+    # -- the channel of a live response ----------------------------------------------------------------------------
 
-    def on_message_complete(self) -> None:
-        if self._refused is not None or self._upgrading:
-            return
-        self._in_message = False
-        body = self._body
-        parser = self._parser
-        request = Request(
-            parser.get_method(),
-            self._target,
-            self._headers,
-            body[0] if len(body) == 1 else b"".join(body),
-            parser.get_http_version() == "1.0",
-            parser.should_keep_alive(),
-        )
-        if self._upload is not None:
-            request = UploadRequest(**msgspec.structs.asdict(request), upload=self._upload)
-            self._upload = None
-        elif self._whole:
-            self.app.known_heads.remember(self._whole, request)
-            self._whole = b""
-        if self.busy:
-            self._pending.append(request)
-            if len(self._pending) >= PIPELINE_MAX:
-                self._stop_reading()
-            return
-        self._dispatch(request)
+    @property
+    def writable(self) -> bool:
+        return not self._flow.reasons & UNREAD and self._turn_bytes < TURN_BYTES
 
-    # -- answering -------------------------------------------------------------------------------------------------
-
-    def reply(self, status: int, headers: bytes, body: bytes = b"") -> None:
-        """Answer the current request whole."""
-        request = self.request
-        app = self.app
-        if b"origin" in request.headers:
-            head = app.common_headers.begin(status, request.headers[b"origin"])
+    def begin_body(self, headers: bytes) -> None:
+        if self._request.http_1_0:
+            self._request.keep_alive = False
+            self._write_head(OK, headers)
         else:
-            head = app.common_headers.beginnings[status]
-        if status in _BODILESS or request.method == b"HEAD":
-            length = body = b""
-        else:
-            length = b"Content-Length: %d\r\n" % len(body)
-        if request.keep_alive and not self.closing and not request.http_1_0:
-            self.transport.write(b"%b%b%b\r\n%b" % (head, headers, length, body))
-        else:
-            self.transport.write(b"%b%b%b%b\r\n%b" % (head, headers, length, self._connection_header(), body))
-        key = (self.operation, status)
-        counts = app.requests
-        counts[key] = counts.get(key, 0) + 1
-        if app.debug:
-            self._log(status)
-        self._next()
+            self._write_head(OK, headers + b"Transfer-Encoding: chunked\r\n")
+
+    def write(self, data: bytes) -> None:
+        self.write_chunk(data if self._request.http_1_0 else b"%x\r\n%b\r\n" % (len(data), data))
+
+    def write_chunk(self, chunk: bytes) -> None:
+        if self._writing is LIVE:
+            self._transport.write(chunk)
+            self._count_turn(len(chunk))
+
+    def take_turn(self) -> None:
+        self._turn_bytes = TURN_BYTES
+        self._schedule_turn()
+
+    def end_body(self) -> None:
+        if self._writing is LIVE:
+            self._live = None
+            if not self._request.http_1_0:
+                self._transport.write(_LAST_CHUNK)
+            self._finish()
+
+    def respond(self, response: Response | PiecewiseResponse) -> None:
+        if self._writing is LIVE:
+            self._live = None
+            self._send(response)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer the current request with an error."""
-        if type(self.request) is UploadRequest:
-            self.request.upload.abandon()
-        headers, body = problem(refusal)
-        self.reply(refusal.status, headers, body)
+        self.respond(problem(refusal))
 
-    def settle(self, render: Callable[[Connection, Any], None], result: object) -> None:
-        """Answer with what the engine called back with: a refusal, or a result that `render` turns into a reply."""
-        if self.closing and self.transport.is_closing():
-            return
-        try:
-            if isinstance(result, Refusal):
-                self.refuse(result)
-            else:
-                render(self, result)
-        except Exception as error:
-            self.failed(error)
+    # -- the server ------------------------------------------------------------------------------------------------
 
-    def reply_slices(self, status: int, headers: bytes, length: int, slices: Iterator[Buffer]) -> None:
-        """Answer with a body of known length that is taken from storage as the reader drains it."""
-        self._begin(status, headers + b"Content-Length: %d\r\n" % length)
-        self._slices = slices
-        self._send_slices()
-
-    def begin_events(self, headers: bytes) -> None:
-        """Begin a body of unknown length; `write_events` goes on with it and `end_events` ends it."""
-        if self.request.http_1_0:
-            self.request.keep_alive = False
-            self._begin(OK, headers)
-        else:
-            self._begin(OK, headers + b"Transfer-Encoding: chunked\r\n")
-
-    def end_events(self) -> None:
-        self.live = None
-        if not self.request.http_1_0:
-            self.transport.write(_LAST_CHUNK)
-        self._next()
-
-    def abort(self) -> None:
-        """Cut the connection: the only honest end of a body that cannot be completed."""
-        self.closing = True
-        self.transport.abort()
-
-    def turn_away(self, refusal: Refusal) -> None:
-        """Answer before anything was asked, and close."""
-        self._refused = refusal
-        self._refuse_while_reading()
-
-    # -- the server's sweep ----------------------------------------------------------------------------------------
+    @property
+    def is_slow_reader(self) -> bool:
+        """Whether the client has not read what was sent to it."""
+        return self._flow.unread
 
     def check_time(self, now_s: float) -> None:
-        """Called about once a second: close what waited too long."""
+        """Close or refuse what waited too long. Called about twice a second."""
+        context = self._context
         waited_s = now_s - self._since_s
-        app = self.app
-        if self.paused:
-            if waited_s > app.write_timeout_s:
-                app.metrics.slow_followers += 1
+        if self._flow.unread:
+            if waited_s > context.limits.write_timeout_s:
+                context.metrics.slow_followers += 1
                 self.abort()
-        elif self.busy:
-            return
-        elif self._lingering:
+        elif self._writing is LINGERING:
             if waited_s > LINGER_S:
                 self.abort()
-        elif self._in_message:
-            if self._upload is not None and self._upload.crowded:
-                self._since_s = now_s  # It is the disk that takes its time.
-            elif waited_s > app.read_timeout_s:
-                self._refused = RequestTimeout(f"The request did not arrive within {app.read_timeout_s:g} s.")
-                self._refuse_while_reading()
-        elif waited_s > app.idle_timeout_s:
+        elif self._writing is not IDLE or self._queue:
+            return
+        elif self._parser.state is not IDLE:
+            self._parser.check_time(now_s)
+            self._serve()
+        elif waited_s > context.limits.idle_timeout_s:
             self.close()
 
     def drain(self) -> None:
         """The server is stopping: finish what is under way, then close."""
-        self.closing = True
-        if self.live is not None:
-            self.live.drain()
-        elif not self.busy and not self._in_message:
+        self._is_last = True
+        if self._live is not None:
+            self._live.on_drain()
+        elif self._writing is IDLE and not self._queue and self._parser.state is IDLE:
             self.close()
 
     def close(self) -> None:
-        self.closing = True
-        self.transport.close()
+        self._is_last = True
+        self._transport.close()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    def abort(self) -> None:
+        """Cut the connection: the only honest end of a body that cannot be completed."""
+        self._is_last = True
+        self._transport.abort()
 
-    def _dispatch(self, request: Request) -> None:
-        self.busy = True
-        self.request = request
-        self.operation = "unknown"
+    # -- answering -------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Answer queued requests in order, until one has to wait, the client does not read, or the turn is over."""
+        if self._serving:
+            return
+        self._serving = True
+        left = TURN_REQUESTS
+        while self._queue and self._writing is IDLE and not self._flow.unread and not self._transport.is_closing():
+            if not left or self._turn_bytes >= TURN_BYTES:
+                self._schedule_turn()
+                break
+            left -= 1
+            request = self._queue.popleft()
+            self._queued_bytes -= len(request.body)
+            self._answer(request)
+        self._serving = False
+        if not self._queue:
+            self._flow.release(QUEUE_FULL)
+            if self._parser.refusal is not None and self._writing is IDLE and not self._transport.is_closing():
+                self._answer_refused(self._parser.refusal)
+
+    def _answer(self, request: Request) -> None:
+        self._request = request
+        self._operation = UNKNOWN
+        self._writing = WRITING[self._writing][TAKE]
         try:
-            self.app.route(self, request)
+            route, address = self._router.resolve(self._context, request)
+            self._operation = route.operation
+            self._send(route.handler(self._context, request, address))
         except Refusal as refusal:
-            self.refuse(refusal)
+            self._send(problem(refusal))
         except Exception as error:
-            self.failed(error)
+            self._fail(error)
 
-    def failed(self, error: BaseException) -> None:
-        """A bug: say so without saying what, and log what under an id that the client can quote."""
-        request_id = self.app.request_id()
-        log.error("request %s failed: %s %r", request_id, self.request.method, self.request.target, exc_info=error)
-        if self._slices is not None or self.live is not None:
+    def _answer_refused(self, refusal: Refusal) -> None:
+        """Answer a request that is not read to its end; then the connection is of no more use."""
+        self._writing = WRITING[self._writing][TAKE]
+        self._request = self._parser.refused_request()
+        self._operation = MALFORMED
+        self._send(problem(refusal))
+
+    def _send(self, response: AnyResponse) -> None:
+        kind = type(response)
+        if kind is Deferred:
+            assert isinstance(response, Deferred)
+            if response.operation is not None:
+                self._operation = response.operation
+            response.begin(partial(self._complete, self._request, response.render))
+        elif kind is Response:
+            assert isinstance(response, Response)
+            self._write_whole(response)
+            self._finish()
+        elif kind is PiecewiseResponse:
+            assert isinstance(response, PiecewiseResponse)
+            self._write_head(response.status, response.headers + b"Content-Length: %d\r\n" % response.length)
+            self._writing = WRITING[self._writing][SEND_PIECES]
+            self._pieces = response.pieces
+            self._send_pieces()
+        else:
+            live: LiveResponse = response  # type: ignore[assignment]
+            self._writing = WRITING[self._writing][GO_LIVE]
+            self._live = live
+            live.start(self)
+
+    def _complete(
+        self, request: Request, render: Callable[[Any], Response | PiecewiseResponse], result: object
+    ) -> None:
+        """Answer with what the engine called back with."""
+        if self._request is not request or self._writing is not SERVING:
+            return  # The client is gone.
+        try:
+            self._send(problem(result) if isinstance(result, Refusal) else render(result))
+        except Refusal as refusal:
+            self._send(problem(refusal))
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug: log it under an id that the client can quote, and do not say what it is."""
+        request_id = self._context.request_id()
+        log.error("request %s failed: %s %r", request_id, self._request.method, self._request.target, exc_info=error)
+        if self._writing is not SERVING:
             self.abort()
             return
-        self.refuse(
-            InternalError(
-                "The server met an error that it did not expect. Quote the X-Request-Id when you report it.",
-                (("X-Request-Id", request_id),),
+        self._send(
+            problem(
+                InternalError(
+                    "The server met an error that it did not expect. Quote the X-Request-Id when you report it.",
+                    (("X-Request-Id", request_id),),
+                )
             )
         )
 
-    def _pass_over_upgrade(self, rest: bytes) -> None:
-        """No other protocol is spoken here: go on with the same request as if the offer had not been made.
+    def _write_whole(self, response: Response) -> None:
+        request = self._request
+        status = response.status
+        context = self._context
+        body = response.body
+        if b"origin" in request.headers:
+            head = context.common_headers.begin(status, request.headers[b"origin"])
+        else:
+            head = context.common_headers.beginnings[status]
+        if status in _BODILESS or request.method == b"HEAD":
+            length = body = b""
+        else:
+            length = b"Content-Length: %d\r\n" % len(body)
+        if request.keep_alive and not self._is_last and not request.http_1_0:
+            self._transport.write(b"%b%b%b\r\n%b" % (head, response.headers, length, body))
+        else:
+            self._transport.write(b"%b%b%b%b\r\n%b" % (head, response.headers, length, self._connection_header(), body))
+        self._turn_bytes += len(body)
+        self._count(status)
 
-        The parser stops at an offer and leaves the body alone, so a new one gets the head again without it.
-        """
-        self._upgrading = False
-        method = self._parser.get_method()
-        if method == b"CONNECT":
-            self._refused = MethodNotAllowed("This is not a proxy.", (("Allow", ALLOWED_METHODS),))
-            return
-        kept = {name: value for name, value in self._headers.items() if name not in (b"upgrade", b"connection")}
-        head = b"%b %b HTTP/1.1\r\n" % (method, self._target)
-        fields = b"".join(b"%b: %b\r\n" % field for field in kept.items())
-        self._parser = httptools.HttpRequestParser(self)
-        self._in_message = False
-        self.data_received(head + fields + b"\r\n" + rest)
+    def _write_head(self, status: int, headers: bytes) -> None:
+        head = self._context.common_headers.begin(status, self._request.headers.get(b"origin"))
+        self._transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
+        self._count(status)
 
-    def _begin(self, status: int, headers: bytes) -> None:
-        head = self.app.common_headers.begin(status, self.request.headers.get(b"origin"))
-        self.transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
-        key = (self.operation, status)
-        self.app.requests[key] = self.app.requests.get(key, 0) + 1
-        if self.app.debug:
-            self._log(status)
-
-    def _log(self, status: int) -> None:
-        method = self.request.method.decode("latin-1")
-        path = self.request.target.decode("latin-1")
-        log.debug("answered", extra={"method": method, "path": path, "status": status})
+    def _count(self, status: int) -> None:
+        key = (self._operation, status)
+        counts = self._context.requests
+        counts[key] = counts.get(key, 0) + 1
+        if self._context.debug:
+            method = self._request.method.decode("latin-1")
+            path = self._request.target.decode("latin-1")
+            log.debug("answered", extra={"method": method, "path": path, "status": status})
 
     def _connection_header(self) -> bytes:
-        request = self.request
-        if self.closing or not request.keep_alive:
+        request = self._request
+        if self._is_last or not request.keep_alive:
             return _CLOSE
         return _KEEP_ALIVE if request.http_1_0 else b""
 
-    def _send_slices(self) -> None:
-        slices = self._slices
-        assert slices is not None
+    def _send_pieces(self) -> None:
+        pieces = self._pieces
+        assert pieces is not None
         try:
-            while not self.paused and not self.transport.is_closing():
-                self.transport.write(next(slices))
+            while self._writing is SENDING and self.writable and not self._transport.is_closing():
+                piece = next(pieces)
+                self._transport.write(piece)
+                self._count_turn(len(piece))
         except StopIteration:
-            self._slices = None
-            self._next()
+            self._pieces = None
+            self._finish()
         except Refusal as refusal:
-            # The head is out: cutting the body short of its Content-Length is the only way to say it.
+            # The head was sent: a body shorter than its Content-Length is the only way to report it.
             log.warning("cut a response short: %s", refusal.detail)
-            self._slices = None
+            self._drop_pieces()
             self.abort()
+        except Exception as error:
+            self._drop_pieces()
+            self._fail(error)
 
-    def _next(self) -> None:
-        """The current response is complete: take the next request, or close."""
-        self.busy = False
-        if self._refused is not None and self.operation == "malformed":
+    def _drop_pieces(self) -> None:
+        pieces, self._pieces = self._pieces, None
+        close = getattr(pieces, "close", None)
+        if close is not None:
+            close()
+
+    def _finish(self) -> None:
+        """The current answer is complete: take the next request, or close."""
+        request = self._request
+        if request.reserved_bytes or type(request) is UploadRequest:
+            self._release(request)
+        if self._parser.state is REFUSED and self._operation is MALFORMED:
             self._linger()
             return
-        if self.closing or not self.request.keep_alive:
+        self._writing = WRITING[self._writing][DONE]
+        if self._is_last or not request.keep_alive:
             self.close()
-            return
-        if self._pending:
-            request = self._pending.popleft()
-            if self._reading_paused:
-                self._reading_paused = False
-                self.transport.resume_reading()
-            self._dispatch(request)
-        elif self._refused is not None:
-            self._refuse_while_reading()
+        elif self._queue or self._parser.refusal is not None:
+            self._serve()
         else:
-            self._since_s = self.app.now_s
+            self._since_s = self._context.now_s
+
+    def _release(self, request: Request) -> None:
+        """Give back what a request holds besides itself: memory from the budget, and an upload that nobody took."""
+        if request.reserved_bytes:
+            self._context.budget.give_back(request.reserved_bytes)
+            request.reserved_bytes = 0
+        if type(request) is UploadRequest and request.upload is not None:
+            request.upload.abandon()
 
     def _linger(self) -> None:
         """Close without a reset: a client in the middle of its body must still be able to read the answer."""
-        self.closing = True
-        self.busy = False
-        self._in_message = False
-        self._lingering = True
-        self._since_s = self.app.now_s
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self._writing = WRITING[self._writing][LINGER]
+        self._is_last = True
+        self._since_s = self._context.now_s
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
 
-    def _begin_upload(self) -> bool:
-        """Find out where the body goes; False when it need not be sent at all."""
-        request = Request(self._parser.get_method(), self._target, self._headers, b"", False, True)
-        try:
-            self._upload = self.app.begin_upload(request, is_next=not self.busy and not self._pending)
-        except Refusal as refusal:
-            self._refused = refusal
-            return False
-        if self._upload is not None:
-            self._upload.on_room = self._read_on
-        return True
+    # -- turns -----------------------------------------------------------------------------------------------------
 
-    def _pass_on(self, body: bytes) -> None:
-        """Pass a piece of the body on, and do not read faster than it is taken."""
-        upload = self._upload
-        assert upload is not None
-        try:
-            upload.write(body)
-        except Refusal as refusal:
-            self._refused = refusal
-            return
-        if self._body_bytes >= UPLOAD_PROGRESS_BYTES:
-            # The whole may take long; but a client that hardly sends is no better here than elsewhere.
-            self._body_bytes = 0
-            self._since_s = self.app.now_s
-        if upload.crowded:
-            self._stop_reading()
+    def _count_turn(self, size: int) -> None:
+        self._turn_bytes += size
+        if self._turn_bytes >= TURN_BYTES:
+            self._schedule_turn()
 
-    def _read_on(self) -> None:
-        self._since_s = self.app.now_s
-        if self._reading_paused and len(self._pending) < PIPELINE_MAX and not self.transport.is_closing():
-            self._reading_paused = False
-            self.transport.resume_reading()
+    def _schedule_turn(self) -> None:
+        """Continue once the event loop has served the other connections."""
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._context.turns.ask(self._next_turn)
 
-    def _abandon_uploads(self) -> None:
-        """What was not taken over yet will never be."""
-        if self._upload is not None:
-            self._upload.abandon()
-            self._upload = None
-        for request in (self.request, *self._pending):
-            if type(request) is UploadRequest:
-                request.upload.abandon()
+    def _next_turn(self) -> None:
+        self._turn_is_due = False
+        self._turn_bytes = 0
+        if not self._flow.reasons & UNREAD:
+            self._continue()
 
-    def _stop_reading(self) -> None:
-        if not self._reading_paused:
-            self._reading_paused = True
-            self.transport.pause_reading()
-
-    def _check_head(self) -> None:
-        if self._head_bytes <= self.app.max_header_bytes:
-            return
-        if self._headers or self._target:
-            self._refused = HeadersTooLarge(f"The headers are larger than {self.app.max_header_bytes} bytes.")
-        else:
-            self._refused = UrlTooLong(f"The URL is longer than {self.app.max_url_bytes} bytes.")
-
-    def _body_too_large(self) -> Refusal:
-        return TooLarge(f"The body is larger than {self.app.max_body_bytes} bytes.")
-
-    def _refuse_while_reading(self) -> None:
-        """Answer a request that will not be read to its end, then close. Earlier requests are answered first."""
-        if self.busy or self._pending:
-            return
-        refusal = self._refused
-        assert refusal is not None
-        self._abandon_uploads()
-        self.busy = True
-        self.request = Request(b"GET", self._target, self._headers, b"", http_1_0=False, keep_alive=False)
-        self.operation = "malformed"
-        self.refuse(refusal)
+    def _continue(self) -> None:
+        """The client reads and there is a new turn: go on with what is being sent, or with the queue."""
+        if self._writing is SENDING:
+            self._send_pieces()
+        elif self._live is not None:
+            self._live.on_writable()
+        elif self._writing is IDLE:
+            self._serve()

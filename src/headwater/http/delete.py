@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from headwater.engine.engine import Deleted
+from headwater.http.context import Context
+from headwater.http.headers import NO_CONTENT, NO_STORE
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import NO_CONTENT, NO_STORE
-
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
+from headwater.http.responses import Deferred, Response
 
 
-def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "delete"
-    app.engine.delete(target.name, partial(connection.settle, _render))
+def handle(context: Context, request: Request, address: Address) -> Deferred:
+    return Deferred(partial(context.engine.delete, address.name), _render)
 
 
-def _render(connection: Connection, deleted: Deleted) -> None:
-    connection.reply(NO_CONTENT, NO_STORE)
+def _render(deleted: Deleted) -> Response:
+    return Response(NO_CONTENT, NO_STORE)

@@ -1,87 +1,100 @@
-"""Long-poll: answer as soon as there is data, or 204 when the time is up (protocol §5.7)."""
+"""Long-poll: answer as soon as there is data, or 204 at the deadline (protocol §5.7)."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.engine.reading import gone_before
 from headwater.engine.stream import LiveStream
-from headwater.http import read
-from headwater.http.response import NO_CONTENT, NO_STORE, STREAM_CLOSED, UP_TO_DATE, header, next_offset
+from headwater.http.chunks import chunk_response
+from headwater.http.context import Context
+from headwater.http.deadlines import Deadline
+from headwater.http.headers import NO_CONTENT, NO_STORE, STREAM_CLOSED, UP_TO_DATE, header, next_offset
+from headwater.http.paths import Address
+from headwater.http.read import begin_live
+from headwater.http.request import Request
+from headwater.http.responses import Channel, Response
 
-if TYPE_CHECKING:
-    from headwater.http.app import App
-    from headwater.http.connection import Connection
 
-
-def begin(app: App, connection: Connection, stream: LiveStream, start: Offset, cursor: str | None) -> None:
-    poll = LongPoll(app, connection, stream, start, cursor)
-    # Register first, then look at the tail: no wake-up can fall between the two.
-    app.engine.follow(stream, poll)
-    connection.live = poll
-    app.metrics.followers["long-poll"] += 1
-    poll.wake()
+def handle(context: Context, request: Request, address: Address) -> LongPoll:
+    stream, start = begin_live(context, address)
+    return LongPoll(context, request, stream, start, address.query.get("cursor"))
 
 
 class LongPoll:
     """One waiting request."""
 
-    __slots__ = ("_app", "_connection", "_cursor", "_deadline", "_start", "_stream", "_waiting")
+    __slots__ = ("_channel", "_context", "_cursor", "_deadline", "_request", "_start", "_stream")
 
-    def __init__(self, app: App, connection: Connection, stream: LiveStream, start: Offset, cursor: str | None) -> None:
-        self._app = app
-        self._connection = connection
+    def __init__(
+        self, context: Context, request: Request, stream: LiveStream, start: Offset, cursor: str | None
+    ) -> None:
+        self._context = context
+        self._request = request
         self._stream = stream
         self._start = start
         self._cursor = cursor
-        self._waiting = True
-        self._deadline = app.long_poll_deadlines.set(self._time_is_up)
+        self._channel: Channel | None = None
+        """Where the answer goes; None before the start and once it is given."""
+        self._deadline: Deadline | None = None
+
+    def start(self, channel: Channel) -> None:
+        self._channel = channel
+        context = self._context
+        self._deadline = context.long_poll_deadlines.set(self.on_drain)
+        # Register first, then look at the tail: no wake-up can fall between the two.
+        context.engine.follow(self._stream, self)
+        context.metrics.followers["long-poll"] += 1
+        self.wake()
 
     def wake(self) -> None:
         stream = self._stream
+        context = self._context
         if self._start.index < stream.durable_retained_index:
-            self._end()
-            self._connection.refuse(gone_before(stream))
+            self.gone(gone_before(stream))
         elif stream.durable_index > self._start.index:
-            self._end()
-            app = self._app
-            app.engine.touch(stream)
-            chunk = app.engine.reader.chunk(stream, self._start, app.limits.max_chunk_bytes)
-            cursor = header("Stream-Cursor", read.cursor_for(app, self._cursor))
-            read.reply_chunk(app, self._connection, self._connection.request, chunk, cursor)
+            channel = self._leave()
+            if channel is None:
+                return
+            try:
+                context.engine.touch(stream)
+                chunk = context.engine.reader.chunk(stream, self._start, context.limits.max_chunk_bytes)
+                channel.respond(chunk_response(context, self._request, chunk, self._cursor_header()))
+            except Refusal as refusal:
+                channel.refuse(refusal)
         elif stream.durable_closed:
-            self._end()
-            self._nothing(STREAM_CLOSED)
+            self._answer_without_data(STREAM_CLOSED)
 
     def gone(self, refusal: Refusal) -> None:
-        self._end()
-        self._connection.refuse(refusal)
+        channel = self._leave()
+        if channel is not None:
+            channel.refuse(refusal)
 
-    def writable(self) -> None:
+    def on_writable(self) -> None:
         """Nothing was written yet."""
 
-    def drain(self) -> None:
-        self._time_is_up()
+    def on_drain(self) -> None:
+        self._answer_without_data(b"")
 
-    def disconnected(self) -> None:
-        self._end()
+    def on_disconnect(self) -> None:
+        self._leave()
 
-    def _time_is_up(self) -> None:
-        if self._waiting:
-            self._end()
-            self._nothing(b"")
+    def _answer_without_data(self, closed: bytes) -> None:
+        channel = self._leave()
+        if channel is None:
+            return
+        offset = next_offset(self._stream.id, self._start.index, self._start.position)
+        channel.respond(Response(NO_CONTENT, NO_STORE + offset + UP_TO_DATE + closed + self._cursor_header()))
 
-    def _nothing(self, closed: bytes) -> None:
-        headers = NO_STORE + next_offset(self._start.index, self._start.position) + UP_TO_DATE + closed
-        headers += header("Stream-Cursor", read.cursor_for(self._app, self._cursor))
-        self._connection.reply(NO_CONTENT, headers)
+    def _cursor_header(self) -> bytes:
+        return header("Stream-Cursor", self._context.cursor(self._cursor))
 
-    def _end(self) -> None:
-        if self._waiting:
-            self._waiting = False
+    def _leave(self) -> Channel | None:
+        """Stop waiting. Returns the channel to answer on, if the request is not answered yet."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            assert self._deadline is not None
             self._deadline.cancel()
-            self._connection.live = None
-            self._app.metrics.followers["long-poll"] -= 1
-            self._app.engine.unfollow(self._stream, self)
+            self._context.metrics.followers["long-poll"] -= 1
+            self._context.engine.unfollow(self._stream, self)
+        return channel

@@ -2,53 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headwater.core.expiry import format_instant
 from headwater.core.records import RetentionPolicy
 from headwater.core.retention import AGE_HEADER, BYTES_HEADER, DROP_HEADER
 from headwater.engine.reading import earliest
-from headwater.http.ranges import position
+from headwater.http.context import Context
+from headwater.http.headers import NO_STORE, OK, STREAM_CLOSED, header, next_offset, next_position, offset_text
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE, OK, STREAM_CLOSED, header, next_offset
+from headwater.http.responses import Response
 from headwater.http.snapshots import offset_of
-
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
 
 EXTENSIONS: Final = b"Stream-Extensions: until, splits, frames, position, digest\r\n"
 """What this server adds to the protocol (docs/extensions.md), so that a client need not try it out."""
 
 
-def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "head"
-    stream = app.engine.look_up(target.name)
+def handle(context: Context, request: Request, address: Address) -> Response:
+    stream = context.engine.look_up(address.name)
     headers = [
         NO_STORE,
         header("Content-Type", stream.type.header),
-        next_offset(stream.durable_index, stream.durable_position),
-        position(stream.durable_index),
+        next_offset(stream.id, stream.durable_index, stream.durable_position),
+        next_position(stream.durable_index),
         EXTENSIONS,
+        header("Stream-Last-Write-At", format_instant(stream.written_ms)),
     ]
-    headers.append(header("Stream-Last-Write-At", format_instant(stream.written_ms)))
     if stream.ttl_secs is not None:
         headers.append(b"Stream-TTL: %d\r\n" % stream.ttl_secs)
     if stream.expires_at_ms is not None:
         headers.append(header("Stream-Expires-At", format_instant(stream.expires_at_ms)))
     if stream.durable_snapshot is not None:
-        headers.append(header("Stream-Snapshot-Offset", offset_of(stream.durable_snapshot)))
+        headers.append(header("Stream-Snapshot-Offset", offset_of(stream, stream.durable_snapshot)))
     if stream.durable_retained_index:
-        headers.append(header("Stream-Earliest-Offset", str(earliest(stream))))
+        headers.append(header("Stream-Earliest-Offset", offset_text(stream.id, earliest(stream))))
     if stream.retention is not None:
         headers.append(_retention(stream.retention))
     if stream.durable_closed:
         headers.append(STREAM_CLOSED)
-    connection.reply(OK, b"".join(headers))
+    return Response(OK, b"".join(headers))
 
 
 def _retention(policy: RetentionPolicy) -> bytes:
-    """What the stream was created with, as it was said."""
+    """The retention policy that the stream was created with."""
     lines = []
     if policy.max_age_secs is not None:
         lines.append(header(AGE_HEADER, str(policy.max_age_secs)))

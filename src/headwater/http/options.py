@@ -1,18 +1,17 @@
-"""OPTIONS: CORS preflight, and which methods an address takes."""
+"""OPTIONS: CORS preflight, and the methods that an address allows."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Final
 
+from headwater.http.context import Context
+from headwater.http.headers import ALLOWED_METHODS, NO_CONTENT, NO_STORE
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import ALLOWED_METHODS, NO_CONTENT, NO_STORE
+from headwater.http.responses import Response
 
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
+_ALLOW: Final = NO_STORE + f"Allow: {ALLOWED_METHODS}\r\n".encode()
 
 
-def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "options"
-    allow = f"Allow: {ALLOWED_METHODS}\r\n".encode()
-    connection.reply(NO_CONTENT, NO_STORE + allow + app.common_headers.preflight)
+def handle(context: Context, request: Request, address: Address) -> Response:
+    return Response(NO_CONTENT, _ALLOW + context.common_headers.preflight)

@@ -1,4 +1,4 @@
-"""A request as the connection read it: method, target, headers and the whole body."""
+"""A request as the parser read it: method, target, headers and the whole body."""
 
 from __future__ import annotations
 
@@ -17,18 +17,12 @@ class Request(msgspec.Struct, gc=False):
     body: bytes
     http_1_0: bool
     keep_alive: bool
+    reserved_bytes: int = 0
+    """What the body took from the budget of all connections; given back when the request is answered."""
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
         return value.decode("latin-1") if value is not None else None
-
-    def origin(self, own_scheme: str) -> str:
-        """Scheme and host as the client reached the server, through a proxy or not; empty when it did not say."""
-        host = self.header(b"host")
-        if not host:
-            return ""
-        scheme = self.header(b"x-forwarded-proto")
-        return f"{scheme if scheme in ('http', 'https') else own_scheme}://{host}"
 
     def asks_to_close_stream(self) -> bool:
         """`Stream-Closed` counts only when it says true, in any case (protocol §4.1)."""
@@ -37,9 +31,9 @@ class Request(msgspec.Struct, gc=False):
 
 
 class UploadRequest(Request, gc=True):
-    """A request whose body went to its place while it arrived; `body` is empty."""
+    """A request whose body was written to storage while it arrived; `body` is empty."""
 
-    upload: BlobUpload
+    upload: BlobUpload | None = None
 
 
 _TRUE = CLOSED_HEADER[1].encode()

@@ -22,8 +22,10 @@ from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import Store, open_store
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks
-from headwater.http.app import App, HttpLimits
 from headwater.http.connection import Connection
+from headwater.http.context import Context, HttpLimits
+from headwater.http.routes import ROUTES
+from headwater.http.routing import Router
 from headwater.telemetry import request_id
 
 if TYPE_CHECKING:
@@ -61,9 +63,10 @@ async def _serve(settings: Settings) -> None:
     door: Door | None = None
     try:
         door = await open_door(engine, store, subscriptions, settings.storage)
-        app = _build_app(settings, engine, subscriptions, loop, connections_max(settings, open_files_max))
+        context = _build_context(settings, engine, subscriptions, loop, connections_max(settings, open_files_max))
+        router = Router(ROUTES)
         server = await loop.create_server(
-            lambda: Connection(app),
+            lambda: Connection(context, router),
             settings.server.host,
             settings.server.port,
             ssl=_tls(settings),
@@ -75,11 +78,11 @@ async def _serve(settings: Settings) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        log.info("headwater listening on %s", _address(app, server, settings))
-        sweep = asyncio.create_task(_sweep(app))
+        log.info("headwater listening on %s", _address(context, server, settings))
+        sweep = asyncio.create_task(_sweep(context))
         await stop.wait()
         sweep.cancel()
-        await _drain(app, server, settings.server.drain_timeout_secs)
+        await _drain(context, server, settings.server.drain_timeout_secs)
     finally:
         if door is not None:
             await door.close()
@@ -90,25 +93,26 @@ async def _serve(settings: Settings) -> None:
         engine.stop()
 
 
-async def _sweep(app: App) -> None:
+async def _sweep(context: Context) -> None:
     while True:
         await asyncio.sleep(SWEEP_S)
-        app.sweep()
+        context.sweep()
 
 
-async def _drain(app: App, server: asyncio.Server, timeout_s: float) -> None:
-    """Take no new connections, end live reads cleanly, answer what is under way, then go."""
-    log.info("draining %d connections", len(app.connections))
-    app.draining = True
+async def _drain(context: Context, server: asyncio.Server, timeout_s: float) -> None:
+    """Accept no new connections, end live reads cleanly, answer what is under way, then stop."""
+    connections = context.connections
+    log.info("draining %d connections", len(connections))
+    context.draining = True
     server.close()
-    for connection in tuple(app.connections):
+    for connection in connections.all():
         connection.drain()
-    until_s = app.loop_time() + timeout_s
-    while (app.connections or not app.engine.idle) and app.loop_time() < until_s:  # noqa: ASYNC110 - two owners, once
+    until_s = context.loop.time() + timeout_s
+    while (connections or not context.engine.idle) and context.loop.time() < until_s:  # noqa: ASYNC110 - two owners, once
         await asyncio.sleep(0.01)
-    if app.connections:
-        log.warning("cut %d connections that did not end within %g s", len(app.connections), timeout_s)
-        for connection in tuple(app.connections):
+    if connections:
+        log.warning("cut %d connections that did not end within %g s", len(connections), timeout_s)
+        for connection in connections.all():
             connection.abort()
     log.info("stopped")
 
@@ -150,20 +154,21 @@ def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.Abstr
     )
 
 
-def _build_app(
+def _build_context(
     settings: Settings,
     engine: Engine,
     subscriptions: Subscriptions | None,
     loop: asyncio.AbstractEventLoop,
     max_connections: int,
-) -> App:
+) -> Context:
     server, http, limits = settings.server, settings.http, settings.limits
-    return App(
+    return Context(
         engine,
         HttpLimits(
             max_header_bytes=http.max_header_bytes,
             max_url_bytes=http.max_url_bytes,
             max_body_bytes=http.max_body_bytes,
+            max_bodies_bytes=limits.max_request_bodies_bytes,
             max_chunk_bytes=limits.max_chunk_bytes,
             max_name_bytes=limits.max_name_bytes,
             max_connections=max_connections,
@@ -193,7 +198,7 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _address(app: App, server: asyncio.Server, settings: Settings) -> str:
+def _address(context: Context, server: asyncio.Server, settings: Settings) -> str:
     port = server.sockets[0].getsockname()[1]
     host = settings.server.host
-    return f"{app.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+    return f"{context.scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,6 +1,6 @@
 """Snapshots: publish, find the latest, read, delete (extensions §2).
 
-A large snapshot goes to its place while it arrives, and leaves it a slice at a time: it is never in memory whole.
+A large snapshot is written to storage while it arrives, and sent a piece at a time: it is never in memory whole.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from headwater.core.content import DEFAULT_CONTENT_TYPE, check_content_type
 from headwater.core.errors import SnapshotNeeded, SnapshotNotFound
@@ -18,9 +18,8 @@ from headwater.engine.reading import SLICE_BYTES
 from headwater.engine.snapshots import OpenSnapshot, Published
 from headwater.engine.stream import LiveStream
 from headwater.engine.uploads import BlobUpload, too_large
-from headwater.http.create import location
-from headwater.http.request import Request, UploadRequest
-from headwater.http.response import (
+from headwater.http.context import Context
+from headwater.http.headers import (
     NO_CONTENT,
     NO_STORE,
     OK,
@@ -30,118 +29,114 @@ from headwater.http.response import (
     content_type,
     header,
     next_offset,
+    offset_text,
 )
-
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
+from headwater.http.paths import Address
+from headwater.http.request import Request, UploadRequest
+from headwater.http.responses import Buffer, Deferred, PiecewiseResponse, Response
 
 HELD_MAX_BYTES: Final = SLICE_BYTES
-"""A snapshot of this size is simply held until it has arrived; a larger one, or one of unknown size, is not."""
+"""A snapshot of this size is held in memory until it is complete; a larger one, or one of unknown size, is not."""
 NOT_UP_TO_DATE: Final = b"Stream-Up-To-Date: false\r\n"
 
 
-def begin_upload(app: App, request: Request, target: Target, *, is_next: bool) -> BlobUpload | None:
-    """Where the body of a publish goes while it arrives; None where it is small enough to be held.
+def begin_upload(context: Context, request: Request, address: Address, is_next: bool) -> BlobUpload | None:
+    """Where the body of a publish goes while it arrives; None if it is small enough to be held.
 
     What can be refused is refused now, before megabytes were sent in vain; but only when no earlier request on the
     connection is still to be answered, because that one may be what makes this one right.
     """
     length = request.headers.get(b"content-length")
-    max_bytes = app.engine.snapshots.max_bytes
+    max_bytes = context.engine.snapshots.max_bytes
     if length is not None:
         if int(length) > max_bytes:
             raise too_large(max_bytes)
-        if int(length) <= min(HELD_MAX_BYTES, app.max_body_bytes):
+        if int(length) <= min(HELD_MAX_BYTES, context.limits.max_body_bytes):
             return None
     elif b"transfer-encoding" not in request.headers:
         return None
-    stream = app.engine.snapshots.check(target.name, target.snapshot)[0] if is_next else None
-    upload = app.engine.snapshots.upload()
+    stream = context.engine.snapshots.check(address.name, address.snapshot)[0] if is_next else None
+    upload = context.engine.snapshots.upload()
     upload.stream_id = stream.id if stream is not None else None
     return upload
 
 
-def publish(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "publish_snapshot"
+def publish(context: Context, request: Request, address: Address) -> Deferred:
     content_type = check_content_type(request.header(b"content-type") or DEFAULT_CONTENT_TYPE)
-    if isinstance(request, UploadRequest):
+    if isinstance(request, UploadRequest) and request.upload is not None:
         upload = request.upload
     else:
-        app.engine.snapshots.check(target.name, target.snapshot)
-        upload = app.engine.snapshots.upload()
+        context.engine.snapshots.check(address.name, address.snapshot)
+        upload = context.engine.snapshots.upload()
         upload.write(request.body)
-    answer = partial(connection.settle, _render_published)
-    app.engine.snapshots.publish(target.name, target.snapshot, content_type, upload, answer)
+    begin = partial(context.engine.snapshots.publish, address.name, address.snapshot, content_type, upload)
+    return Deferred(begin, _render_published)
 
 
-def latest(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "latest_snapshot"
-    stream = app.engine.look_up(target.name, touch=True)
+def latest(context: Context, request: Request, address: Address) -> Response:
+    stream = context.engine.look_up(address.name, touch=True)
     ref = stream.durable_snapshot
     if ref is None:
-        raise SnapshotNotFound(f"Stream {target.name!r} has no snapshot.")
-    token = offset_of(ref)
-    where = b"Location: %b/%b\r\n" % (location(connection), token.encode())
-    connection.reply(TEMPORARY_REDIRECT, NO_STORE + where + header("Stream-Snapshot-Offset", token))
+        raise SnapshotNotFound(f"Stream {address.name!r} has no snapshot.")
+    token = offset_of(stream, ref)
+    location = b"Location: %b/%b\r\n" % (context.location(request), token.encode())
+    return Response(TEMPORARY_REDIRECT, NO_STORE + location + header("Stream-Snapshot-Offset", token))
 
 
-def read(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "read_snapshot"
-    stream = app.engine.look_up(target.name, touch=True)
-    ref = _asked_for(stream, target)
+def read(context: Context, request: Request, address: Address) -> Response | PiecewiseResponse:
+    stream = context.engine.look_up(address.name, touch=True)
+    ref = _asked_for(stream, address)
     headers = b"".join(
         (
             NO_STORE,
             content_type(ref.content_type),
-            header("Stream-Snapshot-Offset", offset_of(ref)),
-            next_offset(ref.index, ref.position),
+            header("Stream-Snapshot-Offset", offset_of(stream, ref)),
+            next_offset(stream.id, ref.index, ref.position),
             _state_after(stream, ref),
         )
     )
     if request.method == b"HEAD":
-        connection.reply(OK, headers + b"Content-Length: %d\r\n" % ref.size)
-        return
-    app.metrics.read_bytes += ref.size
-    snapshot = app.engine.snapshots.open(stream)
+        return Response(OK, headers + b"Content-Length: %d\r\n" % ref.size)
+    context.metrics.read_bytes += ref.size
+    snapshot = context.engine.snapshots.open(stream)
     assert snapshot is not None, "it was just found"
     if ref.size <= SLICE_BYTES:
-        connection.reply(OK, headers, b"".join(slices_of(snapshot)))
-    else:
-        connection.reply_slices(OK, headers, ref.size, begun(slices_of(snapshot)))
+        return Response(OK, headers, b"".join(pages_of(snapshot)))
+    return PiecewiseResponse(OK, headers, ref.size, begun(pages_of(snapshot)))
 
 
-def delete(app: App, connection: Connection, request: Request, target: Target) -> None:
+def delete(context: Context, request: Request, address: Address) -> Response:
     """The latest snapshot is needed and any other is gone already, so nothing is ever deleted here (§2.6)."""
-    connection.operation = "delete_snapshot"
-    _asked_for(app.engine.look_up(target.name), target)
-    raise SnapshotNeeded("The latest snapshot cannot be deleted: what it stands for is no longer in the stream.")
+    _asked_for(context.engine.look_up(address.name), address)
+    raise SnapshotNeeded("The latest snapshot cannot be deleted: the data that it replaces is no longer in the stream.")
 
 
-def offset_of(ref: SnapshotRef) -> str:
-    return str(Offset(ref.index, ref.position))
+def offset_of(stream: LiveStream, ref: SnapshotRef) -> str:
+    return offset_text(stream.id, Offset(ref.index, ref.position))
 
 
-def slices_of(snapshot: OpenSnapshot) -> Iterator[bytes]:
-    """The bytes of a snapshot, page by page; it is closed behind the last one, or when nobody asks for more."""
+def pages_of(snapshot: OpenSnapshot) -> Iterator[Buffer]:
+    """The bytes of a snapshot, page by page; it is closed after the last one, or when the iterator is closed."""
     try:
         yield from snapshot.pages()
     finally:
         snapshot.close()
 
 
-def begun(slices: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The same slices, the first of them already taken: a generator that was never begun never tidies up."""
+def begun(pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+    """The same pieces, the first of them already taken: a generator that was never begun never cleans up."""
     try:
-        return chain((next(slices),), slices)
+        return chain((next(pieces),), pieces)
     except StopIteration:
         return iter(())
 
 
-def _asked_for(stream: LiveStream, target: Target) -> SnapshotRef:
+def _asked_for(stream: LiveStream, address: Address) -> SnapshotRef:
     ref = stream.durable_snapshot
-    if ref is None or offset_of(ref) != target.snapshot:
-        raise SnapshotNotFound(f"Stream {target.name!r} has no snapshot at {target.snapshot!r}, or no longer.")
+    if ref is None or offset_of(stream, ref) != address.snapshot:
+        raise SnapshotNotFound(
+            f"Stream {address.name!r} has no snapshot at {address.snapshot!r}, or it was replaced by a newer one."
+        )
     return ref
 
 
@@ -151,5 +146,5 @@ def _state_after(stream: LiveStream, ref: SnapshotRef) -> bytes:
     return UP_TO_DATE + STREAM_CLOSED if stream.durable_closed else UP_TO_DATE
 
 
-def _render_published(connection: Connection, published: Published) -> None:
-    connection.reply(NO_CONTENT, NO_STORE + header("Stream-Snapshot-Offset", str(published.offset)))
+def _render_published(published: Published) -> Response:
+    return Response(NO_CONTENT, NO_STORE + header("Stream-Snapshot-Offset", str(published.offset)))

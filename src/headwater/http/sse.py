@@ -1,27 +1,42 @@
 """Server-sent events: a live reader is a cursor on a stream and nothing more (protocol §5.8).
 
-At the tail and writable it gets the frame that was encoded once for all readers. When its socket is full it simply
-falls behind and later reads on from storage, a bounded step at a time: there is no queue that could grow.
+At the tail and writable it gets the frame that was encoded once for all readers. When its socket is full it falls
+behind and later continues from storage, a bounded step at a time: there is no queue that could grow. Cursors never go
+back: a frame is shared only by readers whose next cursor it carries.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.engine.reading import Chunk
 from headwater.engine.stream import LiveStream
-from headwater.http import read
-from headwater.http.events import Event, as_chunk, control, events_of
-from headwater.http.response import NO_CACHE
+from headwater.http.chunks import as_array
+from headwater.http.context import Context
+from headwater.http.deadlines import Deadline
+from headwater.http.headers import NO_CACHE, offset_text
+from headwater.http.paths import Address
+from headwater.http.read import begin_live
+from headwater.http.request import Request
+from headwater.http.responses import Channel
+from headwater.http.sse_encoding import Event, as_chunk, control_event, events_of, json_event, large_event
 
-if TYPE_CHECKING:
-    from headwater.http.app import App
-    from headwater.http.connection import Connection
+log = logging.getLogger("headwater.http")
 
 STEP_BYTES: Final = 64 * 1024
 """Payload encoded at a time while catching up: enough to fill a socket, little enough to hold in memory."""
+STEP_MESSAGES: Final = 512
+"""Messages encoded at a time: each has two events, whatever its size. Steps shrink and grow to stay near it."""
+LARGE_BYTES: Final = 4 * STEP_BYTES
+"""A message above this size is encoded piece by piece, for each reader alone."""
+HOLD_S: Final = 2.0
+"""How long text that ends within a character waits for the rest of it."""
 _HEADERS: Final = NO_CACHE + b"Content-Type: text/event-stream\r\n"
 _BASE64: Final = b"Stream-SSE-Data-Encoding: base64\r\n"
 
@@ -32,170 +47,283 @@ class Frame(NamedTuple):
     start_index: int
     tail_index: int
     closed: bool
+    cursor: str
     end: Offset
     wire: bytes
+    """One chunk of a chunked body."""
 
 
-def begin(app: App, connection: Connection, stream: LiveStream, start: Offset, cursor: str | None) -> None:
-    reader = EventReader(app, connection, stream, start, cursor)
-    app.engine.follow(stream, reader)
-    connection.live = reader
-    app.metrics.followers["sse"] += 1
-    connection.begin_events(_HEADERS if stream.type.text else _HEADERS + _BASE64)
-    reader.open()
+def handle(context: Context, request: Request, address: Address) -> EventReader:
+    stream, start = begin_live(context, address)
+    return EventReader(context, request, stream, start, address.query.get("cursor"))
 
 
 class EventReader:
     """One event stream: a cursor at (`_index`, `_position`)."""
 
     __slots__ = (
-        "_app",
-        "_connection",
+        "_channel",
+        "_context",
         "_cursor",
         "_deadline",
+        "_event_end",
+        "_event_pieces",
         "_greeted",
+        "_hold_timer",
+        "_holds",
         "_index",
         "_open",
         "_position",
         "_shares",
+        "_step_bytes",
         "_stream",
     )
 
-    def __init__(self, app: App, connection: Connection, stream: LiveStream, start: Offset, cursor: str | None) -> None:
-        self._app = app
-        self._connection = connection
+    def __init__(
+        self, context: Context, request: Request, stream: LiveStream, start: Offset, cursor: str | None
+    ) -> None:
+        self._context = context
         self._stream = stream
         self._index = start.index
         self._position = start.position
-        self._cursor = cursor
-        # A frame is shared by readers whose cursor is simply the current one, over chunked HTTP/1.1.
-        self._shares = read.cursor_for(app, cursor) == read.cursor_for(app, None) and not connection.request.http_1_0
-        self._open = True
+        self._cursor = context.cursor(cursor)
+        """The cursor of the last control event, or of the next one if it was the first."""
+        self._shares = not request.http_1_0
+        self._channel: Channel = None  # type: ignore[assignment]
+        self._open = False
         self._greeted = False
-        self._deadline = app.sse_deadlines.set(self.end) if app.sse_deadlines is not None else None
+        self._deadline: Deadline | None = None
+        self._step_bytes = STEP_BYTES
+        self._event_pieces: Iterator[bytes] | None = None
+        """The rest of a large event that is being sent, and the offset after it."""
+        self._event_end = start
+        self._holds = True
+        """Text that ends within a character waits; False once it has waited long enough."""
+        self._hold_timer: asyncio.TimerHandle | None = None
 
-    def open(self) -> None:
+    # -- the connection --------------------------------------------------------------------------------------------
+
+    def start(self, channel: Channel) -> None:
+        context = self._context
+        self._channel = channel
+        self._open = True
+        if context.sse_deadlines is not None:
+            self._deadline = context.sse_deadlines.set(self.end)
+        context.engine.follow(self._stream, self)
+        context.metrics.followers["sse"] += 1
+        channel.begin_body(_HEADERS if self._stream.type.text else _HEADERS + _BASE64)
         self._pump()
-        if self._open and not self._greeted:
-            # At the tail: say so at once, with the place to resume from.
-            self._write(control(self._here(), self._next_cursor(), up_to_date=True, closed=False))
+        if self._open and not self._greeted and self._event_pieces is None:
+            # Nothing to send: say so at once, with the offset to resume from.
+            at_tail = self._index == self._stream.durable_index
+            self._write(control_event(self._here(), self._next_cursor(), up_to_date=at_tail, closed=False))
+
+    def on_writable(self) -> None:
+        self._pump()
+
+    def on_drain(self) -> None:
+        self.end()
+
+    def on_disconnect(self) -> None:
+        self._leave()
+
+    # -- the stream ------------------------------------------------------------------------------------------------
 
     def wake(self) -> None:
-        if not self._connection.paused:
-            self._pump()
-
-    def writable(self) -> None:
         self._pump()
 
     def gone(self, refusal: Refusal) -> None:
         self.end()
 
-    def drain(self) -> None:
-        self.end()
-
-    def disconnected(self) -> None:
-        self._leave()
-
     def end(self) -> None:
         """End the response cleanly; the client resumes from its last control event."""
         if self._open:
             self._leave()
-            self._connection.end_events()
+            self._channel.end_body()
+
+    # -- sending ---------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send what lies between the cursor and the tail, as long as the socket takes it."""
-        stream = self._stream
-        while self._open and not self._connection.paused:
-            if self._index == stream.durable_index:
-                if stream.durable_closed:
-                    self._write(control(self._here(), None, up_to_date=True, closed=True))
-                    self.end()
-                return
-            if self._index < stream.durable_retained_index:
-                # What comes next is no longer there: the reader meets 410 when it asks again.
-                self.end()
-                return
-            if not self._send_frame():
-                return
+        """Send what lies between the cursor and the tail, as long as the channel takes it."""
+        try:
+            while self._open and self._channel.writable and self._send_next():
+                pass
+        except Refusal as refusal:
+            # The stream or its front was deleted, or stored data is corrupt: the client learns it when it resumes.
+            log.warning("ended an event stream of %r: %s", self._stream.name, refusal.detail)
+            self.end()
+        except Exception:
+            log.exception("an event stream of %r failed", self._stream.name)
+            self.end()
 
-    def _send_frame(self) -> bool:
-        """Send one frame; False when there is nothing that could go out yet."""
+    def _send_next(self) -> bool:
+        """Send one frame or one piece; False when there is nothing to send now."""
         stream = self._stream
+        if self._event_pieces is not None:
+            self._send_piece(self._event_pieces)
+            return True
+        if self._index == stream.durable_index:
+            if stream.durable_closed:
+                self._write(control_event(self._here(), None, up_to_date=True, closed=True))
+                self.end()
+            return False
+        if self._index < stream.durable_retained_index:
+            # What comes next is no longer retained: the client gets 410 when it resumes.
+            self.end()
+            return False
+        cursor = self._next_cursor()
         frame = stream.frame
         if (
             self._shares
             and type(frame) is Frame
             and frame.start_index == self._index
             and frame.tail_index == stream.durable_index
+            and frame.cursor == cursor
             and frame.closed == stream.durable_closed
         ):
-            self._connection.transport.write(frame.wire)
-        else:
-            frame = self._encode()
-            if frame is None:
-                return False
-            if self._shares:
-                stream.frame = frame
-            self._connection.transport.write(frame.wire)
-        self._greeted = True
-        self._app.metrics.read_bytes += frame.end.position - self._position
-        self._index = frame.end.index
-        self._position = frame.end.position
-        if frame.closed and self._index == stream.durable_index:
-            self.end()
-        return True
+            self._channel.write_chunk(frame.wire)
+            self._advance(frame.end, is_closed=frame.closed)
+            return True
+        return self._encode(cursor)
 
-    def _encode(self) -> Frame | None:
-        app = self._app
-        reader = app.engine.reader
+    def _encode(self, cursor: str) -> bool:
+        """Encode and send the next events; False when they are held back."""
+        context = self._context
+        reader = context.engine.reader
         stream = self._stream
-        step = STEP_BYTES
+        step_bytes = self._step_bytes
         while True:
-            chunk = reader.chunk(stream, self._here(), step)
+            chunk = reader.chunk(stream, Offset(self._index, self._position), step_bytes)
+            if chunk.length > LARGE_BYTES and chunk.end.index == self._index + 1:
+                context.engine.touch(stream)
+                self._begin_large(chunk)
+                return False
             data = b"".join(reader.buffers(chunk))
-            waits = not (chunk.up_to_date and chunk.closed)
-            events = events_of(stream.type, data, reader.lengths(chunk), chunk.start, more_may_come=waits)
+            if stream.type.json:
+                events = [json_event(data, chunk.end)]
+                break
+            lengths = reader.lengths(chunk)
+            self._step_bytes = _next_step(step_bytes, len(lengths))
+            if len(lengths) > STEP_MESSAGES:
+                del lengths[STEP_MESSAGES:]
+                data = data[: sum(lengths)]
+                end = Offset(chunk.start.index + STEP_MESSAGES, chunk.start.position + len(data))
+                chunk = replace(chunk, end=end, up_to_date=False, closed=False)
+            # While there is more in the stream, or may be soon, a character that is cut off can still be completed.
+            hold = not chunk.up_to_date or (self._holds and not chunk.closed)
+            events = events_of(stream.type, data, lengths, chunk.start, hold=hold)
             if events:
                 break
             if chunk.up_to_date:
-                return None
-            step *= 2
-        app.engine.touch(stream)
-        wire = self._render(chunk, events)
-        tail = stream.durable_index
-        return Frame(self._index, tail, stream.durable_closed, events[-1].end, wire)
+                self._set_hold_timer()
+                return False
+            step_bytes *= 2
+        context.engine.touch(stream)
+        payload = self._render(chunk, events, cursor)
+        end = events[-1].end
+        is_closed = chunk.closed and end == chunk.end
+        if self._shares:
+            wire = as_chunk(payload)
+            if chunk.up_to_date:
+                stream.frame = Frame(self._index, stream.durable_index, stream.durable_closed, cursor, end, wire)
+            self._channel.write_chunk(wire)
+        else:
+            self._channel.write(payload)
+        self._advance(end, is_closed=is_closed)
+        return True
 
-    def _render(self, chunk: Chunk, events: list[Event]) -> bytes:
-        cursor = self._next_cursor()
+    def _render(self, chunk: Chunk, events: list[Event], cursor: str) -> bytes:
+        stream_id = self._stream.id
         parts: list[bytes] = []
         last = events[-1]
         for event in events[:-1]:
             parts.append(event.payload)
-            parts.append(control(event.end, cursor, up_to_date=False, closed=False))
+            parts.append(control_event(offset_text(stream_id, event.end), cursor, up_to_date=False, closed=False))
         parts.append(last.payload)
-        # What is held back for the rest of a character is not yet readable text: the reader is up to date without it.
+        # A reader from whom something is held back is not up to date.
+        at_end = last.end == chunk.end
         parts.append(
-            control(last.end, cursor, up_to_date=chunk.up_to_date, closed=chunk.closed and last.end == chunk.end)
+            control_event(
+                offset_text(stream_id, last.end),
+                cursor,
+                up_to_date=chunk.up_to_date and at_end,
+                closed=chunk.closed and at_end,
+            )
         )
-        wire = b"".join(parts)
-        return wire if self._connection.request.http_1_0 else as_chunk(wire)
+        return b"".join(parts)
+
+    def _begin_large(self, chunk: Chunk) -> None:
+        pieces = self._context.engine.reader.slices(chunk)
+        kind = self._stream.type
+        self._event_pieces = large_event(kind, as_array(pieces, chunk.length) if kind.json else pieces)
+        self._event_end = chunk.end
+        # Not in this turn: all readers of the stream may have been woken at once.
+        self._channel.take_turn()
+
+    def _send_piece(self, pieces: Iterator[bytes]) -> None:
+        piece = next(pieces, None)
+        if piece is not None:
+            if piece:
+                self._channel.write(piece)
+            return
+        self._event_pieces = None
+        end = self._event_end
+        stream = self._stream
+        at_tail = end.index == stream.durable_index
+        is_closed = at_tail and stream.durable_closed
+        text = offset_text(stream.id, end)
+        self._write(control_event(text, self._next_cursor(), up_to_date=at_tail, closed=is_closed))
+        self._advance(end, is_closed=is_closed)
+
+    def _advance(self, end: Offset, *, is_closed: bool) -> None:
+        self._greeted = True
+        self._context.metrics.read_bytes += end.position - self._position
+        self._index = end.index
+        self._position = end.position
+        self._holds = True
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        if is_closed and self._index == self._stream.durable_index:
+            self.end()
 
     def _write(self, payload: bytes) -> None:
         self._greeted = True
-        http_1_0 = self._connection.request.http_1_0
-        self._connection.transport.write(payload if http_1_0 else as_chunk(payload))
+        self._channel.write(payload)
 
-    def _here(self) -> Offset:
-        return Offset(self._index, self._position)
+    def _here(self) -> str:
+        return offset_text(self._stream.id, Offset(self._index, self._position))
 
     def _next_cursor(self) -> str:
-        return read.cursor_for(self._app, None if self._shares else self._cursor)
+        """The current cursor, or the last one sent if that is ahead of it."""
+        current = self._context.current_cursor
+        if current != self._cursor and int(current) > int(self._cursor):
+            self._cursor = current
+        return self._cursor
+
+    def _set_hold_timer(self) -> None:
+        if self._hold_timer is None:
+            self._hold_timer = self._context.loop.call_later(HOLD_S, self._stop_holding)
+
+    def _stop_holding(self) -> None:
+        self._hold_timer = None
+        self._holds = False
+        self._pump()
 
     def _leave(self) -> None:
         if self._open:
             self._open = False
             if self._deadline is not None:
                 self._deadline.cancel()
-            self._connection.live = None
-            self._app.metrics.followers["sse"] -= 1
-            self._app.engine.unfollow(self._stream, self)
+            if self._hold_timer is not None:
+                self._hold_timer.cancel()
+            self._event_pieces = None
+            self._context.metrics.followers["sse"] -= 1
+            self._context.engine.unfollow(self._stream, self)
+
+
+def _next_step(step_bytes: int, messages: int) -> int:
+    """Aim at `STEP_MESSAGES` messages in `STEP_BYTES` at most."""
+    if messages > STEP_MESSAGES:
+        return max(1, step_bytes * STEP_MESSAGES // messages)
+    return min(STEP_BYTES, step_bytes * 2)

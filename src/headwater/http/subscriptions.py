@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,14 +11,12 @@ from headwater.core.errors import InvalidSubscription
 from headwater.core.expiry import format_instant
 from headwater.core.subscriptions import LEASE_TTL_DEFAULT_MS, Kind, link_name, make_config
 from headwater.engine.subscriptions import Put, View
-from headwater.http.bodies import JSON_TYPE, read_json, reply_json
-from headwater.http.create import location
+from headwater.http.context import Context
+from headwater.http.headers import CREATED, JSON_TYPE, NO_CONTENT, NO_STORE, OK
+from headwater.http.json_bodies import json_response, read_json
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import CREATED, NO_CONTENT, NO_STORE, OK
-
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
+from headwater.http.responses import Deferred, Response
 
 
 class _Webhook(msgspec.Struct):
@@ -40,8 +37,7 @@ class _Streams(msgspec.Struct):
     streams: list[str]
 
 
-def put(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "subscription-put"
+def put(context: Context, request: Request, address: Address) -> Deferred:
     body = read_json(request, _Subscription)
     config = make_config(
         body.type,
@@ -51,69 +47,65 @@ def put(app: App, connection: Connection, request: Request, target: Target) -> N
         body.wake_stream,
         body.lease_ttl_ms,
         body.description,
-        app.limits.max_name_bytes,
+        context.limits.max_name_bytes,
     )
-    app.subscription_api.put(target.name, config, _base_url(connection), partial(connection.settle, _render_put))
+    base_url = context.base_url(request)
+    begin = partial(context.subscriptions.put, address.subscription, config, base_url)
+    return Deferred(begin, partial(_render_put, base_url, context.location(request)))
 
 
-def get(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "subscription-get"
-    api = app.subscription_api
-    api.answer(partial(api.get, target.name), partial(connection.settle, _render_view))
+def get(context: Context, request: Request, address: Address) -> Deferred:
+    api = context.subscriptions
+    begin = partial(api.answer, partial(api.get, address.subscription))
+    return Deferred(begin, partial(_render_view, context.base_url(request)))
 
 
-def index(app: App, connection: Connection, request: Request, target: Target) -> None:
-    """Every subscription there is, page by page, in short (our extension; a bucket is listed alike)."""
-    connection.operation = "subscription-list"
-    limit = check_page_limit(target.query.get("limit"))
-    api = app.subscription_api
-    api.answer(partial(api.page, target.query.get("after"), limit), partial(connection.settle, _render_page))
+def index(context: Context, request: Request, address: Address) -> Deferred:
+    """Every subscription, page by page, in short (our extension; a bucket is listed the same way)."""
+    limit = check_page_limit(address.query.get("limit"))
+    api = context.subscriptions
+    return Deferred(partial(api.answer, partial(api.page, address.query.get("after"), limit)), _render_page)
 
 
-def delete(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "subscription-delete"
-    api = app.subscription_api
-    api.answer(partial(api.delete, target.name), partial(connection.settle, _render_nothing))
+def delete(context: Context, request: Request, address: Address) -> Deferred:
+    api = context.subscriptions
+    return Deferred(partial(api.answer, partial(api.delete, address.subscription)), _render_nothing)
 
 
-def add_streams(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "subscription-link"
+def add_streams(context: Context, request: Request, address: Address) -> Deferred:
     streams = read_json(request, _Streams).streams
     if not streams:
-        raise InvalidSubscription("streams names no stream.")
-    names = [link_name(stream, app.limits.max_name_bytes) for stream in streams]
-    api = app.subscription_api
-    api.answer(partial(api.link, target.name, names), partial(connection.settle, _render_nothing))
+        raise InvalidSubscription("streams must name at least one stream.")
+    names = [link_name(stream, context.limits.max_name_bytes) for stream in streams]
+    api = context.subscriptions
+    return Deferred(partial(api.answer, partial(api.link, address.subscription, names)), _render_nothing)
 
 
-def remove_stream(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "subscription-unlink"
-    name = link_name(target.below, app.limits.max_name_bytes)
-    api = app.subscription_api
-    api.answer(partial(api.unlink, target.name, name), partial(connection.settle, _render_nothing))
+def remove_stream(context: Context, request: Request, address: Address) -> Deferred:
+    name = link_name(address.name, context.limits.max_name_bytes)
+    api = context.subscriptions
+    return Deferred(partial(api.answer, partial(api.unlink, address.subscription, name)), _render_nothing)
 
 
-def _render_put(connection: Connection, put_: Put) -> None:
+def _render_put(base_url: str, location: bytes, put_: Put) -> Response:
     headers = NO_STORE + JSON_TYPE
     if put_.is_new:
-        headers += b"Location: " + location(connection) + b"\r\n"
-    reply_json(connection, CREATED if put_.is_new else OK, _view(connection, put_.view), headers)
+        headers += b"Location: " + location + b"\r\n"
+    return json_response(CREATED if put_.is_new else OK, _view(base_url, put_.view), headers)
 
 
-def _render_view(connection: Connection, view: View) -> None:
-    reply_json(connection, OK, _view(connection, view))
+def _render_view(base_url: str, view: View) -> Response:
+    return json_response(OK, _view(base_url, view))
 
 
-def _render_page(connection: Connection, page: tuple[list[View], bool]) -> None:
+def _render_page(page: tuple[list[View], bool]) -> Response:
     views, has_more = page
     listed = [
         {"id": view.id, "type": view.config.kind, "status": _status(view), "stream_count": len(view.links)}
         for view in views
     ]
-    reply_json(
-        connection,
-        OK,
-        {"subscriptions": listed, "next_cursor": views[-1].id if has_more else None, "has_more": has_more},
+    return json_response(
+        OK, {"subscriptions": listed, "next_cursor": views[-1].id if has_more else None, "has_more": has_more}
     )
 
 
@@ -121,11 +113,11 @@ def _status(view: View) -> str:
     return "failed" if view.is_failing else "active"
 
 
-def _render_nothing(connection: Connection, nothing: None) -> None:
-    connection.reply(NO_CONTENT, NO_STORE)
+def _render_nothing(nothing: None) -> Response:
+    return Response(NO_CONTENT, NO_STORE)
 
 
-def _view(connection: Connection, view: View) -> dict[str, object]:
+def _view(base_url: str, view: View) -> dict[str, object]:
     config = view.config
     rendered: dict[str, object] = {
         "id": view.id,
@@ -141,7 +133,7 @@ def _view(connection: Connection, view: View) -> dict[str, object]:
     if config.pattern is not None:
         rendered["pattern"] = config.pattern
     if config.webhook_url is not None:
-        keys_url = f"{_base_url(connection)}/v1/stream/__ds/jwks.json"
+        keys_url = f"{base_url}/v1/stream/__ds/jwks.json"
         signing = {"alg": "ed25519", "kid": view.kid, "jwks_url": keys_url}
         rendered["webhook"] = {"url": config.webhook_url, "signing": signing}
     if config.wake_stream is not None:
@@ -149,9 +141,3 @@ def _view(connection: Connection, view: View) -> dict[str, object]:
     if config.description is not None:
         rendered["description"] = config.description
     return rendered
-
-
-def _base_url(connection: Connection) -> str:
-    """Where clients reach this server: as it was told, or as this one did."""
-    app = connection.app
-    return app.public_url or connection.request.origin(app.scheme)

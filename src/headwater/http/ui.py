@@ -11,15 +11,14 @@ from __future__ import annotations
 from hashlib import sha256
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from headwater.core.errors import NotFound
+from headwater.http.context import Context
+from headwater.http.headers import NO_CACHE, NOT_MODIFIED, OK, TEMPORARY_REDIRECT, header
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import NO_CACHE, NOT_MODIFIED, OK, TEMPORARY_REDIRECT, header
-
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
+from headwater.http.responses import Response
 
 ROOT: Final = "/ui"
 
@@ -60,23 +59,16 @@ class Page(NamedTuple):
     body: bytes
 
 
-def belongs(path: bytes) -> bool:
-    return path == b"/ui" or path.startswith(b"/ui/")
-
-
-def handle(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "ui"
-    if target.name == ROOT:
+def handle(context: Context, request: Request, address: Address) -> Response:
+    if address.name == ROOT:
         # Relative, so that it also holds below a proxy's prefix.
-        connection.reply(TEMPORARY_REDIRECT, NO_CACHE + b"Location: ui/\r\n")
-        return
-    page = _PAGES.get(target.name)
+        return Response(TEMPORARY_REDIRECT, NO_CACHE + b"Location: ui/\r\n")
+    page = _PAGES.get(address.name)
     if page is None:
         raise NotFound("The stream browser has no such file.")
     if request.headers.get(b"if-none-match") == page.etag:
-        connection.reply(NOT_MODIFIED, page.headers)
-    else:
-        connection.reply(OK, page.headers, page.body)
+        return Response(NOT_MODIFIED, page.headers)
+    return Response(OK, page.headers, page.body)
 
 
 def _pages() -> dict[str, Page]:

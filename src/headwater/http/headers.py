@@ -1,7 +1,7 @@
-"""Responses: the one place where status lines, security headers, CORS and errors are written.
+"""Status lines and headers: security, CORS, caching and the headers of the protocol, as encoded lines.
 
-Everything that does not depend on the request is put together once, at start. A header block is bytes, each line
-ended by CRLF, so that the hot path only joins what is already encoded.
+Everything that does not depend on the request is built once, at startup. A header block is bytes, each line ended by
+CRLF, so that the hot path only joins what is already encoded.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-import msgspec
-
-from headwater.core.errors import Refusal, SubscriptionRefusal
+from headwater.core.offsets import Offset
 
 EXPOSED_HEADERS: Final = (
     "ETag",
@@ -77,15 +75,12 @@ NO_STORE: Final = b"Cache-Control: no-store\r\n"
 NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
 STREAM_CLOSED: Final = b"Stream-Closed: true\r\n"
 UP_TO_DATE: Final = b"Stream-Up-To-Date: true\r\n"
-_PROBLEM: Final = b"Content-Type: application/problem+json\r\n"
-_JSON: Final = b"Content-Type: application/json\r\n"
+JSON_TYPE: Final = b"Content-Type: application/json\r\n"
 _SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\n"
 
 _SANDBOX: Final = b"Content-Security-Policy: sandbox; default-src 'none'\r\n"
 _INERT: Final = frozenset(("application/json", "text/plain", "application/octet-stream"))
 """What browsers show without ever running it."""
-
-_encode_json: Final = msgspec.json.Encoder().encode
 
 
 class CommonHeaders:
@@ -135,25 +130,16 @@ def content_type(value: str) -> bytes:
     return line if value.partition(";")[0].strip().lower() in _INERT else line + _SANDBOX
 
 
-def next_offset(index: int, position: int) -> bytes:
+def offset_text(stream_id: int, offset: Offset) -> str:
+    """An offset of a stream as answers spell it. Every offset that a client sees is made here or in `next_offset`."""
+    return str(offset)
+
+
+def next_offset(stream_id: int, index: int, position: int) -> bytes:
+    """Where to read on after this answer."""
     return b"Stream-Next-Offset: %016x_%016x\r\n" % (index, position)
 
 
-def problem(refusal: Refusal) -> tuple[bytes, bytes]:
-    """The headers and body of a refusal (RFC 9457), or as the subscription API has them."""
-    if isinstance(refusal, SubscriptionRefusal):
-        return NO_STORE + _JSON, _encode_json(
-            {"error": {"code": refusal.code, "message": refusal.detail, **refusal.members}}
-        )
-    status = HTTPStatus(refusal.status)
-    body = _encode_json(
-        {
-            "type": "about:blank",
-            "title": status.phrase,
-            "status": status.value,
-            "code": refusal.code,
-            "detail": refusal.detail,
-        }
-    )
-    headers = b"".join(header(name, value) for name, value in refusal.headers)
-    return NO_STORE + _PROBLEM + headers, body
+def next_position(index: int) -> bytes:
+    """How many messages lie before the offset that the answer names (our extension)."""
+    return b"Stream-Next-Position: %d\r\n" % index

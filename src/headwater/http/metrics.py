@@ -1,56 +1,35 @@
-"""Pages for operators: is the process alive, does it take writes, what has it done."""
+"""`/metrics`: the server's counters for Prometheus, read at the moment they are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from headwater.http.context import Context
+from headwater.http.headers import NO_STORE, OK
+from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE, OK, SERVICE_UNAVAILABLE
+from headwater.http.responses import Response
 
-if TYPE_CHECKING:
-    from headwater.http.app import App, Target
-    from headwater.http.connection import Connection
-
-_TEXT: Final = NO_STORE + b"Content-Type: text/plain; charset=utf-8\r\n"
 _METRICS: Final = NO_STORE + b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 
 
-def health(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "health"
-    connection.reply(OK, _TEXT, b"ok")
-
-
-def ready(app: App, connection: Connection, request: Request, target: Target) -> None:
-    """Ready means: takes writes. A server that drains or whose storage failed still answers reads."""
-    connection.operation = "ready"
-    if app.draining:
-        connection.reply(SERVICE_UNAVAILABLE, _TEXT, b"draining")
-    elif app.engine.failure is not None:
-        connection.reply(SERVICE_UNAVAILABLE, _TEXT, b"storage does not take writes")
-    else:
-        connection.reply(OK, _TEXT, b"ready")
-
-
-def metrics(app: App, connection: Connection, request: Request, target: Target) -> None:
-    connection.operation = "metrics"
+def handle(context: Context, request: Request, address: Address) -> Response:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ServerCollector(app))
-    connection.reply(OK, _METRICS, generate_latest(registry))
+    registry.register(ServerCollector(context))
+    return Response(OK, _METRICS, generate_latest(registry))
 
 
 class ServerCollector(Collector):
-    """The server's counters as Prometheus metrics, read at the moment they are asked for."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
+    def __init__(self, context: Context) -> None:
+        self._context = context
 
     def collect(self) -> Iterator[Metric]:
-        engine = self._app.engine
+        engine = self._context.engine
         numbers = engine.metrics
         requests = CounterMetricFamily("headwater_requests", "Requests answered.", labels=["operation", "status"])
         for (operation, status), count in sorted(numbers.requests.items()):
@@ -77,11 +56,11 @@ class ServerCollector(Collector):
                 family.add_metric([label], count)
             yield family
         standing = GaugeMetricFamily("headwater_subscriptions", "Subscriptions now.", labels=["kind", "phase"])
-        census = self._app.census()
+        census = self._context.census()
         for (kind, phase), count in sorted(census.standing.items()):
             standing.add_metric([kind, phase], count)
         yield standing
-        paused = sum(connection.paused for connection in self._app.connections)
+        slow = sum(connection.is_slow_reader for connection in self._context.connections.all())
         usage = engine.storage_usage()
         for name, text, value in (
             ("streams", "Streams that exist now.", len(engine.catalog)),
@@ -92,8 +71,9 @@ class ServerCollector(Collector):
                 "Streams that a subscription must still ack.",
                 census.pending,
             ),
-            ("connections", "Connections open now.", len(self._app.connections)),
-            ("slow_readers_now", "Connections that wait for their reader now.", paused),
+            ("connections", "Connections open now.", len(self._context.connections)),
+            ("slow_readers_now", "Connections whose client does not read its answers now.", slow),
+            ("request_body_bytes", "Bytes of request bodies held in memory now.", self._context.budget.held),
             ("ready", "1 while writes are taken.", int(engine.failure is None)),
         ):
             yield GaugeMetricFamily(f"headwater_{name}", text, value=value)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from headwater.core.catalog import ContentType, content_type_of
 from headwater.core.offsets import ZERO, Offset
-from headwater.http.events import Event, as_array, as_chunk, control, events_of
+from headwater.http.chunks import as_array
+from headwater.http.sse_encoding import Event, as_chunk, control_event, events_of, json_event, large_event
 
 TEXT = content_type_of("text/plain")
 JSON = content_type_of("application/json")
@@ -42,17 +43,20 @@ def parse_events(wire: bytes) -> list[tuple[str, str]]:
     return events
 
 
-def texts(messages: Sequence[bytes], *, more_may_come: bool = False) -> list[str]:
+def texts(messages: Sequence[bytes], *, hold: bool = False) -> list[str]:
     """The data that a reader of a text stream gets, one per event."""
-    found = events(TEXT, messages, more_may_come=more_may_come)
+    found = events(TEXT, messages, hold=hold)
     parsed = [parse_events(event.payload) for event in found]
     assert all(len(one) == 1 and one[0][0] == "data" for one in parsed)
     return [one[0][1] for one in parsed]
 
 
-def events(kind: ContentType, messages: Sequence[bytes], *, more_may_come: bool = False) -> list[Event]:
+def events(kind: ContentType, messages: Sequence[bytes], *, hold: bool = False) -> list[Event]:
+    data = b"".join(messages)
+    if kind.json:
+        return [json_event(data, Offset(len(messages), len(data)))]
     lengths = [len(message) for message in messages]
-    return events_of(kind, b"".join(messages), lengths, ZERO, more_may_come=more_may_come)
+    return events_of(kind, data, lengths, ZERO, hold=hold)
 
 
 # -- text
@@ -63,7 +67,7 @@ def test_a_text_is_one_event_on_one_line() -> None:
 
 
 def test_each_message_is_an_event_with_the_place_after_it() -> None:
-    found = events_of(TEXT, b"abcde", [2, 3], Offset(7, 100), more_may_come=True)
+    found = events_of(TEXT, b"abcde", [2, 3], Offset(7, 100), hold=True)
     assert [event.end for event in found] == [Offset(8, 102), Offset(9, 105)]
     assert [event.payload for event in found] == [b"event: data\ndata:ab\n\n", b"event: data\ndata:cde\n\n"]
 
@@ -113,7 +117,7 @@ def test_any_text_arrives_with_its_line_ends_made_alike(messages: list[str]) -> 
 
 @given(st.lists(st.binary(min_size=1), min_size=1, max_size=6))
 def test_bytes_that_are_no_text_cannot_break_out_either(messages: list[bytes]) -> None:
-    found = events(TEXT, messages, more_may_come=False)
+    found = events(TEXT, messages, hold=False)
     assert [kind for event in found for kind, _ in parse_events(event.payload)] == ["data"] * len(found)
     assert found[-1].end == Offset(len(messages), sum(map(len, messages)))
 
@@ -164,7 +168,7 @@ def test_live_the_rest_of_a_character_is_waited_for_and_no_longer(text: str, dat
     for count in range(1, len(pieces) + 1):
         waiting = pieces[at:count]
         start = Offset(at, len(b"".join(pieces[:at])))
-        found = events_of(TEXT, b"".join(waiting), [len(piece) for piece in waiting], start, more_may_come=True)
+        found = events_of(TEXT, b"".join(waiting), [len(piece) for piece in waiting], start, hold=True)
         received += "".join(data for event in found for _, data in parse_events(event.payload))
         at = found[-1].end.index if found else at
         so_far = b"".join(pieces[:count])
@@ -176,27 +180,66 @@ def test_live_the_rest_of_a_character_is_waited_for_and_no_longer(text: str, dat
 
 @pytest.mark.parametrize("rest", [b"\xe2", b"\xe2\x82", b"\xf0\x9f\x98", b"\xc3"])
 def test_a_character_that_never_ends_is_sent_when_the_stream_is_over(rest: bytes) -> None:
-    assert events(TEXT, [b"a", b"b" + rest], more_may_come=True) == events(TEXT, [b"a"])
-    last = events(TEXT, [b"a", b"b" + rest], more_may_come=False)[-1]
+    assert events(TEXT, [b"a", b"b" + rest], hold=True) == events(TEXT, [b"a"])
+    last = events(TEXT, [b"a", b"b" + rest], hold=False)[-1]
     assert last == Event(b"event: data\ndata:b" + rest + b"\n\n", Offset(2, 2 + len(rest)))
 
 
 def test_a_reader_waits_when_all_there_is_is_half_a_character() -> None:
-    assert events(TEXT, [b"\xe2"], more_may_come=True) == []
-    assert events(TEXT, [b"\xe2", b"\x82"], more_may_come=True) == []
-    assert texts([b"\xe2", b"\x82", b"\xac"], more_may_come=True) == ["€"]
+    assert events(TEXT, [b"\xe2"], hold=True) == []
+    assert events(TEXT, [b"\xe2", b"\x82"], hold=True) == []
+    assert texts([b"\xe2", b"\x82", b"\xac"], hold=True) == ["€"]
 
 
 @pytest.mark.parametrize(
     "message", [b"\x80", b"\xbf\xbf", b"a\x80", b"\x80\x80\x80\x80\x80", b"\xc3\xa9\x80", b"\xf0\x9f\x98\x80\x80"]
 )
 def test_a_stray_continuation_is_no_reason_to_wait(message: bytes) -> None:
-    assert len(events(TEXT, [message], more_may_come=True)) == 1
+    assert len(events(TEXT, [message], hold=True)) == 1
 
 
 @pytest.mark.parametrize("byte", [0xC0, 0xC1, *range(0xF5, 0x100)])
 def test_a_byte_that_begins_no_character_is_no_reason_to_wait(byte: int) -> None:
-    assert len(events(TEXT, [b"a" + bytes([byte])], more_may_come=True)) == 1
+    assert len(events(TEXT, [b"a" + bytes([byte])], hold=True)) == 1
+
+
+@pytest.mark.parametrize("next_message", [b"a", b"\xe2", b"\xc3\xa9", b"\xff"])
+def test_half_a_character_that_the_next_message_cannot_complete_is_sent_as_it_is(next_message: bytes) -> None:
+    found = events(TEXT, [b"\xe2", next_message, b"end"], hold=True)
+    assert found[0] == Event(b"event: data\ndata:\xe2\n\n", Offset(1, 1))
+    assert found[-1].end.index == 3
+
+
+def test_many_half_characters_cost_one_event_each() -> None:
+    """Eighty thousand one-byte messages used to be joined again and again."""
+    found = events(TEXT, [b"\xe2"] * 2000, hold=True)
+    assert [event.end.index for event in found] == list(range(1, 2000))
+
+
+def test_text_of_another_charset_is_never_held_back() -> None:
+    latin = content_type_of("text/plain; charset=ISO-8859-1")
+    assert [event.end.index for event in events(latin, [b"caf\xe9"], hold=True)] == [1]
+    for charset in ("utf-8", '"UTF-8"', "utf8"):
+        assert events(content_type_of(f"text/plain; charset={charset}"), [b"caf\xe9"], hold=True) == []
+
+
+def test_more_than_64_kib_are_not_held_back() -> None:
+    assert len(events(TEXT, [b"x" * 65_535 + b"\xe2"], hold=True)) == 1
+    assert events(TEXT, [b"x" * 65_000 + b"\xe2"], hold=True) == []
+
+
+# -- large messages, piece by piece
+
+
+@given(st.binary(min_size=1, max_size=60), st.lists(st.integers(min_value=1, max_value=60), max_size=6))
+@example(b"a\r\n b\r", [2])
+@example(b" a\n b", [3])
+@example(b"\n ", [1])
+@example(b"\r\r\n\n", [1, 2, 3])
+def test_a_large_event_is_the_same_however_it_is_cut(message: bytes, cuts: list[int]) -> None:
+    pieces = [memoryview(piece) for piece in split_at(message, [cut for cut in cuts if cut < len(message)])]
+    assert b"".join(large_event(TEXT, pieces)) == events(TEXT, [message])[0].payload
+    assert b"".join(large_event(BYTES, pieces)) == events(BYTES, [message])[0].payload
 
 
 # -- JSON and bytes
@@ -222,8 +265,8 @@ def test_json_arrives_as_the_values_that_it_is(values: list[str]) -> None:
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=5), st.booleans())
-def test_bytes_go_as_base64_message_by_message(messages: list[bytes], more_may_come: bool) -> None:
-    found = events(BYTES, messages, more_may_come=more_may_come)
+def test_bytes_go_as_base64_message_by_message(messages: list[bytes], hold: bool) -> None:
+    found = events(BYTES, messages, hold=hold)
     assert [b64decode(data, validate=True) for event in found for _, data in parse_events(event.payload)] == messages
     assert [event.end.index for event in found] == list(range(1, len(messages) + 1))
 
@@ -240,18 +283,18 @@ def control_data(wire: bytes) -> dict[str, object]:
 
 
 def test_a_control_event_says_where_to_go_on() -> None:
-    assert control_data(control(Offset(1, 255), "77", up_to_date=False, closed=False)) == {
+    assert control_data(control_event(str(Offset(1, 255)), "77", up_to_date=False, closed=False)) == {
         "streamNextOffset": "0000000000000001_00000000000000ff",
         "streamCursor": "77",
     }
 
 
 def test_a_control_event_at_the_tail_says_so() -> None:
-    assert control_data(control(ZERO, "77", up_to_date=True, closed=False))["upToDate"] is True
+    assert control_data(control_event(str(ZERO), "77", up_to_date=True, closed=False))["upToDate"] is True
 
 
 def test_a_control_event_at_the_end_has_no_cursor() -> None:
-    assert control_data(control(Offset(2, 9), None, up_to_date=True, closed=True)) == {
+    assert control_data(control_event(str(Offset(2, 9)), None, up_to_date=True, closed=True)) == {
         "streamNextOffset": "0000000000000002_0000000000000009",
         "upToDate": True,
         "streamClosed": True,

@@ -1,4 +1,4 @@
-"""Request heads that were parsed before.
+"""A cache of parsed request heads.
 
 A client that appends or polls sends the same head over and over, byte for byte. What httptools made of it the first
 time is remembered, so that the next time the head is looked up instead of parsed: the same bytes at the start of a
@@ -29,7 +29,7 @@ class KnownHead(msgspec.Struct, frozen=True):
     body_bytes: int
 
 
-class KnownHeads:
+class HeadCache:
     def __init__(self) -> None:
         self._heads: dict[bytes, KnownHead] = {}
 

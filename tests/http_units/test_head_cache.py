@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from headwater.http.heads import HEAD_MAX_BYTES, KNOWN_MAX, KnownHeads
+from headwater.http.head_cache import HEAD_MAX_BYTES, KNOWN_MAX, HeadCache
 from headwater.http.request import Request
 
 
@@ -63,15 +63,15 @@ def post(body: bytes, *headers: str, target: str = "/v1/stream/a", version: str 
     return "\r\n".join(lines).encode() + body
 
 
-def remembering(*requests: bytes) -> KnownHeads:
-    heads = KnownHeads()
+def remembering(*requests: bytes) -> HeadCache:
+    heads = HeadCache()
     for data in requests:
         heads.remember(data, one(data))
     return heads
 
 
 def test_a_head_that_was_never_seen_is_not_known() -> None:
-    assert KnownHeads().request(post(b"abc")) is None
+    assert HeadCache().request(post(b"abc")) is None
 
 
 def test_the_same_head_with_another_body_is_the_same_request() -> None:
@@ -128,7 +128,7 @@ def test_what_will_not_come_again_or_needs_the_parser_is_not_remembered(data: by
 
 
 def test_memory_is_bounded_and_goes_on_working() -> None:
-    heads = KnownHeads()
+    heads = HeadCache()
     for number in range(KNOWN_MAX + 10):
         data = post(b"abc", target=f"/v1/stream/{number}")
         heads.remember(data, one(data))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from headwater.core.errors import InvalidSubscription, TokenInvalid, TooLarge
+from headwater.http.headers import JSON_TYPE, NO_STORE
 from headwater.http.request import Request
-from headwater.http.response import NO_STORE
-
-if TYPE_CHECKING:
-    from headwater.http.connection import Connection
+from headwater.http.responses import Response
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""No sensible subscription is larger; the limit for stream data is no measure for this."""
-JSON_TYPE: Final = b"Content-Type: application/json\r\n"
+"""No sensible subscription is larger; the limit for stream data does not apply here."""
 
 BodyT = TypeVar("BodyT")
 
@@ -23,13 +20,13 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def read_json(request: Request, kind: type[BodyT]) -> BodyT:
-    """The request's body as `kind`. Members it does not know are passed over."""
+    """The request's body as `kind`. Unknown members are ignored."""
     if len(request.body) > BODY_MAX_BYTES:
         raise TooLarge(f"The body is larger than {BODY_MAX_BYTES} bytes.")
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidSubscription(f"The body is not as expected: {error}.") from None
+        raise InvalidSubscription(f"The body is not valid: {error}.") from None
     except RecursionError:
         raise InvalidSubscription("The body is nested too deeply.") from None
 
@@ -41,5 +38,5 @@ def bearer_token(request: Request) -> str:
     return token.strip()
 
 
-def reply_json(connection: Connection, status: int, value: object, headers: bytes = NO_STORE + JSON_TYPE) -> None:
-    connection.reply(status, headers, _encode(value))
+def json_response(status: int, value: object, headers: bytes = NO_STORE + JSON_TYPE) -> Response:
+    return Response(status, headers, _encode(value))

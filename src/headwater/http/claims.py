@@ -1,0 +1,99 @@
+"""The requests of workers: claim, ack and release of pull-wake, and the callback of a webhook (protocol §7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import msgspec
+
+from headwater.core.errors import InvalidSubscription
+from headwater.core.subscriptions import Ack, check_worker
+from headwater.engine.wakes import Claimed, render_told
+from headwater.http.context import Context
+from headwater.http.headers import NO_CONTENT, NO_STORE, OK
+from headwater.http.json_bodies import bearer_token, json_response, read_json
+from headwater.http.paths import Address
+from headwater.http.request import Request
+from headwater.http.responses import Deferred, Response
+
+
+class _Claim(msgspec.Struct):
+    worker: str
+
+
+class _Ack(msgspec.Struct):
+    offset: str
+    stream: str | None = None
+    path: str | None = None
+
+
+class _Progress(msgspec.Struct):
+    wake_id: str
+    generation: int
+    acks: list[_Ack] | None = None
+    done: bool = False
+
+
+def claim(context: Context, request: Request, address: Address) -> Deferred:
+    worker = check_worker(read_json(request, _Claim).worker)
+    api = context.subscriptions
+    work = partial(api.claim, address.subscription, worker)
+    return Deferred(partial(api.answer, work), _render_claimed)
+
+
+def ack(context: Context, request: Request, address: Address) -> Deferred:
+    return _progress(context, request, address, context.subscriptions.ack)
+
+
+def call_back(context: Context, request: Request, address: Address) -> Deferred:
+    return _progress(context, request, address, context.subscriptions.call_back)
+
+
+def release(context: Context, request: Request, address: Address) -> Deferred:
+    token = bearer_token(request)
+    body = read_json(request, _Progress)
+    api = context.subscriptions
+    work = partial(api.release, address.subscription, token, body.generation, body.wake_id)
+    return Deferred(partial(api.answer, work), _render_released)
+
+
+def _progress(
+    context: Context,
+    request: Request,
+    address: Address,
+    acked: Callable[[str, str, int, str, Sequence[Ack], bool], bool],
+) -> Deferred:
+    token = bearer_token(request)
+    body = read_json(request, _Progress)
+    acks = [Ack(_stream_of(one), one.offset) for one in body.acks or ()]
+    work = partial(acked, address.subscription, token, body.generation, body.wake_id, acks, body.done)
+    return Deferred(partial(context.subscriptions.answer, work), _render_progress)
+
+
+def _stream_of(one: _Ack) -> str:
+    stream = one.stream if one.stream is not None else one.path
+    if stream is None:
+        raise InvalidSubscription("Each ack must name its stream.")
+    return stream
+
+
+def _render_claimed(claimed: Claimed) -> Response:
+    return json_response(
+        OK,
+        {
+            "wake_id": claimed.wake_id,
+            "generation": claimed.generation,
+            "token": claimed.token,
+            "streams": [render_told(told) for told in claimed.streams],
+            "lease_ttl_ms": claimed.lease_ttl_ms,
+        },
+    )
+
+
+def _render_progress(next_wake: bool) -> Response:
+    return json_response(OK, {"ok": True, "next_wake": next_wake})
+
+
+def _render_released(nothing: None) -> Response:
+    return Response(NO_CONTENT, NO_STORE)

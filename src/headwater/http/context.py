@@ -1,0 +1,165 @@
+"""What handlers and connections share: the engine, the limits, and what the settings say about answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from headwater.core.cursors import next_cursor
+from headwater.core.errors import NotFound, Refusal, TooManyConnections
+from headwater.engine.engine import Engine
+from headwater.engine.subscriptions import Census, Subscriptions
+from headwater.http.deadlines import Deadlines
+from headwater.http.flow import ByteBudget, Turns
+from headwater.http.head_cache import HeadCache
+from headwater.http.headers import CommonHeaders
+from headwater.http.parser import ParserLimits
+from headwater.http.request import Request
+
+log = logging.getLogger("headwater.http")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    """Sizes and times of the HTTP layer; every one is a setting."""
+
+    max_header_bytes: int
+    max_url_bytes: int
+    max_body_bytes: int
+    max_bodies_bytes: int
+    max_chunk_bytes: int
+    max_name_bytes: int
+    max_connections: int
+    read_timeout_s: float
+    idle_timeout_s: float
+    write_timeout_s: float
+    long_poll_timeout_s: float
+    sse_reconnect_s: float
+
+
+class OpenConnection(Protocol):
+    """A connection, as the server's timers and its shutdown see it."""
+
+    @property
+    def is_slow_reader(self) -> bool: ...
+
+    def check_time(self, now_s: float) -> None: ...
+
+    def drain(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class OpenConnections:
+    """All open connections, within the limit."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._open: set[OpenConnection] = set()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def all(self) -> tuple[OpenConnection, ...]:
+        return tuple(self._open)
+
+    def add(self, connection: OpenConnection) -> Refusal | None:
+        """Count a new connection; returns why it is refused, if it is."""
+        self._open.add(connection)
+        if len(self._open) > self._limit:
+            return TooManyConnections(f"Connection limit ({self._limit}) reached.")
+        return None
+
+    def discard(self, connection: OpenConnection) -> None:
+        self._open.discard(connection)
+
+
+class Context:
+    def __init__(
+        self,
+        engine: Engine,
+        limits: HttpLimits,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        origins: tuple[str, ...],
+        cache_control: str,
+        cursor_interval_secs: int,
+        scheme: str,
+        request_id: Callable[[], str],
+        subscriptions: Subscriptions | None = None,
+        public_url: str = "",
+    ) -> None:
+        self.engine = engine
+        self.limits = limits
+        self.loop = loop
+        self.metrics = engine.metrics
+        self.requests = engine.metrics.requests
+        self.common_headers = CommonHeaders(origins)
+        self.cache_control = cache_control
+        self.scheme = scheme
+        self.public_url = public_url
+        self.request_id = request_id
+        self.draining = False
+        self.connections = OpenConnections(limits.max_connections)
+        self.budget = ByteBudget(limits.max_bodies_bytes)
+        self.turns = Turns(loop)
+        self.parser_limits = ParserLimits(
+            limits.max_header_bytes, limits.max_url_bytes, limits.max_body_bytes, limits.read_timeout_s
+        )
+        self.head_cache = HeadCache()
+        self.long_poll_deadlines = Deadlines(loop, limits.long_poll_timeout_s)
+        self.sse_deadlines = Deadlines(loop, limits.sse_reconnect_s) if limits.sse_reconnect_s else None
+        self.debug = log.isEnabledFor(logging.DEBUG)
+        self._cursor_interval_secs = cursor_interval_secs
+        self.current_cursor = self.cursor(None)
+        """The cursor of now, to about half a second."""
+        self._subscriptions = subscriptions
+        self.common_headers.set_date(time.time())
+        self.now_s = loop.time()
+        """The loop's time to about half a second: enough for time-outs, and free to read."""
+
+    @property
+    def subscriptions(self) -> Subscriptions:
+        if self._subscriptions is None:
+            raise NotFound("Subscriptions are disabled on this server.")
+        return self._subscriptions
+
+    def census(self) -> Census:
+        """The state of all subscriptions, for metrics."""
+        return Census() if self._subscriptions is None else self._subscriptions.census()
+
+    def cursor(self, echoed: str | None) -> str:
+        """The cursor of a live answer to a client that holds `echoed`."""
+        return next_cursor(self.engine.now_ms(), self._cursor_interval_secs, echoed, random.random())
+
+    def origin_of(self, request: Request) -> str:
+        """Scheme and host as the client reached the server, through a proxy or not; empty if it did not say."""
+        host = request.header(b"host")
+        if not host:
+            return ""
+        scheme = request.header(b"x-forwarded-proto")
+        return f"{scheme if scheme in ('http', 'https') else self.scheme}://{host}"
+
+    def location(self, request: Request) -> bytes:
+        """The URL of the request itself, as the client reached it."""
+        path = request.target.partition(b"?")[0]
+        if not path.startswith(b"/"):
+            return path
+        return self.origin_of(request).encode("latin-1") + path
+
+    def base_url(self, request: Request) -> str:
+        """Where clients reach this server: as the settings say, or as this client did."""
+        return self.public_url or self.origin_of(request)
+
+    def sweep(self) -> None:
+        """About twice a second: set the date, and let every connection check its time-outs."""
+        self.now_s = self.loop.time()
+        self.current_cursor = self.cursor(None)
+        self.common_headers.set_date(time.time())
+        for connection in self.connections.all():
+            connection.check_time(self.now_s)

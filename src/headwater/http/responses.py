@@ -1,0 +1,115 @@
+"""What a handler returns: a whole answer, one in pieces, a live one, or one that is deferred until it is durable.
+
+The connection renders all of them, and counts and logs each once. A handler never sees the connection; a live
+response gets a `Channel`, the few things that it may do with the socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from http import HTTPStatus
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from headwater.core.errors import Refusal, SubscriptionRefusal
+from headwater.http.headers import NO_STORE, header
+
+Buffer: TypeAlias = bytes | memoryview
+
+_PROBLEM: Final = b"Content-Type: application/problem+json\r\n"
+_JSON: Final = b"Content-Type: application/json\r\n"
+
+_encode_json: Final = msgspec.json.Encoder().encode
+
+
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """A whole answer. `headers` are complete lines; length, date, security and CORS headers are added to them."""
+
+    status: int
+    headers: bytes = b""
+    body: bytes = b""
+
+
+class PiecewiseResponse(msgspec.Struct, frozen=True):
+    """An answer of known length whose body is taken from `pieces` as the client reads it."""
+
+    status: int
+    headers: bytes
+    length: int
+    pieces: Iterator[Buffer]
+
+
+class Deferred(msgspec.Struct, frozen=True):
+    """An answer that the engine gives later: `begin` is called with a callback, which gets a result or a `Refusal`."""
+
+    begin: Callable[[Callable[[Any], None]], None]
+    render: Callable[[Any], Response | PiecewiseResponse]
+    operation: str | None = None
+    """Counted as this operation instead of the route's."""
+
+
+class Channel(Protocol):
+    """What a live response may do with its connection."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a write is welcome now: the client reads, and this turn of the event loop is not used up."""
+
+    def begin_body(self, headers: bytes) -> None:
+        """Begin a 200 answer of unknown length."""
+
+    def write(self, data: bytes) -> None:
+        """Write a piece of the body. `writable` says whether another one should follow in this turn."""
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """Write a piece that is encoded as a chunk already, for a client that gets a chunked body (HTTP/1.1)."""
+
+    def take_turn(self) -> None:
+        """Write no more in this turn; `on_writable` is called in a later one."""
+
+    def end_body(self) -> None:
+        """Complete the body."""
+
+    def respond(self, response: Response | PiecewiseResponse) -> None:
+        """Answer whole, in place of a body."""
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer with an error, in place of a body."""
+
+
+class LiveResponse(Protocol):
+    """An answer that waits or continues. It is told what happens to its connection."""
+
+    def start(self, channel: Channel) -> None: ...
+
+    def on_writable(self) -> None:
+        """The channel takes more."""
+
+    def on_drain(self) -> None:
+        """The server is stopping: end cleanly."""
+
+    def on_disconnect(self) -> None:
+        """The client is gone. The channel must not be used any more."""
+
+
+AnyResponse: TypeAlias = Response | PiecewiseResponse | Deferred | LiveResponse
+
+
+def problem(refusal: Refusal) -> Response:
+    """The answer to a refused request (RFC 9457), or in the form of the subscription API."""
+    if isinstance(refusal, SubscriptionRefusal):
+        body = _encode_json({"error": {"code": refusal.code, "message": refusal.detail, **refusal.members}})
+        return Response(refusal.status, NO_STORE + _JSON, body)
+    status = HTTPStatus(refusal.status)
+    body = _encode_json(
+        {
+            "type": "about:blank",
+            "title": status.phrase,
+            "status": status.value,
+            "code": refusal.code,
+            "detail": refusal.detail,
+        }
+    )
+    headers = b"".join(header(name, value) for name, value in refusal.headers)
+    return Response(refusal.status, NO_STORE + _PROBLEM + headers, body)

@@ -1,0 +1,118 @@
+"""Routing: from a request to its route and the address that its path names.
+
+The table itself is in `routes`; this module only needs its type, so that connections do not import every handler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+from urllib.parse import unquote_to_bytes
+
+import httptools
+
+from headwater.core.errors import BadRequest, MethodNotAllowed
+from headwater.engine.uploads import BlobUpload
+from headwater.http.context import Context
+from headwater.http.paths import Address, resolve_path
+from headwater.http.request import Request
+from headwater.http.responses import AnyResponse
+
+ADDRESS_CACHE_MAX: Final = 8192
+"""Targets without a query whose address is remembered: writers use the same URL over and over."""
+LIVE: Final = "live"
+PARAMETERS: Final = frozenset(("offset", "live", "cursor", "until", "splits", "frames", "limit", "after", "prefix"))
+"""The query parameters that mean something to any route; all others are ignored."""
+
+Handler: TypeAlias = Callable[[Context, Request, Address], AnyResponse]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What answers one method at one path pattern."""
+
+    method: str
+    pattern: str
+    handler: Handler
+    operation: str
+    """The name of the operation in metrics."""
+    live: str = ""
+    """Set: the route of requests whose `live` parameter has this value."""
+    begin_upload: Callable[[Context, Request, Address, bool], BlobUpload | None] | None = None
+    """Set: where the body goes while it arrives."""
+
+
+class Router:
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self._methods: dict[str, dict[bytes, Route]] = {}
+        """By pattern and method; a live route has its mode after the method."""
+        for route in routes:
+            key = f"{route.method} {route.live}".strip().encode()
+            self._methods.setdefault(route.pattern, {})[key] = route
+        self._addresses: dict[bytes, Address] = {}
+
+    def resolve(self, context: Context, request: Request) -> tuple[Route, Address]:
+        """The route of a request. Raises the refusal if there is none."""
+        address = self._addresses.get(request.target)
+        if address is None:
+            address = self._address(context, request)
+        if not request.http_1_0 and b"host" not in request.headers:
+            raise BadRequest("The Host header is missing.")
+        methods = self._methods[address.pattern]
+        if address.query and LIVE in address.query:
+            live = methods.get(b"%b %b" % (request.method, address.query[LIVE].encode()))
+            if live is not None:
+                return live, address
+        route = methods.get(request.method)
+        if route is None:
+            allowed = ", ".join(sorted(method.decode() for method in methods if b" " not in method))
+            raise MethodNotAllowed(f"Allowed methods: {allowed}.", (("Allow", allowed),))
+        return route, address
+
+    def begin_upload(self, context: Context, request: Request, *, is_next: bool) -> BlobUpload | None:
+        """Where the body of a request goes while it arrives, for the routes that take such bodies."""
+        address = self._addresses.get(request.target) or self._address(context, request)
+        route = self._methods[address.pattern].get(request.method)
+        if route is None or route.begin_upload is None:
+            return None
+        return route.begin_upload(context, request, address, is_next)
+
+    def _address(self, context: Context, request: Request) -> Address:
+        if request.target == b"*" and request.method == b"OPTIONS":
+            return Address("*")
+        try:
+            url = httptools.parse_url(request.target)
+        except httptools.HttpParserInvalidURLError:
+            raise BadRequest("The request target is not a valid URL.") from None
+        address = resolve_path(url.path or b"/", context.limits.max_name_bytes)
+        if url.query:
+            return address._replace(query=parse_query(url.query))
+        if len(self._addresses) >= ADDRESS_CACHE_MAX:
+            self._addresses.clear()
+        self._addresses[request.target] = address
+        return address
+
+
+def parse_query(raw: bytes) -> dict[str, str]:
+    """The known parameters of a query. A known one that is repeated or not UTF-8 is refused."""
+    query: dict[str, str] = {}
+    for field in raw.split(b"&"):
+        encoded_name, _, encoded_value = field.partition(b"=")
+        name = _decoded(encoded_name)
+        if name not in PARAMETERS:
+            continue
+        value = _decoded(encoded_value)
+        if value is None:
+            raise BadRequest(f"The query parameter {name} is not valid UTF-8.")
+        if name in query:
+            raise BadRequest(f"The query parameter {name} is given more than once.")
+        query[name] = value
+    return query
+
+
+def _decoded(raw: bytes) -> str | None:
+    try:
+        return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
+    except UnicodeDecodeError:
+        return None

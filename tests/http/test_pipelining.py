@@ -1,0 +1,146 @@
+"""Many requests on one connection: each gets its own answer, in order, whatever is sent and however it is cut."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.http.protocol import Stream, stream_on
+from tests.http.raw import connect, encode
+from tests.serving import Server, serve
+
+TEXT = {"Content-Type": "text/plain"}
+MODES = ("memory", "file-durable")
+
+
+@pytest.fixture(scope="module", params=MODES)
+def running(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with serve(DS_STORAGE__MODE=request.param, DS_SERVER__LONG_POLL_TIMEOUT_SECS="1") as server:
+        yield server
+
+
+@pytest.fixture
+def stream(running: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
+    with stream_on(running, stream_name()) as one:
+        yield one
+
+
+def long_poll(path: str) -> bytes:
+    return encode("GET", f"{path}?offset=now&live=long-poll")
+
+
+@pytest.mark.parametrize("count", [170, 900, 2000])
+def test_appends_behind_a_long_poll_are_each_answered_and_stored_once(
+    running: Server, stream: Stream, count: int
+) -> None:
+    """A recursion per pipelined request used to end in answers that did not match their requests."""
+    stream.create()
+    posts = b"".join(encode("POST", stream.path, headers=TEXT, body=b"%06d" % at) for at in range(count))
+    with connect(running) as connection:
+        connection.send(long_poll(stream.path) + posts)
+        statuses = [connection.response().status for _ in range(count + 1)]
+        assert statuses == [204] * (count + 1)
+        # The connection still works.
+        assert connection.request("GET", stream.path).status == 200
+    assert stream.content() == b"".join(b"%06d" % at for at in range(count))
+    assert "Traceback" not in running.log()
+
+
+def test_reads_and_errors_behind_a_durable_append_are_answered_in_order(running: Server, stream: Stream) -> None:
+    stream.create("x")
+    kinds = [
+        (encode("POST", stream.path, headers=TEXT, body=b"y"), 204),
+        (encode("GET", f"{stream.path}?offset=garbage"), 400),
+        (encode("GET", "/v1/stream/there-is-no-such-stream"), 404),
+        (encode("PATCH", stream.path), 405),
+        (encode("OPTIONS", stream.path), 204),
+    ]
+    rounds = 200
+    with connect(running) as connection:
+        connection.send(b"".join(request for request, _ in kinds) * rounds)
+        for _ in range(rounds):
+            assert [connection.response().status for _ in kinds] == [status for _, status in kinds]
+
+
+def test_a_refused_request_behind_others_is_answered_last(running: Server, stream: Stream) -> None:
+    stream.create()
+    posts = b"".join(encode("POST", stream.path, headers=TEXT, body=b"x") for _ in range(100))
+    with connect(running) as connection:
+        connection.send(posts + b"GET / HTTP/9.9\r\n\r\n" + encode("DELETE", stream.path))
+        assert [connection.response().status for _ in range(100)] == [204] * 100
+        assert connection.response().status == 400
+        assert connection.ends()
+    assert stream.content() == b"x" * 100
+
+
+def test_complete_requests_do_not_count_as_headers_of_the_next_one(running: Server, stream: Stream) -> None:
+    """A read that begins and ends within a head, with whole requests in between, used to be 431 or 414."""
+    stream.create()
+    request = encode("POST", stream.path, headers=TEXT, body=b"x" * 100)
+    wire = request * 400
+    cut = len(request) // 3
+    with connect(running) as connection:
+        connection.send(wire[:cut])
+        time.sleep(0.05)
+        connection.send(wire[cut : len(wire) - cut])
+        time.sleep(0.05)
+        connection.send(wire[len(wire) - cut :])
+        assert {connection.response().status for _ in range(400)} == {204}
+
+
+def test_a_long_head_in_small_pieces_is_counted_once(running: Server, stream: Stream) -> None:
+    stream.create()
+    request = encode("GET", stream.path, headers={f"X-Filler-{at}": "v" * 500 for at in range(50)})
+    assert 25_000 < len(request) < 32_768, "within the default limit"
+    with connect(running) as connection:
+        for at in range(0, len(request), 1000):
+            connection.send(request[at : at + 1000])
+            time.sleep(0.002)
+        assert connection.response().status == 200
+
+
+def test_upgrade_offers_are_ignored_however_many(running: Server, stream: Stream) -> None:
+    stream.create()
+    offer = encode("GET", stream.path, headers={"Connection": "Upgrade", "Upgrade": "h2c"})
+    with connect(running) as connection:
+        connection.send(offer * 3000)
+        assert {connection.response().status for _ in range(3000)} == {200}
+
+
+def test_malformed_data_after_an_upgrade_offer_is_400(running: Server, stream: Stream) -> None:
+    stream.create()
+    offer = encode("GET", stream.path, headers={"Connection": "Upgrade", "Upgrade": "h2c"})
+    with connect(running) as connection:
+        connection.send(offer + b"\x00\x01 this is not HTTP\r\n\r\n")
+        assert connection.response().status == 200
+        assert connection.response().status == 400
+        assert connection.ends()
+    assert "Traceback" not in running.log()
+
+
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip", "identity", "chunked, chunked"])
+def test_a_transfer_coding_that_is_not_supported_is_not_stored_undecoded(
+    running: Server, stream: Stream, coding: str
+) -> None:
+    stream.create()
+    with connect(running) as connection:
+        head = encode("POST", stream.path, headers={**TEXT, "Transfer-Encoding": coding})
+        connection.send(head + b"3\r\nabc\r\n0\r\n\r\n")
+        assert connection.response().status in (400, 501)
+        assert connection.ends()
+    assert stream.content() == b""
+
+
+def test_http_1_0_has_no_transfer_encoding_and_no_100_continue(running: Server, stream: Stream) -> None:
+    stream.create()
+    with connect(running) as connection:
+        headers = {**TEXT, "Transfer-Encoding": "chunked", "Connection": "keep-alive"}
+        connection.send(encode("POST", stream.path, headers=headers, version="1.0") + b"1\r\nx\r\n0\r\n\r\n")
+        assert connection.response().status == 400
+        assert connection.ends()
+    with connect(running) as connection:
+        headers = {**TEXT, "Expect": "100-continue", "Content-Length": "1"}
+        connection.send(encode("POST", stream.path, headers=headers, version="1.0") + b"x")
+        assert connection.response().status == 204

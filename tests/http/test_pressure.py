@@ -1,0 +1,196 @@
+"""Clients that send too much or read too little: others are served meanwhile, and memory stays bounded."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.http.protocol import stream_on
+from tests.http.raw import RawConnection, connect, encode
+from tests.serving import Server, serve
+
+MIB = 1024 * 1024
+TEXT = {"Content-Type": "text/plain"}
+BYTES = {"Content-Type": "application/octet-stream"}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Server]:
+    with serve(
+        DS_LIMITS__MAX_STREAM_BYTES="0",
+        DS_LIMITS__MAX_MEMORY_BYTES=str(512 * MIB),
+        DS_LIMITS__MAX_REQUEST_BODIES_BYTES=str(32 * MIB),
+        DS_SERVER__WRITE_TIMEOUT_SECS="3",
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="3",
+    ) as server:
+        yield server
+
+
+def memory_mb(server: Server) -> float:
+    for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    raise AssertionError("no VmRSS")
+
+
+def send_what_fits(connection: RawConnection, data: bytes, for_secs: float) -> int:
+    """Send without reading, until the server stops reading or everything is sent."""
+    connection.socket.settimeout(0.5)
+    sent = 0
+    ends_at = time.monotonic() + for_secs
+    with suppress(OSError):
+        while sent < len(data) and time.monotonic() < ends_at:
+            with suppress(TimeoutError):
+                sent += connection.socket.send(data[sent : sent + MIB])
+    return sent
+
+
+def metric(server: Server, name: str) -> float:
+    for line in httpx.get(f"{server.url}/metrics").text.splitlines():
+        if line.startswith(f"{name} "):
+            return float(line.split()[1])
+    raise AssertionError(f"no metric {name}")
+
+
+def test_unread_answers_are_not_produced(running: Server) -> None:
+    """Thousands of GETs whose answers nobody reads used to hold gigabytes."""
+    with stream_on(running, "unread") as stream:
+        stream.create(b"x" * 200_000)
+        before = memory_mb(running)
+        with connect(running) as connection:
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            send_what_fits(connection, encode("GET", stream.path) * 5000, 2)
+            assert memory_mb(running) - before < 30
+            # Someone else is served meanwhile.
+            assert stream.head().status_code == 200
+            # New requests do not extend the time that a client has to read: it is cut.
+            time.sleep(2.5)
+            send_what_fits(connection, encode("GET", stream.path) * 10, 1)
+        assert metric(running, "headwater_slow_readers_total") >= 0
+
+
+def test_large_bodies_behind_a_long_poll_are_not_all_read(running: Server) -> None:
+    with stream_on(running, "behind") as stream:
+        stream.create()
+        before = memory_mb(running)
+        post = encode("POST", stream.path, headers=TEXT, body=b"x" * (6 * MIB))
+        with connect(running) as connection:
+            wait = encode("GET", f"{stream.path}?offset=now&live=long-poll")
+            sent = send_what_fits(connection, wait + post * 10, 1.5)
+            assert sent < 30 * MIB
+            assert memory_mb(running) - before < 60
+
+
+def test_bodies_of_all_connections_share_one_budget(running: Server) -> None:
+    """Connections that stop one byte short of a complete body cannot hold more than the limit together."""
+    with stream_on(running, "budget") as stream, ExitStack() as stack:
+        stream.create()
+        body = b"x" * (8 * MIB)
+        request = encode("POST", stream.path, headers=TEXT, body=body)
+        held = []
+        for _ in range(8):
+            connection = stack.enter_context(connect(running))
+            send_what_fits(connection, request[:-1], 5)
+            held.append(connection)
+        time.sleep(0.3)
+        assert metric(running, "headwater_request_body_bytes") <= 32 * MIB
+        # A small append is not affected.
+        assert stream.post("small").status_code == 204
+        refused = 0
+        for connection in held:
+            with suppress(OSError):
+                connection.send(request[-1:])
+        for connection in held:
+            connection.socket.settimeout(10)
+            answer = connection.response()
+            if answer.status == 503:
+                refused += 1
+                assert answer.header("retry-after") == "1"
+            else:
+                assert answer.status == 204
+        assert 1 <= refused <= 7
+    with stream_on(running, "budget-after") as stream:
+        stream.create()
+        assert stream.post(b"y" * (8 * MIB)).status_code == 204
+        assert metric(running, "headwater_request_body_bytes") == 0
+
+
+def test_an_endless_trailer_is_refused(running: Server) -> None:
+    with stream_on(running, "trailer") as stream:
+        stream.create()
+        with connect(running) as connection:
+            connection.send(encode("POST", stream.path, headers={**TEXT, "Transfer-Encoding": "chunked"}))
+            connection.send(b"1\r\nx\r\n0\r\nX-Endless: ")
+            started = time.monotonic()
+            sent = send_what_fits(connection, b"a" * (40 * MIB), 10)
+            assert sent < 40 * MIB or time.monotonic() - started < 5
+            connection.socket.settimeout(10)
+            assert connection.response().status == 431
+        assert stream.content() == b""
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_a_fast_reader_of_much_data_does_not_keep_others_waiting(running: Server, live: bool) -> None:
+    """One SSE catch-up of 500 MB used to hold the loop for 12 s."""
+    with stream_on(running, f"much-{live}") as stream:
+        stream.create(headers=BYTES)
+        for _ in range(12):
+            assert stream.post(b"x" * (8 * MIB), headers=BYTES).status_code == 204
+        query = "?offset=-1&live=sse" if live else "?offset=-1"
+        with connect(running) as connection, connect(running) as other:
+            connection.send(encode("GET", stream.path + query) * (1 if live else 8))
+            other.request("GET", "/healthz")
+            waits = []
+            received = 0
+            connection.socket.settimeout(0.001)
+            ends_at = time.monotonic() + 3
+            while received < 60 * MIB and time.monotonic() < ends_at:
+                other.send(encode("GET", "/healthz"))
+                started = time.monotonic()
+                while True:
+                    with suppress(TimeoutError):
+                        received += len(connection.socket.recv(4 * MIB))
+                    other.socket.settimeout(0.0005)
+                    with suppress(TimeoutError):
+                        assert other.response().status == 200
+                        break
+                waits.append(time.monotonic() - started)
+            assert received >= 20 * MIB
+            # In turns of 256 KiB; generous, because the machine may be busy.
+            assert sorted(waits)[len(waits) // 2] < 0.1
+
+
+def test_a_large_event_is_not_held_by_readers_that_do_not_read(running: Server) -> None:
+    """A hundred readers that do not read a 10 MB message of newlines used to hold half a gigabyte and more."""
+    with stream_on(running, "newlines") as stream, ExitStack() as stack:
+        stream.create()
+        before = memory_mb(running)
+        for _ in range(60):
+            connection = stack.enter_context(connect(running))
+            connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.send(encode("GET", f"{stream.path}?offset=now&live=sse"))
+        time.sleep(0.3)
+        started = time.monotonic()
+        assert stream.post(b"\n" * (10 * MIB)).status_code == 204
+        assert stream.head().status_code == 200
+        assert time.monotonic() - started < 3
+        assert memory_mb(running) - before < 250
+
+
+def test_one_reader_gets_a_message_of_newlines_whole(running: Server) -> None:
+    with stream_on(running, "newlines-read") as stream:
+        stream.create()
+        stream.append(b"\n" * MIB + b"end")
+        with httpx.stream("GET", f"{running.url}{stream.path}?offset=-1&live=sse", timeout=30) as response:
+            lines = 0
+            for line in response.iter_lines():
+                lines += 1
+                if line.startswith("data:end"):
+                    break
+            assert lines == MIB + 2
