@@ -59,7 +59,7 @@ def sends_a_stray_byte() -> None:
     def generous(self: Connection, data: bytes) -> None:
         receive(self, data)
         if data.startswith(b"HEAD ") and next(calls) % 5 == 0:
-            self.transport.write(b"x")
+            self._transport.write(b"x")
 
     Connection.data_received = generous  # type: ignore[method-assign]
 
