@@ -4,7 +4,8 @@
 
 Reads lines from stdin, answers each with one line on stdout:
 
-    start   a server in a forked process: all of it but the time that Python takes to import
+    start   a server in a forked process: all of it but the time that Python takes to import; with a number, its wall
+            clock is that many seconds ahead
     exec    a server as a user starts it: a new interpreter
     look    answers `runs`, or `ended CODE`
     kill    SIGKILL to the server; answers `killed`, or `ended CODE` if it had ended by itself
@@ -20,6 +21,7 @@ import gc
 import os
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -39,6 +41,12 @@ def run_child(log: Path, *, anew: bool) -> None:
     if anew:
         os.execv(sys.executable, [sys.executable, "-m", "headwater", *ARGUMENTS])
     main(ARGUMENTS)
+
+
+def shift_clock(seconds: float) -> None:
+    """Wall time as another machine might have it; the monotonic clock is left alone."""
+    wall = time.time
+    time.time = lambda: wall() + seconds
 
 
 def look(pid: int) -> str:
@@ -64,12 +72,14 @@ def launch(log: Path) -> None:
     pid = 0
     try:
         for line in sys.stdin:
-            command = line.strip()
+            command, *arguments = line.split()
             if command in {"start", "exec"}:
                 assert not pid
                 pid = os.fork()
                 if not pid:
                     try:
+                        if arguments:
+                            shift_clock(float(arguments[0]))
                         run_child(log, anew=command == "exec")
                     except SystemExit as exit_:
                         sys.stderr.flush()

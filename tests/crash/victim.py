@@ -22,6 +22,7 @@ class Victim:
         self._fault = fault
         self._launcher: asyncio.subprocess.Process | None = None
         self.port = port
+        self.pid = 0
         self.data = home / "data"
         self.log = home / "server.log"
 
@@ -58,9 +59,10 @@ class Victim:
             self._launcher.stdin.close()
             await self._launcher.wait()
 
-    async def start(self, *, anew: bool = False) -> None:
-        answer = await self._tell("exec" if anew else "start")
+    async def start(self, *, anew: bool = False, clock_ahead_s: float = 0.0) -> None:
+        answer = await self._tell("exec" if anew else f"start {clock_ahead_s}" if clock_ahead_s else "start")
         assert answer.startswith("started"), answer
+        self.pid = int(answer.split()[1])
 
     async def kill(self) -> None:
         answer = await self._tell("kill")

@@ -49,7 +49,8 @@ class Event:
 class Client:
     """One connection at a time, opened when needed."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._host = host
         self._port = port
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -111,7 +112,7 @@ class Client:
         if self._reader is None or self._writer is None or self._reader.at_eof():
             self.close()
             try:
-                self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+                self._reader, self._writer = await asyncio.open_connection(self._host, self._port)
             except OSError as error:
                 raise NotSent(str(error)) from error
         return self._reader, self._writer

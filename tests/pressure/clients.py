@@ -1,0 +1,303 @@
+"""Clients whose history is judged: writers, producers and readers of kept streams, and those who create and delete.
+
+They know a list of base URLs and use any of them for each request, so that the same clients serve one server, several
+workers, or a cluster. Answers are logged as they are; whether they are right is for `history` to say. Only an answer
+that can never be right, such as a 500, ends the run at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from contextlib import aclosing, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.crash.wire import Client, Lost, NotSent, Refused, Reply
+from tests.crash.world import Violation
+from tests.pressure.history import History, Kind, Operation, Outcome, Producer
+
+RETRY_S = 0.005
+TEXT = {"Content-Type": "text/plain"}
+BUSY = {429, 503, 507}
+"""Refusals of a server in trouble. What they refused may have reached the disk: its outcome is unknown."""
+PAUSE_S = 0.002
+GIVE_UP_S = 30.0
+
+
+class Fleet:
+    """The servers, what was done to them, and whether to go on."""
+
+    def __init__(self, urls: Sequence[str], dice: random.Random) -> None:
+        self.urls = list(urls)
+        self.dice = dice
+        self.history = History()
+        self.running = True
+        self.counts: Counter[str] = Counter()
+        self._links: list[Client] = []
+        self._names = itertools.count()
+        self.kept: list[str] = []
+
+    def link(self) -> Link:
+        return Link(self)
+
+    def connect(self, url: str) -> Client:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        client = Client(parts.port or 80, parts.hostname)
+        self._links.append(client)
+        return client
+
+    def cut(self) -> None:
+        """Break every connection."""
+        for client in self._links:
+            client.close()
+
+    async def close(self) -> None:
+        self.cut()
+        await asyncio.sleep(0.01)
+
+    def ended(self) -> bool:
+        return not self.running
+
+    def fresh(self, stem: str) -> str:
+        return f"/v1/stream/{stem}/{next(self._names)}"
+
+
+class Link:
+    """One client's way to all servers."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._clients = [fleet.connect(url) for url in fleet.urls]
+        self._dice = fleet.dice
+
+    def any(self) -> Client:
+        return self._dice.choice(self._clients)
+
+    async def request(self, method: str, path: str, headers: dict[str, str] | None = None, body: bytes = b"") -> Reply:
+        return await self.any().request(method, path, headers, body)
+
+
+def position(token: str) -> int:
+    return int(token.split("_")[1], 16)
+
+
+async def logged(fleet: Fleet, link: Link, operation: Operation, method: str, target: str, **more: Any) -> Reply | None:
+    """Send it once and log the answer; None when nobody knows, or when it was not even sent."""
+    try:
+        reply = await link.request(method, target, **more)
+    except NotSent:
+        fleet.history.end(operation, "refused")
+        await asyncio.sleep(RETRY_S)
+        return None
+    except (Lost, TimeoutError):
+        fleet.counts["lost"] += 1
+        return None
+    if reply.status in BUSY:
+        fleet.counts["busy"] += 1
+        if operation.kind in {"read", "tail"}:
+            fleet.history.end(operation, "refused")
+        await asyncio.sleep(RETRY_S)
+        return None
+    if reply.status >= 500:
+        raise Violation(f"{method} {target}: {reply.status} {reply.body!r}")
+    if reply.status == 404:
+        fleet.history.end(operation, "missing")
+        return reply
+    operation.end = position(reply.headers.get("stream-next-offset", "0_0"))
+    operation.up_to_date = reply.headers.get("stream-up-to-date") == "true"
+    fleet.history.end(operation, _outcome(operation, reply))
+    fleet.counts["answered"] += 1
+    return reply
+
+
+def _outcome(operation: Operation, reply: Reply) -> Outcome:
+    if operation.kind == "create":
+        return "ok" if reply.status == 201 else "refused"
+    return "ok" if reply.status in {200, 204} else "refused"
+
+
+# -- kept streams
+
+
+async def write(fleet: Fleet, path: str, who: str) -> None:
+    """Appends that are never tried again; now and then one that must be refused."""
+    link = fleet.link()
+    for number in itertools.count():
+        if not fleet.running:
+            return
+        wrong = fleet.dice.random() < 0.05
+        body = message(who, number)
+        operation = fleet.history.begin("append", path, body)
+        headers = {"Content-Type": "image/png"} if wrong else TEXT
+        reply = await logged(fleet, link, operation, "POST", path, headers=headers, body=body)
+        if reply is not None and (reply.status == 409) != wrong:
+            raise Violation(f"POST {path} with {headers}: {reply.status} {reply.body!r}")
+        await asyncio.sleep(fleet.dice.uniform(0, PAUSE_S))
+
+
+async def produce(fleet: Fleet, path: str, who: str) -> None:
+    """A producer sends each message until it is answered."""
+    link = fleet.link()
+    for seq in itertools.count():
+        body = message(who, seq)
+        headers = {**TEXT, "Producer-Id": who, "Producer-Epoch": "0", "Producer-Seq": str(seq)}
+        retried = False
+        while True:
+            if not fleet.running:
+                return
+            operation = fleet.history.begin("append", path, body, Producer(who, seq))
+            operation.retried = retried
+            reply = await logged(fleet, link, operation, "POST", path, headers=headers, body=body)
+            if reply is not None:
+                break
+            retried = True
+        if reply.status not in {200, 204}:
+            raise Violation(f"{who} {seq}: {reply.status} {reply.body!r}")
+        if reply.status == 204 and not retried:
+            raise Violation(f"{path}: message {seq} of {who} was called a repeat, and was sent only once")
+
+
+async def follow(fleet: Fleet, path: str, live: str) -> None:
+    """Read on from where the last answer ended: by catch-up or long-poll."""
+    link = fleet.link()
+    token, at = "-1", 0
+    while fleet.running:
+        operation = fleet.history.begin("read", path, start=at)
+        reply = await logged(fleet, link, operation, "GET", f"{path}?offset={token}{live}")
+        if reply is None:
+            continue
+        if reply.status not in {200, 204}:
+            raise Violation(f"GET {path} from {token}: {reply.status} {reply.body!r}")
+        operation.body = reply.body
+        token, at = reply.offset, operation.end
+        if fleet.dice.random() < 0.02:
+            token, at = "-1", 0
+        await asyncio.sleep(fleet.dice.uniform(0, PAUSE_S))
+
+
+async def listen(fleet: Fleet, path: str) -> None:
+    """Read on by server-sent events; each control event ends one read."""
+    link = fleet.link()
+    token, at = "-1", 0
+    while fleet.running:
+        data = b""
+        try:
+            async with aclosing(link.any().events(f"{path}?offset={token}&live=sse")) as events:
+                async for event in events:
+                    if event.kind == "data":
+                        data += event.data.encode()
+                        continue
+                    operation = fleet.history.begin("read", path, data, start=at)
+                    token = json.loads(event.data)["streamNextOffset"]
+                    at = operation.end = position(token)
+                    fleet.history.end(operation, "ok")
+                    fleet.counts["events"] += 1
+                    data = b""
+                    if fleet.ended():
+                        break
+        except (Lost, NotSent, TimeoutError):
+            await asyncio.sleep(RETRY_S)
+        except Refused as refused:
+            if not any(f" {status} " in f"{refused} " for status in BUSY):
+                raise Violation(f"a reader cannot continue where it was: {refused}") from None
+            await asyncio.sleep(RETRY_S)
+
+
+async def watch(fleet: Fleet, path: str) -> None:
+    link = fleet.link()
+    while fleet.running:
+        operation = fleet.history.begin("tail", path)
+        await logged(fleet, link, operation, "HEAD", path)
+        await asyncio.sleep(fleet.dice.uniform(0, 2 * PAUSE_S))
+
+
+def message(who: str, number: int) -> bytes:
+    return f"{who}:{number}:".encode() + b"x" * (number * 37 % 300) + b";"
+
+
+# -- mortal streams
+
+METHODS: dict[Kind, str] = {"create": "PUT", "append": "POST", "read": "GET", "delete": "DELETE"}
+
+
+async def create_and_delete(fleet: Fleet, who: str, names: list[str]) -> None:
+    """Several of these race on one name, until they leave it behind, deleted, for the next; and look back."""
+    link = fleet.link()
+    for number in itertools.count():
+        if not fleet.running:
+            return
+        path = names[-1]
+        (kind,) = fleet.dice.choices(tuple(METHODS), (3, 4, 6, 1.5))
+        if kind == "read" and fleet.dice.random() < 0.4:
+            path = fleet.dice.choice(names)
+        await _once(fleet, link, kind, path, f"{who}.{number};".encode())
+        if fleet.dice.random() < 0.05:
+            names.append(fleet.fresh("mortal"))
+            await _once(fleet, link, "delete", path)
+        await asyncio.sleep(fleet.dice.uniform(0, PAUSE_S))
+
+
+async def _once(fleet: Fleet, link: Link, kind: Kind, path: str, body: bytes = b"") -> None:
+    body = body if kind in {"create", "append"} else b""
+    operation = fleet.history.begin(kind, path, body)
+    target = f"{path}?offset=-1" if kind == "read" else path
+    reply = await logged(fleet, link, operation, METHODS[kind], target, headers=TEXT if body else {}, body=body)
+    if reply is not None and kind == "read":
+        operation.body = reply.body if reply.status == 200 else b""
+
+
+# -- all together
+
+
+async def set_up(fleet: Fleet, kept: int = 2) -> None:
+    link = fleet.link()
+    for _ in range(kept):
+        path = fleet.fresh("kept")
+        while True:
+            with suppress(Lost, NotSent):
+                reply = await link.request("PUT", path, TEXT)
+                assert reply.status in {200, 201}, reply
+                break
+        fleet.kept.append(path)
+
+
+def everybody(fleet: Fleet) -> list[Coroutine[Any, Any, None]]:
+    clients: list[Coroutine[Any, Any, None]] = []
+    for number, path in enumerate(fleet.kept):
+        clients += [write(fleet, path, f"w{number}"), write(fleet, path, f"v{number}")]
+        clients += [produce(fleet, path, f"p{number}"), produce(fleet, path, f"q{number}")]
+        clients += [follow(fleet, path, ""), follow(fleet, path, "&live=long-poll"), listen(fleet, path)]
+        clients += [watch(fleet, path)]
+    names = [fleet.fresh("mortal")]
+    clients += [create_and_delete(fleet, f"m{number}", names) for number in range(5)]
+    return clients
+
+
+async def content(fleet: Fleet, path: str) -> bytes:
+    """All of a kept stream, from every server the same."""
+    found: list[bytes] = []
+    for url in fleet.urls:
+        client = fleet.connect(url)
+        body, token = bytearray(), "-1"
+        async with asyncio.timeout(GIVE_UP_S):
+            while True:
+                try:
+                    reply = await client.request("GET", f"{path}?offset={token}")
+                except (Lost, NotSent):
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                if reply.status != 200:
+                    raise Violation(f"GET {path}: {reply.status} {reply.body!r}")
+                body += reply.body
+                token = reply.offset
+                if reply.headers.get("stream-up-to-date") == "true":
+                    break
+        found.append(bytes(body))
+    if any(other != found[0] for other in found):
+        raise Violation(f"{path}: servers differ")
+    return found[0]

@@ -1,0 +1,211 @@
+"""What happens to a server while its clients' history is logged: kills, stops, cut connections, disks in trouble.
+
+    python -m tests.pressure.troubles --mode acid --rounds 50 --seed 7
+
+Each trouble leaves a server that works again, so that any sequence of them can follow. After the last one the history
+is judged; the seed decides the troubles and what the clients do, not the timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from headwater.storage.inspection import check as check_directory
+from tests.crash.victim import Victim
+from tests.crash.world import Violation
+from tests.ports import free_port
+from tests.pressure import clients
+from tests.pressure.clients import Fleet
+from tests.pressure.history import check
+
+CALM_S = (0.05, 0.3)
+DAY_S = 86_400.0
+UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+
+class Scene:
+    """One server, its clients, and the trouble between them."""
+
+    def __init__(self, victim: Victim, fleet: Fleet) -> None:
+        self.victim = victim
+        self.fleet = fleet
+        self.dice = fleet.dice
+
+    async def wait(self, low: float, high: float) -> None:
+        await asyncio.sleep(self.dice.uniform(low, high))
+
+    async def restart(self, *, clock_ahead_s: float = 0.0) -> None:
+        await self.victim.kill()
+        await self.victim.start(clock_ahead_s=clock_ahead_s)
+        await self.victim.wait_until_listening()
+
+
+async def kill(scene: Scene) -> None:
+    """kill -9 at a random moment."""
+    await scene.restart()
+
+
+async def stop(scene: Scene) -> None:
+    """SIGSTOP for a while: the server neither answers nor dies."""
+    os.kill(scene.victim.pid, signal.SIGSTOP)
+    try:
+        await scene.wait(0.05, 0.8)
+    finally:
+        os.kill(scene.victim.pid, signal.SIGCONT)
+
+
+async def cut(scene: Scene) -> None:
+    """All connections break, several times."""
+    for _ in range(4):
+        scene.fleet.cut()
+        await scene.wait(0.0, 0.1)
+
+
+async def clock(scene: Scene) -> None:
+    """The server starts again with a clock that is days off, and once more with the right one."""
+    await scene.restart(clock_ahead_s=scene.dice.choice((-2, -0.1, 0.1, 40)) * DAY_S)
+    await scene.wait(0.1, 0.3)
+    await scene.restart()
+
+
+async def descriptors(scene: Scene) -> None:
+    """EMFILE: no new file and no new connection."""
+    pid = scene.victim.pid
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    used = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - at once, in memory
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, before[1]))
+    await scene.wait(0.2, 0.6)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    await scene.wait(0.1, 0.3)
+    await scene.restart()
+
+
+async def full(scene: Scene) -> None:
+    """A file cannot grow: a write ends short and then fails, as on a full disk."""
+    pid = scene.victim.pid
+    largest = max((path.stat().st_size for path in scene.victim.data.rglob("*") if path.is_file()), default=0)
+    limit = min(largest, 1 << 20) + 2_000
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    await scene.wait(0.2, 0.5)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, UNLIMITED)
+    await scene.restart()
+
+
+async def _inject(scene: Scene, what: str, low: float, high: float) -> None:
+    """Let strace change what system calls of the running server do."""
+    strace = shutil.which("strace")
+    assert strace is not None, "strace is missing; on Debian: apt-get install strace"
+    calls = what.partition(":")[0]
+    tracer = await asyncio.create_subprocess_exec(
+        strace,
+        *("-f", "-qq", "-o", os.devnull, "-e", f"trace={calls}", "-e", f"inject={what}"),
+        *("-p", str(scene.victim.pid)),
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        await scene.wait(low, high)
+    finally:
+        if tracer.returncode is None:
+            tracer.send_signal(signal.SIGINT)
+        await tracer.wait()
+
+
+async def slow_disk(scene: Scene) -> None:
+    """Every sync takes 40 ms longer."""
+    await _inject(scene, "fdatasync,fsync,msync:delay_enter=40000", 0.4, 0.9)
+
+
+async def failing_disk(scene: Scene) -> None:
+    """Some sync fails with EIO: nothing is acknowledged after it until the server was started again."""
+    await _inject(scene, f"fdatasync,fsync:error=EIO:when={scene.dice.randrange(1, 6)}+7", 0.3, 0.6)
+    await scene.restart()
+
+
+async def no_space(scene: Scene) -> None:
+    """Some sync fails with ENOSPC, as on a file system that allocates late."""
+    await _inject(scene, f"fdatasync,fsync:error=ENOSPC:when={scene.dice.randrange(1, 6)}+5", 0.3, 0.6)
+    await scene.restart()
+
+
+Trouble = Callable[[Scene], Awaitable[None]]
+TROUBLES: dict[str, Trouble] = {
+    trouble.__name__: trouble
+    for trouble in (kill, stop, cut, clock, descriptors, full, slow_disk, failing_disk, no_space)
+}
+
+
+async def endure(
+    home: Path,
+    mode: str,
+    troubles: list[str],
+    seed: int,
+    *,
+    fault: str | None = None,
+    calm_s: tuple[float, float] = CALM_S,
+) -> Counter[str]:
+    """Run the clients through these troubles, then judge their history."""
+    dice = random.Random(seed)
+    victim = Victim(home, mode, free_port(), fault)
+    fleet = Fleet([f"http://127.0.0.1:{victim.port}"], dice)
+    scene = Scene(victim, fleet)
+    done: list[str] = []
+    await victim.open()
+    try:
+        await victim.start()
+        await victim.wait_until_listening()
+        await clients.set_up(fleet)
+        async with asyncio.TaskGroup() as group:
+            for client in clients.everybody(fleet):
+                group.create_task(client)
+            for name in troubles:
+                await scene.wait(*calm_s)
+                done.append(name)
+                await TROUBLES[name](scene)
+            await scene.wait(*calm_s)
+            fleet.running = False
+        content = {path: await clients.content(fleet, path) for path in fleet.kept}
+        judged = check(fleet.history, content)
+        await victim.kill()
+        if problems := list(check_directory(victim.data)):
+            raise Violation(f"the data directory is damaged: {problems[:3]}")
+    except BaseException as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = next((each for each in error.exceptions if isinstance(each, Violation)), error.exceptions[0])
+        error.add_note(f"mode {mode}, seed {seed}, troubles {done}; the server's log ends:\n{victim.log_tail()}")
+        raise error from None
+    finally:
+        await fleet.close()
+        await victim.close()
+    return judged + fleet.counts + Counter(troubles)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", default="file-durable")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
+    parser.add_argument("--only", choices=TROUBLES)
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - needed to replay, also after a crash
+    names = [chosen.only] if chosen.only else list(TROUBLES)
+    troubles = random.Random(chosen.seed).choices(names, k=chosen.rounds)
+    with tempfile.TemporaryDirectory() as directory:
+        counts: dict[str, Any] = dict(asyncio.run(endure(Path(directory), chosen.mode, troubles, chosen.seed)))
+    print(json.dumps(counts))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
