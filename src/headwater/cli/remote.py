@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 import typer
 
 from headwater.cli.failure import RUNTIME, USAGE, Failure
+from headwater.cli.interrupts import prompt_interrupts
 
 if TYPE_CHECKING:
     import httpx
@@ -73,7 +74,11 @@ def remote(url: str, token: str) -> Iterator[Remote]:
         raise Failure(f"--url: {url!r} does not begin with http:// or https://", USAGE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
-    with told_plainly(url), httpx.Client(headers=headers, timeout=timeout, follow_redirects=True) as http:
+    with (
+        prompt_interrupts(),
+        told_plainly(url),
+        httpx.Client(headers=headers, timeout=timeout, follow_redirects=True) as http,
+    ):
         yield Remote(url.rstrip("/"), http)
 
 
