@@ -1,8 +1,8 @@
 """Ctrl-C that ends a blocking call at once.
 
-Python checks for signals between instructions, and a signal interrupts a system call that has begun. One that arrives in
-between, after the last check and before the call blocks, is seen only when the call returns: on a quiet stream minutes
-later. A thread that is woken by every signal therefore interrupts the main thread until it has seen Ctrl-C. Invariant:
+Python checks for signals between instructions, and a signal interrupts a system call that has begun. One that arrives
+after the last check and before the call blocks is seen only when the call returns: on a quiet stream minutes later. A
+thread that is woken by every signal therefore interrupts the main thread until it has seen Ctrl-C. Invariant:
 when the block is left, signals are handled as before.
 """
 
