@@ -7,12 +7,12 @@ import pytest
 from headwater.core.errors import InternalError, StorageFull, SubscriptionExists
 from headwater.core.offsets import Offset
 from headwater.core.subscriptions import SavedLink
-from headwater.engine.links import SLICE
+from headwater.engine.slices import STEPS_MAX
 from headwater.engine.subscription import Link
 from headwater.engine.subscriptions import Put
 from tests.model.subscription_world import WAKE, World, pull
 
-COUNT = 2 * SLICE + 10
+COUNT = 2 * STEPS_MAX + 10
 LAST = f"events/{COUNT - 1:05}"
 
 
@@ -42,6 +42,7 @@ def test_a_subscription_to_many_streams_takes_several_ticks(world: World) -> Non
 
 def test_what_happens_meanwhile_is_neither_lost_nor_told_too_early(world: World) -> None:
     answers = world.put("s", pull())
+    world.scheduler.tick()
     world.append("events/00000", b"after its link")
     world.append(LAST, b"before its link")
     world.create("events/new", b"linked where it begins")

@@ -64,7 +64,14 @@ class Subscription:
         return found
 
     def links(self) -> dict[str, dict[str, Any]]:
-        return {link["path"]: link for link in self.get()["streams"]}
+        """All of its links, read page by page."""
+        page = self.get()
+        found = {link["path"]: link for link in page["streams"]}
+        while page["has_more"]:
+            page = self.http.get(self.path, params={"after": page["next_cursor"]}).json()
+            found |= {link["path"]: link for link in page["streams"]}
+        assert len(found) == page["stream_count"]
+        return found
 
     def acked(self, path: str) -> str:
         acked: str = self.links()[path]["acked_offset"]

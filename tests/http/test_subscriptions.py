@@ -39,6 +39,9 @@ def test_put_creates_and_tells_everything(subscription: Subscription, server: Se
         "type": "webhook",
         "pattern": "none/*",
         "streams": [{"path": "a/b", "link_type": "explicit", "acked_offset": ZERO}],
+        "stream_count": 1,
+        "has_more": False,
+        "next_cursor": None,
         "webhook": {"url": "http://127.0.0.1:9/hook"},
         "lease_ttl_ms": 1234,
         "status": "active",
@@ -313,3 +316,23 @@ def test_names_that_are_no_client_streams_are_never_linked(subscription: Subscri
     if client.put(f"/ds/{bucket}").status_code in (200, 201):
         client.put(f"/ds/{bucket}/one", headers={"Content-Type": "text/plain"}, content="x")
     assert not [name for name in subscription.links() if name.startswith("/") or bucket in name]
+
+
+def test_the_streams_of_a_subscription_are_read_page_by_page(subscription: Subscription) -> None:
+    names = [f"{subscription.id}/{number}" for number in range(5)]
+    created = subscription.put(**PULL, streams=names).json()
+    assert (created["stream_count"], created["has_more"], created["next_cursor"]) == (5, False, None)
+    found: list[str] = []
+    after: dict[str, str] = {}
+    while True:
+        page = subscription.http.get(subscription.path, params={"limit": "2", **after}).json()
+        assert page["stream_count"] == 5
+        found += [stream["path"] for stream in page["streams"]]
+        if not page["has_more"]:
+            break
+        assert page["next_cursor"] == found[-1]
+        after = {"after": page["next_cursor"]}
+    assert found == names
+    assert page["next_cursor"] is None
+    refused = subscription.http.get(subscription.path, params={"limit": "0"})
+    assert refused.status_code == 400

@@ -76,35 +76,35 @@ def nobody_is_fenced(broken: Subscriptions) -> None:
 
 def leases_never_end(broken: Subscriptions) -> None:
     wakes = broken._wakes
-    ring = wakes._ring
+    on_deadline = wakes._on_deadline
 
-    def deaf(subscription: Subscription) -> None:
+    def ignore(subscription: Subscription) -> None:
         if subscription.wake.phase is not WakePhase.HELD:
-            ring(subscription)
+            on_deadline(subscription)
 
-    wakes._ring = wakes._alarms._ring = deaf  # type: ignore[method-assign]
+    wakes._on_deadline = ignore  # type: ignore[method-assign]
 
 
 def retries_never_come(broken: Subscriptions) -> None:
     wakes = broken._wakes
-    ring = wakes._ring
+    on_deadline = wakes._on_deadline
 
-    def deaf(subscription: Subscription) -> None:
+    def ignore(subscription: Subscription) -> None:
         if subscription.wake.phase is not WakePhase.WAITING:
-            ring(subscription)
+            on_deadline(subscription)
 
-    wakes._ring = wakes._alarms._ring = deaf  # type: ignore[method-assign]
+    wakes._on_deadline = ignore  # type: ignore[method-assign]
 
 
 def a_wake_outlives_its_work(broken: Subscriptions) -> None:
     wakes = broken._wakes
-    look = wakes._look_at
+    process = wakes._process
 
-    def blind(subscription: Subscription) -> None:
+    def ignore(subscription: Subscription) -> None:
         if subscription.pending:
-            look(subscription)
+            process(subscription)
 
-    wakes._look_at = blind  # type: ignore[method-assign]
+    wakes._process = ignore  # type: ignore[method-assign]
 
 
 def wake_events_have_no_number(broken: Subscriptions) -> None:
@@ -157,7 +157,7 @@ def acks_may_go_back(broken: Subscriptions) -> None:
 
 
 def orphans_stay(broken: Subscriptions) -> None:
-    broken._links.remove_document = lambda _: None  # type: ignore[method-assign,assignment]
+    broken._links.remove_document = lambda _: True  # type: ignore[method-assign,assignment]
 
 
 BROKEN: list[Callable[[Subscriptions], None]] = [

@@ -1,14 +1,14 @@
-"""Links: which subscriptions follow which streams, by name and by pattern, and where their cursors are kept.
+"""Links: which subscriptions follow which streams, by name and by pattern, and where their cursors are saved.
 
-`link/{id}/{stream}` keeps an explicit link, or a cursor that has moved. A stream that matches a pattern and has no
-saved cursor stands at its beginning: so linking a new stream writes nothing, and a crash between its creation and its
-link cannot lose its first message.
+`link/{id}/{stream}` saves an explicit link, or a cursor that has moved. A stream that matches a pattern and has no
+saved cursor is at its beginning. So linking a new stream writes nothing, a crash between its creation and its link
+cannot lose its first message, and a link that has to wait for room loses nothing either.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final
 from urllib.parse import quote, unquote
@@ -21,15 +21,13 @@ from headwater.core.names import is_client_name
 from headwater.core.offsets import Offset
 from headwater.core.subscriptions import SavedLink, decode_link, encode_saved
 from headwater.engine.engine import Engine
-from headwater.engine.scheduler import Scheduler
+from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscription import Link, Subscription
 
 log = logging.getLogger("headwater.subscriptions")
 
 LINK_PREFIX: Final = "link/"
-SLICE: Final = 2_000
-"""Streams that a new subscription looks at in one tick: about ten milliseconds."""
 
 
 def link_key(subscription_id: str, name: str) -> str:
@@ -41,81 +39,77 @@ def as_refusal(error: Exception, work: str) -> Refusal:
     if isinstance(error, Refusal):
         return error
     log.error("%s failed unexpectedly", work, exc_info=error)
-    return InternalError("The request could not be completed because of an internal error; the server's log has it.")
+    return InternalError("The request failed because of an internal error. The server's log has the details.")
 
 
 class Links:
-    def __init__(self, engine: Engine, scheduler: Scheduler, stir: Callable[[Subscription], None]) -> None:
+    def __init__(self, engine: Engine, slices: Slices, mark_dirty: Callable[[Subscription], None]) -> None:
         self._engine = engine
-        self._scheduler = scheduler
-        self._stir = stir
+        self._slices = slices
+        self._mark_dirty = mark_dirty
         self._globs: GlobIndex[Subscription] = GlobIndex()
         self._explicit: dict[str, dict[Subscription, None]] = {}
 
-    # -- subscriptions come and go -----------------------------------------------------------------------------------
+    # -- subscriptions are created and deleted -----------------------------------------------------------------------
 
     def begin(self, subscription: Subscription, done: Callable[[Refusal | None], None]) -> None:
-        """Link a new subscription to what there is, each stream at its current tail.
+        """Link a new subscription to the existing streams, each at its current tail.
 
-        Where there is a lot it takes several ticks, so that nobody else has to wait for it. Streams that come and go
-        meanwhile are linked and let go as ever; nobody is woken before the subscription is ready.
+        It happens in slices, so that other clients do not wait for it. Streams that are created or deleted meanwhile
+        are linked and unlinked as usual. No worker is woken before the subscription is ready.
         """
-        try:
-            for name in subscription.config.streams:
-                self.add(subscription, name)
-        except Exception as error:
-            self._give_up(subscription, done, error)
-            return
         names: list[str] = []
-        only: GlobIndex[None] = GlobIndex()
         if subscription.glob is not None:
             self._globs.add(subscription.glob, subscription)
-            only.add(subscription.glob, None)
-            names = list(self._engine.catalog.by_name)
-        self._link_slice(subscription, only, names, 0, done)
+            names = [name for name in self._engine.catalog.by_name if is_client_name(name)]
+        self._slices.add(self._link_existing(subscription, names), partial(self._begun, subscription, done))
 
-    def _link_slice(
-        self,
-        subscription: Subscription,
-        only: GlobIndex[None],
-        names: list[str],
-        start: int,
-        done: Callable[[Refusal | None], None],
-    ) -> None:
+    def _link_existing(self, subscription: Subscription, names: Iterable[str]) -> Iterator[None]:
+        for name in subscription.config.streams:
+            self.add(subscription, name)
+            yield
+        own: GlobIndex[None] = GlobIndex()
+        if subscription.glob is not None:
+            own.add(subscription.glob, None)
         by_name = self._engine.catalog.by_name
-        try:
-            for name in names[start : start + SLICE]:
-                stream = by_name.get(name)
-                if stream is None or not stream.visible or stream.deleted or not is_client_name(name):
-                    continue
-                if only.match(name):
-                    self._link_by_pattern(subscription, stream, _tail(stream))
-        except Exception as error:
-            self._give_up(subscription, done, error)
-            return
-        if start + SLICE < len(names):
-            self._scheduler.soon(partial(self._link_slice, subscription, only, names, start + SLICE, done))
-        else:
+        for name in names:
+            stream = by_name.get(name)
+            if stream is not None and stream.visible and not stream.deleted and own.match(name):
+                self._link_by_pattern(subscription, stream, _tail(stream))
+            yield
+
+    def _begun(
+        self, subscription: Subscription, done: Callable[[Refusal | None], None], error: Exception | None
+    ) -> None:
+        if error is None:
             done(None)
+            return
+        refusal = as_refusal(error, f"linking subscription {subscription.id!r}")
+        self.end(subscription, partial(done, refusal))
 
-    def _give_up(self, subscription: Subscription, done: Callable[[Refusal | None], None], error: Exception) -> None:
-        """Undo what was linked and answer: whatever went wrong, somebody waits for the answer."""
-        try:
-            self.end(subscription)
-        finally:
-            done(as_refusal(error, f"linking subscription {subscription.id!r}"))
-
-    def end(self, subscription: Subscription) -> None:
-        """Follow nothing for it any more, and forget its cursors."""
+    def end(self, subscription: Subscription, done: Callable[[], None]) -> None:
+        """Remove all links of a subscription with their saved cursors, in slices, then call `done`."""
         if subscription.glob is not None:
             self._globs.discard(subscription.glob, subscription)
-        for link in subscription.links.values():
+        self._slices.add(self._unlink_all(subscription), partial(self._ended, subscription, done))
+
+    def _unlink_all(self, subscription: Subscription) -> Iterator[None]:
+        is_writable = True
+        while subscription.links:
+            name, link = subscription.links.popitem()
             if link.explicit:
-                self._forget_explicit(subscription, link.name)
+                self._forget_explicit(subscription, name)
             if link.stream is not None:
                 self._engine.unfollow(link.stream, link)
-            if link.is_saved:
-                self.remove_document(link_key(subscription.id, link.name))
+            link.detach()
+            if link.is_saved and is_writable:
+                is_writable = self.remove_document(link_key(subscription.id, name))
+            yield
+
+    def _ended(self, subscription: Subscription, done: Callable[[], None], error: Exception | None) -> None:
+        if error is not None:
+            log.error("unlinking subscription %r failed unexpectedly", subscription.id, exc_info=error)
+        done()
 
     def add(self, subscription: Subscription, name: str) -> None:
         """Link a stream explicitly, at its current tail unless it is linked already."""
@@ -135,7 +129,7 @@ class Links:
             self._attach(link, stream, cursor)
 
     def remove(self, subscription: Subscription, name: str) -> None:
-        """Take an explicit link away; one by pattern stays."""
+        """Remove an explicit link. If a pattern matches the stream too, it stays linked by that."""
         link = subscription.links.get(name)
         if link is None or not link.explicit:
             return
@@ -148,13 +142,13 @@ class Links:
                 self._engine.unfollow(link.stream, link)
             link.detach()
             del subscription.links[name]
-            self._stir(subscription)
+            self._mark_dirty(subscription)
         self._forget_explicit(subscription, name)
 
-    # -- streams come and go -----------------------------------------------------------------------------------------
+    # -- streams are created and deleted -----------------------------------------------------------------------------
 
     def stream_created(self, stream: LiveStream) -> None:
-        """A new stream is durable, and nobody was told of it yet: link it before its first message counts."""
+        """Link a new stream that is durable, before its creation is answered and before its first append."""
         for subscription in self._explicit.get(stream.name, ()):
             self._attach(subscription.links[stream.name], stream, stream.base)
         if not self._globs.is_empty and is_client_name(stream.name):
@@ -162,7 +156,7 @@ class Links:
                 self._link_by_pattern(subscription, stream, stream.base)
 
     def stream_ended(self, link: Link) -> None:
-        """An explicit link waits for the next stream of that name; the other goes with its stream."""
+        """An explicit link waits for the next stream of that name; a link by pattern ends with its stream."""
         link.detach()
         link.by_pattern = False
         subscription = link.subscription
@@ -170,28 +164,30 @@ class Links:
             subscription.links.pop(link.name, None)
             if link.is_saved:
                 self.remove_document(link_key(subscription.id, link.name))
-        self._stir(subscription)
+        self._mark_dirty(subscription)
 
     # -- cursors -----------------------------------------------------------------------------------------------------
 
     def move(self, link: Link, offset: Offset) -> None:
-        """Everything before `offset` is processed; saved before it is true."""
+        """Mark everything before `offset` as processed. The new cursor is saved before it takes effect."""
         if offset == link.acked and link.is_saved:
             return
         self._save(link, msgspec.structs.replace(link.saved(), index=offset.index, position=offset.position))
         link.move(offset)
 
-    def remove_document(self, key: str) -> None:
-        """Where storage takes no writes just now, the document stays behind and the next start drops it."""
+    def remove_document(self, key: str) -> bool:
+        """Remove a saved document; False if storage refused, and then the next start removes it."""
         try:
             self._engine.put_document(key, None, None, None)
         except Refusal as refusal:
-            log.warning("%s stays behind: %s", key, refusal.detail)
+            log.warning("%s could not be removed and will be at the next start: %s", key, refusal.detail)
+            return False
+        return True
 
     # -- recovery ----------------------------------------------------------------------------------------------------
 
     def restore(self, subscriptions: dict[str, Subscription], documents: dict[str, bytes]) -> None:
-        """Attach what the last run had linked, and drop the cursors of what is gone."""
+        """Restore the links of the last run, and remove the cursors of streams and subscriptions that are gone."""
         cursors: dict[tuple[str, str], SavedLink] = {}
         keys = [key for key in documents if key.startswith(LINK_PREFIX)]
         for key in keys:
@@ -249,7 +245,7 @@ class Links:
     def _attach(self, link: Link, stream: LiveStream, cursor: Offset) -> None:
         link.stream = stream
         link.acked = cursor
-        # Follow first, then look at the tail: no wake-up can fall between the two.
+        # Follow first, then look at the tail: no append can fall between the two.
         self._engine.follow(stream, link, reading=False)
         link.wake()
 
@@ -266,7 +262,7 @@ class Links:
 
 
 def _cursor(saved: SavedLink | None, stream: LiveStream) -> Offset:
-    """Where a saved cursor stands on a stream; on another incarnation than it was saved for, at the beginning."""
+    """Where a saved cursor is on a stream: at the beginning if it was saved for an earlier stream of that name."""
     if saved is None or saved.stream_id != stream.id:
         return stream.base
     return Offset(saved.index, saved.position)

@@ -23,8 +23,8 @@ TOLD_MAX: Final = 1_000
 class Keeper(Protocol):
     """Who looks after subscriptions."""
 
-    def stir(self, subscription: Subscription) -> None:
-        """There is work, or there is none any more: look again soon."""
+    def mark_dirty(self, subscription: Subscription) -> None:
+        """There is new work, or no work any more: process the subscription soon."""
 
     def ended(self, link: Link) -> None:
         """The link's stream is gone."""
@@ -66,7 +66,7 @@ class Link:
             return
         subscription.pending[self.name] = self
         if subscription.wake.phase is Phase.IDLE:
-            subscription.keeper.stir(subscription)
+            subscription.keeper.mark_dirty(subscription)
 
     def gone(self, refusal: Refusal) -> None:
         # Data that was dropped before it was processed is still news: its readers must know to start over.
@@ -116,8 +116,8 @@ class Subscription:
         "glob",
         "id",
         "is_deleted",
+        "is_dirty",
         "is_ready",
-        "is_stirred",
         "keeper",
         "links",
         "pending",
@@ -137,8 +137,8 @@ class Subscription:
         self.is_ready = False
         """All that it follows is linked; nobody is woken before that."""
         self.is_deleted = False
-        self.is_stirred = False
-        """Already waiting to be looked at."""
+        self.is_dirty = False
+        """It waits to be processed."""
         self.alarm_ms: int | None = None
         self.again_ms: int | None = None
         """When to try again what storage or a wake stream refused."""

@@ -10,6 +10,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -34,12 +35,15 @@ from headwater.engine.engine import Engine
 from headwater.engine.links import Links, as_refusal
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
+from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscription import Link, Subscription, Told
 from headwater.engine.wakes import WAKE_PREFIX, Claimed, Wakes, any_jitter, wake_key
 from headwater.engine.webhooks import Caller
 
 SUBSCRIPTION_PREFIX: Final = "subscription/"
+LINKS_PAGE_MAX: Final = 1_000
+"""Links in one answer: a subscription may have a hundred thousand, and an answer is built while others wait."""
 
 
 class View(NamedTuple):
@@ -49,7 +53,10 @@ class View(NamedTuple):
     config: Config
     created_ms: int
     is_failing: bool
+    link_count: int
     links: Sequence[Told]
+    """The links of one page, in the order of their names; none in a listing."""
+    has_more_links: bool
     kid: str | None
     """The key that its webhooks are signed with."""
 
@@ -81,7 +88,7 @@ class Subscriptions:
         self._engine = engine
         self._caller = caller
         self._keys = SigningKeys(engine, round(key_rotation_s * 1000))
-        self._links = Links(engine, scheduler, self.stir)
+        self._links = Links(engine, Slices(scheduler), self.mark_dirty)
         self._wakes = Wakes(
             engine,
             scheduler,
@@ -93,8 +100,8 @@ class Subscriptions:
             jitter=jitter,
         )
         self._by_id: dict[str, Subscription] = {}
-        self._making: dict[str, list[Callable[[], None]]] = {}
-        """Ids that are being created, with the requests that wait to see what becomes of it."""
+        self._locked: dict[str, list[Callable[[], None]]] = {}
+        """Ids of subscriptions that are being created or removed, with the requests that wait for the end of it."""
         self._announcers: dict[str, dict[Subscription, None]] = {}
 
     def __len__(self) -> int:
@@ -140,25 +147,26 @@ class Subscriptions:
 
     def put(self, id_: str, config: Config, base_url: str, done: Callable[[Put | Refusal], None]) -> None:
         """Create a subscription, or confirm that it is as asked for."""
-        if id_ in self._making:
-            self._making[id_].append(partial(self.put, id_, config, base_url, done))
+        if id_ in self._locked:
+            self._locked[id_].append(partial(self.put, id_, config, base_url, done))
         elif id_ in self._by_id:
             self.answer(partial(self._confirm, id_, config), done)
         else:
-            self._making[id_] = []
+            self._locked[id_] = []
             create = partial(self._create, id_, config, base_url, partial(self._made, id_, done))
             if config.webhook_url is None:
                 create(None)
             else:
                 self._caller.vet(config.webhook_url, create)
 
-    def get(self, id_: str) -> View:
-        return self._view(self._find(id_))
+    def get(self, id_: str, after: str | None = None, limit: int = LINKS_PAGE_MAX) -> View:
+        """A subscription, with the first `limit` of its links whose names come after `after`."""
+        return self._view(self._find(id_), after, limit)
 
     def page(self, after: str | None, limit: int) -> tuple[list[View], bool]:
-        """The first `limit` subscriptions behind a place in the order, and whether there are more."""
-        ids = sorted(id_ for id_ in self._by_id if after is None or id_ > after)
-        return [self.get(id_) for id_ in ids[:limit]], len(ids) > limit
+        """The first `limit` subscriptions whose ids come after `after`, without their links; whether there are more."""
+        ids = nsmallest(limit + 1, (id_ for id_ in self._by_id if after is None or id_ > after))
+        return [self._view(self._by_id[id_], None, 0) for id_ in ids[:limit]], len(ids) > limit
 
     def census(self) -> Census:
         everyone = self._by_id.values()
@@ -166,7 +174,11 @@ class Subscriptions:
         return Census(standing, sum(len(subscription.pending) for subscription in everyone))
 
     def delete(self, id_: str) -> None:
-        """Remove a subscription; one that is not there is as good as removed."""
+        """Remove a subscription. Deleting a missing subscription is not an error.
+
+        Its links are removed in the background. Until then a PUT of the same id waits: it would save cursors under the
+        keys that are being removed.
+        """
         subscription = self._by_id.get(id_)
         if subscription is None:
             return
@@ -176,8 +188,9 @@ class Subscriptions:
         del self._by_id[id_]
         if subscription.config.wake_stream is not None:
             del self._announcers[subscription.config.wake_stream][subscription]
-        self._links.end(subscription)
         self._links.remove_document(wake_key(id_))
+        self._locked[id_] = []
+        self._links.end(subscription, partial(self._unlock, id_))
 
     def link(self, id_: str, names: Iterable[str]) -> None:
         """Link streams explicitly, each at its current tail unless it is linked already."""
@@ -219,8 +232,8 @@ class Subscriptions:
 
     # -- as the keeper of subscriptions ------------------------------------------------------------------------------
 
-    def stir(self, subscription: Subscription) -> None:
-        self._wakes.stir(subscription)
+    def mark_dirty(self, subscription: Subscription) -> None:
+        self._wakes.mark_dirty(subscription)
 
     def ended(self, link: Link) -> None:
         self._links.stream_ended(link)
@@ -237,14 +250,17 @@ class Subscriptions:
             )
         return subscription
 
-    def _view(self, subscription: Subscription) -> View:
-        config = subscription.config
+    def _view(self, subscription: Subscription, after: str | None = None, limit: int = LINKS_PAGE_MAX) -> View:
+        config, links = subscription.config, subscription.links
+        names = nsmallest(limit + 1, (name for name in links if after is None or name > after)) if limit else []
         return View(
             subscription.id,
             config,
             subscription.saved.created_ms,
             subscription.wake.failures > 0,
-            [link.told() for link in subscription.links.values()],
+            len(links),
+            [links[name].told() for name in names[:limit]],
+            len(names) > limit,
             self._keys.current().public.kid if config.webhook_url is not None else None,
         )
 
@@ -288,23 +304,26 @@ class Subscriptions:
                     _subscription_key(subscription.id), encode_saved(subscription.saved), None, None
                 )
             except Exception as error:
-                self._links.end(subscription)
                 refusal = as_refusal(error, f"creating subscription {subscription.id!r}")
+                self._links.end(subscription, partial(done, refusal))
+                return
         if refusal is not None:
             done(refusal)
             return
         self._install(subscription)
-        self._wakes.stir(subscription)
+        self._wakes.mark_dirty(subscription)
         done(Put(self._view(subscription), True))
 
     def _made(self, id_: str, done: Callable[[Put | Refusal], None], result: Put | Refusal) -> None:
         """Answer the request that created the subscription, then those that named the same id meanwhile."""
-        waiting = self._making.pop(id_)
         try:
             self._engine.after_all_pending(done, result)
         finally:
-            for again in waiting:
-                again()
+            self._unlock(id_)
+
+    def _unlock(self, id_: str) -> None:
+        for waiting in self._locked.pop(id_):
+            waiting()
 
     def _install(self, subscription: Subscription) -> None:
         self._by_id[subscription.id] = subscription

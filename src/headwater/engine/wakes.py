@@ -15,8 +15,10 @@ from __future__ import annotations
 import logging
 import random
 import secrets
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
@@ -33,6 +35,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.links import Links
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
+from headwater.engine.slices import SLICE_S
 from headwater.engine.subscription import Link, Subscription, Told
 from headwater.engine.webhooks import Answer, Caller, Outgoing
 
@@ -84,8 +87,9 @@ class Wakes:
         self._timeout_s = timeout_s
         self._public_url = public_url
         self._jitter = jitter
-        self._alarms: Alarms[Subscription] = Alarms(engine, scheduler, self._ring)
-        self._stirred: list[Subscription] = []
+        self._alarms: Alarms[Subscription] = Alarms(engine, scheduler, self._on_alarm)
+        self._dirty: deque[Subscription] = deque()
+        self._is_scheduled = False
         self._is_running = False
 
     def start(self, subscriptions: Iterable[Subscription]) -> None:
@@ -94,25 +98,23 @@ class Wakes:
             if subscription.wake.phase is Phase.OUT and subscription.pending:
                 self._give_notice(subscription)
             self._alarms.set(subscription)
-            self.stir(subscription)
+            self.mark_dirty(subscription)
         self._is_running = True
-        if self._stirred:
-            self._scheduler.soon(self._look)
+        self._schedule()
 
     def stop(self) -> None:
         self._is_running = False
         self._alarms.stop()
 
-    # -- looking again -----------------------------------------------------------------------------------------------
+    # -- changes -----------------------------------------------------------------------------------------------------
 
-    def stir(self, subscription: Subscription) -> None:
-        """Look at a subscription at the end of the tick: once, however many of its streams changed in it."""
-        if subscription.is_stirred or subscription.is_deleted or not subscription.is_ready:
+    def mark_dirty(self, subscription: Subscription) -> None:
+        """Process a subscription in the next iteration of the loop: once, however many of its streams changed."""
+        if subscription.is_dirty or subscription.is_deleted or not subscription.is_ready:
             return
-        subscription.is_stirred = True
-        if not self._stirred and self._is_running:
-            self._scheduler.soon(self._look)
-        self._stirred.append(subscription)
+        subscription.is_dirty = True
+        self._dirty.append(subscription)
+        self._schedule()
 
     def announce(self, subscription: Subscription) -> None:
         """Append the event of a wake that is out to its wake stream, where it lands once however often this is done."""
@@ -177,9 +179,13 @@ class Wakes:
         """A lease that is over is over now, not when its timer comes round."""
         deadline_ms = subscription.deadline_ms()
         if deadline_ms is not None and deadline_ms <= self._engine.now_ms():
-            self._ring(subscription)
+            self._on_deadline(subscription)
 
-    def _ring(self, subscription: Subscription) -> None:
+    def _on_alarm(self, subscription: Subscription) -> None:
+        # Thousands of leases may end at the same moment; like all changes they are processed in slices.
+        self.mark_dirty(subscription)
+
+    def _on_deadline(self, subscription: Subscription) -> None:
         subscription.again_ms = None
         phase = subscription.wake.phase
         try:
@@ -193,22 +199,37 @@ class Wakes:
             elif phase is Phase.OUT:
                 self.announce(subscription)
             else:
-                self._look_at(subscription)
+                self.mark_dirty(subscription)
         except Refusal as refusal:
             self._try_again(subscription, refusal, AGAIN_MS)
 
-    def _look(self) -> None:
-        stirred, self._stirred = self._stirred, []
-        for subscription in stirred:
-            subscription.is_stirred = False
+    def _schedule(self) -> None:
+        if self._dirty and self._is_running and not self._is_scheduled:
+            self._is_scheduled = True
+            self._scheduler.soon(self._process_dirty)
+
+    def _process_dirty(self) -> None:
+        """Process what is dirty, for no longer than a slice: one append can make thousands of subscriptions dirty."""
+        self._is_scheduled = False
+        deadline = perf_counter() + SLICE_S
+        for _ in range(len(self._dirty)):
+            subscription = self._dirty.popleft()
+            subscription.is_dirty = False
             try:
-                self._look_at(subscription)
+                self._process(subscription)
             except Refusal as refusal:
                 self._try_again(subscription, refusal, AGAIN_MS)
+            except Exception:
+                # A bug that one subscription meets must not keep the others from being woken.
+                log.exception("processing subscription %r failed unexpectedly", subscription.id)
+            if perf_counter() >= deadline:
+                break
+        self._schedule()
 
-    def _look_at(self, subscription: Subscription) -> None:
+    def _process(self, subscription: Subscription) -> None:
         if subscription.is_deleted:
             return
+        self._check_time(subscription)
         phase = subscription.wake.phase
         if phase is Phase.IDLE and subscription.pending:
             self._save(subscription, self._next_wake(subscription.wake, subscription))
@@ -225,7 +246,6 @@ class Wakes:
     # -- the wake ----------------------------------------------------------------------------------------------------
 
     def _next_wake(self, wake: Wake, subscription: Subscription) -> Wake:
-        self._engine.metrics.wakes[subscription.config.kind] += 1
         return rules.wake_up(wake, f"w_{secrets.token_hex(12)}", next(iter(subscription.pending)))
 
     def _end(self, subscription: Subscription) -> bool:
@@ -240,6 +260,9 @@ class Wakes:
 
     def _save(self, subscription: Subscription, wake: Wake) -> None:
         self._engine.put_document(wake_key(subscription.id), encode_saved(wake), None, None)
+        if wake.generation != subscription.wake.generation:
+            # Counted here and not when it is decided: what storage refuses is decided again.
+            self._engine.metrics.wakes[subscription.config.kind] += 1
         subscription.wake = wake
         subscription.again_ms = None
         self._alarms.set(subscription)

@@ -55,9 +55,10 @@ def put(context: Context, request: Request, address: Address) -> Deferred:
 
 
 def get(context: Context, request: Request, address: Address) -> Deferred:
+    limit = check_page_limit(address.query.get("limit"))
     api = context.subscriptions
-    begin = partial(api.answer, partial(api.get, address.subscription))
-    return Deferred(begin, partial(_render_view, context.base_url(request)))
+    view = partial(api.get, address.subscription, address.query.get("after"), limit)
+    return Deferred(partial(api.answer, view), partial(_render_view, context.base_url(request)))
 
 
 def index(context: Context, request: Request, address: Address) -> Deferred:
@@ -101,7 +102,7 @@ def _render_view(base_url: str, view: View) -> Response:
 def _render_page(page: tuple[list[View], bool]) -> Response:
     views, has_more = page
     listed = [
-        {"id": view.id, "type": view.config.kind, "status": _status(view), "stream_count": len(view.links)}
+        {"id": view.id, "type": view.config.kind, "status": _status(view), "stream_count": view.link_count}
         for view in views
     ]
     return json_response(
@@ -126,6 +127,9 @@ def _view(base_url: str, view: View) -> dict[str, object]:
         "streams": [
             {"path": link.path, "link_type": link.link_type, "acked_offset": str(link.acked)} for link in view.links
         ],
+        "stream_count": view.link_count,
+        "has_more": view.has_more_links,
+        "next_cursor": view.links[-1].path if view.has_more_links else None,
         "lease_ttl_ms": config.lease_ttl_ms,
         "created_at": format_instant(view.created_ms),
         "status": _status(view),

@@ -1,0 +1,157 @@
+"""No iteration of the loop takes longer than 50 ms, however much a subscription has to do with.
+
+Measured is the processor time of this thread, so that other programs on the machine do not count.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from headwater.core.subscriptions import Config, make_config
+from headwater.engine.slices import Slices
+from headwater.http.server import GC_YOUNG_MAX
+from tests.engine.seams import ManualClock, ManualScheduler
+from tests.model.subscription_world import LEASE_MS, WAKE, World, pull
+
+BUDGET_S = 0.05
+
+
+@pytest.fixture(autouse=True)
+def _collect_garbage_as_the_server_does() -> Iterator[None]:
+    """Otherwise what the whole test run keeps in memory is walked within some iteration of the loop."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(GC_YOUNG_MAX, 50, 50)
+    yield
+    gc.set_threshold(*thresholds)
+
+
+def longest_tick(world: World, until: Callable[[], object]) -> float:
+    """The processor time of the longest iteration of the loop until something is true."""
+    longest = 0.0
+    for _ in range(10_000):
+        if until():
+            return longest
+        began = time.thread_time()
+        world.scheduler.tick()
+        longest = max(longest, time.thread_time() - began)
+    raise AssertionError("it never happens")
+
+
+def linked_world(subscriptions: int, streams: int) -> World:
+    world = World()
+    world.create(WAKE)
+    for number in range(streams):
+        world.create(f"events/{number:05}", b"x")
+    world.settle()
+    for number in range(subscriptions):
+        world.put(f"s{number}", pull("events/*"))
+    world.settle()
+    return world
+
+
+def costly() -> Config:
+    """The pattern that fits nothing and has the most states."""
+    pattern = "**/" + "/".join(["a", "*"] * 60) + "/z"
+    return make_config("pull-wake", pattern, (), None, WAKE, LEASE_MS, None, 2048)
+
+
+def test_linking_costly_patterns_to_long_names_is_cut_into_slices() -> None:
+    """As found by attack: one subscription over 200 long names took 16 s in one iteration."""
+    world = World()
+    world.create(WAKE)
+    for number in range(800):
+        world.create(f"n{number}/" + "/".join("a" * 500))
+    world.settle()
+    began = time.thread_time()
+    answers = [world.put(f"s{number}", costly()) for number in range(5)]
+    assert time.thread_time() - began < BUDGET_S
+    assert longest_tick(world, lambda: all(answers)) < BUDGET_S
+    assert all(answer[0].is_new for answer in answers)
+
+
+def test_creating_and_deleting_a_subscription_with_many_links_is_cut_into_slices() -> None:
+    world = linked_world(0, 20_000)
+    answers = world.put("s", pull("events/*"))
+    assert longest_tick(world, lambda: answers) < BUDGET_S
+    assert len(world.alive["s"].links) == 20_000
+    began = time.thread_time()
+    deleted = world.do(world.subscriptions.delete, "s")
+    assert time.thread_time() - began < BUDGET_S
+    again = world.put("s", pull("events/*"))
+    world.scheduler.tick()
+    assert deleted, "the answer does not wait for the links"
+    assert not again, "the id is taken until the last cursor is removed"
+    assert longest_tick(world, lambda: again) < BUDGET_S
+    assert again[0].is_new
+    world.settle()
+    documents = [key for key in world.engine.catalog.documents if key.startswith("link/")]
+    assert len(documents) == 20_000
+
+
+def test_an_append_that_wakes_thousands_of_subscriptions_is_cut_into_slices() -> None:
+    world = linked_world(5_000, 1)
+    world.append("events/00000", b"x")
+    assert longest_tick(world, lambda: world.scheduler.quiet) < BUDGET_S
+    assert len(world.wake_events()) == 5_000
+    for number in range(5_000):
+        world.subscriptions.claim(f"s{number}", "worker")
+    world.settle()
+    world.scheduler.advance(LEASE_MS + 1)
+    assert longest_tick(world, lambda: world.scheduler.quiet) < BUDGET_S
+    assert world.engine.metrics.leases_expired == 5_000
+
+
+def test_listing_and_reading_subscriptions_with_many_links_is_fast() -> None:
+    """As found by attack: listing 10 subscriptions with 20,000 links each took 1.07 s."""
+    world = linked_world(10, 20_000)
+    began = time.thread_time()
+    views, has_more = world.subscriptions.page(None, 1_000)
+    assert time.thread_time() - began < BUDGET_S / 5
+    assert [view.link_count for view in views] == [20_000] * 10
+    assert not has_more
+    began = time.thread_time()
+    view = world.subscriptions.get("s0")
+    assert time.thread_time() - began < BUDGET_S
+    assert [link.path for link in view.links] == [f"events/{number:05}" for number in range(1_000)]
+
+
+def test_jobs_take_turns_and_one_that_fails_leaves_the_others() -> None:
+    scheduler = ManualScheduler(ManualClock())
+    slices = Slices(scheduler)
+    ended: list[object] = []
+    slices.add(iter(range(5_000)), lambda error: ended.append(("long", error)))
+    slices.add(iter(range(10)), lambda error: ended.append(("short", error)))
+
+    def broken() -> object:
+        yield
+        raise ValueError("a bug")
+
+    def fail(error: Exception | None) -> None:
+        ended.append(("broken", type(error)))
+        raise RuntimeError("another bug")
+
+    slices.add(broken(), fail)  # type: ignore[arg-type]
+    scheduler.settle()
+    assert ended == [("short", None), ("broken", ValueError), ("long", None)]
+
+
+@pytest.mark.parametrize("refused", [1, 3])
+def test_a_wake_that_storage_refused_counts_once(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = linked_world(1, 1)
+    world.append("events/00000", b"x")
+    world.scheduler.tick()
+    monkeypatch.setattr(world.storage, "refusal", lambda: "the disk is full")
+    world.settle()
+    for _ in range(refused):
+        world.scheduler.advance(1_000)
+        world.settle()
+    assert world.engine.metrics.wakes["pull-wake"] == 0
+    monkeypatch.undo()
+    world.scheduler.advance(1_000)
+    world.settle()
+    assert len(world.wake_events()) == 1
+    assert world.engine.metrics.wakes["pull-wake"] == 1
