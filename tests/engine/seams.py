@@ -22,9 +22,29 @@ START_MS = 1_800_000_000_000
 class ManualClock:
     def __init__(self, now_ms: int = START_MS) -> None:
         self.at_ms = now_ms
+        self.ahead_ms = 0
+        """How far the wall clock is ahead: it was set, or the machine was suspended."""
+        self._moved_ms = 0
 
     def now_ms(self) -> int:
         return self.at_ms
+
+    def wall_ms(self) -> int:
+        return self.at_ms + self.ahead_ms
+
+    def move_to(self, now_ms: int) -> None:
+        self._moved_ms += now_ms - self.at_ms
+        self.ahead_ms -= now_ms - self.at_ms
+        self.at_ms = now_ms
+
+    @property
+    def monotonic_ms(self) -> int:
+        """The time that timers run by: it knows nothing of jumps."""
+        return self.at_ms - self._moved_ms
+
+    @monotonic_ms.setter
+    def monotonic_ms(self, value: int) -> None:
+        self.at_ms = value + self._moved_ms
 
 
 class ManualTimer:
@@ -54,7 +74,7 @@ class ManualScheduler:
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> ManualTimer:
         timer = ManualTimer(callback)
-        due_ms = self._clock.at_ms + max(1, round(delay_s * 1000))
+        due_ms = self._clock.monotonic_ms + max(1, round(delay_s * 1000))
         heapq.heappush(self._timers, (due_ms, next(self._order), timer))
         return timer
 
@@ -109,13 +129,13 @@ class ManualScheduler:
 
     def advance(self, milliseconds: int) -> None:
         """Let time pass, and run every timer that comes due at its own moment."""
-        until_ms = self._clock.at_ms + milliseconds
+        until_ms = self._clock.monotonic_ms + milliseconds
         while self._timers and self._timers[0][0] <= until_ms:
             due_ms, _, timer = heapq.heappop(self._timers)
-            self._clock.at_ms = max(self._clock.at_ms, due_ms)
+            self._clock.monotonic_ms = max(self._clock.monotonic_ms, due_ms)
             if timer.callback is not None:
                 timer.callback()
-        self._clock.at_ms = until_ms
+        self._clock.monotonic_ms = until_ms
 
 
 class Durable:

@@ -157,7 +157,8 @@ class SlidesOnHead(Engine):
 
 
 class NeverExpires(Engine):
-    def _expire(self, stream: LiveStream) -> None: ...
+    def _expire(self, stream: LiveStream) -> bool:
+        return True
 
 
 # -- forks and removal
@@ -192,10 +193,11 @@ def delete_without_cascade(self: Catalog[Any], stream: Any) -> tuple[int, ...]:
 
 
 class KeepsBytesCounted(Engine):
-    def _expire(self, stream: LiveStream) -> None:
+    def _expire(self, stream: LiveStream) -> bool:
         before = self._total_bytes
-        super()._expire(stream)
+        expired = super()._expire(stream)
         self._total_bytes = before
+        return expired
 
 
 class TakesReferenceTooEarly(Engine):

@@ -110,6 +110,19 @@ def rotate_key(
     typer.echo(f"key {made['kid']} is published now and signs from {moment:%Y-%m-%dT%H:%M:%SZ} on")
 
 
+@app.command("confirm-expiry")
+def confirm_expiry(
+    profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
+) -> None:
+    """Confirm the time after a clock jump: the running server deletes the expired streams that it has kept."""
+    place = place_from(profile, config_file, mode, directory)
+    with failures(), server_of(place.directory) as server:
+        if server is None:
+            raise Failure(f"no server has {place.directory} open; expired streams are kept and deleted by the server")
+        count = server.ask("confirm-expiry")["released"]
+    typer.echo(f"the time is confirmed; expired streams that the server deletes now: {count}")
+
+
 @app.command()
 def copy(
     to_mode: Annotated[StoreMode, typer.Option("--to-mode", help="The mode to copy into.")],

@@ -233,6 +233,16 @@ class Expiry(Section):
     sweep_interval_secs: Seconds = Field(
         1.0, description="How often expired streams are looked for. On access they are gone at once anyway."
     )
+    clock_jump_secs: AgeOrOff = Field(
+        3600.0,
+        description="A clock that is suddenly this far ahead (at a start, or after a suspend) has jumped: streams that"
+        " expired by it answer 404, but their data is kept for `clock_jump_grace_secs`. 0 deletes it at once.",
+    )
+    clock_jump_grace_secs: AgeOrOff = Field(
+        86_400.0,
+        description="How long data that expired by a clock jump is kept, unless `headwater store confirm-expiry`"
+        " deletes it sooner.",
+    )
 
 
 class Cursor(Section):

@@ -156,10 +156,12 @@ class Buckets:
             if isinstance(bucket, Refusal):
                 done(bucket)
                 return
-            ids = list(islice(bucket.ids.walk(prefix, after), limit + 1))
-            seen = (self._engine.seen(stream_name(bucket_id, stream_id)) for stream_id in ids[:limit])
-            streams = tuple(stream for stream in seen if stream is not None)
-            done(Page(bucket_id, prefix, streams, len(ids) > limit))
+            walk = bucket.ids.walk(prefix, after)
+            seen = (self._engine.seen(stream_name(bucket_id, stream_id)) for stream_id in walk)
+            now_ms = self._engine.now_ms()
+            alive = (stream for stream in seen if stream is not None and not stream.expired(now_ms))
+            streams = tuple(islice(alive, limit + 1))
+            done(Page(bucket_id, prefix, streams[:limit], len(streams) > limit))
 
         self.look_up(bucket_id, found)
 

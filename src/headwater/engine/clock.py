@@ -1,7 +1,8 @@
-"""The engine's clock: wall time that never jumps.
+"""The engine's clock: wall time that moves on steadily.
 
-It reads the wall clock once and then counts on the monotonic one, so that a corrected system clock can't make whole
-windows of streams expire at once. A restart takes up the new wall time.
+It counts on the monotonic clock, so a step of the system clock does not reach it by surprise. Once a second the
+`ClockGuard` compares it with the wall clock and moves it forward where that is ahead: after a suspend, or when the
+system clock was corrected. It never moves back, because deadlines that have passed must not be pending again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    def now_ms(self) -> int: ...
+    def now_ms(self) -> int:
+        """The time that everything is judged by. It never goes back."""
+
+
+class AdjustableClock(Clock, Protocol):
+    def wall_ms(self) -> int:
+        """The time of the machine at this moment."""
+
+    def move_to(self, now_ms: int) -> None:
+        """Continue from a later time."""
 
 
 class SteadyClock:
@@ -22,3 +32,9 @@ class SteadyClock:
 
     def now_ms(self) -> int:
         return int((self._start_s + time.monotonic()) * 1000)
+
+    def wall_ms(self) -> int:
+        return int(time.time() * 1000)
+
+    def move_to(self, now_ms: int) -> None:
+        self._start_s = max(self._start_s, now_ms / 1000 - time.monotonic())

@@ -5,6 +5,7 @@ One JSON object a line, each answered by one:
     {"ask": "stats"}   what the store holds
     {"ask": "hold"}    keep every file of the store until this connection ends: somebody copies the directory
     {"ask": "rotate"}  make a new key that webhooks are signed with
+    {"ask": "confirm-expiry"}  delete the expired streams that are kept after a clock jump
 
 A hold costs the server nothing but the files that it would have removed meanwhile; whoever copies does so in a process
 of its own, and a copier that dies lets go by dying.
@@ -42,7 +43,7 @@ COUNTED_AT_ONCE: Final = 5000
 
 
 class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    ask: Literal["stats", "hold", "rotate"]
+    ask: Literal["stats", "hold", "rotate", "confirm-expiry"]
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -63,6 +64,11 @@ class Told(msgspec.Struct, frozen=True):
 class Rotated(msgspec.Struct, frozen=True):
     kid: str
     signs_from_ms: int
+
+
+class Confirmed(msgspec.Struct, frozen=True):
+    released: int
+    """Expired streams that are deleted now."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
@@ -119,6 +125,8 @@ class Door:
                         answer = Held(True, self._mode, os.getpid())
                     elif ask == "rotate":
                         answer = await self._rotate()
+                    elif ask == "confirm-expiry":
+                        answer = await self._confirm_expiry()
                     else:
                         answer = await self._stats()
                 writer.write(msgspec.json.encode(answer) + b"\n")
@@ -147,6 +155,17 @@ class Door:
         if isinstance(result, Refusal):
             return Trouble(result.detail)
         return Rotated(result.public.kid, result.active_from_ms)
+
+    async def _confirm_expiry(self) -> Confirmed | Trouble:
+        durable: asyncio.Future[int | Refusal] = asyncio.get_running_loop().create_future()
+
+        def done(result: int | Refusal) -> None:
+            if not durable.done():
+                durable.set_result(result)
+
+        self._engine.confirm_expiry(done)
+        result = await durable
+        return Trouble(result.detail) if isinstance(result, Refusal) else Confirmed(result)
 
     async def _stats(self) -> Told:
         return Told(

@@ -35,7 +35,8 @@ from headwater.core.retention import RetentionRule
 from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append, decide_create, decide_fork
 from headwater.engine.background import AtOnce, Background
 from headwater.engine.buckets import Buckets
-from headwater.engine.clock import Clock
+from headwater.engine.clock import AdjustableClock
+from headwater.engine.clock_guard import DOCUMENT_KEY, ClockGuard, JumpRule
 from headwater.engine.committer import MAX_BATCH_BYTES, CommitMode, Committer, Entry, guarded, record_bytes
 from headwater.engine.metrics import Metrics
 from headwater.engine.reading import StreamReader
@@ -98,11 +99,12 @@ class Engine:
     def __init__(
         self,
         storage: Storage,
-        clock: Clock,
+        clock: AdjustableClock,
         scheduler: Scheduler,
         limits: Limits,
         *,
         sweep_interval_s: float = 1.0,
+        jumps: JumpRule | None = None,
         commit: CommitMode = "auto",
         max_batch_bytes: int = MAX_BATCH_BYTES,
         blobs: BlobStore | None = None,
@@ -141,6 +143,9 @@ class Engine:
             max_batch_bytes=max_batch_bytes,
         )
         self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire, self.touch)
+        self.clock_guard = ClockGuard(
+            clock, jumps if jumps is not None else JumpRule(), self._save_clock, self._sweeper.release
+        )
         self._background: Background = background if background is not None else AtOnce()
         self.snapshots = Snapshots(
             self,
@@ -157,6 +162,7 @@ class Engine:
             retention if retention is not None else RetentionRule(),
             self.release_bytes,
             self._drop_front,
+            lambda: self.clock_guard.jump is None,
         )
         self.buckets = Buckets(self)
 
@@ -167,6 +173,8 @@ class Engine:
         for record in self._storage.recover():
             self.catalog.apply(record)
         now_ms = self._clock.now_ms()
+        last_used_ms = max((max(stream.accessed_ms, stream.written_ms) for stream in self.catalog), default=0)
+        self.clock_guard.start(self.catalog.documents.get(DOCUMENT_KEY), last_used_ms)
         for stream in self.catalog:
             stream.durable_index, stream.durable_position = stream.index, stream.position
             stream.durable_closed = stream.closed
@@ -179,7 +187,8 @@ class Engine:
             if stream.ttl_secs is not None:
                 # Uses since the last saved touch are forgotten: grant what they may have been worth.
                 slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
-                stream.accessed_ms = max(stream.accessed_ms, min(now_ms, stream.accessed_ms + slack_ms))
+                latest_ms = self.clock_guard.latest_use_ms(stream, now_ms)
+                stream.accessed_ms = max(stream.accessed_ms, min(latest_ms, stream.accessed_ms + slack_ms))
                 stream.touch_saved_ms = stream.accessed_ms
             self._sweeper.watch(stream)
         self.snapshots.start()
@@ -233,6 +242,11 @@ class Engine:
             self._after_pending(stream, done, Created(stream, False, stream.tail, stream.closed))
             return
         self.check_writable()
+        if request.name in self.catalog.by_name:
+            raise Conflict(
+                f"Stream {request.name!r} has expired and its data is kept for now, because the server's clock jumped;"
+                " the name is free again when the data is deleted."
+            )
         record = self._decide_create(request, now_ms)
         _check_size(record)
         self._check_room(record.name, 0, len(record.payload))
@@ -393,6 +407,17 @@ class Engine:
         """Let streams whose time is up end now, for answers that count streams."""
         self._sweeper.sweep()
 
+    def confirm_expiry(self, done: Callable[..., None]) -> None:
+        """Let the expired streams be deleted that are kept after a clock jump. `done` gets their number."""
+        held = self._sweeper.held
+        self.clock_guard.confirm()
+        self.after_all_pending(done, held)
+
+    @property
+    def held_streams(self) -> int:
+        """Expired streams that are kept after a clock jump."""
+        return self._sweeper.held
+
     def claim_bytes(self, size: int) -> None:
         """Count bytes that are kept beside streams, against the limit for all together."""
         self._check_total(size)
@@ -490,6 +515,7 @@ class Engine:
     def _remove(self, stream: LiveStream, record: Delete, done: OnDeleted | None) -> None:
         owned = {id_: self.catalog.by_id[id_] for id_ in self._lineage(stream)}
         removed = self.catalog.apply(record)
+        self._sweeper.forget(stream)
         for id_ in removed:
             gone = self._departing[id_] = owned[id_]
             self._total_bytes -= gone.position - gone.floor_position
@@ -507,11 +533,24 @@ class Engine:
             ids.append(stream.id)
         return ids
 
-    def _expire(self, stream: LiveStream) -> None:
-        if self._committer.failure is not None or stream.deleted or stream.id not in self.catalog.by_id:
-            return
-        self.metrics.expired += 1
-        self._remove(stream, Delete(stream.id, self._clock.now_ms(), expired=True), None)
+    def _expire(self, stream: LiveStream) -> bool:
+        """Delete an expired stream; False while it is kept after a clock jump."""
+        if self.clock_guard.holds(stream):
+            self._end_followers(stream)
+            return False
+        if self._committer.failure is None and not stream.deleted and stream.id in self.catalog.by_id:
+            self.metrics.expired += 1
+            self._remove(stream, Delete(stream.id, self._clock.now_ms(), expired=True), None)
+        return True
+
+    def _save_clock(self, document: bytes) -> bool:
+        if not self._storage.waits_for_disk:
+            return True
+        try:
+            self.put_document(DOCUMENT_KEY, document, None, None)
+        except Refusal:
+            return False
+        return True
 
     def _publish(self, batch: Sequence[Entry]) -> None:
         """Let live readers see what a batch made durable: once per stream, however much it brought."""
@@ -591,6 +630,7 @@ class Engine:
         self._refusal = refusal
 
     def _tend(self) -> None:
+        guarded(self.clock_guard.tick)
         guarded(self._storage.tend, self._image_of)
         self._note_refusal(self._storage.refusal())
         self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)

@@ -59,6 +59,7 @@ class RetentionKeeper:
         rule: RetentionRule,
         freed: Callable[[int], None],
         retain: Callable[[LiveStream, Retain], None],
+        trusts_clock: Callable[[], bool],
     ) -> None:
         self._by_id = by_id
         self._storage = storage
@@ -67,6 +68,8 @@ class RetentionKeeper:
         self._scheduler = scheduler
         self._freed = freed
         self._retain = retain
+        self._trusts_clock = trusts_clock
+        """False after a clock jump: then nothing is dropped for its age."""
         self._pins: dict[int, list[Pin]] = {}
         self._sources: dict[int, int] = {}
         """The source of each fork."""
@@ -231,7 +234,8 @@ class RetentionKeeper:
         if stream.snapshot is not None:
             return None
         too_much = self._too_much(stream, rule.max_bytes) if rule.max_bytes else None
-        too_old = self._too_old(stream, now_ms - rule.max_age_ms) if rule.max_age_ms else None
+        judges_age = rule.max_age_ms and self._trusts_clock()
+        too_old = self._too_old(stream, now_ms - rule.max_age_ms) if judges_age else None
         return max((offset for offset in (too_much, too_old) if offset is not None), default=None)
 
     def _too_old(self, stream: LiveStream, until_ms: int) -> Offset | None:

@@ -1,12 +1,15 @@
-"""The sweeper: streams whose time is up are removed, also when nobody asks for them.
+"""The sweeper: expired streams are removed, also when nobody asks for them.
 
 One heap and one timer for all streams. A stream that was used since it was put on the heap goes back with its new
-deadline, so a touch costs nothing here. One that is being read live is renewed instead of removed.
+deadline, so a touch costs nothing here. One that is being read live is renewed instead of removed. Entries of streams
+that were deleted before their time stay in the heap until they outnumber the others; then the heap is built again, a
+slice at a time.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -16,6 +19,10 @@ from headwater.engine.stream import LiveStream
 
 SWEEP_MAX: Final = 2000
 """Streams looked at in one go; the rest follow on the next tick, so that a mass expiry stalls nobody."""
+STALE_MIN: Final = 1024
+"""Entries of deleted streams that are not worth building the heap again."""
+REBUILD_MAX: Final = 5000
+"""Entries taken over in one go: a few milliseconds."""
 
 
 class Sweeper:
@@ -25,7 +32,7 @@ class Sweeper:
         clock: Clock,
         scheduler: Scheduler,
         interval_s: float,
-        expire: Callable[[LiveStream], None],
+        expire: Callable[[LiveStream], bool],
         renew: Callable[[LiveStream], None],
     ) -> None:
         self._streams = streams
@@ -33,9 +40,15 @@ class Sweeper:
         self._scheduler = scheduler
         self._interval_s = interval_s
         self._expire = expire
+        """Removes a stream; False where it must be kept for now."""
         self._renew = renew
         self._heap: list[tuple[int, int]] = []
+        self._old: list[tuple[int, int]] = []
+        """While the heap is built again: what is left of the one before. Without its last entry, a heap is a heap."""
+        self._stale = 0
         self._timer: Timer | None = None
+        self._held: dict[int, None] = {}
+        self._released: deque[int] = deque()
 
     def start(self) -> None:
         self._timer = self._scheduler.later(self._interval_s, self._tick)
@@ -50,18 +63,47 @@ class Sweeper:
         if deadline is not None:
             heapq.heappush(self._heap, (deadline, stream.id))
 
+    def forget(self, stream: LiveStream) -> None:
+        """A stream was deleted."""
+        if not stream.mortal:
+            return
+        self._held.pop(stream.id, None)
+        self._stale += 1
+        if not self._old and self._stale > STALE_MIN and 2 * self._stale > len(self._heap):
+            self._old, self._heap = self._heap, []
+            self._stale = 0
+
+    @property
+    def held(self) -> int:
+        """Expired streams that are kept for now."""
+        return len(self._held)
+
+    @property
+    def entries(self) -> int:
+        """The size of the heap, stale entries included."""
+        return len(self._heap) + len(self._old)
+
+    def release(self) -> None:
+        """Let what was held be removed, from the next tick on."""
+        self._released.extend(self._held)
+        self._held.clear()
+
     def sweep(self) -> bool:
         """Remove what is due; True when there is more to look at."""
         now_ms = self._clock.now_ms()
         for _ in range(SWEEP_MAX):
-            if not self._heap or self._heap[0][0] > now_ms:
+            heap = self._heap
+            if self._old and (not heap or self._old[0] < heap[0]):
+                heap = self._old
+            if not heap or heap[0][0] > now_ms:
                 return False
-            _, stream_id = heapq.heappop(self._heap)
+            _, stream_id = heapq.heappop(heap)
             stream = self._streams.get(stream_id)
             if stream is None or stream.deleted:
                 continue
             if stream.expired(now_ms):
-                self._expire(stream)
+                if not self._expire(stream):
+                    self._held[stream_id] = None
                 continue
             if stream.live_readers:
                 # Its window would be over but for them; renewed, it also survives a restart.
@@ -70,5 +112,21 @@ class Sweeper:
         return True
 
     def _tick(self) -> None:
-        more = self.sweep()
+        more = self.sweep() | self._take_back() | self._rebuild()
         self._timer = self._scheduler.later(0.0 if more else self._interval_s, self._tick)
+
+    def _take_back(self) -> bool:
+        """Put released streams back on the heap; True when there are more."""
+        for _ in range(min(REBUILD_MAX, len(self._released))):
+            stream = self._streams.get(self._released.popleft())
+            if stream is not None:
+                self.watch(stream)
+        return bool(self._released)
+
+    def _rebuild(self) -> bool:
+        """Take entries of living streams over into the new heap; True when there are more."""
+        for _ in range(min(REBUILD_MAX, len(self._old))):
+            entry = self._old.pop()
+            if entry[1] in self._streams:
+                heapq.heappush(self._heap, entry)
+        return bool(self._old)

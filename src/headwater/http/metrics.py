@@ -46,6 +46,7 @@ class ServerCollector(Collector):
             ("streams_expired", "Streams removed because their time was up.", numbers.expired),
             ("slow_readers", "Connections cut because their reader made no progress.", numbers.slow_followers),
             ("leases_expired", "Leases of workers that ran out.", numbers.leases_expired),
+            ("clock_jumps", "Jumps of the clock that held expired streams back.", engine.clock_guard.jumps),
         ):
             yield CounterMetricFamily(f"headwater_{name}", text, value=value)
         wakes = CounterMetricFamily("headwater_wakes", "Wakes of subscriptions.", labels=["kind"])
@@ -71,12 +72,15 @@ class ServerCollector(Collector):
                 "Streams that a subscription must still ack.",
                 census.pending,
             ),
+            ("expiry_held_streams", "Expired streams that are kept after a clock jump.", engine.held_streams),
             ("connections", "Connections open now.", len(self._context.connections)),
             ("slow_readers_now", "Connections whose client does not read its answers now.", slow),
             ("request_body_bytes", "Bytes of request bodies held in memory now.", self._context.budget.held),
             ("ready", "1 while writes are taken.", int(engine.failure is None)),
         ):
             yield GaugeMetricFamily(f"headwater_{name}", text, value=value)
+        drift_s = engine.clock_guard.drift_ms / 1000
+        yield GaugeMetricFamily("headwater_clock_drift_seconds", "System clock minus server clock.", value=drift_s)
         for name, text, histogram in (
             ("commit_batch_records", "Records per commit.", numbers.batch_sizes),
             ("commit_seconds", "Time to make a commit durable.", numbers.commit_seconds),

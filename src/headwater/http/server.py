@@ -14,6 +14,7 @@ import uvloop
 from headwater.core.retention import RetentionRule
 from headwater.engine.background import Threads
 from headwater.engine.clock import SteadyClock
+from headwater.engine.clock_guard import JumpRule
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.door import Door, open_door
 from headwater.engine.engine import Engine, Limits
@@ -125,6 +126,7 @@ def _build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventL
         LoopScheduler(loop),
         _limits(settings),
         sweep_interval_s=settings.expiry.sweep_interval_secs,
+        jumps=JumpRule(int(settings.expiry.clock_jump_secs * 1000), int(settings.expiry.clock_jump_grace_secs * 1000)),
         commit=settings.storage.commit,
         max_batch_bytes=settings.storage.max_batch_bytes,
         blobs=store.blobs,
