@@ -168,10 +168,6 @@ class WatchedStorage:
     def waits_for_disk(self) -> bool:
         return self._waits
 
-    @property
-    def write_waits(self) -> bool:
-        return self._inner.write_waits
-
     def recover(self) -> Iterable[Record]:
         for record in self._inner.recover():
             self._note(record)
@@ -217,6 +213,9 @@ class WatchedStorage:
 
     def refusal(self) -> str | None:
         return self._inner.refusal()
+
+    def busy(self) -> str | None:
+        return self._inner.busy()
 
     def usage(self) -> Usage:
         return self._inner.usage()

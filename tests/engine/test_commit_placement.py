@@ -35,11 +35,6 @@ class TimedStorage(JournalStorage):
         self.now_s = 0.0
         self.write_s = FAST_S
         self.sizes: list[int] = []
-        self.full = False
-
-    @property
-    def write_waits(self) -> bool:  # type: ignore[override]
-        return self.full
 
     def write(self, batch: Sequence[Committed]) -> None:
         self.now_s += self.write_s
@@ -135,16 +130,6 @@ def test_disk_that_is_steadily_slow_moves_commits_to_the_thread_and_a_fast_one_b
     assert [bench.runs_inline() for _ in range(100)][-1] is False
     bench.storage.write_s = FAST_S
     assert [bench.runs_inline() for _ in range(100)][-1] is True
-
-
-@pytest.mark.parametrize("mode", ["auto", "inline"])
-def test_write_that_would_wait_for_a_checkpoint_is_never_on_the_loop(mode: CommitMode) -> None:
-    bench = Bench(mode)
-    assert bench.runs_inline()
-    bench.storage.full = True
-    assert not bench.runs_inline()
-    bench.storage.full = False
-    assert bench.runs_inline()
 
 
 @pytest.mark.parametrize("mode", ["inline", "thread"])

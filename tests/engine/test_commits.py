@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.core.errors import StreamNotFound
+from headwater.core.errors import StorageBusy, StreamNotFound
 from headwater.core.rules import Outcome
 from headwater.engine.committer import CommitMode
 from headwater.engine.engine import Appended, Created, Deleted, Limits
@@ -236,3 +236,17 @@ def test_a_fork_counts_only_what_is_its_own() -> None:
     rig.scheduler.settle()
     assert rig.read("b") == b"123456789"
     assert status(rig.post("b", b"x")) == 413
+
+
+def test_while_storage_is_busy_writes_are_refused_with_the_time_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    rig.there("a")
+    monkeypatch.setattr(rig.storage, "busy", lambda: "Data arrives faster than the disk can save it.")
+    [refusal] = rig.post("a")
+    assert isinstance(refusal, StorageBusy)
+    assert (refusal.status, refusal.headers) == (503, (("Retry-After", "1"),))
+    assert rig.engine.failure is None, "the server stays ready"
+    monkeypatch.undo()
+    answers = rig.post("a")
+    rig.scheduler.tick()
+    assert appended(answers).outcome is Outcome.ACCEPTED

@@ -414,6 +414,9 @@ class _FaultyMapped:
             raise OSError(errno.EIO, f"the file ends at byte {offset + len(data)}")
         return data
 
+    def will_need(self, offset: int, length: int) -> None:
+        """Everything is in memory."""
+
     def relax(self) -> None:
         """There is nothing that could leave memory."""
 

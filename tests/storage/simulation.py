@@ -30,7 +30,7 @@ DATA = Path("/data")
 
 TINY = LogSettings(
     segment_bytes=4096,
-    hot_tail_bytes=6000,
+    hot_tail_bytes=4000,
     reserve_bytes=0,
     big_bytes=2048,
     fanout=3,
@@ -45,6 +45,7 @@ class SteppedWorker:
     """A worker that moves only when told to, one step of one job at a time."""
 
     def __init__(self) -> None:
+        self.hurry = False
         self.first: deque[Outcome] = deque()
         self.urgent: deque[Outcome] = deque()
         self.background: deque[Outcome] = deque()
@@ -66,10 +67,6 @@ class SteppedWorker:
         if queue[0].done:
             queue.popleft()
         return True
-
-    def wait(self, outcome: Outcome) -> None:
-        while not outcome.done:
-            self.step()
 
     def close(self) -> None:
         while self.first or self.urgent:
@@ -184,6 +181,12 @@ class Life:
 
     def commit(self, size: int | None = None) -> None:
         """Write what is queued, or only the first of it: the rest stays pending, as while a thread writes."""
+        for _ in range(200):
+            if not self.storage.busy() or self.storage.refusal():
+                break
+            # The engine accepts nothing new until some of it is saved.
+            self.tend()
+            self.worker.step()
         batch = self.queue[:size]
         del self.queue[:size]
         if not batch:

@@ -190,6 +190,13 @@ class StorageFull(Refusal):
     code = "storage_full"
 
 
+class StorageBusy(Refusal):
+    """Data arrives faster than it can be saved. Try again after `Retry-After` seconds."""
+
+    status = 503
+    code = "storage_busy"
+
+
 class Draining(Refusal):
     status = 503
     code = "draining"

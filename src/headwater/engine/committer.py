@@ -173,10 +173,8 @@ class Committer:
         return batch, size_bytes
 
     def _belongs_on_thread(self, size_bytes: int) -> bool:
-        if self._mode == "thread" or self._storage.write_waits:
-            return True
-        if self._mode == "inline":
-            return False
+        if self._mode != "auto":
+            return self._mode == "thread"
         return size_bytes >= LARGE_BATCH_BYTES or self._is_slow or self._timer() < self._stalled_until_s
 
     def _write_inline(self, batch: list[Entry], committed: list[Committed], size_bytes: int) -> None:

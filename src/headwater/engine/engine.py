@@ -21,6 +21,7 @@ from headwater.core.errors import (
     Conflict,
     MemoryFull,
     Refusal,
+    StorageBusy,
     StorageFull,
     StreamFull,
     StreamGone,
@@ -434,6 +435,9 @@ class Engine:
         if refusal is not None:
             self._note_refusal(refusal)
             raise StorageFull(refusal)
+        busy = self._storage.busy()
+        if busy is not None:
+            raise StorageBusy(busy, (("Retry-After", "1"),))
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

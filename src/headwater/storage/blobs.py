@@ -30,6 +30,9 @@ PAGE_BYTES: Final = 256 * 1024
 SYNC_EVERY_BYTES: Final = 8 * 1024 * 1024
 """A long write is synced in steps: one sync of it all would hold up the log's on the same disk."""
 
+AHEAD_BYTES: Final = 4 * PAGE_BYTES
+"""How far reads are prefetched."""
+
 _FOOTER: Final = struct.Struct("<8sQQII")
 _MAGIC: Final = b"HWBLOB1\n"
 _FINISHED: Final = re.compile(r"[0-9a-f]{16}")
@@ -250,6 +253,8 @@ class _FileBlob:
             if zlib.crc32(page) != self._crcs[number]:
                 raise Corrupt(f"{self._path} is damaged within {PAGE_BYTES} bytes from byte {at}.")
             pages.append(page)
+        # The disk can fetch what is likely to be read next while this is sent.
+        self._mapped.will_need(end_position, AHEAD_BYTES)
         data = pages[0] if len(pages) == 1 else b"".join(pages)
         if position == start and end_position - start == len(data):
             return data

@@ -59,6 +59,9 @@ class Mapped(Protocol):
     def read(self, offset: int, length: int) -> bytes:
         """Exactly these bytes, by a call that can report an I/O error (touching `view` could only crash)."""
 
+    def will_need(self, offset: int, length: int) -> None:
+        """Have these bytes brought into the page cache in the background, because they are likely to be read next."""
+
     def relax(self) -> None:
         """Let what was touched of `view` leave this process's memory; it comes back when it is touched again."""
 
@@ -262,6 +265,11 @@ class _RealMapped:
                 raise OSError(errno.EIO, f"the file ends at byte {offset + len(data)}")
             data += more
         return data
+
+    def will_need(self, offset: int, length: int) -> None:
+        if hasattr(os, "posix_fadvise"):
+            with suppress(OSError):
+                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def relax(self) -> None:
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):

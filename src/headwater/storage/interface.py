@@ -4,7 +4,8 @@ The engine drives every mode alike, and in this order:
 
 1. `recover()` once, before anything else: the records that rebuild the catalog.
 2. `write(batch)`: make a batch durable, all of it or (after an error) no one knows how much. It may block and may
-   run on a thread, one batch at a time; it must not touch what readers use.
+   run on a thread, one batch at a time; it must not touch what readers use. It waits for its own write and sync, and
+   never for a checkpoint: while those cannot keep up, `busy` says so.
 3. `absorb(batch)`: on the event loop, after `write` returned: let readers have the batch.
 4. `tend(image_of)`: on the event loop, after each absorb and about once a second: a moment for checkpoints and the
    like. It must return at once; what takes long goes to the store's own thread, in slices that hold up nobody.
@@ -62,10 +63,6 @@ class Storage(Protocol):
     def waits_for_disk(self) -> bool:
         """Whether `write` has anything to do: then batches gather and may move to a thread, else it is never called."""
 
-    @property
-    def write_waits(self) -> bool:
-        """Whether `write` would wait now for a checkpoint or the like: then it must not run on the event loop."""
-
     def recover(self) -> Iterable[Record]: ...
 
     def write(self, batch: Sequence[Committed]) -> None: ...
@@ -95,6 +92,9 @@ class Storage(Protocol):
 
     def refusal(self) -> str | None:
         """Why new writes should be turned down before they begin (a disk nearly full), or None."""
+
+    def busy(self) -> str | None:
+        """Why new writes should be tried again in a moment (memory is full of data still to be saved), or None."""
 
     def usage(self) -> Usage: ...
 

@@ -14,7 +14,6 @@ from headwater.storage.tail import Tail
 
 class MemoryStorage:
     waits_for_disk = False
-    write_waits = False
 
     def __init__(self) -> None:
         self._tails: dict[int, Tail] = {}
@@ -60,6 +59,9 @@ class MemoryStorage:
         """Nothing to tend."""
 
     def refusal(self) -> str | None:
+        return None
+
+    def busy(self) -> str | None:
         return None
 
     def usage(self) -> Usage:

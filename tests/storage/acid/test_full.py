@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import resource
+import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from headwater.storage.acid import AcidStorage, store
+from headwater.storage.acid import AcidStorage, carrier, store
+from headwater.storage.acid.shard import Shard
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError, WriteFailed
 from tests.storage.acid.driving import Driver, messages_of, settle
@@ -139,4 +142,33 @@ def test_a_nearly_full_disk_refuses_until_there_is_room(tmp_path: Path, monkeypa
     monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
     storage.tend(lambda _: None)
     assert storage.refusal() is None
+    storage.close()
+
+
+def test_no_write_waits_while_shards_are_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal is all that a write waits for; when too much waits for the shards, the store is busy."""
+    slow_s = 0.5
+    apply = Shard.apply
+
+    def slow_apply(shard: Shard, *arguments: Any) -> list[tuple[int, int]]:
+        time.sleep(slow_s)
+        return apply(shard, *arguments)
+
+    monkeypatch.setattr(Shard, "apply", slow_apply)
+    monkeypatch.setattr(carrier, "WAITING_BYTES_MAX", 40 * len(MESSAGE))
+    storage = AcidStorage(tmp_path, 1, 2**24, 1, carry_bytes=1, carry_after_s=0.0)
+    driver = Driver([storage])
+    driver.recover(storage)
+    stream = driver.create("stream")
+    driver.commit()
+    longest_s = 0.0
+    while storage.busy() is None:
+        began_s = time.monotonic()
+        driver.append(stream, [MESSAGE])
+        driver.commit()
+        longest_s = max(longest_s, time.monotonic() - began_s)
+        assert stream.index < 10_000, "the store is never busy"
+    assert longest_s < slow_s / 2
+    settle(storage)
+    assert storage.busy() is None
     storage.close()

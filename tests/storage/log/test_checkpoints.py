@@ -330,6 +330,44 @@ def test_garbage_is_given_back_to_the_disk(bench: Bench) -> None:
     bench.restart()
 
 
+def check_packs_are_counted_before_they_are_judged(bench: Bench) -> None:
+    """A rewrite ends while streams are still being told of a checkpoint's packs: those are not dead."""
+    life = bench.life
+    for number in range(3):
+        for name in "abcd":
+            if number == 0:
+                life.create(name)
+            life.append(name, b"%04d" % number * 30)
+        life.commit()
+        life.storage.save_soon()
+        for _ in range(300):
+            life.tend()
+            if life.worker.urgent or life.worker.first:
+                life.worker.step()
+    assert life.worker.background, "three packs of a tier are to be merged"
+    for number in range(100):
+        life.create(f"more {number}", b"%04d" % number * 30)
+    life.commit()
+    packs = bench.files(".pack")
+    life.storage.save_soon()
+    for _ in range(300):
+        if life.worker.urgent:
+            break
+        life.tend()
+    while life.worker.urgent:
+        life.worker.step()
+    assert len(bench.files(".pack")) > len(packs)
+    bench.tend(2)
+    while life.worker.step():
+        pass
+    bench.finish()
+    life.check_state()
+
+
+def test_packs_are_counted_before_they_are_judged(bench: Bench) -> None:
+    check_packs_are_counted_before_they_are_judged(bench)
+
+
 def test_dead_packs_are_removed_unread() -> None:
     """However many there are, and though one is damaged."""
     bench = Bench(replace(ROOMY, fanout=10**6))

@@ -186,3 +186,22 @@ def test_tail_is_what_the_others_are_measured_by() -> None:
     assert [tail.boundary(index) for index in range(2, 8)] == [None, 100, 101, 103, 106, None]
     assert tail.lengths(4, 6) == [2, 3]
     assert tail.cut(3, 100, 6, 3) == (5, 103)
+
+
+def test_a_long_read_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slice but the first has been asked for before it is read, so the event loop need not wait for the disk."""
+    writer = PackWriter(RealFilesystem(), tmp_path, 1, 0, 1)
+    size, slice_bytes = 4 * 2**20, 256 * 1024
+    extent = writer.add(7, 0, 0, [Random(1).randbytes(size)], array("I", [size]))
+    pack = Pack(RealFilesystem(), tmp_path, writer.finish())
+    wanted: list[tuple[int, int]] = []
+    monkeypatch.setattr(type(pack._mapped), "will_need", lambda _, offset, length: wanted.append((offset, length)))
+    for start in range(extent.offset, extent.offset + size, slice_bytes):
+        end = start + slice_bytes
+        if start > extent.offset:
+            assert any(offset <= start and end <= offset + length for offset, length in wanted)
+        pack.data(start, end)
+    wanted.clear()
+    pack.data(extent.offset, extent.offset + 4)
+    assert not wanted, "looking up a boundary is no long read"
+    pack.close()

@@ -28,8 +28,8 @@ CARRY_BYTES: Final = 16 * 2**20
 CARRY_AFTER_S: Final = 5.0
 """Carry when something has waited this long. A round costs two flushes of the disk in every shard that it touches;
 came it more often, batches that are committed meanwhile would feel it."""
-WAITING_BYTES_MAX: Final = 32 * 2**20
-"""Writers wait while more than this is on its way: it bounds memory, the journal, and the time that a boot takes."""
+WAITING_BYTES_MAX: Final = 64 * 2**20
+"""New writes are refused while more than this waits: it bounds memory, the journal, and the time that a boot takes."""
 
 
 class Load(NamedTuple):
@@ -89,18 +89,15 @@ class Carrier:
             if not self._waiting:
                 self._changed.notify_all()
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a writer has to wait until some of what was committed is in the shards."""
-        return self.waiting_bytes > WAITING_BYTES_MAX and self.failure is None
-
-    def wait_for_room(self) -> None:
-        """Hold up a writer until what waits is within its bound."""
-        if self.is_full:
-            with self._changed:
-                self._changed.wait_for(lambda: self.waiting_bytes <= WAITING_BYTES_MAX or self.failure is not None)
+    def check(self) -> None:
+        """Raise `WriteFailed` when nothing more can be carried."""
         if self.failure is not None:
             raise WriteFailed(self.failure)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much waits that no new data should be accepted."""
+        return self.waiting_bytes >= WAITING_BYTES_MAX and self.failure is None
 
     def stop(self) -> None:
         """Carry what waits, then end."""

@@ -114,10 +114,6 @@ class AcidStorage:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    @property
-    def write_waits(self) -> bool:
-        return self._carrier.is_full
-
     def recover(self) -> Iterator[Image | Document]:
         """Finish what the last run left in the journal, then the state of every stream, and every document."""
         journal = self._opened_journal()
@@ -143,7 +139,7 @@ class AcidStorage:
     def write(self, batch: Sequence[Committed]) -> None:
         if self._failure is not None:
             raise WriteFailed(self._failure)
-        self._carrier.wait_for_room()
+        self._carrier.check()
         known = self._known
         routed = [
             Routed(known[record.id].shard, record) if type(record) is Append else self._route(record, removed)
@@ -194,6 +190,11 @@ class AcidStorage:
 
     def refusal(self) -> str | None:
         return self._failure or self._carrier.failure or self._refusal
+
+    def busy(self) -> str | None:
+        if self._carrier.is_full:
+            return "Data arrives faster than the disk can save it; try again in a moment."
+        return None
 
     def usage(self) -> Usage:
         return Usage(self._payload_bytes, self._hot.bytes + self._carrier.waiting_bytes)

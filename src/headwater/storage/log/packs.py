@@ -35,6 +35,9 @@ EXTENT_MAX_BYTES: Final = 2**30
 SHOWN_MAX_BYTES: Final = 16 * 1024 * 1024
 """After so much was read in place, what is mapped of a pack is let go, so that a long replay does not pile it up."""
 
+AHEAD_BYTES: Final = 1024 * 1024
+"""How far reads are prefetched: four slices, so that the event loop does not wait for the disk in between."""
+
 _FLUSH_BYTES: Final = 1024 * 1024
 _PADDING: Final = tuple(map(bytes, range(4)))
 _HEADER: Final = struct.Struct("<8sQ")
@@ -218,6 +221,9 @@ class Pack:
     def data(self, start: int, end: int) -> memoryview:
         """Checked bytes of the file, in place."""
         self.check(start, end)
+        if end - start >= PAGE_BYTES:
+            # Part of a longer read, most likely. The disk can fetch the rest while this part is sent.
+            self._mapped.will_need(end, AHEAD_BYTES)
         self._shown += end - start
         if self._shown >= SHOWN_MAX_BYTES:
             self._shown = 0

@@ -1,8 +1,9 @@
 """Storage modes `file-fast` and `file-durable`: a shared log, hot tails in memory, the rest in packs.
 
 A write is one append to the log, synced in `file-durable`; it touches nothing that readers use. What is in the log but
-not yet in a pack is held in memory, at most `hot_tail_bytes` of it: when half is full a checkpoint begins, and while
-it cannot keep up, writes wait for it. Both modes have the same format, so a directory can change between them.
+not yet in a pack is held in memory: when half of `hot_tail_bytes` is full a checkpoint begins. A write never waits for
+it; when twice `hot_tail_bytes` are full, the store is `busy` and takes no new writes for a moment. Both modes have the
+same format, so a directory can change between them.
 """
 
 from __future__ import annotations
@@ -114,10 +115,6 @@ class LogStorage:
 
     # -- life ------------------------------------------------------------------------------------------------------
 
-    @property
-    def write_waits(self) -> bool:
-        return self._tender is not None and self._tender.crowded
-
     def recover(self) -> Iterator[Record]:
         recovery = Recovery(self._filesystem, self._path, self._manifest)
         try:
@@ -182,12 +179,8 @@ class LogStorage:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def write(self, batch: Sequence[Committed]) -> None:
-        writer, tender = self._writer, self._tender
-        assert writer is not None
-        assert tender is not None
-        if tender.crowded:
-            tender.wait()
-        writer.write(batch)
+        assert self._writer is not None
+        self._writer.write(batch)
 
     def absorb(self, batch: Sequence[Committed]) -> None:
         hot = self._hot
@@ -252,6 +245,11 @@ class LogStorage:
                 f"The disk is nearly full: {free} bytes are free in {self._path}, and {self._settings.reserve}"
                 " are kept in reserve."
             )
+        return None
+
+    def busy(self) -> str | None:
+        if self._tender is not None and self._tender.overfull:
+            return "Data arrives faster than the disk can save it; try again in a moment."
         return None
 
     # -- reading ---------------------------------------------------------------------------------------------------

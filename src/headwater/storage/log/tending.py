@@ -32,6 +32,10 @@ from headwater.storage.log.worker import Job, Outcome, Worker
 log = logging.getLogger("headwater.storage")
 
 SLICE_S: Final = 0.002
+LONG_SLICE_S: Final = 0.01
+"""While memory is full."""
+OVERFULL: Final = 2
+"""How many times `hot_tail_bytes` may be held in memory before new writes are refused for a moment."""
 LOOK_EVERY: Final = 16
 """Streams that are dealt with between two looks at the clock."""
 SEGMENTS_MAX: Final = 2
@@ -128,7 +132,6 @@ class Tender:
         self._image_of: ImageOf | None = None
         self._to_freeze: set[int] = set()
         self._frozen: list[Frozen] = []
-        self._saving: Outcome | None = None
         self._chores: Steps | None = None
         self._preparing: Outcome | None = None
         self._prepare_at = 0.0
@@ -141,14 +144,13 @@ class Tender:
 
     @property
     def crowded(self) -> bool:
-        """Whether memory is so full that new data must wait for the checkpoint under way."""
+        """Whether memory is so full that the checkpoint under way should hurry."""
         return self._hot.bytes + self._hot.frozen_bytes >= self._hot_max
 
-    def wait(self) -> None:
-        """Block until the worker has saved what it is saving, if it is. From any thread."""
-        saving = self._saving
-        if saving is not None and not saving.done:
-            self._worker.wait(saving)
+    @property
+    def overfull(self) -> bool:
+        """Whether memory is so full that no new data should be accepted."""
+        return self._hot.bytes + self._hot.frozen_bytes >= OVERFULL * self._hot_max
 
     def tend(self, image_of: ImageOf) -> None:
         hot = self._hot
@@ -175,10 +177,12 @@ class Tender:
             self._chores = self._advance(self._chores)
 
     def _advance(self, steps: Steps) -> Steps | None:
-        """Go on for a slice, or until there is something to wait for; without limit while new data has to wait."""
-        deadline = self._clock() + SLICE_S
+        """Continue for a slice, or until there is something to wait for."""
+        crowded = self.crowded
+        self._worker.hurry = crowded
+        deadline = self._clock() + (LONG_SLICE_S if crowded else SLICE_S)
         for step in steps:
-            if step is Step.WAIT or (self._clock() >= deadline and not self.crowded):
+            if step is Step.WAIT or self._clock() >= deadline:
                 return steps
         return None
 
@@ -254,10 +258,9 @@ class Tender:
         self._frozen.append(Frozen(stream_id, lsn, image, tail))
 
     def _save(self, plan: Plan) -> Generator[Step, None, Saved | None]:
-        self._saving = outcome = self._worker.submit(save_checkpoint(self._shop, plan), urgent=True)
+        outcome = self._worker.submit(save_checkpoint(self._shop, plan), urgent=True)
         while not outcome.done:
             yield Step.WAIT
-        self._saving = None
         error = outcome.error
         if error is None:
             self.trouble = None

@@ -43,11 +43,11 @@ class Outcome:
 
 
 class Worker(Protocol):
+    hurry: bool
+    """Whether jobs should run without pauses, though the event loop then gets the interpreter less often."""
+
     def submit(self, job: Job, *, urgent: bool, first: bool = False) -> Outcome:
         """Queue a job. One that is to be `first` goes before other urgent ones, between two of their steps."""
-
-    def wait(self, outcome: Outcome) -> None:
-        """Block until this job is done."""
 
     def close(self) -> None:
         """Finish urgent jobs, break off the others, and end."""
@@ -61,7 +61,7 @@ class ThreadWorker:
         self._background: deque[Outcome] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._waiting = 0
+        self.hurry = False
         self._closing = False
 
     def submit(self, job: Job, *, urgent: bool, first: bool = False) -> Outcome:
@@ -74,14 +74,6 @@ class ThreadWorker:
             self._thread = threading.Thread(target=self._run, name="headwater-store", daemon=True)
             self._thread.start()
         return outcome
-
-    def wait(self, outcome: Outcome) -> None:
-        with self._changed:
-            self._waiting += 1
-            try:
-                self._changed.wait_for(lambda: outcome.done)
-            finally:
-                self._waiting -= 1
 
     def close(self) -> None:
         with self._changed:
@@ -99,7 +91,7 @@ class ThreadWorker:
                     queue = self._urgent if outcome in self._urgent else self._background
                     queue.remove(outcome)
                     self._changed.notify_all()
-            elif not self._waiting:
+            elif not self.hurry:
                 time.sleep(_BREATH_S)
         for outcome in self._background:
             # A job that is broken off tidies up behind itself.
