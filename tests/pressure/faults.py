@@ -54,11 +54,10 @@ def loses_a_byte_between_segments() -> None:
 def sends_a_stray_byte() -> None:
     """The answer to a HEAD is followed by a byte that no framing announces."""
     receive = Connection.data_received
-    calls = itertools.count(1)
 
     def generous(self: Connection, data: bytes) -> None:
         receive(self, data)
-        if data.startswith(b"HEAD ") and next(calls) % 5 == 0:
+        if b"HEAD " in data:
             self._transport.write(b"x")
 
     Connection.data_received = generous  # type: ignore[method-assign]

@@ -29,7 +29,7 @@ from tests.crash.wire import Client, Lost, NotSent
 from tests.pressure.script import TEXT, Mismatch, Script, Step, Visible, Wake, place
 from tests.serving import serve
 
-DEPTH_MAX = 32
+DEPTH_MAX = 2_000
 """Requests sent before the first answer is awaited."""
 ANSWER_S = 30.0
 LANES = 16
@@ -211,7 +211,7 @@ class Lane:
         pipe = await Pipe.open(run.port, small_window=dice.random() < 0.3)
         try:
             for _ in range(dice.randrange(1, 6)):
-                depth = min(int(dice.paretovariate(0.35)), run.depth_max)
+                depth = min(int(dice.paretovariate(0.55)), run.depth_max)
                 steps = [self._script.step() for _ in range(depth)]
                 run.sent += depth
                 run.counts["deepest"] = max(run.counts["deepest"], depth)
@@ -316,7 +316,11 @@ class Pipe:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if small_window:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", port))
+        try:
+            await asyncio.get_running_loop().sock_connect(connected, ("127.0.0.1", port))
+        except BaseException:
+            connected.close()
+            raise
         return cls(connected)
 
     async def send(self, pieces: Iterator[bytes]) -> None:

@@ -13,14 +13,13 @@ from headwater.engine.metrics import Histogram
 
 INTERVAL_S: Final = 0.05
 """Twenty wake-ups a second cost about 0.02 % of a core. A stall that is shorter than this may fall between two."""
-LAG_SECONDS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class LoopLag:
     """The meter of one event loop."""
 
-    def __init__(self) -> None:
-        self.seconds = Histogram(LAG_SECONDS_BOUNDS)
+    def __init__(self, seconds: Histogram) -> None:
+        self._seconds = seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._planned_s = 0.0
@@ -45,5 +44,5 @@ class LoopLag:
     def _measure(self) -> None:
         assert self._loop is not None
         # The loop's clock is read at the start of an iteration by some loops: never less than zero.
-        self.seconds.observe(max(0.0, self._loop.time() - self._planned_s))
+        self._seconds.observe(max(0.0, self._loop.time() - self._planned_s))
         self._plan()

@@ -12,6 +12,8 @@ from typing import Final
 BATCH_SIZE_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COMMIT_SECONDS_BOUNDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
+LOOP_LAG_SECONDS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
 
 class Histogram:
     """Counts per bucket, and their sum."""
@@ -51,6 +53,7 @@ class Metrics:
         "expired",
         "followers",
         "leases_expired",
+        "loop_lag_seconds",
         "read_bytes",
         "requests",
         "slow_followers",
@@ -74,3 +77,4 @@ class Metrics:
         self.requests: dict[tuple[str, int], int] = {}
         self.batch_sizes = Histogram(BATCH_SIZE_BOUNDS)
         self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)
+        self.loop_lag_seconds = Histogram(LOOP_LAG_SECONDS_BOUNDS)

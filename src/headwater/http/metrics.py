@@ -84,6 +84,7 @@ class ServerCollector(Collector):
         for name, text, histogram in (
             ("commit_batch_records", "Records per commit.", numbers.batch_sizes),
             ("commit_seconds", "Time to make a commit durable.", numbers.commit_seconds),
+            ("loop_lag_seconds", "How late the event loop runs a timer.", numbers.loop_lag_seconds),
         ):
             yield HistogramMetricFamily(
                 f"headwater_{name}", text, buckets=histogram.cumulative(), sum_value=histogram.total

@@ -18,6 +18,7 @@ from headwater.engine.clock_guard import JumpRule
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.door import Door, open_door
 from headwater.engine.engine import Engine, Limits
+from headwater.engine.loop_lag import LoopLag
 from headwater.engine.registry import Registry
 from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import Store, open_store
@@ -61,6 +62,8 @@ async def _serve(settings: Settings) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG_MAX, 50, 50)
+    lag = LoopLag(engine.metrics.loop_lag_seconds)
+    lag.start(loop)
     door: Door | None = None
     try:
         door = await open_door(engine, store, subscriptions, settings.storage)
@@ -85,6 +88,7 @@ async def _serve(settings: Settings) -> None:
         sweep.cancel()
         await _drain(context, server, settings.server.drain_timeout_secs)
     finally:
+        lag.stop()
         if door is not None:
             await door.close()
         if subscriptions is not None:
