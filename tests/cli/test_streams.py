@@ -374,3 +374,42 @@ def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
         timeout=30,
     )
     assert done.stdout.split() == ["close"]
+
+
+def test_control_characters_in_names_of_a_server_are_printed_as_escapes(tmp_path: Path) -> None:
+    """A server of somebody else may name streams as it likes, in listings and in its refusals."""
+    import json
+    import threading
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+    name = "x\x1b[2J\x9b\ny"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            listed = {"streams": [{"stream_id": name}], "has_more": False}
+            if "/streams" not in self.path:
+                listed = {"status": 404, "code": "stream_not_found", "detail": f"No stream {name}."}
+            body = json.dumps(listed, ensure_ascii=False).encode()
+            self.send_response(200 if "/streams" in self.path else 404)
+            self.send_header("Content-Type", "application/problem+json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        shell = Shell(f"http://127.0.0.1:{server.server_address[1]}", tmp_path)
+        assert shell.ok("ls", "/ds/some") == "/ds/some/x\\x1b[2J\\x9b\\ny\n"
+        assert json.loads(shell.ok("ls", "/ds/some", "--json"))["name"] == f"/ds/some/{name}"
+        assert "\x9b" not in shell.ok("ls", "/ds/some", "--json")
+        refused = shell.run("ls", "/ds")
+        assert refused.returncode == 3
+        assert b"\x1b" not in refused.stderr
+        assert b"\\x1b[2J" in refused.stderr
+    finally:
+        server.shutdown()
+        server.server_close()

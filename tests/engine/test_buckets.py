@@ -191,3 +191,25 @@ def test_fork_without_its_source_does_not_stop_the_start(caplog: pytest.LogCaptu
         engine.reader.chunk(stream, engine.reader.resolve(stream, "-1"), 100)
     assert refusal.value.code == "data_corrupt"
     assert any("fork" in record.getMessage() for record in caplog.records)
+
+
+def test_a_stream_whose_id_has_a_control_character_stays_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Earlier releases created such streams; only new ones are refused."""
+    from headwater.core import rules
+
+    rig = Rig()
+    put_bucket(rig.engine)
+    rig.scheduler.settle()
+    old, name = "old\x1b[2J", stream_name(BUCKET, "old\x1b[2J")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(rules, "check_new_name", lambda _name: None)
+        put(rig.engine, old, b"kept")
+    rig.scheduler.settle()
+    assert status(put(rig.engine, "new\x1b[2J")) == 400
+    assert status(put(rig.engine, old, b"kept")) is None, "PUT of what is there"
+    assert rig.read(name) == b"kept"
+    assert names(listing(rig.engine)) == [name]
+    deleted = delete(rig.engine, old)
+    rig.scheduler.settle()
+    assert status(deleted) is None
+    assert names(listing(rig.engine)) == []

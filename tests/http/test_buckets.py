@@ -84,8 +84,6 @@ def test_1_1_an_invalid_bucket_id_is_400_for_its_streams_too(server: Server, met
         "a\\b",
         "a%b",
         "a?b#c",
-        "a\nb",
-        "a\x7fb",
         "snapshot",
         "bootstrap",
         "Streams",
@@ -94,11 +92,23 @@ def test_1_1_an_invalid_bucket_id_is_400_for_its_streams_too(server: Server, met
         "-1",
     ],
 )
-def test_1_1_a_stream_id_is_any_utf_8_string(bucket: Bucket, stream_id: str) -> None:
+def test_1_1_a_stream_id_is_any_utf_8_string_without_control_characters(bucket: Bucket, stream_id: str) -> None:
     stream = bucket.stream(stream_id).create("data")
     assert stream.content() == b"data"
     assert bucket.ids() == [stream_id]
     assert bucket.count() == 1
+
+
+@pytest.mark.parametrize("stream_id", ["a\nb", "\x1b[2J", "a\x7f", "\x9bb", "\x01"])
+def test_a_new_stream_id_with_a_control_character_is_400(
+    client: httpx.Client, bucket: Bucket, stream: Stream, stream_id: str
+) -> None:
+    refused = bucket.stream(stream_id)
+    assert_problem(refused.put(), 400, "invalid_name")
+    stream.create()
+    assert_problem(refused.put(headers={"Stream-Forked-From": stream.path}), 400, "invalid_name")
+    assert bucket.ids() == []
+    assert_problem(refused.get(), 404, "stream_not_found")
 
 
 @pytest.mark.parametrize(

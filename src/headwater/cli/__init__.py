@@ -33,6 +33,7 @@ from headwater.cli import (
     writing,
 )
 from headwater.cli.failure import Failure
+from headwater.printable import printable
 
 app = typer.Typer(
     name="headwater",
@@ -100,4 +101,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _say(message: str) -> None:
-    sys.stderr.write(f"headwater: {' '.join(message.split())}\n")
+    sys.stderr.write(f"headwater: {printable(' '.join(message.split()))}\n")

@@ -27,6 +27,7 @@ from headwater.cli.running import (
     run_job,
     stream_root,
 )
+from headwater.printable import printable
 
 app = typer.Typer(help="Archive streams to a lake of Parquet files.", no_args_is_help=True)
 
@@ -147,7 +148,7 @@ def show(
         if as_json:
             typer.echo(json.dumps({"stream": stream, "offset": place.offset, "messages": place.position}))
         else:
-            typer.echo(f"{place.offset}  {place.position:>12,}  {stream}")
+            typer.echo(f"{place.offset}  {place.position:>12,}  {printable(stream)}")
     if not as_json:
         typer.echo(
             f"version {contents.version}: {len(contents.streams):,} streams, {contents.rows:,} rows,"

@@ -12,6 +12,7 @@ import typer
 from headwater.cli.failure import RUNTIME, Failure
 from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile
 from headwater.cli.place import Place, failures, place_from, server_of
+from headwater.printable import printable
 
 BackupDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="The directory of the backup.")]
 
@@ -92,6 +93,6 @@ def _check(directory: Path, verdict: str) -> None:
     with failures():
         for problem in check(directory):
             count += 1
-            typer.echo(problem)
+            typer.echo(printable(str(problem)))
     if count:
         raise Failure(f"{verdict}: {count} finding{'s' if count > 1 else ''}", RUNTIME)

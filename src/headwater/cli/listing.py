@@ -12,6 +12,7 @@ from headwater.cli.failure import Failure
 from headwater.cli.output import messages_of, readers_may_leave
 from headwater.cli.reading import catch_up
 from headwater.cli.remote import DEFAULT_URL, MISSING, Name, Remote, Token, Url, look_at, remote
+from headwater.printable import printable, printable_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,13 +35,14 @@ def ls(
     with readers_may_leave(), remote(url, token) as server:
         for entry in _entries(server, prefix):
             if as_json:
-                typer.echo(json.dumps(entry, ensure_ascii=False))
+                typer.echo(printable_json(json.dumps(entry, ensure_ascii=False)))
             elif long:
                 made = entry.get("created_at_ms")
                 when = datetime.fromtimestamp(made / 1000, UTC).isoformat(timespec="seconds") if made else "-"
-                typer.echo(f"{when}  {entry.get('content_type', '-'):<24}  {entry['name']}")
+                kind = printable(entry.get("content_type", "-"))
+                typer.echo(f"{when}  {kind:<24}  {printable(entry['name'])}")
             else:
-                typer.echo(entry["name"])
+                typer.echo(printable(entry["name"]))
 
 
 def head(stream: Name, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = "") -> None:
@@ -56,7 +58,7 @@ def head(stream: Name, as_json: AsJson = False, url: Url = DEFAULT_URL, token: T
             return
         width = max(len(name) for name in told)
         for name, value in sorted(told.items()):
-            typer.echo(f"{name:<{width}}  {value}")
+            typer.echo(f"{name:<{width}}  {printable(value)}")
 
 
 def _entries(server: Remote, prefix: str) -> Iterator[dict[str, Any]]:

@@ -13,6 +13,7 @@ from headwater.cli.failure import USAGE, Failure
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.output import readers_may_leave
 from headwater.cli.token import StackDirectory as DirectoryOption
+from headwater.printable import printable
 from headwater.stack.state import StackDirectory
 
 _POLL_S = 0.2
@@ -63,7 +64,7 @@ class _Tail:
             self._file = self._path.open(encoding="utf-8", errors="replace")
 
     def _print(self, line: str) -> None:
-        print(f"{self._prefix}{line.rstrip()}", flush=True)
+        print(f"{self._prefix}{printable(line.rstrip())}", flush=True)
 
 
 def _inode(file: IO[str]) -> int:

@@ -14,6 +14,7 @@ from headwater.cli.failure import USAGE, Failure
 from headwater.cli.output import readers_may_leave
 from headwater.cli.remote import DEFAULT_URL, MISSING, Token, Url
 from headwater.cli.running import Master, reason_of, stream_root
+from headwater.printable import printable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,10 +106,12 @@ def _print_table(rows: DataFrame, most: int) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=1000)  # a line cut to a guessed screen is of no use to grep
-    table = Table(*map(escape, rows.columns), box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        *(escape(printable(column)) for column in rows.columns), box=None, pad_edge=False, header_style="bold"
+    )
     found = rows.collect()
     for row in found[:most]:
-        table.add_row(*(Text(_cell(value)) for value in row))
+        table.add_row(*(Text(printable(_cell(value))) for value in row))
     console.print(table)
     if len(found) > most:
         sys.stderr.write(f"headwater: only the first {most} rows; --limit, or --format json for all\n")

@@ -27,6 +27,7 @@ from headwater.cli.remote import (
     remote,
 )
 from headwater.cli.resume import ResumeFile
+from headwater.printable import printable
 
 if TYPE_CHECKING:
     from headwater.client import Batch, Stream
@@ -193,5 +194,5 @@ def _batches(stream: Stream, offset: str, live: Live, retry: bool) -> Iterator[B
             if not retry or (isinstance(error, Refused) and error.status not in _PASSING):
                 raise
             failures += 1
-            typer.echo(f"headwater: {error}; going on from {offset} in a moment", err=True)
+            typer.echo(f"headwater: {printable(str(error))}; going on from {offset} in a moment", err=True)
             time.sleep(min(RETRY_MAX_S, RETRY_MIN_S * 2 ** min(failures - 1, 8)))

@@ -11,6 +11,7 @@ import typer
 
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
+from headwater.printable import printable, printable_json
 from headwater.stack.state import StackDirectory, truth_about
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def status(
         import msgspec
 
         whole = None if found is None else {**msgspec.to_builtins(found), "jobs": msgspec.to_builtins(jobs)}
-        typer.echo(msgspec.json.format(msgspec.json.encode(whole)).decode())
+        typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(whole)).decode()))
     elif found is None:
         typer.echo(f"no stack was ever started on {directory.root}")
     else:
@@ -48,11 +49,11 @@ def status(
             console = Console(width=_PIPE_WIDTH)
         console.print(table_of(found))
         if found.detail:
-            console.print(found.detail, style="red", markup=False)
+            console.print(printable(found.detail), style="red", markup=False)
         if jobs:
             console.print(jobs_table(jobs))
         if untold:
-            console.print(untold, style="yellow", markup=False)
+            console.print(printable(untold), style="yellow", markup=False)
     if found is None or not directory.is_supervised:
         raise typer.Exit(NOT_RUNNING)
     if found.phase != "up" or any(part.state not in {"up", "absent"} for part in found.parts):

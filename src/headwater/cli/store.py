@@ -15,6 +15,7 @@ from headwater.cli.config import Format
 from headwater.cli.failure import RUNTIME, USAGE, Failure
 from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile, StoreMode
 from headwater.cli.place import failures, place_from, refuse_if_running, server_of
+from headwater.printable import printable
 
 if TYPE_CHECKING:
     from headwater.storage.inspection import StoreStats
@@ -60,7 +61,7 @@ def check(
         refuse_if_running(place.directory)
         for problem in find(place.directory, place.mode):
             count += 1
-            typer.echo(problem)
+            typer.echo(printable(str(problem)))
     if count:
         raise Failure(f"{place.directory}: {count} finding{'s' if count > 1 else ''}", RUNTIME)
     typer.echo(f"{place.directory}: every checksum and index is right")

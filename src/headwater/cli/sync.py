@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwater.cli.failure import USAGE, Failure
+from headwater.printable import printable
 
 if TYPE_CHECKING:
     from headwater.pipeline.settings import PipelineSettings
@@ -144,7 +145,7 @@ def _say_what_would_run(settings: PipelineSettings) -> None:
     typer.echo(f"spark    {settings.pipeline.master}")
     for job in settings.jobs():
         status = described(job)
-        typer.echo(f"{status.name}: {status.source} -> {status.target}")
+        typer.echo(f"{status.name}: {printable(status.source)} -> {printable(status.target)}")
 
 
 def _set_up_logging() -> None:

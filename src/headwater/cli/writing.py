@@ -11,6 +11,7 @@ from headwater.cli.appending import Appender, Exactly, batches, parts_of
 from headwater.cli.failure import USAGE, Failure
 from headwater.cli.output import progress_bar
 from headwater.cli.remote import DEFAULT_URL, Name, Token, Url, is_json_type, look_at, next_offset, remote
+from headwater.printable import printable
 
 Ttl = Annotated[int | None, typer.Option("--ttl", min=0, metavar="SECS", help="Lifetime; each use restarts it.")]
 ExpiresAt = Annotated[str | None, typer.Option("--expires-at", metavar="TIME", help="2030-01-01T00:00:00Z")]
@@ -37,7 +38,7 @@ def create(
         address = server.address(stream)
         answer = server.http.put(address, headers=headers, content=content)
         check(answer, 200, 201)
-        typer.echo(f"{'created' if answer.status_code == 201 else 'exists'} {address}")
+        typer.echo(f"{'created' if answer.status_code == 201 else 'exists'} {printable(address)}")
 
 
 def append(
@@ -115,7 +116,7 @@ def fork(
         address = server.address(stream)
         answer = server.http.put(address, headers=headers)
         check(answer, 200, 201)
-        typer.echo(f"{'created' if answer.status_code == 201 else 'exists'} {address}")
+        typer.echo(f"{'created' if answer.status_code == 201 else 'exists'} {printable(address)}")
 
 
 def delete(
@@ -135,7 +136,7 @@ def delete(
             if not typer.confirm(f"Delete {address} and all that it holds?"):
                 raise Failure("nothing was deleted")
         check(server.http.delete(address), 200, 204)
-        typer.echo(f"deleted {address}")
+        typer.echo(f"deleted {printable(address)}")
 
 
 def _lifetime(ttl: int | None, expires_at: str | None) -> dict[str, str]:

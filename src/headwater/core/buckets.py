@@ -20,6 +20,7 @@ KEY_MAX_BYTES: Final = 122
 PAGE_MAX: Final = 1000
 
 _BUCKET_ID: Final = re.compile(r"[a-z0-9_-]{4,64}", re.ASCII)
+_CONTROL: Final = re.compile("[\0-\x1f\x7f-\x9f]")
 _LIMIT: Final = re.compile(r"[1-9][0-9]{0,3}", re.ASCII)
 _DOCUMENT_ROOT: Final = "bucket/"
 
@@ -44,6 +45,13 @@ def check_stream_id(bucket_id: str, stream_id: str) -> str:
     if stream_id == LISTING_ID:
         raise InvalidName(f"The stream id {LISTING_ID!r} is reserved for the listing of the bucket.")
     return stream_id
+
+
+def check_new_name(name: str) -> None:
+    """Refuse control characters in the stream id of a stream that is to be created. Streams that have one stay usable:
+    earlier releases allowed it."""
+    if is_bucketed(name) and _CONTROL.search(name) is not None:
+        raise InvalidName("A stream id may not contain control characters (U+0000 to U+001F, U+007F to U+009F).")
 
 
 def check_page_limit(text: str | None) -> int:

@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import Final
 
-from headwater.core.buckets import is_bucketed
+from headwater.core.buckets import check_new_name, is_bucketed
 from headwater.core.catalog import Stream
 from headwater.core.content import DEFAULT_CONTENT_TYPE, check_content_type, media_type, split_body, split_json
 from headwater.core.errors import (
@@ -65,6 +65,7 @@ class CreateRequest:
 
 def decide_create(request: CreateRequest, stream_id: int, now_ms: int, *, tracks_age: bool = False) -> Create:
     """The record that brings a new stream to life, with its initial content."""
+    check_new_name(request.name)
     content_type = request.content_type or DEFAULT_CONTENT_TYPE
     messages = split_body(content_type, request.body, creating=True)
     return Create(
@@ -92,6 +93,7 @@ def decide_fork(
     tracks_age: bool = False,
 ) -> Create:
     """The record of a fork: its source's type, and its expiry unless the request brings one; none of its writers."""
+    check_new_name(request.name)
     check_retained(Offset(point.index, point.position), source.retained)
     if source.snapshot is not None and source.retained_index and not is_bucketed(request.name):
         raise Conflict("The source begins with a snapshot, which only a fork below /ds/ can serve.")

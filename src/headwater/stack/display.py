@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final, TextIO
 
+from headwater.printable import printable
 from headwater.stack.state import PartStatus, StackStatus
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def table_of(status: StackStatus) -> Table:
             str(part.pid or ""),
             str(part.port or ""),
             str(part.restarts or ""),
-            Text(part.detail or part.address),
+            Text(printable(part.detail or part.address)),
             Text(part.log, "dim"),
         )
     return table
@@ -111,14 +112,14 @@ def jobs_table(jobs: list[JobStatus]) -> Table:
         mark, style = _JOB_MARKS.get(job.status, _MARKS["unready"])
         table.add_row(
             Text(mark, style),
-            Text(job.name),
-            Text(job.status, style),
+            Text(printable(job.name)),
+            Text(printable(job.status), style),
             age(job.told_at),
             _count(job.rows),
             _count(job.lag_messages),
             "" if job.batch_ms is None else f"{job.batch_ms:,.0f} ms",
             str(job.restarts or ""),
-            Text(job.trouble or f"{job.source} → {job.target}".strip(" →")),
+            Text(printable(job.trouble or f"{job.source} → {job.target}".strip(" →"))),
         )
     return table
 

@@ -1,0 +1,28 @@
+"""Text for a terminal: control characters, which could move the cursor or fake output, as visible escapes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
+_DIRECTIONS: Final = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)
+"""Characters that turn the direction of writing or break a line: they can make one name look like another."""
+
+_ESCAPES: Final = {
+    **{code: f"\\x{code:02x}" for code in _CONTROLS},
+    **{code: f"\\u{code:04x}" for code in _DIRECTIONS},
+    ord("\n"): "\\n",
+    ord("\r"): "\\r",
+    ord("\t"): "\\t",
+}
+_JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_DIRECTIONS)}
+
+
+def printable(text: str) -> str:
+    """A text of somebody else on one line, with nothing in it that a terminal obeys."""
+    return text.translate(_ESCAPES)
+
+
+def printable_json(text: str) -> str:
+    """JSON with the characters escaped that JSON allows and a terminal may obey; it means the same."""
+    return text.translate(_JSON_ESCAPES)
