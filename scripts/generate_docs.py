@@ -62,6 +62,7 @@ def _modules() -> list[Path]:
 
 ROOMS = {
     "cli": (0, 1, "the command"),
+    "printable": (0, 0, "text for terminals"),
     "telemetry": (0, 2, "logs"),
     "config": (0, 3, "settings"),
     "http": (1, 0, "requests, live reads"),
