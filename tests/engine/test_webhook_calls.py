@@ -6,8 +6,10 @@ A real receiver listens on loopback; only what a name resolves to is decided her
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -66,7 +68,7 @@ def test_t35_a_name_that_turns_to_another_address_is_not_called_there() -> None:
             caller = Webhooks(concurrency=4, allow_local=True, resolve=names)
             url = f"http://localhost:{receiver.port}/"
             assert await vet(caller, url) is None
-            assert await call(caller, url) == Answer(True, True)
+            assert await call(caller, url) == Answer(True, True, is_from_receiver=True)
             assert len(names.asked) == 2, "one look-up per call: the address that was checked is the one that is called"
             turned = await call(caller, url)
             assert not turned.accepted
@@ -173,7 +175,9 @@ def test_the_connection_goes_to_the_address_and_tls_and_host_to_the_name(
             caller = Webhooks(
                 concurrency=4, allow_local=False, resolve=Names(["127.0.0.1"]), tls=certificate.client_context()
             )
-            assert await call(caller, f"https://localhost:{receiver.port}/a?b") == Answer(True, True)
+            assert await call(caller, f"https://localhost:{receiver.port}/a?b") == Answer(
+                True, True, is_from_receiver=True
+            )
             wrong = await call(caller, f"https://other.example:{receiver.port}/")
             assert not wrong.accepted
             assert "certificate" in wrong.reason.lower()
@@ -205,6 +209,32 @@ def test_no_more_calls_than_allowed_are_under_way() -> None:
         run(work)
         assert len(receiver.received) == 12
         assert receiver.most_under_way <= 3
+
+
+@contextmanager
+def dead_receivers(count: int) -> Iterator[list[str]]:
+    """URLs of receivers that take a connection and never answer."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=16)) for _ in range(count)]
+        yield [f"http://127.0.0.1:{one.getsockname()[1]}/" for one in sockets]
+
+
+def test_receivers_that_do_not_answer_do_not_delay_one_that_does() -> None:
+    with receive(otherwise=DONE) as receiver, dead_receivers(8) as dead:
+
+        async def work() -> None:
+            caller = Webhooks(concurrency=4, per_host=2, allow_local=True)
+            url = f"http://127.0.0.1:{receiver.port}/"
+            assert (await call(caller, url)).accepted
+            unanswered: list[Answer] = []
+            for dead_url in dead * 3:
+                caller.call(dead_url, lambda: BODY, 15.0, unanswered.append)
+            for _ in range(5):
+                assert (await call(caller, url)).accepted
+            assert unanswered == [], "all slots but one are held by receivers that do not answer"
+            await caller.stop()
+
+        run(work)
 
 
 def test_what_is_sent_is_put_together_when_its_turn_comes() -> None:

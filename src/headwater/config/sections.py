@@ -271,7 +271,18 @@ class Subscriptions(Section):
         0.0, description="Age at which the webhook signing key gets a successor; 0 keeps it."
     )
     webhook_timeout_secs: Seconds = Field(30.0, description="How long one webhook call may take.")
-    webhook_concurrency: Count = Field(64, ge=1, le=4096, description="Webhook calls under way at once.")
+    webhook_concurrency: Count = Field(
+        64,
+        ge=1,
+        le=4096,
+        description="Webhook calls made at the same time. Receivers that do not answer get a quarter.",
+    )
+    webhook_concurrency_per_host: Count = Field(
+        8,
+        ge=1,
+        le=4096,
+        description="Webhook calls made to one host and port at the same time; one, until it answered a call quickly.",
+    )
 
     @field_validator("public_url")
     @classmethod

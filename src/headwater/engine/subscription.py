@@ -113,8 +113,10 @@ class Subscription:
         "again_ms",
         "alarm_ms",
         "config",
+        "deliverable",
         "glob",
         "id",
+        "is_call_queued",
         "is_deleted",
         "is_dirty",
         "is_ready",
@@ -132,6 +134,10 @@ class Subscription:
         self.glob: Final = Glob(tuple(saved.config.pattern.split("/"))) if saved.config.pattern is not None else None
         self.keeper: Final = keeper
         self.wake = Wake()
+        self.deliverable = self.wake
+        """The last wake that is durable and may be delivered to a webhook."""
+        self.is_call_queued = False
+        """A webhook call waits for its turn. It delivers whatever is deliverable then, so one is enough."""
         self.links: dict[str, Link] = {}
         self.pending: dict[str, Link] = {}
         self.is_ready = False

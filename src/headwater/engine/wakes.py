@@ -66,6 +66,16 @@ class Claimed(NamedTuple):
     lease_ttl_ms: int
 
 
+class _Delivery:
+    """What one webhook call delivered, known from the moment it is sent."""
+
+    __slots__ = ("streams", "wake_id")
+
+    def __init__(self) -> None:
+        self.wake_id = ""
+        self.streams: Sequence[Told] = ()
+
+
 class Wakes:
     def __init__(
         self,
@@ -285,18 +295,24 @@ class Wakes:
             return
         config = subscription.config
         assert config.webhook_url is not None, "only webhooks are delivered"
+        subscription.deliverable = wake
+        if subscription.is_call_queued:
+            return  # The call that waits for its turn will deliver this wake.
+        subscription.is_call_queued = True
         # A call that outlasted the lease could not be told from a worker that died.
         timeout_s = min(self._timeout_s, config.lease_ttl_ms / 1000)
-        snapshot: list[Told] = []
-        compose = partial(self._compose, subscription, wake, snapshot)
-        answered = partial(self._answered, subscription, wake, snapshot)
-        self._caller.call(config.webhook_url, compose, timeout_s, answered)
+        delivery = _Delivery()
+        compose = partial(self._compose, subscription, delivery)
+        self._caller.call(config.webhook_url, compose, timeout_s, partial(self._on_answer, subscription, delivery))
 
-    def _compose(self, subscription: Subscription, wake: Wake, snapshot: list[Told]) -> Outgoing | None:
-        """The request as it is true at the moment it leaves; None when it no longer needs to."""
-        if subscription.is_deleted or subscription.wake.wake_id != wake.wake_id:
+    def _compose(self, subscription: Subscription, delivery: _Delivery) -> Outgoing | None:
+        """The request for the current wake with the current state of its streams; None if there is none to deliver."""
+        subscription.is_call_queued = False
+        wake, current = subscription.deliverable, subscription.wake
+        if subscription.is_deleted or current.phase is not Phase.OUT or current.wake_id != wake.wake_id:
             return None
-        snapshot[:] = subscription.tell()
+        delivery.wake_id = wake.wake_id
+        snapshot = delivery.streams = subscription.tell()
         base_url = self._public_url or subscription.saved.base_url
         body = _encode_json(
             {
@@ -311,16 +327,16 @@ class Wakes:
         signature = self._keys.current().sign(body, self._engine.now_ms() // 1000)
         return Outgoing({"Content-Type": "application/json", "Webhook-Signature": signature}, body)
 
-    def _answered(self, subscription: Subscription, wake: Wake, snapshot: Sequence[Told], answer: Answer) -> None:
-        """The receiver's answer. One for a wake that is over (done by callback, or out of time) says nothing."""
+    def _on_answer(self, subscription: Subscription, delivery: _Delivery, answer: Answer) -> None:
+        """Process a receiver's answer. It is ignored if its wake has ended by callback or timeout."""
         self._engine.metrics.deliveries["accepted" if answer.accepted else "failed"] += 1
         current = subscription.wake
-        if subscription.is_deleted or current.phase is Phase.IDLE or current.wake_id != wake.wake_id:
+        if subscription.is_deleted or current.phase is Phase.IDLE or current.wake_id != delivery.wake_id:
             return
         now_ms = self._engine.now_ms()
         try:
             if answer.done:
-                self._ack_told(subscription, snapshot)
+                self._ack_told(subscription, delivery.streams)
                 self._end(subscription)
             elif current.phase is not Phase.OUT:
                 return  # A callback came first, and the lease is the worker's.

@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from ipaddress import ip_address
+from time import perf_counter
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import httpx
@@ -21,12 +22,15 @@ import msgspec
 
 from headwater.core.addresses import WebhookUrl, check_address, parse_webhook_url
 from headwater.core.errors import InternalError, Refusal, WebhookUrlRejected
+from headwater.engine.call_queue import CallQueue, Record
 
 log = logging.getLogger("headwater.webhooks")
 
 ANSWER_MAX_BYTES: Final = 64 * 1024
 VET_TIMEOUT_S: Final = 5.0
 """How long creating a subscription waits for its webhook's host to resolve."""
+RESPONSIVE_S: Final = 5.0
+"""A receiver that answers within this time may get several calls at once."""
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
@@ -44,6 +48,8 @@ class Answer(NamedTuple):
     accepted: bool
     done: bool = False
     reason: str = ""
+    is_from_receiver: bool = False
+    """It is an HTTP response, of whatever status."""
 
 
 Compose: TypeAlias = Callable[[], Outgoing | None]
@@ -70,6 +76,15 @@ async def system_resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
+class _Call(NamedTuple):
+    """A call that waits for its turn."""
+
+    url: str
+    compose: Compose
+    timeout_s: float
+    done: OnAnswer
+
+
 class _Reply(msgspec.Struct):
     done: bool = False
 
@@ -85,12 +100,13 @@ class Webhooks:
         *,
         concurrency: int,
         allow_local: bool,
+        per_host: int | None = None,
         resolve: Resolve = system_resolve,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._allow_local = allow_local
         self._resolve = resolve
-        self._slots = asyncio.Semaphore(concurrency)
+        self._queue: CallQueue[_Call] = CallQueue(concurrency, per_host if per_host is not None else concurrency)
         self._tls = tls
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -104,10 +120,16 @@ class Webhooks:
         self._run(self._vet(parsed, done))
 
     def call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
-        self._run(self._call(url, compose, timeout_s, done))
+        try:
+            host = parse_webhook_url(url, allow_local=self._allow_local).authority
+        except WebhookUrlRejected:
+            host = ""  # The settings changed. The call fails at once, when its turn comes.
+        self._queue.add(host, _Call(url, compose, timeout_s, done))
+        self._start_calls()
 
     async def stop(self) -> None:
         """Cut what is under way. Its wakes are saved as not yet delivered, so the next start calls again."""
+        self._queue.clear()
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -144,24 +166,40 @@ class Webhooks:
             refusal = InternalError("The webhook URL could not be checked because of an internal error.")
         done(refusal)
 
-    async def _call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
-        async with self._slots:
-            outgoing = compose()
+    def _start_calls(self) -> None:
+        while (taken := self._queue.take()) is not None:
+            host, call = taken
+            self._run(self._call(host, call))
+
+    async def _call(self, host: str, call: _Call) -> None:
+        record: Record | None = None
+        try:
+            outgoing = call.compose()
             if outgoing is None:
                 return
-            try:
-                async with asyncio.timeout(timeout_s):
-                    answer = await self._post(url, outgoing)
-            except TimeoutError:
-                answer = Answer(False, reason=f"no answer within {timeout_s:g} s")
-            except WebhookUrlRejected as refusal:
-                answer = Answer(False, reason=refusal.detail)
-            except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
-                answer = Answer(False, reason=f"{type(error).__name__}: {error}")
-            except Exception as error:
-                log.exception("calling a webhook failed unexpectedly")
-                answer = Answer(False, reason=f"unexpected {type(error).__name__}")
-        done(answer)
+            record = Record.UNRESPONSIVE
+            began_s = perf_counter()
+            answer = await self._answer(call, outgoing)
+            if answer.is_from_receiver and perf_counter() - began_s < RESPONSIVE_S:
+                record = Record.RESPONSIVE
+        finally:
+            self._queue.finished(host, record)
+            self._start_calls()
+        call.done(answer)
+
+    async def _answer(self, call: _Call, outgoing: Outgoing) -> Answer:
+        try:
+            async with asyncio.timeout(call.timeout_s):
+                return await self._post(call.url, outgoing)
+        except TimeoutError:
+            return Answer(False, reason=f"no answer within {call.timeout_s:g} s")
+        except WebhookUrlRejected as refusal:
+            return Answer(False, reason=refusal.detail)
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+            return Answer(False, reason=f"{type(error).__name__}: {error}")
+        except Exception as error:
+            log.exception("calling a webhook failed unexpectedly")
+            return Answer(False, reason=f"unexpected {type(error).__name__}")
 
     async def _post(self, text: str, outgoing: Outgoing) -> Answer:
         url = parse_webhook_url(text, allow_local=self._allow_local)
@@ -178,8 +216,8 @@ class Webhooks:
         response = await client.send(request, stream=True)
         try:
             if not response.is_success:
-                return Answer(False, reason=f"status {response.status_code}")
-            return Answer(True, _says_done(await _beginning(response)))
+                return Answer(False, reason=f"status {response.status_code}", is_from_receiver=True)
+            return Answer(True, _says_done(await _beginning(response)), is_from_receiver=True)
         finally:
             await response.aclose()
 

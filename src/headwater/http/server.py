@@ -153,7 +153,11 @@ def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.Abstr
     return Subscriptions(
         engine,
         LoopScheduler(loop),
-        Webhooks(concurrency=wanted.webhook_concurrency, allow_local=bool(wanted.allow_local_webhooks)),
+        Webhooks(
+            concurrency=wanted.webhook_concurrency,
+            per_host=wanted.webhook_concurrency_per_host,
+            allow_local=bool(wanted.allow_local_webhooks),
+        ),
         timeout_s=wanted.webhook_timeout_secs,
         public_url=wanted.public_url,
         key_rotation_s=wanted.key_rotation_secs,

@@ -1,0 +1,124 @@
+"""Which webhook call is made next: hosts take turns, and hosts that do not answer cannot use up all slots.
+
+A call holds one of `concurrency` slots until its receiver answers or its time is over, so a receiver that is down holds
+a slot for the whole time limit. Three rules keep such receivers from delaying the others:
+
+- One host holds at most `per_host` slots, and only one unless it answered its last call quickly.
+- Hosts whose last call went unanswered hold at most a quarter of all slots; together with hosts that were not called
+  yet, at most three quarters. So there is always a slot for hosts that answer.
+- Among the hosts that may be called, the one that waited longest for its turn is next, however many calls it has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict, deque
+from enum import Enum, auto
+from typing import Final, Generic, TypeVar
+
+KNOWN_HOSTS_MAX: Final = 10_000
+"""Idle hosts whose record is kept; the one that was called longest ago is forgotten first."""
+
+CallT = TypeVar("CallT")
+
+
+class Record(Enum):
+    """What the last call of a host showed."""
+
+    RESPONSIVE = auto()
+    UNKNOWN = auto()
+    UNRESPONSIVE = auto()
+
+
+class _Host(Generic[CallT]):
+    __slots__ = ("active", "name", "record", "waiting")
+
+    def __init__(self, name: str) -> None:
+        self.name: Final = name
+        self.record = Record.UNKNOWN
+        self.active = 0
+        self.waiting: deque[CallT] = deque()
+
+
+class CallQueue(Generic[CallT]):
+    def __init__(self, concurrency: int, per_host: int) -> None:
+        self._concurrency = concurrency
+        self._per_host = per_host
+        self._unresponsive_max = max(1, concurrency // 4)
+        self._unproven_max = max(1, concurrency * 3 // 4)
+        self._hosts: OrderedDict[str, _Host[CallT]] = OrderedDict()
+        """In the order of their last call."""
+        self._turns: dict[Record, OrderedDict[str, int]] = {record: OrderedDict() for record in Record}
+        """Hosts with a call that waits and may be made, by when their turn began."""
+        self._next_turn = itertools.count()
+        self._active: dict[Record, int] = dict.fromkeys(Record, 0)
+
+    def __len__(self) -> int:
+        """The number of calls that wait."""
+        return sum(len(host.waiting) for host in self._hosts.values())
+
+    def add(self, host_name: str, call: CallT) -> None:
+        host = self._hosts.get(host_name)
+        if host is None:
+            host = self._hosts[host_name] = _Host(host_name)
+            self._forget_idle_hosts()
+        host.waiting.append(call)
+        self._offer(host)
+
+    def take(self) -> tuple[str, CallT] | None:
+        """The next call to make and its host; None if every slot is taken that a waiting call could have.
+
+        `finished` must be called with the host when the call has ended.
+        """
+        if sum(self._active.values()) >= self._concurrency:
+            return None
+        open_turns = [turns for record, turns in self._turns.items() if turns and self._has_room(record)]
+        if not open_turns:
+            return None
+        name, _ = min(open_turns, key=lambda turns: next(iter(turns.values()))).popitem(last=False)
+        host = self._hosts[name]
+        call = host.waiting.popleft()
+        host.active += 1
+        self._active[host.record] += 1
+        self._hosts.move_to_end(name)
+        self._offer(host)
+        return name, call
+
+    def finished(self, host_name: str, record: Record | None) -> None:
+        """A call has ended and showed `record`; None if it was called off."""
+        host = self._hosts[host_name]
+        self._active[host.record] -= 1
+        host.active -= 1
+        if record is not None and record is not host.record:
+            self._turns[host.record].pop(host_name, None)
+            self._active[host.record] -= host.active
+            self._active[record] += host.active
+            host.record = record
+        self._offer(host)
+
+    def clear(self) -> None:
+        """Drop all calls that wait."""
+        for host in self._hosts.values():
+            host.waiting.clear()
+        for turns in self._turns.values():
+            turns.clear()
+
+    def _offer(self, host: _Host[CallT]) -> None:
+        limit = self._per_host if host.record is Record.RESPONSIVE else 1
+        if host.waiting and host.active < limit and host.name not in self._turns[host.record]:
+            self._turns[host.record][host.name] = next(self._next_turn)
+
+    def _has_room(self, record: Record) -> bool:
+        if record is Record.RESPONSIVE:
+            return True
+        unresponsive = self._active[Record.UNRESPONSIVE]
+        if record is Record.UNRESPONSIVE and unresponsive >= self._unresponsive_max:
+            return False
+        return unresponsive + self._active[Record.UNKNOWN] < self._unproven_max
+
+    def _forget_idle_hosts(self) -> None:
+        while len(self._hosts) > KNOWN_HOSTS_MAX:
+            oldest = next((host for host in self._hosts.values() if not host.active and not host.waiting), None)
+            if oldest is None:
+                return
+            del self._hosts[oldest.name]
