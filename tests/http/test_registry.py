@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.http.protocol import Stream
+from tests.http.protocol import Stream, assert_problem
 from tests.http.subscribing import eventually
 from tests.serving import Server, serve
 
@@ -96,23 +96,44 @@ def test_expiry_is_told_too(listing: httpx.Client) -> None:
     assert "brief" in listed(listing)
 
 
-def test_what_clients_write_into_it_is_passed_over(listing: httpx.Client) -> None:
-    junk = b'[1, null, "x", {"type": "user"}, [[]], {"type":"stream","key":5}]'
-    assert listing.post("/v1/stream/__registry__", content=junk, headers=JSON).status_code == 204
-    listing.put("/v1/stream/after-junk")
-    assert listing.get("/v1/stream/__registry__").json()[-1]["key"] == "after-junk"
-    assert listing.delete("/v1/stream/__registry__").status_code == 204
-    eventually(lambda: listing.head("/v1/stream/__registry__").status_code == 200)
-    eventually(lambda: "after-junk" in listed(listing))
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("POST", JSON),
+        ("POST", JSON | {"Stream-Closed": "true"}),
+        ("POST", {"Stream-Closed": "true"}),
+        ("PUT", JSON),
+        ("PUT", {"Content-Type": "text/plain"}),
+        ("DELETE", {}),
+    ],
+)
+def test_clients_can_only_read_it(listing: httpx.Client, method: str, headers: dict[str, str]) -> None:
+    content = b"" if method == "DELETE" or headers == {"Stream-Closed": "true"} else b'[{"headers":null}]'
+    before = events(listing)
+    response = listing.request(method, "/v1/stream/__registry__", content=content, headers=headers)
+    assert_problem(response, 405, "method_not_allowed")
+    assert response.headers["allow"] == "GET, HEAD, OPTIONS"
+    assert "clients can only read it" in response.json()["detail"]
+    assert events(listing) == before
+    listing.put("/v1/stream/after")
+    assert "after" in listed(listing)
+    listing.delete("/v1/stream/after")
 
 
-def test_deleted_it_comes_back_with_all_there_is(listing: httpx.Client) -> None:
-    Stream(listing, "survivor").create()
-    assert listing.delete("/v1/stream/__registry__").status_code == 204
-    eventually(lambda: listing.head("/v1/stream/__registry__").status_code == 200)
-    eventually(lambda: "survivor" in listed(listing))
-    Stream(listing, "newcomer").create()
-    assert "newcomer" in listed(listing)
+def test_it_can_be_forked(listing: httpx.Client) -> None:
+    fork = {"Stream-Forked-From": "/v1/stream/__registry__"}
+    assert listing.put("/v1/stream/fork-of-it", headers=fork).status_code == 201
+    assert listing.post("/v1/stream/fork-of-it", content=b"[1]", headers=JSON).status_code == 204
+
+
+def test_pull_wake_cannot_write_into_it(listing: httpx.Client) -> None:
+    Stream(listing, "woken").create()
+    before = events(listing)
+    body = {"type": "pull-wake", "pattern": "woken", "wake_stream": "__registry__"}
+    listing.put("/v1/stream/__ds/subscriptions/sneaky", json=body)
+    Stream(listing, "woken").append("x")
+    time.sleep(0.3)
+    assert events(listing) == before
 
 
 def test_without_the_setting_there_is_none(server: Server) -> None:
@@ -163,3 +184,20 @@ def test_after_a_restart_it_is_put_right(tmp_path: Path, mode: str) -> None:
         server.kill()
     with serve(**on) as server, httpx.Client(base_url=server.url) as http:
         assert len(events(http)) == count, "what is right is left alone"
+
+
+def test_registry_that_a_client_spoiled_while_it_was_off_is_replaced(tmp_path: Path) -> None:
+    """Closed, with an expiry, and with messages that are not events."""
+    with (
+        serve(directory=tmp_path, DS_STORAGE__MODE="file-durable") as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        Stream(http, "other").create()
+        http.put("/v1/stream/__registry__", headers=JSON | {"Stream-TTL": "3600"})
+        http.post("/v1/stream/__registry__", content=b'[{"headers":null}]', headers=JSON | {"Stream-Closed": "true"})
+    with (
+        serve(directory=tmp_path, DS_STORAGE__MODE="file-durable", DS_REGISTRY__ENABLED="true") as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        eventually(lambda: set(listed(http)) == {"other"})
+        assert "it is replaced by a new one" in server.log()

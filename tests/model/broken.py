@@ -70,8 +70,8 @@ class AnswersRepeatsAtOnce(Engine):
 
 
 class ShowsPending(Engine):
-    def append(self, name: str, *args: Any) -> None:
-        super().append(name, *args)
+    def append(self, name: str, *args: Any, **more: Any) -> None:
+        super().append(name, *args, **more)
         stream = self.catalog.by_name[name]
         stream.durable_closed = stream.closed
 

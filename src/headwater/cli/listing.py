@@ -109,12 +109,13 @@ def _registered(server: Remote, prefix: str) -> list[dict[str, Any]]:
 def _fold(found: dict[str, dict[str, Any]], event: Any) -> None:
     if not isinstance(event, dict) or event.get("type") != "stream" or not isinstance(event.get("key"), str):
         return
-    if event.get("headers", {}).get("operation") == "delete":
+    headers, value = event.get("headers"), event.get("value")
+    if isinstance(headers, dict) and headers.get("operation") == "delete":
         found.pop(event["key"], None)
-    else:
-        value = event.get("value") or {}
+    elif isinstance(headers, dict) and isinstance(value, dict):
+        content_type, created_at_ms = value.get("contentType"), value.get("createdAt")
         found[event["key"]] = {
             "name": event["key"],
-            "content_type": value.get("contentType", ""),
-            "created_at_ms": value.get("createdAt"),
+            "content_type": content_type if isinstance(content_type, str) else "",
+            "created_at_ms": created_at_ms if isinstance(created_at_ms, int) else None,
         }

@@ -20,6 +20,7 @@ from headwater.core.catalog import Catalog
 from headwater.core.errors import (
     Conflict,
     MemoryFull,
+    MethodNotAllowed,
     Refusal,
     StorageBusy,
     StorageFull,
@@ -125,8 +126,8 @@ class Engine:
         """Sources that go with the last fork that needed them: 410 to readers, until that too is durable."""
         self._tend_timer: Timer | None = None
         self._refusal: str | None = None
-        self.unbounded: set[str] = set()
-        """Streams that the server itself keeps: the limit for one stream is not for them."""
+        self.server_streams: set[str] = set()
+        """Streams that only the server writes to. The limit for one stream does not apply to them."""
         self.on_created: list[Callable[[LiveStream], None]] = []
         """Called when a new stream is durable, before its first followers are woken."""
         self.on_deleted: list[Callable[[LiveStream], None]] = []
@@ -229,7 +230,9 @@ class Engine:
 
     # -- operations ------------------------------------------------------------------------------------------------
 
-    def create(self, request: CreateRequest, done: OnCreated) -> None:
+    def create(self, request: CreateRequest, done: OnCreated, *, by_server: bool = False) -> None:
+        if request.name in self.server_streams and not by_server:
+            raise _read_only(request.name)
         now_ms = self._clock.now_ms()
         stream = self._existing(request.name, now_ms)
         if stream is not None:
@@ -272,7 +275,11 @@ class Engine:
         stream_seq: str | None,
         close: bool,
         done: OnAppended,
+        *,
+        by_server: bool = False,
     ) -> None:
+        if name in self.server_streams and not by_server:
+            raise _read_only(name)
         now_ms = self._clock.now_ms()
         stream = self.catalog.by_name.get(name)
         if stream is None or stream.deleted or (stream.mortal and stream.expired(now_ms)):
@@ -314,7 +321,9 @@ class Engine:
         result = Appended(Outcome.ACCEPTED, stream.index, stream.position, stream.closed, producer, stream.id)
         self._committer.submit(Entry(stream, decision, (), done, result))
 
-    def delete(self, name: str, done: OnDeleted) -> None:
+    def delete(self, name: str, done: OnDeleted, *, by_server: bool = False) -> None:
+        if name in self.server_streams and not by_server:
+            raise _read_only(name)
         try:
             stream = self._live(name, self._clock.now_ms())
         except Refusal as refusal:
@@ -476,7 +485,11 @@ class Engine:
 
     def _check_room(self, name: str, stream_bytes: int, size: int) -> None:
         limits = self._limits
-        if limits.max_stream_bytes and stream_bytes + size > limits.max_stream_bytes and name not in self.unbounded:
+        if (
+            limits.max_stream_bytes
+            and stream_bytes + size > limits.max_stream_bytes
+            and name not in self.server_streams
+        ):
             raise StreamFull(f"The stream would grow beyond its limit of {limits.max_stream_bytes} bytes.")
         if limits.max_total_bytes:
             self._check_total(size)
@@ -667,6 +680,12 @@ def _check_size(record: Record) -> None:
 
 def _not_found(name: str) -> StreamNotFound:
     return StreamNotFound(f"There is no stream {name!r}.")
+
+
+def _read_only(name: str) -> MethodNotAllowed:
+    return MethodNotAllowed(
+        f"Stream {name!r} is written by the server; clients can only read it.", (("Allow", "GET, HEAD, OPTIONS"),)
+    )
 
 
 def _soft_deleted(name: str) -> StreamGone:

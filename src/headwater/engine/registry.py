@@ -1,19 +1,22 @@
-"""The registry: a JSON stream that tells of every stream that comes and goes, for browsers to follow.
+"""The registry: a JSON stream that reports the creation and deletion of every stream, for browsers to follow.
 
-Its events are those of the state protocol, so that folding them gives the list of streams. An event is appended after
-what it tells of is durable; a crash can fall between the two, so at every start the registry is folded, compared with
-the streams there are, and put right. Clients may read it, and nothing they do to it is lasting.
+Its events are those of the state protocol, so that folding them gives the list of streams. Only the server writes to
+it. An event is appended after what it reports is durable; a crash can fall between the two. So at every start the
+registry is folded, compared with the streams that exist, and corrected, a slice at a time while the server runs. A
+registry whose events are mostly out of date is replaced by a new one.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Generator, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import msgspec
 
 from headwater.core.content import JSON_MEDIA_TYPE
-from headwater.core.errors import Refusal
+from headwater.core.errors import DataCorrupt, Refusal
 from headwater.core.names import is_client_name
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Engine
@@ -25,11 +28,15 @@ log = logging.getLogger("headwater.registry")
 REGISTRY_NAME: Final = "__registry__"
 EVENT_TYPE: Final = "stream"
 BATCH: Final = 1_000
-"""Events in one append at most."""
-FOLD_BYTES: Final = 1024 * 1024
-"""How much of the registry is folded at a time."""
-AGAIN_S: Final = 5.0
-"""When to put right again what could not be written."""
+"""Events in one append, and streams compared in one slice: a few milliseconds."""
+FOLD_BYTES: Final = 256 * 1024
+"""How much of the registry is folded in one slice."""
+RETRY_S: Final = 5.0
+"""When to correct the registry after a failed write."""
+REPLACE_MIN: Final = 10_000
+"""Events that are out of date before a registry may be replaced."""
+REPLACE_SHARE: Final = 4
+"""It is replaced when it has so many times the events that a new one would have."""
 
 
 class _Headers(msgspec.Struct):
@@ -37,7 +44,7 @@ class _Headers(msgspec.Struct):
 
 
 class _Value(msgspec.Struct, rename="camel"):
-    """A stream as the registry tells of it."""
+    """A stream as the registry reports it."""
 
     path: str = ""
     content_type: str = ""
@@ -51,6 +58,25 @@ class _Event(msgspec.Struct, omit_defaults=True):
     value: _Value | None = None
 
 
+class _Listed:
+    """The registry, folded."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, _Value] = {}
+        self.events = 0
+
+    def apply(self, event: _Event) -> None:
+        self.events += 1
+        if event.value is None:
+            self.values.pop(event.key, None)
+        else:
+            self.values[event.key] = event.value
+
+    @property
+    def is_mostly_stale(self) -> bool:
+        return self.events - len(self.values) > REPLACE_MIN and self.events > REPLACE_SHARE * len(self.values)
+
+
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_event = msgspec.json.Decoder(_Event).decode
 _encode = msgspec.json.Encoder().encode
@@ -61,125 +87,198 @@ class Registry:
         self._engine = engine
         self._scheduler = scheduler
         self._events: list[_Event] = []
+        """Not yet appended: of this tick, or since a correction began."""
+        self._correction: Iterator[None] | None = None
         self._timer: Timer | None = None
         self._is_off = False
 
     def start(self) -> None:
-        """Create the registry if it is missing, put it right, and keep it so."""
-        self._engine.unbounded.add(REGISTRY_NAME)
+        """Create the registry if it is missing, and begin to correct it. From now on clients can only read it."""
+        self._engine.server_streams.add(REGISTRY_NAME)
         self._engine.on_created.append(self._created)
         self._engine.on_deleted.append(self._deleted)
-        self._put_right()
+        self._correct()
 
     def stop(self) -> None:
         self._is_off = True
         if self._timer is not None:
             self._timer.cancel()
 
-    # -- streams come and go -----------------------------------------------------------------------------------------
+    @property
+    def is_correcting(self) -> bool:
+        return self._correction is not None or self._timer is not None
+
+    # -- events of streams -------------------------------------------------------------------------------------------
 
     def _created(self, stream: LiveStream) -> None:
         if _is_listed(stream.name):
-            self._tell(_told(stream, "insert"))
+            self._report(_written(stream, "insert"))
 
     def _deleted(self, stream: LiveStream) -> None:
         if _is_listed(stream.name):
-            self._tell(_gone(stream.name))
-        elif stream.name == REGISTRY_NAME:
-            self._put_right_later(0.0)
+            self._report(_removed(stream.name))
 
-    def _tell(self, event: _Event) -> None:
-        """Append at the end of the tick: one append, however many streams came and went in it."""
-        if not self._events:
+    def _report(self, event: _Event) -> None:
+        """Append at the end of the tick: one append, however many streams were created and deleted in it."""
+        if not self._events and self._correction is None:
             self._scheduler.soon(self._flush)
         self._events.append(event)
 
     def _flush(self) -> None:
+        if self._is_off or self._correction is not None:
+            return
         events, self._events = self._events, []
-        if events and not self._is_off:
-            self._append(events)
+        for start in range(0, len(events), BATCH):
+            self._append(events[start : start + BATCH])
 
-    def _append(self, events: list[_Event]) -> None:
-        for batch in (events[start : start + BATCH] for start in range(0, len(events), BATCH)):
-            try:
-                self._engine.append(REGISTRY_NAME, JSON_MEDIA_TYPE, _encode(batch), None, None, False, self._appended)
-            except Refusal as refusal:
-                self._appended(refusal)
-                return
+    def _append(self, events: Sequence[_Event]) -> None:
+        try:
+            self._engine.append(
+                REGISTRY_NAME, JSON_MEDIA_TYPE, _encode(events), None, None, False, self._appended, by_server=True
+            )
+        except Refusal as refusal:
+            self._appended(refusal)
 
     def _appended(self, result: object) -> None:
         if isinstance(result, Refusal):
-            log.warning("the registry missed something: %s", result.detail)
-            self._put_right_later(AGAIN_S)
+            log.warning("the registry could not be written: %s", result.detail)
+            self._correct_later()
 
-    # -- putting right -----------------------------------------------------------------------------------------------
+    # -- correction --------------------------------------------------------------------------------------------------
 
-    def _put_right_later(self, delay_s: float) -> None:
+    def _correct_later(self) -> None:
         if self._timer is None and not self._is_off:
-            self._timer = self._scheduler.later(delay_s, self._put_right)
+            self._timer = self._scheduler.later(RETRY_S, self._correct)
 
-    def _put_right(self) -> None:
-        """Make the registry tell of exactly the streams there are."""
+    def _correct(self) -> None:
+        """Make the registry list exactly the streams that exist. Events wait until that is done."""
         self._timer = None
-        if self._is_off:
+        if self._is_off or self._correction is not None:
             return
+        self._correction = self._steps()
+        self._engine.after_all_pending(self._next_step, None)
+
+    def _next_step(self, refusal: Refusal | None = None) -> None:
+        if self._is_off or self._correction is None:
+            return
+        try:
+            if refusal is not None:
+                raise refusal
+            next(self._correction)
+        except StopIteration:
+            self._correction = None
+            self._flush()
+        except Refusal as failure:
+            self._correction = None
+            self._appended(failure)
+        else:
+            self._scheduler.soon(self._next_step)
+
+    def _steps(self) -> Iterator[None]:
+        listed = _Listed()
         registry = self._engine.catalog.by_name.get(REGISTRY_NAME)
         if registry is None:
             self._create()
+        elif registry.deleted:
+            log.warning("%s was deleted while forks read from it, so it cannot be kept", REGISTRY_NAME)
+            self._is_off = True
             return
-        if registry.deleted or registry.closed or not registry.type.json:
-            log.warning("%s cannot be kept: it is closed, or deleted with forks, or no JSON stream", REGISTRY_NAME)
-            return
-        if registry.in_flight or self._events:
-            # What is on its way would be told twice.
-            self._put_right_later(AGAIN_S)
-            return
-        listed = self._fold(registry)
-        events = []
-        for name, stream in self._engine.catalog.by_name.items():
-            if not stream.visible or stream.deleted or not _is_listed(name):
-                continue
-            value = listed.pop(name, None)
-            if value is None:
-                events.append(_told(stream, "insert"))
-            elif value != _value(stream):
-                events.append(_told(stream, "update"))
-        self._append([_gone(name) for name in listed] + events)
+        elif (reason := (yield from self._fold(registry, listed))) is not None:
+            if registry.children:
+                log.warning("%s %s; it has forks, so it cannot be replaced", REGISTRY_NAME, reason)
+                self._is_off = registry.closed or not registry.type.json
+            else:
+                log.info("%s %s; it is replaced by a new one", REGISTRY_NAME, reason)
+                self._engine.delete(REGISTRY_NAME, _ignore, by_server=True)
+                self._create()
+                listed = _Listed()
+        if not self._is_off:
+            yield from self._compare(listed)
 
     def _create(self) -> None:
         request = CreateRequest(REGISTRY_NAME, JSON_MEDIA_TYPE, None, None, False, b"")
-        try:
-            self._engine.create(request, self._recreated)
-        except Refusal as refusal:
-            self._recreated(refusal)
+        self._engine.create(request, self._appended, by_server=True)
 
-    def _recreated(self, result: object) -> None:
-        if isinstance(result, Refusal):
-            log.warning("the registry could not be created: %s", result.detail)
-        # Looked at later rather than here: the creation is not yet visible to others.
-        self._put_right_later(AGAIN_S if isinstance(result, Refusal) else 0.0)
-
-    def _fold(self, registry: LiveStream) -> dict[str, _Value]:
-        """What the registry lists. What clients wrote into it, and is no event of ours, is passed over."""
-        listed: dict[str, _Value] = {}
+    def _fold(self, registry: LiveStream, listed: _Listed) -> Generator[None, None, str | None]:
+        """Fold a slice at a time; returns why the registry should be replaced, if it should."""
+        if registry.closed:
+            return "is closed"
+        if not registry.type.json:
+            return "is not a JSON stream"
+        if registry.mortal:
+            return "has an expiry"
         reader = self._engine.reader
         start = registry.retained
-        while start.index < registry.durable_index:
-            chunk = reader.chunk(registry, start, FOLD_BYTES)
-            # Each message is stored with a comma behind it.
-            for element in _elements(b"[" + b"".join(reader.buffers(chunk))[:-1] + b"]"):
-                try:
-                    event = _decode_event(element)
-                except msgspec.DecodeError:
+        try:
+            while start.index < registry.durable_index:
+                chunk = reader.chunk(registry, start, FOLD_BYTES)
+                # Each message is stored with a comma after it.
+                for element in _elements(b"[" + b"".join(reader.buffers(chunk))[:-1] + b"]"):
+                    event = _event_of(element)
+                    if event is not None:
+                        listed.apply(event)
+                start = chunk.end
+                yield
+        except DataCorrupt:
+            return "is damaged"
+        return "has mostly events that are out of date" if listed.is_mostly_stale else None
+
+    def _compare(self, listed: _Listed) -> Iterator[None]:
+        """Append what the registry lacks. Streams are created and deleted meanwhile; their events follow."""
+        values = listed.values
+        names = iter(tuple(self._engine.catalog.by_name))
+        missing = dict(values)
+        while batch := tuple(islice(names, BATCH)):
+            events = []
+            for name in batch:
+                stream = self._engine.catalog.by_name.get(name)
+                if stream is None or not stream.visible or stream.deleted or not _is_listed(name):
                     continue
-                if event.type != EVENT_TYPE:
-                    continue
-                if event.headers.operation == "delete":
-                    listed.pop(event.key, None)
-                elif event.value is not None:
-                    listed[event.key] = event.value
-            start = chunk.end
-        return listed
+                value = missing.pop(name, None)
+                if value != _value(stream):
+                    events.append(_written(stream, "insert" if value is None else "update"))
+            self._append_to(listed, events)
+            yield
+        gone = iter(missing)
+        while batch := tuple(islice(gone, BATCH)):
+            self._append_to(listed, [_removed(name) for name in batch])
+            yield
+        self._events = [event for event in self._events if _is_news(event, listed)]
+
+    def _append_to(self, listed: _Listed, events: Sequence[_Event]) -> None:
+        for event in events:
+            listed.apply(event)
+        if events:
+            self._append(events)
+
+
+def _is_news(event: _Event, listed: _Listed) -> bool:
+    """Whether an event that waited changes what is listed; takes note of it."""
+    if listed.values.get(event.key) == event.value:
+        return False
+    if event.value is not None and event.key in listed.values:
+        event.headers = _Headers("update")
+    listed.apply(event)
+    return True
+
+
+def _event_of(element: msgspec.Raw) -> _Event | None:
+    """An event of ours. Other messages may be there from a time when clients could write."""
+    try:
+        event = _decode_event(element)
+    except msgspec.DecodeError:
+        return None
+    if event.type != EVENT_TYPE:
+        return None
+    if event.headers.operation == "delete":
+        event.value = None
+    elif event.value is None:
+        return None
+    return event
+
+
+def _ignore(_: object) -> None:
+    """What follows in the queue shows whether it was done."""
 
 
 def _is_listed(name: str) -> bool:
@@ -190,9 +289,9 @@ def _value(stream: LiveStream) -> _Value:
     return _Value(stream.name, stream.type.header, stream.created_ms)
 
 
-def _told(stream: LiveStream, operation: str) -> _Event:
+def _written(stream: LiveStream, operation: str) -> _Event:
     return _Event(EVENT_TYPE, stream.name, _Headers(operation), _value(stream))
 
 
-def _gone(name: str) -> _Event:
+def _removed(name: str) -> _Event:
     return _Event(EVENT_TYPE, name, _Headers("delete"))
