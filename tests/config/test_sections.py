@@ -15,12 +15,12 @@ def settings(**environ: str) -> Settings:
     return load_settings(None, None, environ, Path("/nonexistent")).settings
 
 
-# Seed defaults of the protocol's reference server, by the names its users know.
+# Defaults of the protocol's reference server, by the names its users know. CORS differs: see decision O-3.
 REFERENCE_DEFAULTS = {
     "DS_SERVER__PORT": "4437",
     "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "30",
     "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "60",
-    "DS_HTTP__CORS_ORIGINS": "*",
+    "DS_HTTP__CORS_ORIGINS": "",
     "DS_LIMITS__MAX_MEMORY_BYTES": "104857600",
     "DS_STORAGE__MODE": "memory",
     "DS_STORAGE__DATA_DIR": "data/streams",
@@ -84,7 +84,7 @@ def test_origins_are_split(given: str, origins: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("given", ["a.example", "https://a.example/", "https://a.example/path", "https://*.example"])
 def test_what_is_no_origin_is_refused(given: str) -> None:
-    with pytest.raises(ValidationError, match="is no origin"):
+    with pytest.raises(ValidationError, match="is not a valid origin"):
         Http(cors_origins=given)
 
 

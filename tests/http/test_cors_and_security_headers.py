@@ -50,6 +50,12 @@ def restricted() -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def open_to_all() -> Iterator[Server]:
+    with serve(DS_HTTP__CORS_ORIGINS="*") as running:
+        yield running
+
+
 def listed(value: str) -> set[str]:
     return {name.strip().lower() for name in value.split(",")}
 
@@ -87,26 +93,36 @@ def test_every_answer_forbids_sniffing_and_says_who_may_embed_it(stream: Stream)
         assert answer.headers["cross-origin-resource-policy"] == "cross-origin", name
 
 
-def test_every_answer_may_be_read_by_any_origin_by_default(stream: Stream) -> None:
-    for name, answer in every_answer(stream):
-        assert answer.headers["access-control-allow-origin"] == "*", name
-        if name != "preflight":
+def test_every_answer_may_be_read_by_any_origin_if_the_setting_says_so(open_to_all: Server) -> None:
+    with stream_on(open_to_all, "open") as stream:
+        stream.http.headers["Origin"] = ORIGIN
+        for name, answer in every_answer(stream):
+            assert answer.headers["access-control-allow-origin"] == "*", name
+            assert answer.headers["vary"] == "Origin", name
             assert listed(answer.headers["access-control-expose-headers"]) >= READABLE, name
+        assert "http.cors_origins is *" in open_to_all.log()
+
+
+def test_an_answer_to_a_client_without_an_origin_has_no_cors_headers(stream: Stream) -> None:
+    for name, answer in every_answer(stream):
+        assert "access-control-allow-origin" not in answer.headers, name
+        assert "access-control-expose-headers" not in answer.headers, name
+        assert answer.headers["vary"] == "Origin", name
 
 
 def assert_guarded(answer: RawResponse) -> None:
     assert answer.header("x-content-type-options") == "nosniff"
     assert answer.header("cross-origin-resource-policy") == "cross-origin"
-    assert answer.header("access-control-allow-origin") == "*"
+    assert answer.header("access-control-allow-origin") is None
 
 
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
         (b"GARBAGE\r\n\r\n", 400),
-        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 414),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431),
-        (b"POST /v1/stream/x HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n", 413),
+        (b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000 + b"\r\n\r\n", 431),
+        (b"POST /v1/stream/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", 413),
     ],
 )
 def test_answers_to_requests_that_never_got_through_are_guarded_too(
@@ -124,7 +140,7 @@ def test_an_event_stream_is_guarded_too(server: Server, stream: Stream) -> None:
     with SseReader(server, stream.name) as events:
         assert events.header("x-content-type-options") == "nosniff"
         assert events.header("cross-origin-resource-policy") == "cross-origin"
-        assert events.header("access-control-allow-origin") == "*"
+        assert events.header("access-control-allow-origin") is None
 
 
 def preflight(http: httpx.Client, path: str, origin: str, method: str, headers: str = "") -> httpx.Response:
@@ -133,10 +149,11 @@ def preflight(http: httpx.Client, path: str, origin: str, method: str, headers: 
 
 
 def test_a_preflight_allows_every_method_and_header_of_the_protocol(client: httpx.Client) -> None:
-    answer = preflight(client, "/v1/stream/any", ORIGIN, "PUT", "content-type, stream-ttl")
+    origin = "http://localhost:5173"
+    answer = preflight(client, "/v1/stream/any", origin, "PUT", "content-type, stream-ttl")
     assert answer.status_code in (200, 204)
     assert answer.content == b""
-    assert answer.headers["access-control-allow-origin"] == "*"
+    assert answer.headers["access-control-allow-origin"] == origin
     assert listed(answer.headers["access-control-allow-methods"]) >= {"get", "head", "put", "post", "delete"}
     assert listed(answer.headers["access-control-allow-headers"]) >= SENDABLE
     assert int(answer.headers["access-control-max-age"]) > 0

@@ -373,7 +373,7 @@ def test_t31_content_length_with_transfer_encoding_is_refused(server: Server, st
 )
 def test_t31_ambiguous_or_malformed_framing_is_refused(server: Server, stream: Stream, fields: str) -> None:
     stream.create("kept")
-    request = f"POST {stream.path} HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n{fields}\r\n\r\ndata"
+    request = f"POST {stream.path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n{fields}\r\n\r\ndata"
     assert refused(server, request.encode("latin-1")) in (400, 413, 501)
     assert stream.content() == b"kept"
 
@@ -384,12 +384,12 @@ def test_t31_ambiguous_or_malformed_framing_is_refused(server: Server, stream: S
         b"GARBAGE\r\n\r\n",
         b"GET\r\n\r\n",
         b"GET /healthz\r\n\r\n",
-        b"GET /healthz HTTP/9.9\r\nHost: x\r\n\r\n",
-        b"GET /healthz FTP/1.1\r\nHost: x\r\n\r\n",
-        b"get /healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /healthz HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"GET /healthz FTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"get /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
-        b"GET healthz HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 64 + b"\r\n\r\n",
         b"\x00" * 32,

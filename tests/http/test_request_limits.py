@@ -140,13 +140,13 @@ def test_t31_headers_over_the_limit_are_431(strict: Server) -> None:
 
 def test_t31_an_endless_header_is_431_while_it_is_read(strict: Server) -> None:
     with connect(strict) as connection:
-        connection.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: ")
+        connection.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ")
         assert_cut_off(connection, b"x" * 500, 431, at_most_bytes=40_000)
 
 
 def test_t31_endless_header_lines_are_431_while_they_are_read(strict: Server) -> None:
     with connect(strict) as connection:
-        connection.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n")
+        connection.send(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
         assert_cut_off(connection, b"X: y\r\n" * 50, 431, at_most_bytes=40_000)
 
 

@@ -16,6 +16,7 @@ from headwater.config.describe import shown
 
 app = typer.Typer(help="Look at the settings.", no_args_is_help=False)
 
+_SECRETS = frozenset(("auth.token", "stack.postgres_password"))
 _PIPE_WIDTH = 200  # columns; a line cut to a guessed screen is of no use to grep
 
 
@@ -43,6 +44,8 @@ def _rows(loaded: LoadedSettings) -> Iterator[tuple[str, object, str]]:
     for key, origin in loaded.origins.items():
         section, _, name = key.partition(".")
         value = getattr(getattr(loaded.settings, section), name)
+        if key in _SECRETS and value:
+            value = "(set)"
         yield key, str(value) if isinstance(value, Path) else value, origin
 
 

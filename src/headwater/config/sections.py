@@ -36,6 +36,7 @@ MEMORY_MODE_MAX_STREAM_BYTES = 10 * 1024 * 1024
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,*]+", re.IGNORECASE)
 
 _WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
+_LOOPBACK_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE | re.ASCII)
 
 
 class Server(Section):
@@ -61,6 +62,18 @@ class Server(Section):
         60.0, description="A response of which the reader takes nothing for this long is dropped."
     )
     drain_timeout_secs: SecondsOrOff = Field(10.0, description="How long a shutdown waits for requests in flight.")
+    allowed_hosts: str = Field(
+        "",
+        description="Host names that requests may be addressed to, comma-separated, besides loopback names; `*` is"
+        " any. Empty: loopback names only while the server listens on a loopback address, else any.",
+        json_schema_extra=takes("`*`, or a comma-separated list of names like streams.example.com"),
+    )
+    public_url: str = Field(
+        "",
+        description="Scheme and host under which clients reach this server, for `Location` and webhook callbacks."
+        " Empty: as each client did.",
+        json_schema_extra=takes("empty, or a URL like https://streams.example.com"),
+    )
     max_connections: Count = Field(
         10_000,
         ge=1,
@@ -69,14 +82,41 @@ class Server(Section):
         " (`ulimit -n`) leaves no room for so many; the log then says how many.",
     )
 
+    @field_validator("public_url")
+    @classmethod
+    def _check_public_url(cls, value: str) -> str:
+        return check_web_origin(value)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The list of allowed host names, split."""
+        return split(self.allowed_hosts)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        return _LOOPBACK_HOST.fullmatch(self.host) is not None
+
+
+def check_web_origin(value: str) -> str:
+    if value and not _WEB_ORIGIN.fullmatch(value):
+        raise ValueError(f"{value!r} is not a scheme and host")
+    return value.rstrip("/")
+
 
 class Http(Section):
     """What answers look like, and how large a request may be."""
 
     cors_origins: str = Field(
-        "*",
-        description="Origins that browsers may call from, comma-separated; `*` is any, empty is none.",
+        "",
+        description="Origins whose web pages may read and write, comma-separated, besides the server's own. `*` is any:"
+        " then every page that a user visits can use this server.",
         json_schema_extra=takes("`*`, or a comma-separated list of origins like https://app.example.com"),
+    )
+    loopback_origins: bool = Field(
+        True,
+        description="Also allow pages on loopback addresses, such as a development server on http://localhost:5173."
+        " Off in the `prod` profile.",
     )
     cache_control: Literal["no-store", "private", "public"] = Field(
         "no-store",
@@ -92,7 +132,7 @@ class Http(Section):
     def _check_origins(cls, value: str) -> str:
         for origin in split(value):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin!r} is no origin")
+                raise ValueError(f"{origin!r} is not a valid origin")
         return value
 
     @property
@@ -287,9 +327,7 @@ class Subscriptions(Section):
     @field_validator("public_url")
     @classmethod
     def _check_public_url(cls, value: str) -> str:
-        if value and not _WEB_ORIGIN.fullmatch(value):
-            raise ValueError(f"{value!r} is no scheme and host")
-        return value.rstrip("/")
+        return check_web_origin(value)
 
 
 class Retention(Section):

@@ -25,6 +25,7 @@ from headwater.config.values import (
 _JWKS_URL = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?/[^\s#]*")
 _CLAIM = re.compile(r"[A-Za-z_][A-Za-z0-9_.:/-]{0,127}")
 
+TOKEN_MIN_LENGTH = 16
 OWN_JWKS_REFRESH_S = 2.0
 FOREIGN_JWKS_REFRESH_S = 300.0
 
@@ -34,6 +35,12 @@ OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None i
 class Auth(Section):
     """Which tokens Envoy lets in, and to what."""
 
+    token: str = Field(
+        "",
+        description="A static token that the server itself asks for, as `Authorization: Bearer`, for those who run it"
+        " without Envoy. Empty: none.",
+        json_schema_extra=takes("empty, or a token of at least 16 characters"),
+    )
     issuer: str = Field("durable-streams-test", min_length=1, description="The `iss` that tokens must have.")
     audiences: str = Field(
         "durable-streams",
@@ -90,6 +97,13 @@ class Auth(Section):
     rate_limit_burst: Count = Field(
         0, ge=0, le=10_000_000, description="How many of them at once; 0 is one second's worth."
     )
+
+    @field_validator("token")
+    @classmethod
+    def _check_token(cls, value: str) -> str:
+        if value and (len(value) < TOKEN_MIN_LENGTH or not value.isascii() or not value.isprintable() or " " in value):
+            raise ValueError(f"a token has at least {TOKEN_MIN_LENGTH} printable ASCII characters and no spaces")
+        return value
 
     @field_validator("audiences")
     @classmethod

@@ -202,6 +202,27 @@ class Draining(Refusal):
     code = "draining"
 
 
+class Unauthorized(Refusal):
+    """The server has a static token (`auth.token`), and the request does not carry it."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class OriginNotAllowed(Refusal):
+    """A web page of an origin that is not allowed tried to change something."""
+
+    status = 403
+    code = "origin_not_allowed"
+
+
+class HostNotAllowed(Refusal):
+    """The `Host` header names a server that this one is not."""
+
+    status = 421
+    code = "host_not_allowed"
+
+
 class TooManyConnections(Refusal):
     status = 503
     code = "too_many_connections"

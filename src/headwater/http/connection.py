@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -40,11 +40,12 @@ from headwater.http.states import (
     LINGER,
     LINGERING,
     LIVE,
-    REFUSED,
+    REFUSING,
     SEND_PIECES,
     SENDING,
     SERVING,
     TAKE,
+    TAKE_REFUSED,
     WRITING,
 )
 
@@ -176,6 +177,9 @@ class Connection(asyncio.Protocol):
         if self._writing is IDLE and not self._queue:
             self._transport.write(CONTINUE)
 
+    def check_head(self, method: bytes, target: bytes, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        return self._context.access.refusal(method, target, headers)
+
     def begin_upload(self, head: Request) -> BlobUpload | None:
         is_next = self._writing is IDLE and not self._queue
         upload = self._router.begin_upload(self._context, head, is_next=is_next)
@@ -306,7 +310,7 @@ class Connection(asyncio.Protocol):
 
     def _answer_refused(self, refusal: Refusal) -> None:
         """Answer a request that is not read to its end; then the connection is of no more use."""
-        self._writing = WRITING[self._writing][TAKE]
+        self._writing = WRITING[self._writing][TAKE_REFUSED]
         self._request = self._parser.refused_request()
         self._operation = MALFORMED
         self._send(problem(refusal))
@@ -434,7 +438,7 @@ class Connection(asyncio.Protocol):
         request = self._request
         if request.reserved_bytes or type(request) is UploadRequest:
             self._release(request)
-        if self._parser.state is REFUSED and self._operation is MALFORMED:
+        if self._writing is REFUSING:
             self._linger()
             return
         self._writing = WRITING[self._writing][DONE]

@@ -14,6 +14,7 @@ from headwater.core.cursors import next_cursor
 from headwater.core.errors import NotFound, Refusal, TooManyConnections
 from headwater.engine.engine import Engine
 from headwater.engine.subscriptions import Census, Subscriptions
+from headwater.http.access import Access
 from headwater.http.deadlines import Deadlines
 from headwater.http.flow import ByteBudget, Turns
 from headwater.http.head_cache import HeadCache
@@ -86,7 +87,7 @@ class Context:
         limits: HttpLimits,
         loop: asyncio.AbstractEventLoop,
         *,
-        origins: tuple[str, ...],
+        access: Access,
         cache_control: str,
         cursor_interval_secs: int,
         scheme: str,
@@ -99,8 +100,9 @@ class Context:
         self.loop = loop
         self.metrics = engine.metrics
         self.requests = engine.metrics.requests
-        self.common_headers = CommonHeaders(origins)
+        self.common_headers = CommonHeaders(access.origins)
         self.cache_control = cache_control
+        self.access = access
         self.scheme = scheme
         self.public_url = public_url
         self.request_id = request_id
@@ -146,11 +148,11 @@ class Context:
         return f"{scheme if scheme in ('http', 'https') else self.scheme}://{host}"
 
     def location(self, request: Request) -> bytes:
-        """The URL of the request itself, as the client reached it."""
+        """The URL of the request itself: as the settings say, or as the client reached it."""
         path = request.target.partition(b"?")[0]
         if not path.startswith(b"/"):
             return path
-        return self.origin_of(request).encode("latin-1") + path
+        return self.base_url(request).encode("latin-1") + path
 
     def base_url(self, request: Request) -> str:
         """Where clients reach this server: as the settings say, or as this client did."""

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Final
 
 from headwater.core.offsets import Offset
+from headwater.http.origins import Origins
 
 EXPOSED_HEADERS: Final = (
     "ETag",
@@ -76,7 +77,8 @@ NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
 STREAM_CLOSED: Final = b"Stream-Closed: true\r\n"
 UP_TO_DATE: Final = b"Stream-Up-To-Date: true\r\n"
 JSON_TYPE: Final = b"Content-Type: application/json\r\n"
-_SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\n"
+_SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\nVary: Origin\r\n"
+"""`Vary`: the CORS headers depend on the origin, and caches must know it."""
 
 _SANDBOX: Final = b"Content-Security-Policy: sandbox; default-src 'none'\r\n"
 _INERT: Final = frozenset(("application/json", "text/plain", "application/octet-stream"))
@@ -86,16 +88,9 @@ _INERT: Final = frozenset(("application/json", "text/plain", "application/octet-
 class CommonHeaders:
     """Security and CORS headers, which every answer carries, errors included."""
 
-    def __init__(self, origins: tuple[str, ...]) -> None:
-        """`origins` is ("*",) or the list of origins that may read answers."""
-        self._any_origin = "*" in origins
-        self._origins = frozenset(origin.encode("latin-1") for origin in origins)
-        exposed = f"Access-Control-Expose-Headers: {', '.join(EXPOSED_HEADERS)}\r\n".encode()
-        if self._any_origin:
-            self._default = _SECURITY + b"Access-Control-Allow-Origin: *\r\n" + exposed
-        else:
-            self._default = _SECURITY + b"Vary: Origin\r\n"
-        self._exposed = exposed
+    def __init__(self, origins: Origins) -> None:
+        self._origins = origins
+        self._exposed = f"Access-Control-Expose-Headers: {', '.join(EXPOSED_HEADERS)}\r\n".encode()
         self.preflight = (
             f"Access-Control-Allow-Methods: {ALLOWED_METHODS}\r\n"
             f"Access-Control-Allow-Headers: {', '.join(ALLOWED_REQUEST_HEADERS)}\r\n"
@@ -108,15 +103,16 @@ class CommonHeaders:
 
     def set_date(self, now_s: float) -> None:
         """Put the date (RFC 9110 §6.6.1) into what every answer begins with; called about twice a second."""
-        common = f"Date: {formatdate(now_s, usegmt=True)}\r\n".encode() + self._default
+        common = f"Date: {formatdate(now_s, usegmt=True)}\r\n".encode() + _SECURITY
         self.beginnings = {status: line + common for status, line in STATUS_LINES.items()}
 
     def begin(self, status: int, origin: bytes | None) -> bytes:
-        """Status line and common headers."""
+        """Status line and common headers. Only browsers send an origin, and only they need the CORS headers."""
         beginning = self.beginnings[status]
-        if self._any_origin or origin is None or origin not in self._origins:
+        if origin is None or not self._origins.allows(origin):
             return beginning
-        return beginning + b"Access-Control-Allow-Origin: " + origin + b"\r\n" + self._exposed
+        allowed = b"*" if self._origins.any else origin
+        return b"%bAccess-Control-Allow-Origin: %b\r\n%b" % (beginning, allowed, self._exposed)
 
 
 def header(name: str, value: str) -> bytes:

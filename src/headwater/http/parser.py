@@ -7,6 +7,7 @@ connection's queue. The first violation sets `refusal`, and everything after it 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -65,6 +66,9 @@ class RequestSink(Protocol):
     def on_expect_continue(self) -> None:
         """The client waits for permission to send the body."""
 
+    def check_head(self, method: bytes, target: bytes, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """Why a request is not let in, if it is not."""
+
     def begin_upload(self, head: Request) -> BlobUpload | None:
         """Where the body of a request goes while it arrives, or None if it is held. Raises the reason to refuse it."""
 
@@ -85,6 +89,7 @@ class RequestParser:
         "_headers",
         "_limits",
         "_message",
+        "_method",
         "_parser",
         "_progress_bytes",
         "_reserved",
@@ -112,6 +117,8 @@ class RequestParser:
         self._message = 0
         """Counts requests, to see whether one piece of input belongs to one request alone."""
         self._upgrading = False
+        self._method = b""
+        """Known once the head is complete."""
         self._target = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = 0
@@ -171,14 +178,14 @@ class RequestParser:
 
     def refused_request(self) -> Request:
         """What is known of the request that was refused while it was being read."""
-        return Request(b"GET", self._target, self._headers, b"", http_1_0=False, keep_alive=False)
+        return Request(self._method, self._target, self._headers, b"", http_1_0=False, keep_alive=False)
 
     # -- httptools -------------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self.state = READING[self.state][BEGIN]
         self._message += 1
-        self._target = b""
+        self._method = self._target = b""
         self._headers = {}
         self._head_bytes = self._head_raw_bytes = self._chunked_quiet_bytes = 0
         self._body = []
@@ -211,6 +218,11 @@ class RequestParser:
             return
         self.state = READING[self.state][HEAD_COMPLETE]
         headers = self._headers
+        self._method = self._parser.get_method()
+        refusal = self._sink.check_head(self._method, self._target, headers)
+        if refusal is not None:
+            self.refuse(refusal)
+            return
         if b"transfer-encoding" in headers and not self._check_transfer_coding(headers[b"transfer-encoding"]):
             return
         # The prefix first: it is compared in a fifth of the time that the search takes.
@@ -254,7 +266,7 @@ class RequestParser:
         body = self._body
         parser = self._parser
         request = Request(
-            parser.get_method(),
+            self._method,
             self._target,
             self._headers,
             body[0] if len(body) == 1 else b"".join(body),
@@ -323,7 +335,7 @@ class RequestParser:
 
     def _begin_upload(self) -> bool:
         """Find out where the body goes; False if it is not wanted."""
-        head = Request(self._parser.get_method(), self._target, self._headers, b"", False, True)
+        head = Request(self._method, self._target, self._headers, b"", False, True)
         try:
             self.upload = self._sink.begin_upload(head)
         except Refusal as refusal:

@@ -24,8 +24,10 @@ from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import Store, open_store
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks
+from headwater.http.access import Access
 from headwater.http.connection import Connection
 from headwater.http.context import Context, HttpLimits
+from headwater.http.origins import Hosts, Origins
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
 from headwater.telemetry import request_id
@@ -82,6 +84,7 @@ async def _serve(settings: Settings) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+        _warn_of_exposure(settings)
         log.info("headwater listening on %s", _address(context, server, settings))
         sweep = asyncio.create_task(_sweep(context))
         await stop.wait()
@@ -159,7 +162,7 @@ def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.Abstr
             allow_local=bool(wanted.allow_local_webhooks),
         ),
         timeout_s=wanted.webhook_timeout_secs,
-        public_url=wanted.public_url,
+        public_url=wanted.public_url or settings.server.public_url,
         key_rotation_s=wanted.key_rotation_secs,
     )
 
@@ -189,14 +192,32 @@ def _build_context(
             sse_reconnect_s=server.sse_reconnect_interval_secs,
         ),
         loop,
-        origins=http.origins,
+        access=Access(
+            Hosts(server.hosts, listens_on_loopback=server.is_loopback),
+            Origins(http.origins, allow_loopback=http.loopback_origins),
+            settings.auth.token,
+        ),
         cache_control=http.cache_control,
         cursor_interval_secs=settings.cursor.interval_secs,
         scheme="https" if settings.tls.cert_path else "http",
         request_id=request_id,
         subscriptions=subscriptions,
-        public_url=settings.subscriptions.public_url,
+        public_url=server.public_url or settings.subscriptions.public_url,
     )
+
+
+def _warn_of_exposure(settings: Settings) -> None:
+    """Say loudly what an operator may not have meant."""
+    if not settings.server.is_loopback and not settings.auth.token:
+        log.warning(
+            "listening on %s without authentication: everyone who can reach it can read, write and delete every stream."
+            " Put a proxy that checks tokens in front of it, or set auth.token (DS_AUTH__TOKEN).",
+            settings.server.host,
+        )
+    if "*" in settings.http.origins:
+        log.warning("http.cors_origins is *: every web page that a user visits can read and write through it")
+    if settings.http.cache_control == "public" and settings.auth.token:
+        log.warning("http.cache_control is public: shared caches may serve what was read with a token to others")
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:

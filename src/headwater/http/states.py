@@ -15,6 +15,7 @@ Writing:
 
     idle       no request is being answered
     serving    a handler has the request, or its result is not durable yet
+    refusing   a request that was refused while it was being read is answered
     sending    a body is sent piece by piece
     live       a long-poll waits, or an event stream is open
     lingering  the last answer was sent; input is discarded until the client has closed
@@ -32,6 +33,7 @@ HEAD: Final = "head"
 BODY: Final = "body"
 REFUSED: Final = "refused"
 SERVING: Final = "serving"
+REFUSING: Final = "refusing"
 SENDING: Final = "sending"
 LIVE: Final = "live"
 LINGERING: Final = "lingering"
@@ -45,6 +47,7 @@ REFUSE: Final = "the request is refused"
 
 # Events of the writing side.
 TAKE: Final = "a request is taken from the queue"
+TAKE_REFUSED: Final = "a request that was refused is taken"
 SEND_PIECES: Final = "the handler returned a body in pieces"
 GO_LIVE: Final = "the handler returned a live response"
 DONE: Final = "the answer is complete"
@@ -65,9 +68,10 @@ READING: Final[Transitions] = {
 """`BEGIN` within a head or body: a request that offered an upgrade is read again without the offer."""
 
 WRITING: Final[Transitions] = {
-    IDLE: {TAKE: SERVING, CLOSE: CLOSED},
-    SERVING: {DONE: IDLE, SEND_PIECES: SENDING, GO_LIVE: LIVE, LINGER: LINGERING, CLOSE: CLOSED},
-    SENDING: {DONE: IDLE, LINGER: LINGERING, CLOSE: CLOSED},
+    IDLE: {TAKE: SERVING, TAKE_REFUSED: REFUSING, CLOSE: CLOSED},
+    SERVING: {DONE: IDLE, SEND_PIECES: SENDING, GO_LIVE: LIVE, CLOSE: CLOSED},
+    REFUSING: {LINGER: LINGERING, CLOSE: CLOSED},
+    SENDING: {DONE: IDLE, CLOSE: CLOSED},
     LIVE: {DONE: IDLE, SEND_PIECES: SENDING, CLOSE: CLOSED},
     LINGERING: {CLOSE: CLOSED},
     CLOSED: {CLOSE: CLOSED},

@@ -115,6 +115,11 @@ def _server(plan: Plan, name: str, port: int, streams: Path, more: Mapping[str, 
     if origins["storage.mode"] in _BASELINE:
         # Behind `up`, what was acknowledged is kept unless somebody chose otherwise.
         environment["DS_STORAGE__MODE"] = DURABLE_MODE
+    if origins["server.allowed_hosts"] in _BASELINE:
+        # Envoy checks a token, and passes the host on that its client asked for.
+        environment["DS_SERVER__ALLOWED_HOSTS"] = "*"
+    # The tokens of requests are Envoy's business here.
+    environment["DS_AUTH__TOKEN"] = ""
     if plan.profile is Profile.DEV and "DS_REGISTRY__ENABLED" not in more and origins["registry.enabled"] in _BASELINE:
         environment["DS_REGISTRY__ENABLED"] = "true"
     config = ("--config", str(plan.config_file)) if plan.config_file is not None else ()

@@ -1,0 +1,57 @@
+"""Which requests are let in: by Host, by Origin, and by the static token. Checked when the head is complete."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import Final
+
+from headwater.core.errors import HostNotAllowed, OriginNotAllowed, Refusal, Unauthorized
+from headwater.http.origins import Hosts, Origins, is_same_origin
+
+_CHANGING: Final = frozenset((b"PUT", b"POST", b"DELETE", b"PATCH"))
+_OPEN_PATHS: Final = (b"/healthz", b"/readyz", b"/ui")
+"""Health checks, and the files of the stream browser; what the browser reads needs the token."""
+_SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
+_WORKER_ACTIONS: Final = (b"/ack", b"/release", b"/callback")
+"""Requests that carry the token of a wake, which is checked with the wake."""
+
+
+class Access:
+    def __init__(self, hosts: Hosts, origins: Origins, token: str) -> None:
+        self._hosts = hosts
+        self.origins = origins
+        self._token = token.encode()
+
+    def refusal(self, method: bytes, target: bytes, headers: Mapping[bytes, bytes]) -> Refusal | None:
+        """Why a request is not let in, if it is not."""
+        host = headers.get(b"host", b"")
+        if host and not self._hosts.allows(host):
+            return HostNotAllowed(
+                f"Host {host.decode('latin-1')!r} is not a name of this server. Add it to server.allowed_hosts."
+            )
+        origin = headers.get(b"origin")
+        if (
+            origin is not None
+            and method in _CHANGING
+            and not is_same_origin(origin, host)
+            and not self.origins.allows(origin)
+        ):
+            return OriginNotAllowed(
+                f"Pages of {origin.decode('latin-1')!r} may not change anything here. Add it to http.cors_origins."
+            )
+        if self._token and method != b"OPTIONS" and not self._is_open(target):
+            return self._check_token(headers.get(b"authorization", b""))
+        return None
+
+    def _check_token(self, authorization: bytes) -> Refusal | None:
+        scheme, _, token = authorization.partition(b" ")
+        if scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token):
+            return None
+        return Unauthorized("Send the server's token as Authorization: Bearer.", (("WWW-Authenticate", "Bearer"),))
+
+    def _is_open(self, target: bytes) -> bool:
+        path = target.partition(b"?")[0]
+        if path.startswith(_SUBSCRIPTIONS) and path.endswith(_WORKER_ACTIONS):
+            return True
+        return any(path == open_path or path.startswith(open_path + b"/") for open_path in _OPEN_PATHS)

@@ -1,0 +1,68 @@
+"""Hosts and origins: which names a request may be addressed to, and which web pages may call this server.
+
+A page of any site that a developer visits can send requests to a server on the developer's machine. Without a setting,
+only pages of the server itself and pages on loopback addresses may change anything or read answers.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+ANY: Final = "*"
+_LOOPBACK_NAME: Final = re.compile(rb"localhost|[a-z0-9-]+\.localhost|127\.\d{1,3}\.\d{1,3}\.\d{1,3}|\[::1\]")
+_AUTHORITY: Final = re.compile(rb"(\[[0-9a-f:.]+\]|[^:/?#@\s]+)(?::(\d{1,5}))?", re.IGNORECASE)
+_DEFAULT_PORTS: Final = {b"http": b"80", b"https": b"443"}
+
+
+def host_name(authority: bytes) -> bytes | None:
+    """The name in a Host header or an origin, lower case and without its port; None if it is malformed."""
+    found = _AUTHORITY.fullmatch(authority)
+    return found[1].lower() if found is not None else None
+
+
+def is_loopback(name: bytes) -> bool:
+    return _LOOPBACK_NAME.fullmatch(name) is not None
+
+
+class Hosts:
+    """The names that a request may be addressed to, so that a foreign name that resolves to us is not enough."""
+
+    def __init__(self, names: tuple[str, ...], *, listens_on_loopback: bool) -> None:
+        self._any = ANY in names or (not names and not listens_on_loopback)
+        self._names = frozenset(name.lower().encode("latin-1") for name in names)
+
+    def allows(self, host: bytes) -> bool:
+        if self._any:
+            return True
+        name = host_name(host)
+        return name is not None and (is_loopback(name) or name in self._names)
+
+
+class Origins:
+    """The web pages that may read answers and change things."""
+
+    def __init__(self, origins: tuple[str, ...], *, allow_loopback: bool) -> None:
+        self.any = ANY in origins
+        self._listed = frozenset(origin.encode("latin-1") for origin in origins)
+        self._allow_loopback = allow_loopback
+
+    def allows(self, origin: bytes) -> bool:
+        """Whether pages of another origin may read answers and change things."""
+        if self.any or origin in self._listed:
+            return True
+        if not self._allow_loopback:
+            return False
+        scheme, _, authority = origin.partition(b"://")
+        name = host_name(authority) if scheme.lower() in _DEFAULT_PORTS else None
+        return name is not None and is_loopback(name)
+
+
+def is_same_origin(origin: bytes, host: bytes) -> bool:
+    """Whether a page comes from this server. A proxy may end TLS, so the scheme need not be ours."""
+    scheme, _, authority = origin.lower().partition(b"://")
+    default = _DEFAULT_PORTS.get(scheme)
+    if default is None:
+        return False
+    suffix = b":" + default
+    return authority.removesuffix(suffix) == host.lower().removesuffix(suffix)

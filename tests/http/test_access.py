@@ -1,0 +1,173 @@
+"""Which requests are let in: by Host, by Origin, and by the static token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.http.protocol import Stream, stream_on
+from tests.http.raw import connect, encode
+from tests.serving import Server, serve
+
+EVIL = "https://evil.example"
+TOKEN = "a-token-of-enough-length"
+TEXT = {"Content-Type": "text/plain"}
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Server]:
+    with serve(DS_AUTH__TOKEN=TOKEN, DS_SERVER__PUBLIC_URL="https://streams.example.com") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def named() -> Iterator[Server]:
+    with serve(DS_SERVER__ALLOWED_HOSTS="streams.example.com", DS_HTTP__LOOPBACK_ORIGINS="false") as running:
+        yield running
+
+
+# -- Origin
+
+
+@pytest.mark.parametrize(
+    "origin", [EVIL, "null", "https://localhost.evil.example", "file://", "chrome-extension://abc"]
+)
+@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
+def test_a_page_of_another_site_cannot_change_anything(stream: Stream, method: str, origin: str) -> None:
+    """Also not with a simple request, which a browser sends without a preflight."""
+    stream.create("kept")
+    answer = stream.http.request(method, stream.path, headers={"Origin": origin, **TEXT}, content=b"x")
+    assert answer.status_code == 403
+    assert answer.json()["code"] == "origin_not_allowed"
+    assert stream.content() == b"kept"
+
+
+def test_a_page_of_another_site_cannot_read_answers(stream: Stream) -> None:
+    stream.create("secret")
+    answer = stream.get(headers={"Origin": EVIL})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:5173",
+        "http://127.0.0.1:3000",
+        "https://localhost",
+        "http://[::1]:8000",
+        "http://app.localhost",
+    ],
+)
+def test_a_page_on_a_loopback_address_can(stream: Stream, origin: str) -> None:
+    stream.create("x")
+    answer = stream.post("y", headers={"Origin": origin})
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-origin"] == origin
+
+
+def test_the_servers_own_pages_can_also_behind_tls_of_a_proxy(named: Server) -> None:
+    with stream_on(named, "own") as stream:
+        stream.create()
+        for origin, host in (
+            ("https://streams.example.com", "streams.example.com"),
+            ("http://streams.example.com:80", "streams.example.com"),
+            ("http://streams.example.com:8080", "streams.example.com:8080"),
+        ):
+            assert stream.post("x", headers={"Origin": origin, "Host": host}).status_code == 204
+        for origin in ("https://streams.example.com:8443", "http://localhost:5173"):
+            answer = stream.post("x", headers={"Origin": origin, "Host": "streams.example.com"})
+            assert answer.status_code == 403, "loopback origins are off here, and another port is another origin"
+
+
+# -- Host
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:4437", "localhost.evil.example", "127.0.0.1.evil.example", "a b"]
+)
+def test_a_foreign_name_that_resolves_to_this_machine_is_refused(server: Server, stream: Stream, host: str) -> None:
+    stream.create("secret")
+    with connect(server) as connection:
+        answer = connection.request("GET", stream.path, headers={"Host": host})
+        assert answer.status == 421
+        assert b"secret" not in answer.body
+        assert b"server.allowed_hosts" in answer.body
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:4437", "127.0.0.1", "127.1.2.3:1", "[::1]:4437", "app.localhost"]
+)
+def test_loopback_names_are_names_of_a_server_on_loopback(server: Server, stream: Stream, host: str) -> None:
+    stream.create("x")
+    with connect(server) as connection:
+        assert connection.request("GET", stream.path, headers={"Host": host}).status == 200
+
+
+def test_allowed_hosts_are_names_too(named: Server) -> None:
+    with connect(named) as connection:
+        assert connection.request("GET", "/healthz", headers={"Host": "Streams.Example.com:443"}).status == 200
+    with connect(named) as connection:
+        assert connection.request("GET", "/healthz", headers={"Host": "other.example.com"}).status == 421
+
+
+def test_a_head_that_is_refused_has_no_body(server: Server) -> None:
+    with connect(server) as connection:
+        assert connection.request("HEAD", "/v1/stream/x", headers={"Host": "evil.example"}).status == 421
+        assert connection.ends()
+
+
+# -- the static token
+
+
+def test_without_the_token_nothing_is_let_in(guarded: Server) -> None:
+    with httpx.Client(base_url=guarded.url) as http:
+        for method in ("PUT", "POST", "GET", "HEAD", "DELETE"):
+            answer = http.request(method, "/v1/stream/x", headers=TEXT)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+        assert http.get("/metrics").status_code == 401
+        assert http.get("/ds").status_code == 401
+        assert http.get("/v1/stream/__ds/subscriptions").status_code == 401
+        for wrong in ("Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer"):
+            assert http.get("/v1/stream/x", headers={"Authorization": wrong}).status_code == 401
+
+
+def test_health_the_page_and_preflights_need_no_token(guarded: Server) -> None:
+    with httpx.Client(base_url=guarded.url) as http:
+        assert http.get("/healthz").status_code == 200
+        assert http.get("/readyz").status_code == 200
+        assert http.get("/ui/").status_code == 200
+        assert http.options("/v1/stream/x").status_code == 204
+        assert http.get("/uix").status_code == 401
+
+
+def test_with_the_token_everything_works(guarded: Server) -> None:
+    with httpx.Client(base_url=guarded.url, headers={"Authorization": f"Bearer {TOKEN}"}) as http:
+        created = http.put("/v1/stream/x", headers=TEXT)
+        assert created.status_code == 201
+        assert created.headers["location"] == "https://streams.example.com/v1/stream/x"
+        for _ in range(3):
+            assert http.post("/v1/stream/x", headers=TEXT, content=b"y").status_code == 204
+    # A head that was let in is remembered; one that is not the same is not.
+    with connect(guarded) as connection:
+        request = encode("POST", "/v1/stream/x", headers={**TEXT, "Authorization": f"Bearer {TOKEN}"}, body=b"z")
+        for _ in range(3):
+            connection.send(request)
+            assert connection.response().status == 204
+        connection.send(request.replace(TOKEN.encode(), b"b" + TOKEN[1:].encode()))
+        assert connection.response().status == 401
+
+
+def test_a_large_body_without_the_token_is_not_read(guarded: Server) -> None:
+    with connect(guarded) as connection:
+        connection.send(encode("POST", "/v1/stream/x", headers={**TEXT, "Content-Length": "50000000"}))
+        assert connection.response().status == 401
+
+
+def test_listening_on_every_address_without_authentication_is_warned_of() -> None:
+    with serve(DS_SERVER__HOST="0.0.0.0") as running:
+        assert "without authentication" in running.log()
+    with serve(DS_SERVER__HOST="0.0.0.0", DS_AUTH__TOKEN=TOKEN) as running:
+        assert "without authentication" not in running.log()
