@@ -60,7 +60,7 @@ def _modules() -> list[Path]:
     return sorted(path for path in found if path.name != "__main__.py" and path.is_file())
 
 
-ROOMS = {
+PACKAGES = {
     "cli": (0, 1, "the command"),
     "printable": (0, 0, "text for terminals"),
     "telemetry": (0, 2, "logs"),
@@ -75,7 +75,7 @@ ROOMS = {
     "spark": (2, 1, "source and sink"),
     "postgres": (3, 2, "Postgres itself"),
 }
-"""Where a room is drawn: column, row, and its job in a few words. Arrows come from the code."""
+"""Where a package is drawn: column, row, and its job in a few words. Arrows come from the code."""
 
 _COLUMN, _ROW_HEIGHT, _WIDTH, _HEIGHT = 220, 110, 170, 56
 _STYLE = (
@@ -87,50 +87,50 @@ _STYLE = (
 )
 
 
-def rooms_picture() -> str:
-    """The rooms of the house and who imports whom, as a picture."""
-    rooms = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in _modules()} - {"__init__"}
-    if unknown := rooms - set(ROOMS):
-        raise SystemExit(f"give {', '.join(sorted(unknown))} a place in ROOMS of scripts/generate_docs.py")
-    arrows = "".join(_arrow(source, target) for source, target in sorted(_imports()) if target in rooms)
-    boxes = "".join(_box(room) for room in ROOMS if room in rooms)
+def packages_picture() -> str:
+    """The packages and their imports, as a picture."""
+    packages = {path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in _modules()} - {"__init__"}
+    if unknown := packages - set(PACKAGES):
+        raise SystemExit(f"give {', '.join(sorted(unknown))} a place in PACKAGES of scripts/generate_docs.py")
+    arrows = "".join(_arrow(source, target) for source, target in sorted(_imports()) if target in packages)
+    boxes = "".join(_box(package) for package in PACKAGES if package in packages)
     size = f'viewBox="0 0 {4 * _COLUMN} {4 * _ROW_HEIGHT}"'
     tip = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
         ' orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>'
     )
-    title = "<title>The rooms and their imports</title>"
+    title = "<title>The packages and their imports</title>"
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{title}<style>{_STYLE}</style>{tip}{arrows}{boxes}</svg>\n'
 
 
 def _imports() -> set[tuple[str, str]]:
-    """Pairs of rooms of which the first imports the second."""
+    """Pairs of packages of which the first imports the second."""
     found = set()
     for module in _modules():
-        room = module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        package = module.relative_to(PACKAGE).parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             targets = [name.split(".")[1] for name in names if name.startswith("headwater.")]
-            found |= {(room, target) for target in targets if room not in {target, "__init__"}}
+            found |= {(package, target) for target in targets if package not in {target, "__init__"}}
     return found
 
 
-def _centre(room: str) -> tuple[float, float]:
-    column, row, _ = ROOMS[room]
+def _centre(package: str) -> tuple[float, float]:
+    column, row, _ = PACKAGES[package]
     return column * _COLUMN + _COLUMN / 2, row * _ROW_HEIGHT + _ROW_HEIGHT / 2
 
 
-def _box(room: str) -> str:
-    x, y = _centre(room)
+def _box(package: str) -> str:
+    x, y = _centre(package)
     corner = f'x="{x - _WIDTH / 2:g}" y="{y - _HEIGHT / 2:g}" width="{_WIDTH}" height="{_HEIGHT}" rx="8"'
-    words = f'<text x="{x:g}" y="{y - 3:g}" text-anchor="middle">{room}</text>'
-    job = f'<text class="job" x="{x:g}" y="{y + 15:g}" text-anchor="middle">{ROOMS[room][2]}</text>'
-    return f'<g id="{room}"><rect {corner}/>{words}{job}</g>'
+    words = f'<text x="{x:g}" y="{y - 3:g}" text-anchor="middle">{package}</text>'
+    job = f'<text class="job" x="{x:g}" y="{y + 15:g}" text-anchor="middle">{PACKAGES[package][2]}</text>'
+    return f'<g id="{package}"><rect {corner}/>{words}{job}</g>'
 
 
 def _arrow(source: str, target: str) -> str:
-    """A bow from room to room, so that one over several rooms goes round those between."""
+    """An arc from package to package, so that it avoids those between."""
     (ax, ay), (bx, by) = _centre(source), _centre(target)
     far = math.hypot(bx - ax, by - ay)
     bow = 0.0 if far < 1.6 * _ROW_HEIGHT else 0.38
@@ -143,7 +143,7 @@ def _arrow(source: str, target: str) -> str:
     return f'<path data-from="{source}" data-to="{target}" d="{way}" marker-end="url(#tip)"/>'
 
 
-FILES: dict[str, Callable[[], str]] = {"docs/images/rooms.svg": rooms_picture}
+FILES: dict[str, Callable[[], str]] = {"docs/images/packages.svg": packages_picture}
 """Files that are generated as a whole."""
 
 

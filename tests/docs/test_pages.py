@@ -52,21 +52,21 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_every_module_that_the_architecture_names_exists() -> None:
     page = (REPOSITORY / "docs/architecture.md").read_text(encoding="utf-8")
     package = REPOSITORY / "src/headwater"
-    rooms = {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    any_room = "|".join(sorted(rooms))
-    named = set(re.findall(rf"(?<![\w/.])((?:{any_room})/[\w/]*(?:\.py)?)", page))
+    packages = {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    any_package = "|".join(sorted(packages))
+    named = set(re.findall(rf"(?<![\w/.])((?:{any_package})/[\w/]*(?:\.py)?)", page))
     assert len(named) > 100
     for name in sorted(named):
         path = package / name
         assert path.is_dir() or path.is_file() or path.with_suffix(".py").is_file(), f"there is no {name}"
-    table = page.partition("| room | job | may import |")[2].partition("\n\n")[0]
+    table = page.partition("| package | responsibility | may import |")[2].partition("\n\n")[0]
     described = re.findall(r"`(\w+)/?`", " ".join(re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)))
-    assert set(described) >= rooms, "every room is described"
+    assert set(described) >= packages, "every package is described"
 
 
-def test_the_picture_of_the_rooms_keeps_to_the_contracts() -> None:
-    """It is drawn from the imports, so a picture with a forbidden arrow would be a house with one."""
-    picture = (REPOSITORY / "docs/images/rooms.svg").read_text(encoding="utf-8")
+def test_the_picture_of_the_packages_keeps_to_the_contracts() -> None:
+    """It is drawn from the imports, so a forbidden arrow in it would be a forbidden import."""
+    picture = (REPOSITORY / "docs/images/packages.svg").read_text(encoding="utf-8")
     arrows = set(re.findall(r'data-from="(\w+)" data-to="(\w+)"', picture))
     assert {("http", "engine"), ("engine", "storage"), ("storage", "core"), ("engine", "core")} <= arrows
     assert not [target for source, target in arrows if source == "core"]
