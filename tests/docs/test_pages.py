@@ -76,7 +76,7 @@ def test_the_picture_of_the_packages_keeps_to_the_contracts() -> None:
     assert not {(a, b) for a, b in arrows if a in {"client", "spark", "pipeline", "postgres"} and b in server}
 
 
-@pytest.mark.parametrize("page", ["docs/traceability.md", "docs/gaps.md"])
+@pytest.mark.parametrize("page", ["docs/traceability.md", "docs/gaps.md", "docs/compatibility.md"])
 def test_every_test_that_a_page_names_exists(page: str) -> None:
     named = set(_NAMED_TEST.findall((REPOSITORY / page).read_text(encoding="utf-8")))
     assert len(named) >= 10
