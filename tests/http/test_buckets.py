@@ -287,7 +287,8 @@ def test_1_4_the_listing_has_every_field(bucket: Bucket) -> None:
     assert first["next_offset"] == stream.tail()
     assert started - 1000 <= first["created_at_ms"] <= first["last_write_at_ms"] <= time.time() * 1000 + 1000
     assert (second["stream_id"], second["status"], second["content_type"]) == ("user-2", "Closed", "application/json")
-    assert second["tail_offset"] == position(second["next_offset"])
+    # The position counts a separator after each message, which is not payload.
+    assert second["tail_offset"] == position(second["next_offset"]) - int(second["next_offset"][:16], 16)
 
 
 def test_1_4_tail_offset_and_times_follow_the_stream(bucket: Bucket) -> None:

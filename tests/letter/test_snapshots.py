@@ -54,6 +54,15 @@ def test_the_stream_id_dot_is_refused(server: Server, bucket: Bucket, spelling: 
     assert bucket.count() == 0
 
 
+def test_tail_offset_of_a_json_stream_counts_the_bytes_of_its_messages(bucket: Bucket) -> None:
+    """extensions line 62: a number of payload bytes. It counted the separators that are stored between messages."""
+    stream = bucket.stream("json", "application/json").create()
+    stream.append('[{"a":1},22,"three"]')
+    entry = bucket.listing().json()["streams"][0]
+    assert entry["tail_offset"] == len('{"a":1}') + len("22") + len('"three"')
+    assert sum(len(part.body) for part in stream.parts()) == entry["tail_offset"]
+
+
 def test_tail_offset_of_any_other_stream_is_its_length(bucket: Bucket) -> None:
     """extensions line 62."""
     stream: Stream = bucket.stream("text").create("hello, ")

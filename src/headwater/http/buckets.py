@@ -35,7 +35,7 @@ class BucketListing(msgspec.Struct):
 
 
 class StreamEntry(msgspec.Struct):
-    """One stream of a listing. `tail_offset` is the number of its bytes; to read on from, use `next_offset`."""
+    """One stream of a listing. `tail_offset` counts the bytes of all messages; to resume, use `next_offset`."""
 
     stream_id: str
     status: str
@@ -111,11 +111,13 @@ def _render_page(page: Page) -> Response:
 
 
 def _entry(stream: LiveStream) -> StreamEntry:
+    # Stored JSON messages are followed by a comma each, which no reader sees.
+    separators = stream.durable_index if stream.type.json else 0
     return StreamEntry(
         ids_of(stream.name)[1],
         "Closed" if stream.durable_closed else "Open",
         stream.type.header,
-        stream.durable_position,
+        stream.durable_position - separators,
         stream.created_ms,
         stream.written_ms,
         offset_text(stream.id, Offset(stream.durable_index, stream.durable_position)),
