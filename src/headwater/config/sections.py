@@ -120,8 +120,8 @@ class Http(Section):
     )
     cache_control: Literal["no-store", "private", "public"] = Field(
         "no-store",
-        description="`Cache-Control` of catch-up reads. With `private` and `public` only full chunks below"
-        " the tail may be cached.",
+        description="`Cache-Control` of reads. With `private` and `public` only full chunks below the tail and"
+        " long-polls that return data may be cached, and never beyond the end of the stream.",
     )
     max_header_bytes: Bytes = Field(32_768, ge=1024, description="All header fields together; more is 431.")
     max_url_bytes: Bytes = Field(8_192, ge=256, description="The request target; longer is 414.")

@@ -139,8 +139,13 @@ class Bootstrap:
                 next_position(self._end.index),
                 UP_TO_DATE,
                 STREAM_CLOSED if self._closed else b"",
+                # Without a snapshot, nothing stands for messages that retention has dropped: the answer says so.
+                b"" if snapshot is not None or not self._start.index else self._earliest(),
             )
         )
+
+    def _earliest(self) -> bytes:
+        return header("Stream-Earliest-Offset", offset_text(self._stream.id, self._start))
 
     def length(self) -> int:
         boundary = new_boundary()

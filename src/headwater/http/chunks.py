@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from headwater.engine.reading import SLICE_BYTES, Chunk
+from headwater.engine.stream import LiveStream
 from headwater.http.context import Context
 from headwater.http.headers import (
     NO_STORE,
@@ -21,17 +22,24 @@ from headwater.http.headers import (
 from headwater.http.request import Request
 from headwater.http.responses import Buffer, PiecewiseResponse, Response
 
-_CACHEABLE: Final = "max-age=60, stale-while-revalidate=300"
+MAX_AGE_SECS: Final = 60
+STALE_SECS: Final = 300
+"""As the protocol suggests for shared streams (§8.1)."""
 
 
 def chunk_response(
-    context: Context, request: Request, chunk: Chunk, extra: bytes = b""
+    context: Context, request: Request, chunk: Chunk, extra: bytes = b"", *, is_cacheable: bool | None = None
 ) -> Response | PiecewiseResponse:
-    """Answer with a chunk, or with 304 if the client has it already."""
+    """Answer with a chunk, or with 304 if the client has it already.
+
+    By default only full chunks below the tail are cacheable: at the tail, the same request soon gets another answer.
+    """
     etag = etag_of(chunk)
+    if is_cacheable is None:
+        is_cacheable = not chunk.up_to_date
     headers = b"".join(
         (
-            cache_control(context, chunk),
+            cache_control(context, chunk.stream) if is_cacheable else NO_STORE,
             content_type(chunk.stream.type.header),
             next_offset(chunk.stream.id, chunk.end.index, chunk.end.position),
             next_position(chunk.end.index),
@@ -71,11 +79,19 @@ def etag_of(chunk: Chunk) -> bytes:
     return b'"%016x:%b:%b%b"' % (chunk.stream.id, str(chunk.start).encode(), str(chunk.end).encode(), suffix)
 
 
-def cache_control(context: Context, chunk: Chunk) -> bytes:
-    """Only full chunks below the tail never change, so only they may be kept by a cache."""
-    if context.cache_control == "no-store" or chunk.up_to_date:
+def cache_control(context: Context, stream: LiveStream) -> bytes:
+    """How long caches may keep data of the stream: as configured, and never longer than the stream lives (§5.6)."""
+    if context.cache_control == "no-store":
         return NO_STORE
-    return header("Cache-Control", f"{context.cache_control}, {_CACHEABLE}")
+    left_secs = MAX_AGE_SECS + STALE_SECS
+    deadline_ms = stream.deadline_ms()
+    if deadline_ms is not None:
+        left_secs = min(left_secs, (deadline_ms - context.engine.now_ms()) // 1000)
+    max_age = min(MAX_AGE_SECS, left_secs)
+    if max_age <= 0:
+        return NO_STORE
+    stale = f", stale-while-revalidate={left_secs - max_age}" if left_secs > max_age else ""
+    return header("Cache-Control", f"{context.cache_control}, max-age={max_age}{stale}")
 
 
 def matches(asked: bytes, etag: bytes) -> bool:

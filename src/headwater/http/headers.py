@@ -43,6 +43,7 @@ ALLOWED_REQUEST_HEADERS: Final = (
     "Authorization",
     "Content-Type",
     "If-None-Match",
+    "Last-Event-ID",
     "Producer-Epoch",
     "Producer-Id",
     "Producer-Seq",
@@ -68,8 +69,10 @@ NOT_MODIFIED: Final = 304
 TEMPORARY_REDIRECT: Final = 307
 SERVICE_UNAVAILABLE: Final = 503
 
+REASONS: Final[dict[int, str]] = {status.value: status.phrase for status in HTTPStatus} | {413: "Payload Too Large"}
+"""Reason phrases. That of 413 is the protocol's (§5.2); Python's differs between its versions."""
 STATUS_LINES: Final[dict[int, bytes]] = {
-    status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
+    status: f"HTTP/1.1 {status} {reason}\r\n".encode() for status, reason in REASONS.items()
 }
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_STORE: Final = b"Cache-Control: no-store\r\n"

@@ -17,23 +17,31 @@ from headwater.http.responses import Channel, Response
 
 
 def handle(context: Context, request: Request, address: Address) -> LongPoll:
-    stream, start = begin_live(context, address)
-    return LongPoll(context, request, stream, start, address.query.get("cursor"))
+    stream, start, retention = begin_live(context, address)
+    return LongPoll(context, request, stream, start, address.query.get("cursor"), retention)
 
 
 class LongPoll:
     """One waiting request."""
 
-    __slots__ = ("_channel", "_context", "_cursor", "_deadline", "_request", "_start", "_stream")
+    __slots__ = ("_channel", "_context", "_cursor", "_deadline", "_request", "_retention", "_start", "_stream")
 
     def __init__(
-        self, context: Context, request: Request, stream: LiveStream, start: Offset, cursor: str | None
+        self,
+        context: Context,
+        request: Request,
+        stream: LiveStream,
+        start: Offset,
+        cursor: str | None,
+        retention: bytes = b"",
     ) -> None:
         self._context = context
         self._request = request
         self._stream = stream
         self._start = start
         self._cursor = cursor
+        self._retention = retention
+        """A header line that tells that the beginning of the stream is gone."""
         self._channel: Channel | None = None
         """Where the answer goes; None before the start and once it is given."""
         self._deadline: Deadline | None = None
@@ -59,7 +67,9 @@ class LongPoll:
             try:
                 context.engine.touch(stream)
                 chunk = context.engine.reader.chunk(stream, self._start, context.limits.max_chunk_bytes)
-                channel.respond(chunk_response(context, self._request, chunk, self._cursor_header()))
+                # The cursor is part of the request, so another answer has another key (§8.1).
+                extra = self._cursor_header() + self._retention
+                channel.respond(chunk_response(context, self._request, chunk, extra, is_cacheable=not self._retention))
             except Refusal as refusal:
                 channel.refuse(refusal)
         elif stream.durable_closed:
@@ -84,7 +94,8 @@ class LongPoll:
         if channel is None:
             return
         offset = next_offset(self._stream.id, self._start.index, self._start.position)
-        channel.respond(Response(NO_CONTENT, NO_STORE + offset + UP_TO_DATE + closed + self._cursor_header()))
+        headers = NO_STORE + offset + UP_TO_DATE + closed + self._cursor_header() + self._retention
+        channel.respond(Response(NO_CONTENT, headers))
 
     def _cursor_header(self) -> bytes:
         return header("Stream-Cursor", self._context.cursor(self._cursor))

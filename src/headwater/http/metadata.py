@@ -7,10 +7,10 @@ from typing import Final
 from headwater.core.expiry import format_instant
 from headwater.core.records import RetentionPolicy
 from headwater.core.retention import AGE_HEADER, BYTES_HEADER, DROP_HEADER
-from headwater.engine.reading import earliest
 from headwater.http.context import Context
-from headwater.http.headers import NO_STORE, OK, STREAM_CLOSED, header, next_offset, next_position, offset_text
+from headwater.http.headers import NO_STORE, OK, STREAM_CLOSED, header, next_offset, next_position
 from headwater.http.paths import Address
+from headwater.http.read import earliest_offset
 from headwater.http.request import Request
 from headwater.http.responses import Response
 from headwater.http.snapshots import offset_of
@@ -35,8 +35,7 @@ def handle(context: Context, request: Request, address: Address) -> Response:
         headers.append(header("Stream-Expires-At", format_instant(stream.expires_at_ms)))
     if stream.durable_snapshot is not None:
         headers.append(header("Stream-Snapshot-Offset", offset_of(stream, stream.durable_snapshot)))
-    if stream.durable_retained_index:
-        headers.append(header("Stream-Earliest-Offset", offset_text(stream.id, earliest(stream))))
+    headers.append(earliest_offset(stream))
     if stream.retention is not None:
         headers.append(_retention(stream.retention))
     if stream.durable_closed:

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from headwater.core.errors import BadRequest, InvalidOffset
-from headwater.core.offsets import NOW, Offset
+from headwater.core.offsets import BEGINNING, NOW, Offset
+from headwater.engine.reading import earliest
 from headwater.engine.stream import LiveStream
 from headwater.http import ranges
 from headwater.http.chunks import chunk_response
 from headwater.http.context import Context
-from headwater.http.headers import NO_STORE, OK, STREAM_CLOSED, UP_TO_DATE, content_type, next_offset
+from headwater.http.headers import (
+    NO_STORE,
+    OK,
+    STREAM_CLOSED,
+    UP_TO_DATE,
+    content_type,
+    header,
+    next_offset,
+    offset_text,
+)
 from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.responses import PiecewiseResponse, Response
@@ -22,17 +32,25 @@ def handle(context: Context, request: Request, address: Address) -> Response | P
     if token == "":
         raise empty_offset()
     stream = context.engine.look_up(address.name, touch=True)
-    start = context.engine.reader.resolve(stream, token)
+    reader = context.engine.reader
     if len(query) > 1 and ranges.asked_for(query):
-        return ranges.respond(context, request, stream, start, query)
+        # A range that was planned begins where it was planned to, or not at all.
+        return ranges.respond(context, request, stream, reader.resolve(stream, token), query)
+    start = reader.begin(stream, token)
     if token == NOW:
         return _tail(stream, start)
-    return chunk_response(context, request, context.engine.reader.chunk(stream, start, context.limits.max_chunk_bytes))
+    chunk = reader.chunk(stream, start, context.limits.max_chunk_bytes)
+    if stream.durable_retained_index and token in (None, BEGINNING):
+        # What `-1` stands for moves as retention does, so no cache may keep it.
+        return chunk_response(context, request, chunk, earliest_offset(stream), is_cacheable=False)
+    return chunk_response(context, request, chunk)
 
 
-def begin_live(context: Context, address: Address) -> tuple[LiveStream, Offset]:
-    """The stream and the place that a live read starts from."""
-    token = address.query.get("offset")
+def begin_live(
+    context: Context, address: Address, *, resumes_after: str | None = None
+) -> tuple[LiveStream, Offset, bytes]:
+    """The stream and the place that a live read starts from, and the header that tells if the beginning is gone."""
+    token = resumes_after or address.query.get("offset")
     if token is None:
         raise BadRequest("A live read needs an offset: -1, now, or one that the server returned.")
     if token == "":
@@ -40,7 +58,15 @@ def begin_live(context: Context, address: Address) -> tuple[LiveStream, Offset]:
     if ranges.asked_for(address.query):
         raise ranges.not_for_live_reads()
     stream = context.engine.look_up(address.name, touch=True)
-    return stream, context.engine.reader.resolve(stream, token)
+    start = context.engine.reader.begin(stream, token)
+    return stream, start, earliest_offset(stream) if token == BEGINNING else b""
+
+
+def earliest_offset(stream: LiveStream) -> bytes:
+    """Where a stream begins that has lost its first messages to retention (our extension)."""
+    if not stream.durable_retained_index:
+        return b""
+    return header("Stream-Earliest-Offset", offset_text(stream.id, earliest(stream)))
 
 
 def empty_offset() -> InvalidOffset:

@@ -7,13 +7,12 @@ response gets a `Channel`, the few things that it may do with the socket.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
 from headwater.core.errors import Refusal, SubscriptionRefusal
-from headwater.http.headers import NO_STORE, header
+from headwater.http.headers import NO_STORE, REASONS, header
 
 Buffer: TypeAlias = bytes | memoryview
 
@@ -101,12 +100,11 @@ def problem(refusal: Refusal) -> Response:
     if isinstance(refusal, SubscriptionRefusal):
         body = _encode_json({"error": {"code": refusal.code, "message": refusal.detail, **refusal.members}})
         return Response(refusal.status, NO_STORE + _JSON, body)
-    status = HTTPStatus(refusal.status)
     body = _encode_json(
         {
             "type": "about:blank",
-            "title": status.phrase,
-            "status": status.value,
+            "title": REASONS[refusal.status],
+            "status": refusal.status,
             "code": refusal.code,
             "detail": refusal.detail,
         }

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 from headwater.core.errors import Refusal
@@ -25,7 +26,7 @@ from headwater.http.paths import Address
 from headwater.http.read import begin_live
 from headwater.http.request import Request
 from headwater.http.responses import Channel
-from headwater.http.sse_encoding import Event, as_chunk, control_event, events_of, json_event, large_event
+from headwater.http.sse_encoding import Event, as_chunk, control_event, events_of, id_line, json_event, large_event
 
 log = logging.getLogger("headwater.http")
 
@@ -54,8 +55,9 @@ class Frame(NamedTuple):
 
 
 def handle(context: Context, request: Request, address: Address) -> EventReader:
-    stream, start = begin_live(context, address)
-    return EventReader(context, request, stream, start, address.query.get("cursor"))
+    # A browser that reconnects asks with the address that it was given, and names the last event it has seen.
+    stream, start, retention = begin_live(context, address, resumes_after=request.header(b"last-event-id"))
+    return EventReader(context, request, stream, start, address.query.get("cursor"), retention)
 
 
 class EventReader:
@@ -69,6 +71,7 @@ class EventReader:
         "_event_end",
         "_event_pieces",
         "_greeted",
+        "_headers",
         "_hold_timer",
         "_holds",
         "_index",
@@ -80,7 +83,13 @@ class EventReader:
     )
 
     def __init__(
-        self, context: Context, request: Request, stream: LiveStream, start: Offset, cursor: str | None
+        self,
+        context: Context,
+        request: Request,
+        stream: LiveStream,
+        start: Offset,
+        cursor: str | None,
+        retention: bytes = b"",
     ) -> None:
         self._context = context
         self._stream = stream
@@ -89,6 +98,7 @@ class EventReader:
         self._cursor = context.cursor(cursor)
         """The cursor of the last control event, or of the next one if it was the first."""
         self._shares = not request.http_1_0
+        self._headers = (_HEADERS if stream.type.text else _HEADERS + _BASE64) + retention
         self._channel: Channel = None  # type: ignore[assignment]
         self._open = False
         self._greeted = False
@@ -111,12 +121,13 @@ class EventReader:
             self._deadline = context.sse_deadlines.set(self.end)
         context.engine.follow(self._stream, self)
         context.metrics.followers["sse"] += 1
-        channel.begin_body(_HEADERS if self._stream.type.text else _HEADERS + _BASE64)
+        channel.begin_body(self._headers)
         self._pump()
         if self._open and not self._greeted and self._event_pieces is None:
             # Nothing to send: say so at once, with the offset to resume from.
             at_tail = self._index == self._stream.durable_index
-            self._write(control_event(self._here(), self._next_cursor(), up_to_date=at_tail, closed=False))
+            here = self._here()
+            self._write(id_line(here) + control_event(here, self._next_cursor(), up_to_date=at_tail, closed=False))
 
     def on_writable(self) -> None:
         self._pump()
@@ -237,25 +248,20 @@ class EventReader:
         parts: list[bytes] = []
         last = events[-1]
         for event in events[:-1]:
-            parts.append(event.payload)
-            parts.append(control_event(offset_text(stream_id, event.end), cursor, up_to_date=False, closed=False))
-        parts.append(last.payload)
+            offset = offset_text(stream_id, event.end)
+            parts += (id_line(offset), event.payload, control_event(offset, cursor, up_to_date=False, closed=False))
         # A reader from whom something is held back is not up to date.
         at_end = last.end == chunk.end
-        parts.append(
-            control_event(
-                offset_text(stream_id, last.end),
-                cursor,
-                up_to_date=chunk.up_to_date and at_end,
-                closed=chunk.closed and at_end,
-            )
-        )
+        offset = offset_text(stream_id, last.end)
+        up_to_date, closed = chunk.up_to_date and at_end, chunk.closed and at_end
+        parts += (id_line(offset), last.payload, control_event(offset, cursor, up_to_date=up_to_date, closed=closed))
         return b"".join(parts)
 
     def _begin_large(self, chunk: Chunk) -> None:
         pieces = self._context.engine.reader.slices(chunk)
         kind = self._stream.type
-        self._event_pieces = large_event(kind, as_array(pieces, chunk.length) if kind.json else pieces)
+        event = large_event(kind, as_array(pieces, chunk.length) if kind.json else pieces)
+        self._event_pieces = chain((id_line(offset_text(self._stream.id, chunk.end)),), event)
         self._event_end = chunk.end
         # Not in this turn: all readers of the stream may have been woken at once.
         self._channel.take_turn()

@@ -121,6 +121,11 @@ def _large_base64_event(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]
     yield b64encode(rest) + b"\n\n"
 
 
+def id_line(offset: str) -> bytes:
+    """The line in front of an event that a browser's `EventSource` remembers and sends as `Last-Event-ID`."""
+    return b"id:%b\n" % offset.encode()
+
+
 def control_event(offset: str, cursor: str | None, *, up_to_date: bool, closed: bool) -> bytes:
     """The control event: the offset to resume from, and whether there is anything to wait for."""
     if closed:
