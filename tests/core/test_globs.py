@@ -66,6 +66,14 @@ def found(pattern: str, name: str) -> bool:
         ("star/%2A", "star/*", True),
         ("star/%2a", "star/x", False),
         ("ünï/*", "ünï/код", True),
+        ("/ds/agents/*", "/ds/agents/a", True),
+        ("/ds/agents/*", "/ds/others/a", False),
+        ("/ds/*/log", "/ds/agents/log", True),
+        ("/ds/**", "/ds/agents/a", True),
+        ("/ds/agents/**", "/ds/agents/a", True),
+        ("/ds/**/log", "/ds/agents/log", True),
+        ("/ds/agents/*", "ds/agents/a", False),
+        ("ds/agents/*", "/ds/agents/a", False),
     ],
 )
 def test_what_a_pattern_matches(pattern: str, name: str, expected: bool) -> None:
@@ -75,6 +83,15 @@ def test_what_a_pattern_matches(pattern: str, name: str, expected: bool) -> None
 
 @pytest.mark.parametrize("pattern", ["", "/", "a//b", "events-*", "*a", "a/***", "__ds/x", "a\x00b", "x" * 1025])
 def test_patterns_that_could_not_mean_what_they_say_are_refused(pattern: str) -> None:
+    with pytest.raises(InvalidSubscription):
+        compile_glob(pattern, MAX)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["/ds/", "/ds/agents", "/ds/agents/a/b", "/ds/AGENTS/*", "/ds/agents/streams", "/ds/*/a/*", "/ds/agents//a"],
+)
+def test_patterns_that_no_stream_of_a_bucket_could_match_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidSubscription):
         compile_glob(pattern, MAX)
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from typing import Final, Generic, TypeVar
 
-from headwater.core.errors import InvalidSubscription
+from headwater.core.buckets import BUCKET_ROOT, check_bucket_id, check_stream_id
+from headwater.core.errors import InvalidName, InvalidSubscription
 from headwater.core.names import RESERVED_SEGMENT
 
 ONE: Final = "*"
@@ -41,7 +42,10 @@ class Glob:
 
 
 def compile_glob(pattern: str, max_bytes: int) -> Glob:
-    """Check a client's pattern. Leading and trailing slashes are ignored."""
+    """Check a client's pattern. Slashes around it are ignored, but `/ds/` at the beginning means streams of buckets."""
+    if pattern.startswith(BUCKET_ROOT):
+        glob = compile_glob(pattern.removeprefix(BUCKET_ROOT), max_bytes)
+        return Glob((*BUCKET_ROOT[:-1].split("/"), *_check_bucket_pattern(glob.segments)))
     stripped = pattern.strip("/")
     if not stripped:
         raise InvalidSubscription("pattern is empty.")
@@ -66,6 +70,23 @@ def compile_glob(pattern: str, max_bytes: int) -> Glob:
     if segments[0] == RESERVED_SEGMENT:
         raise InvalidSubscription(f"Names below {RESERVED_SEGMENT}/ are reserved; no stream has one.")
     return Glob(tuple(segments))
+
+
+def _check_bucket_pattern(segments: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse a pattern that cannot match any `{bucket_id}/{stream_id}`."""
+    single = [segment for segment in segments if segment != ANY]
+    if len(single) > 2 or (len(single) < 2 and ANY not in segments):
+        raise InvalidSubscription(
+            f"A pattern for streams of buckets is like {BUCKET_ROOT}{{bucket}}/{{stream}}, with * or ** in it."
+        )
+    try:
+        if segments[0] not in (ONE, ANY):
+            check_bucket_id(_literal(segments[0]))
+        if len(single) == 2 and single[1] != ONE:
+            check_stream_id("", _literal(single[1]))
+    except InvalidName as refusal:
+        raise InvalidSubscription(refusal.detail) from None
+    return segments
 
 
 class _Tail(Generic[ValueT]):

@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from headwater.core.buckets import check_bucket_id, check_stream_id, ids_of, is_bucketed
 from headwater.core.errors import AlreadyClaimed, Fenced, InvalidAck, InvalidName, InvalidSubscription, NoPendingWork
 from headwater.core.globs import compile_glob
 from headwater.core.names import check_name
@@ -117,6 +118,8 @@ def make_config(
             raise InvalidSubscription("A pull-wake subscription needs wake_stream.")
         webhook_url = None
         wake_stream = link_name(wake_stream, max_name_bytes)
+        if is_bucketed(wake_stream):
+            raise InvalidSubscription("wake_stream must be a stream of /v1/stream/, not of a bucket.")
         if wake_stream in names:
             # Each wake would be work for the next one.
             raise InvalidSubscription("A subscription cannot follow its own wake_stream.")
@@ -132,11 +135,21 @@ def make_config(
 
 
 def link_name(text: str, max_name_bytes: int) -> str:
-    """The name of a stream in a body or path; slashes around it do not count."""
+    """The name of a stream as a client wrote it in a body or address, checked."""
+    name = linked_name(text)
     try:
-        return check_name(text.strip("/"), max_name_bytes)
+        if is_bucketed(name):
+            bucket_id, stream_id = ids_of(name)
+            check_stream_id(check_bucket_id(bucket_id), stream_id)
+            return name
+        return check_name(name, max_name_bytes)
     except InvalidName as refusal:
         raise InvalidSubscription(refusal.detail) from None
+
+
+def linked_name(text: str) -> str:
+    """The name that a client wrote: a path below `/ds/` is a stream of a bucket; else slashes around are ignored."""
+    return text if is_bucketed(text) else text.strip("/")
 
 
 def check_subscription_id(text: str) -> str:

@@ -15,9 +15,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from headwater.core.buckets import is_bucketed
 from headwater.core.errors import InternalError, Refusal
 from headwater.core.globs import GlobIndex
-from headwater.core.names import is_client_name
 from headwater.core.offsets import Offset
 from headwater.core.subscriptions import SavedLink, decode_link, encode_saved
 from headwater.engine.engine import Engine
@@ -61,7 +61,7 @@ class Links:
         names: list[str] = []
         if subscription.glob is not None:
             self._globs.add(subscription.glob, subscription)
-            names = [name for name in self._engine.catalog.by_name if is_client_name(name)]
+            names = [name for name in self._engine.catalog.by_name if is_bucketed(name) == subscription.follows_buckets]
         self._slices.add(self._link_existing(subscription, names), partial(self._begun, subscription, done))
 
     def _link_existing(self, subscription: Subscription, names: Iterable[str]) -> Iterator[None]:
@@ -151,9 +151,8 @@ class Links:
         """Link a new stream that is durable, before its creation is answered and before its first append."""
         for subscription in self._explicit.get(stream.name, ()):
             self._attach(subscription.links[stream.name], stream, stream.base)
-        if not self._globs.is_empty and is_client_name(stream.name):
-            for subscription in self._globs.match(stream.name):
-                self._link_by_pattern(subscription, stream, stream.base)
+        for subscription in self._matching(stream.name):
+            self._link_by_pattern(subscription, stream, stream.base)
 
     def stream_ended(self, link: Link) -> None:
         """An explicit link waits for the next stream of that name; a link by pattern ends with its stream."""
@@ -200,8 +199,7 @@ class Links:
         for subscription in subscriptions.values():
             if subscription.glob is not None:
                 self._globs.add(subscription.glob, subscription)
-        if not self._globs.is_empty:
-            self._restore_patterns(cursors)
+        self._restore_patterns(cursors)
         for key in keys:
             quoted, _, name = key.removeprefix(LINK_PREFIX).partition("/")
             subscription = subscriptions.get(unquote(quoted))
@@ -218,13 +216,20 @@ class Links:
 
     def _restore_patterns(self, cursors: dict[tuple[str, str], SavedLink]) -> None:
         for stream in self._engine.catalog:
-            if stream.deleted or not is_client_name(stream.name):
+            if stream.deleted:
                 continue
-            for subscription in self._globs.match(stream.name):
+            for subscription in self._matching(stream.name):
                 saved = cursors.get((subscription.id, stream.name))
                 self._link_by_pattern(subscription, stream, _cursor(saved, stream), is_saved=saved is not None)
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _matching(self, name: str) -> list[Subscription]:
+        """The subscriptions whose pattern matches a name. Wildcards never lead from one surface to the other."""
+        if self._globs.is_empty:
+            return []
+        bucketed = is_bucketed(name)
+        return [found for found in self._globs.match(name) if found.follows_buckets == bucketed]
 
     def _link_by_pattern(
         self, subscription: Subscription, stream: LiveStream, cursor: Offset, *, is_saved: bool = False

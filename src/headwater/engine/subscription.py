@@ -10,6 +10,7 @@ from __future__ import annotations
 from itertools import chain, islice
 from typing import Final, NamedTuple, Protocol
 
+from headwater.core.buckets import is_bucketed
 from headwater.core.errors import OffsetGone, Refusal
 from headwater.core.globs import Glob
 from headwater.core.offsets import ZERO, Offset
@@ -114,6 +115,7 @@ class Subscription:
         "alarm_ms",
         "config",
         "deliverable",
+        "follows_buckets",
         "glob",
         "id",
         "is_call_queued",
@@ -132,6 +134,8 @@ class Subscription:
         self.saved: Final = saved
         self.config: Final = saved.config
         self.glob: Final = Glob(tuple(saved.config.pattern.split("/"))) if saved.config.pattern is not None else None
+        self.follows_buckets: Final = is_bucketed(saved.config.pattern or "")
+        """Its pattern is for streams of buckets."""
         self.keeper: Final = keeper
         self.wake = Wake()
         self.deliverable = self.wake

@@ -371,7 +371,7 @@ class Wakes:
         """Where the acks move their cursors to: all of them, or (by raising) none."""
         moved: dict[str, tuple[Link, Offset]] = {}
         for ack in acks:
-            name = ack.stream.strip("/")
+            name = rules.linked_name(ack.stream)
             link = subscription.links.get(name)
             if link is None:
                 raise InvalidAck(f"{ack.stream!r} is not a stream of this subscription.")
