@@ -127,8 +127,8 @@ class FaultyFilesystem:
         """From this call on the disk is full: a write takes some bytes once, then fails."""
         self.exhausted = False
         """While true, there is no descriptor for a file that is not open yet."""
-        self.fails_on: dict[str, int] = {}
-        """Kinds of calls that fail, with this errno."""
+        self.fails_on: dict[tuple[str, str], int] = {}
+        """Kinds of calls that fail where the path holds a text, with this errno."""
         self.free = FREE_BYTES
 
     def mount(self) -> Filesystem:
@@ -200,7 +200,10 @@ class FaultyFilesystem:
             self.log.append(f"{self.calls} {what} {path}")
         if self.calls == self.crash_at and self._random.random() < 0.5:
             self._die()
-        code = self.faults.get(self.calls) or self.fails_on.get(what)
+        code = self.faults.get(self.calls)
+        for (kind, text), errno_ in self.fails_on.items():
+            if kind == what and text in str(path):
+                code = errno_
         if self.exhausted and what in _OPENING:
             code = errno.EMFILE
         if code is not None:

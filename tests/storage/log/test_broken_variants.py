@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import Committed, StorageError
-from headwater.storage.log import checkpoint, compaction, manifest, replay, tending
+from headwater.storage.log import checkpoint, compaction, manifest, renewal, replay, tending
 from headwater.storage.log.checkpoint import Plan, Saved, Workshop
 from headwater.storage.log.extents import Extent
 from headwater.storage.log.frames import FRAME, Frame
@@ -33,6 +34,10 @@ from tests.storage.log.test_checkpoints import (
     check_packs_are_counted_before_they_are_judged,
 )
 from tests.storage.log.test_failing_calls import clean_calls, fail_call
+from tests.storage.log.test_renewal import SEEDS
+from tests.storage.log.test_renewal import (
+    test_a_batch_read_back_after_a_failed_sync_survives_a_power_cut as a_failed_sync_and_a_power_cut,
+)
 from tests.storage.log.test_traps import (
     test_t3_a_torn_write_to_a_quiet_stream_leaves_nothing_to_read as torn_writes_to_a_quiet_stream,
 )
@@ -62,6 +67,11 @@ def directed() -> None:
 
 def packs_under_judgement() -> None:
     check_packs_are_counted_before_they_are_judged(Bench())
+
+
+def failed_syncs() -> None:
+    for seed in SEEDS:
+        a_failed_sync_and_a_power_cut(seed)
 
 
 def nothing(*_: object) -> None:
@@ -118,11 +128,27 @@ def checksums_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replay, "read_frame", trusting)
 
 
+def renewed_by(patch: pytest.MonkeyPatch, renew: Callable[[Filesystem, Path, int], None]) -> None:
+    for module in (replay, manifest):
+        patch.setattr(module, "renew", renew)
+
+
 def torn_tail_left_in_place(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(FaultyFilesystem, "truncate", nothing)
+    renewed_by(patch, lambda filesystem, path, _: renewal.renew(filesystem, path, filesystem.size(path)))
+
+
+def synced_in_place_at_boot(patch: pytest.MonkeyPatch) -> None:
+    def sync(filesystem: Filesystem, path: Path, size: int) -> None:
+        if filesystem.size(path) > size:
+            filesystem.truncate(path, size)
+        filesystem.sync(path)
+        filesystem.sync_directory(path.parent)
+
+    renewed_by(patch, sync)
 
 
 def no_sync_at_boot(patch: pytest.MonkeyPatch) -> None:
+    synced_in_place_at_boot(patch)
     patch.setattr(FaultyFilesystem, "sync", nothing)
 
 
@@ -315,6 +341,7 @@ VARIANTS = {
     "checksums ignored": Variant(checksums_ignored, torn_writes_to_a_quiet_stream),
     "torn tail left in place": Variant(torn_tail_left_in_place, crashes),
     "no sync at boot": Variant(no_sync_at_boot, crashes),
+    "synced in place at boot": Variant(synced_in_place_at_boot, failed_syncs),
     "segments re-created at boot": Variant(segments_re_created_at_boot, crashes),
     "no sync of directories": Variant(no_sync_of_directories, crashes),
     "writes go on after a failure": Variant(writes_go_on_after_a_failure, failing_calls),

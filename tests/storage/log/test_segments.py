@@ -61,7 +61,7 @@ def test_an_io_error_while_the_next_segment_is_created_stops_writes() -> None:
     """The name may or may not survive a power cut then, so nothing may rely on it."""
     life = started()
     append(life, APPENDS_PER_SEGMENT)
-    life.filesystem.fails_on["sync_directory"] = errno.EIO
+    life.filesystem.fails_on["sync_directory", "log"] = errno.EIO
     append(life)
     life.tend()
     with pytest.raises(WriteFailed):

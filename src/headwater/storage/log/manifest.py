@@ -24,6 +24,7 @@ from headwater.storage.filesystem import Appender, Filesystem
 from headwater.storage.interface import Corrupt, WriteFailed
 from headwater.storage.log.frames import FRAME, NO_STREAM, Frame, find_frame, read_frame, seal
 from headwater.storage.log.packs import PackInfo
+from headwater.storage.log.renewal import renew
 from headwater.storage.log.segments import write_whole
 
 NAME: Final = "MANIFEST"
@@ -132,7 +133,6 @@ class Manifest:
         self._rewrite_floor = rewrite_floor
         self._sections: Sections | None = None
         self._fresh_size = 0
-        self._cut_at: int | None = None
         self._failure: str | None = None
         self._end = (0, 0, 0)
         self.at: dict[Key, int] = {}
@@ -165,21 +165,15 @@ class Manifest:
         if not good:
             raise Corrupt(f"{self._path} has no whole section: it is damaged at byte {at}.")
         self._end = (salt, good, number)
-        if good < len(data):
-            self._cut_at = good
         self._fresh_size = sum(_entry_size(view, entry_at) for entry_at in self.at.values())
         return (self._decode(view, entry_at, entry_at) for entry_at in self.at.values())
 
     def settle(self) -> None:
         """After a successful load: cut an unfinished checkpoint, and make sure of what was read before acting on it.
 
-        A process killed after it wrote a section, before it synced it, leaves one that a power loss may still take.
+        A section that was written and not synced, or whose sync failed, is one that a power loss may still take.
         """
-        if self._cut_at is not None:
-            self._filesystem.truncate(self._path, self._cut_at)
-        else:
-            self._filesystem.sync(self._path)
-        self._filesystem.sync_directory(self._directory)
+        renew(self._filesystem, self._path, self._end[1])
         self._sections = Sections(self._filesystem.extend(self._path), *self._end)
 
     def kept(self, key: Key) -> Kept | None:

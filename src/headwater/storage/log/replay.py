@@ -19,6 +19,7 @@ from typing import NamedTuple
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import Corrupt
 from headwater.storage.log.frames import Frame, Logged, find_frame, read_batch, read_frame, suspects
+from headwater.storage.log.renewal import renew
 from headwater.storage.log.segments import (
     HEADER_BYTES,
     Segment,
@@ -80,8 +81,9 @@ class Replay:
     def settle(self) -> None:
         """Do what reading found necessary, and make sure of what may only be in the page cache.
 
-        A killed process may have left a batch or a header written but not synced. What is relied on from now on must
-        stay, in every mode: further segments come after it.
+        A killed process may have left a batch or a header written but not synced, and one that met an error may have
+        left a batch that never will be. What is relied on from now on must stay, in every mode: further segments come
+        after it. Only the last segment can end like that, so it is renewed; the others are complete.
         """
         for number in sorted(self.dropped + self._prepared, reverse=True):
             # The last first: whatever of it a crash leaves undone, the next boot comes to the same decision.
@@ -89,10 +91,13 @@ class Replay:
             self._filesystem.sync_directory(self._directory)
         if self.cut is not None:
             log.warning("cut %d bytes of an unfinished write from %s", self.cut.lost_bytes, self.cut.path)
-            self._filesystem.truncate(self.cut.path, self.cut.size)
-        for segment in self.segments:
+        for segment in self.segments[:-1]:
             self._filesystem.sync(segment_path(self._directory, segment.number))
-        self._filesystem.sync_directory(self._directory)
+        if self.segments:
+            path = segment_path(self._directory, self.segments[-1].number)
+            renew(self._filesystem, path, self.cut.size if self.cut is not None else self._filesystem.size(path))
+        else:
+            self._filesystem.sync_directory(self._directory)
 
     def _leave_out_prepared(self) -> None:
         """The last file may have been created in advance and never used: then the log ends before it."""
