@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.core.records import Retain
 from headwater.core.retention import SLACK_SHARE, RetentionRule
@@ -81,6 +82,9 @@ class RetentionKeeper:
         self._watched: dict[int, None] = {}
         self._turn: deque[int] = deque()
         self._timer: Timer | None = None
+        self._failed: set[int] = set()
+        self.errors = 0
+        """Steps that failed, counted; of each stream only the first is logged."""
         self.rule: Final = rule
 
     # -- life ------------------------------------------------------------------------------------------------------
@@ -104,7 +108,7 @@ class RetentionKeeper:
         for stream in reversed(in_order):
             self._note_need(stream)
         for stream in self._by_id.values():
-            self._trim(stream)
+            self._attempt(stream, self._trim)
         self._timer = self._scheduler.later(LOOK_INTERVAL_S, self._look)
 
     def stop(self) -> None:
@@ -124,6 +128,7 @@ class RetentionKeeper:
     def ended(self, stream: LiveStream, removed: Sequence[int]) -> None:
         """A stream was deleted. With it went, from itself upwards, those of its sources that only it had kept."""
         self._watched.pop(stream.id, None)
+        self._failed.discard(stream.id)
         if not removed:
             self._ended.add(stream.id)
             self._settle(stream.id)
@@ -205,20 +210,33 @@ class RetentionKeeper:
             self._watched[stream.id] = None
 
     def _look(self) -> None:
-        self.look()
-        self._timer = self._scheduler.later(LOOK_INTERVAL_S, self._look)
+        try:
+            self.look()
+        finally:
+            self._timer = self._scheduler.later(LOOK_INTERVAL_S, self._look)
 
     def look(self) -> None:
         """Move the earliest retained offset of the streams whose turn it is."""
         if not self._turn:
             self._turn.extend(self._watched)
-        now_ms = self._clock.now_ms()
         for _ in range(min(LOOKED_AT_MAX, len(self._turn))):
             stream = self._by_id.get(self._turn.popleft())
             if stream is not None and stream.visible and not stream.deleted:
-                self._advance(stream, now_ms)
+                self._attempt(stream, self._advance)
 
-    def _advance(self, stream: LiveStream, now_ms: int) -> None:
+    def _attempt(self, stream: LiveStream, step: Callable[[LiveStream], None]) -> None:
+        """Do one step for a stream. An error of one (a damaged index page) must not keep the others from theirs."""
+        try:
+            step(stream)
+        except Exception as error:
+            self.errors += 1
+            if stream.id not in self._failed:
+                self._failed.add(stream.id)
+                trace = None if isinstance(error, Refusal) else error
+                log.error("retention of stream %r failed: %s", stream.name, error, exc_info=trace)
+
+    def _advance(self, stream: LiveStream) -> None:
+        now_ms = self._clock.now_ms()
         rule = self.rule.of(stream.retention)
         due = self._due(stream, rule, now_ms)
         starts_tracking = bool(rule.max_age_ms) and stream.ages is None

@@ -46,6 +46,7 @@ class ServerCollector(Collector):
             ("streams_expired", "Streams removed because their time was up.", numbers.expired),
             ("slow_readers", "Connections cut because their reader made no progress.", numbers.slow_followers),
             ("leases_expired", "Leases of workers that ran out.", numbers.leases_expired),
+            ("retention_errors", "Attempts to apply retention to a stream that failed.", engine.retention.errors),
             ("clock_jumps", "Jumps of the clock that held expired streams back.", engine.clock_guard.jumps),
         ):
             yield CounterMetricFamily(f"headwater_{name}", text, value=value)
