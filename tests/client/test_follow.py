@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, TypeAlias
@@ -12,7 +13,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
-from headwater.client import Part, Refused, Stream, StreamMissing, follow
+from headwater.client import HistoryMissing, Part, Refused, Stream, StreamMissing, follow
 from tests.client.folding import SNAPSHOT_TYPE, Table
 from tests.serving import Server, serve
 
@@ -231,3 +232,20 @@ def test_a_deleted_stream_ends_the_following(stream: Stream) -> None:
     assert httpx.delete(stream.url).status_code == 204
     with pytest.raises(StreamMissing):
         list(places)
+
+
+def test_3_4_a_stream_whose_history_is_missing_is_not_followed_in_silence(stream: Stream) -> None:
+    """Retention by size dropped messages that no snapshot covers (§3.4): what is left is not the state."""
+    headers = {"Content-Type": "application/json", "Stream-Retention-Bytes": "200", "Stream-Retention-Drop": "allowed"}
+    assert httpx.put(stream.url, headers=headers).status_code == 201
+    write(stream, 0, 30)
+    deadline = time.monotonic() + 10
+    while "stream-earliest-offset" not in httpx.head(stream.url).headers:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    state = Texts()
+    with pytest.raises(HistoryMissing, match="are gone"):
+        next(follow(stream, state))
+    assert state.snapshots == []
+    assert next(follow(stream, state, allow_missing=True)).up_to_date
+    assert 0 < len(state.updates) < 30

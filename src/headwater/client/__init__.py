@@ -9,7 +9,15 @@
 It speaks HTTP to any server of the protocol and its extensions, and shares no code with ours.
 """
 
-from headwater.client.errors import ClientError, MalformedAnswer, NoEvents, OffsetGone, Refused, StreamMissing
+from headwater.client.errors import (
+    ClientError,
+    HistoryMissing,
+    MalformedAnswer,
+    NoEvents,
+    OffsetGone,
+    Refused,
+    StreamMissing,
+)
 from headwater.client.follow import Place, State, follow
 from headwater.client.multipart import Part
 from headwater.client.stream import Batch, Bootstrap, Stream
@@ -18,6 +26,7 @@ __all__ = [
     "Batch",
     "Bootstrap",
     "ClientError",
+    "HistoryMissing",
     "MalformedAnswer",
     "NoEvents",
     "OffsetGone",

@@ -14,6 +14,10 @@ class MalformedAnswer(ClientError):
     """An answer that is not what the protocol says: cut short, or framed wrongly. Nothing of it may be used."""
 
 
+class HistoryMissing(ClientError):
+    """Retention has dropped messages that no snapshot covers: the state of the stream cannot be built."""
+
+
 class NoEvents(ClientError):
     """Server-sent events are not to be had here: read by long-poll."""
 

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import httpx
 
-from headwater.client.errors import MalformedAnswer, NoEvents, OffsetGone, Refused
+from headwater.client.errors import HistoryMissing, MalformedAnswer, NoEvents, OffsetGone, Refused
 from headwater.client.multipart import Part
 from headwater.client.stream import Batch, Stream
 
@@ -47,13 +47,17 @@ class Place:
     """The state was just built anew from a bootstrap."""
 
 
-def follow(stream: Stream, state: State, *, live: str = "sse", retries: int | None = None) -> Iterator[Place]:
+def follow(
+    stream: Stream, state: State, *, live: str = "sse", retries: int | None = None, allow_missing: bool = False
+) -> Iterator[Place]:
     """Keep a state up to date with a stream, for ever or until the stream is closed; stop by leaving the loop.
 
     `live` is the mode to begin with: "sse" falls back to "long-poll" where events are not to be had. `retries` bounds
-    failures in a row (of the network, or of a server that is not well), None never gives up.
+    failures in a row (of the network, or of a server that is not well), None never gives up. Where retention has
+    dropped messages that no snapshot covers, `HistoryMissing` is raised; with `allow_missing` the state begins with
+    what is left.
     """
-    follower = _Follower(stream, state, live)
+    follower = _Follower(stream, state, live, allow_missing=allow_missing)
     failures = 0
     while not follower.closed:
         try:
@@ -74,10 +78,11 @@ def follow(stream: Stream, state: State, *, live: str = "sse", retries: int | No
 
 
 class _Follower:
-    def __init__(self, stream: Stream, state: State, live: str) -> None:
+    def __init__(self, stream: Stream, state: State, live: str, *, allow_missing: bool) -> None:
         self._stream = stream
         self._state = state
         self._live = live
+        self._allow_missing = allow_missing
         self._cursor: str | None = None
         self._position: int | None = None
         self.offset: str | None = None
@@ -97,6 +102,8 @@ class _Follower:
 
     def _bootstrap(self) -> Place:
         with self._stream.bootstrap() as answer:
+            if answer.missing_before is not None and not self._allow_missing:
+                raise HistoryMissing(f"{self._stream.url}: messages before {answer.missing_before} are gone")
             parts = answer.parts
             first = next(parts, None)
             if first is None:

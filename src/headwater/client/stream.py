@@ -64,6 +64,8 @@ class Bootstrap:
     closed: bool
     position: int | None
     parts: Iterator[Part]
+    missing_before: str | None = None
+    """The offset before which messages are gone and no snapshot stands for them; None when nothing is missing."""
 
     @property
     def has_snapshot(self) -> bool:
@@ -137,6 +139,7 @@ class Stream:
                 _is_true(response, "stream-closed"),
                 _position(response),
                 parts(response.iter_bytes(), boundary),
+                response.headers.get("stream-earliest-offset") if snapshot_offset == "-1" else None,
             )
 
     def events(self, offset: str, cursor: str | None = None) -> Iterator[Batch]:
