@@ -1,0 +1,205 @@
+"""Runs each checker at a chosen size and keeps what it found, for `docs/reliability.md`.
+
+    python -m tests.pressure.evidence fuzz --size 1000000 [--mode memory]
+    python -m tests.pressure.evidence --list
+
+A run adds one entry to `tests/pressure/results/NAME.json`: its size, what was counted, what was found, the seed, the
+commit and the time it took. A run that finds something wrong is kept as well, with the finding. `make fmt` writes the
+page from these files. The sizes there are sums over the runs that are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from tests.pressure import crowds, soak
+from tests.pressure.fuzz import run_against_server
+from tests.pressure.operations import OPERATIONS
+from tests.pressure.stalls import wall_of
+from tests.pressure.troubles import TROUBLES, endure
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = Path(__file__).resolve().parent / "results"
+
+Counts = dict[str, Any]
+Experiment = Callable[[int, int, str], Counts]
+"""Size, seed and mode to what was counted; an assertion error is a finding."""
+
+
+def crash_points(size: int, seed: int, mode: str) -> Counts:
+    """Recoveries after power losses and kills of the simulated disk."""
+    from tests.storage.simulation import run_seeds
+
+    checked = lives = 0
+    while checked < size:
+        checked += run_seeds(range(seed + lives, seed + lives + 20))
+        lives += 20
+    return {"recoveries": checked, "simulations": lives}
+
+
+def kill_nine(size: int, seed: int, mode: str) -> Counts:
+    """Rounds of kill -9 under load on one data directory."""
+    from tests.crash.test_kill_nine import survive
+
+    with tempfile.TemporaryDirectory() as home:
+        world = asyncio.run(survive(Path(home), mode, size, seed))
+    return {"rounds": world.counts["rounds"], **world.counts}
+
+
+def model_steps(size: int, seed: int, mode: str) -> Counts:
+    """Steps of the engine's state machine beside the model."""
+    import hypothesis
+    from hypothesis import HealthCheck, Phase, settings
+    from hypothesis.stateful import run_state_machine_as_test
+
+    from tests.engine.seams import JournalGround, MemoryGround
+    from tests.model.machine import machine
+
+    steps = examples = 0
+
+    def counted(base: Any) -> Any:
+        class Counted(base):  # type: ignore[misc]
+            def check_invariants(self, *args: Any) -> None:
+                nonlocal steps
+                steps += 1
+                super().check_invariants(*args)
+
+        return Counted
+
+    kinds = [(MemoryGround, "inline"), (JournalGround, "inline"), (JournalGround, "thread")]
+    while steps < size:
+        ground, commit = kinds[(examples // 100) % len(kinds)]
+        run_state_machine_as_test(
+            hypothesis.seed(seed + examples)(counted(machine(ground, commit))),  # type: ignore[arg-type]
+            settings=settings(
+                max_examples=100,
+                stateful_step_count=50,
+                deadline=None,
+                database=None,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+        examples += 100
+    return {"steps": steps, "examples": examples}
+
+
+def fuzz(size: int, seed: int, mode: str) -> Counts:
+    """Pipelined requests, cut anywhere, judged by the model."""
+    return dict(run_against_server(requests=size, seed=seed, mode=mode))
+
+
+def history(size: int, seed: int, mode: str) -> Counts:
+    """Troubles that concurrent clients went through."""
+    with tempfile.TemporaryDirectory() as home:
+        troubles = Random(seed).choices(list(TROUBLES), k=size)
+        counts = asyncio.run(endure(Path(home), mode, troubles, seed))
+    return {"troubles": size, **counts}
+
+
+def stalls(size: int, seed: int, mode: str) -> Counts:
+    """The worst wait of another client while each operation runs at its full size."""
+    rows = []
+    for operation in OPERATIONS:
+        try:
+            rows.append(wall_of(operation, 1.0))
+        except Exception as error:
+            rows.append({"operation": operation.name, "input": operation.worst, "failed": str(error)[:200]})
+    return {"operations": len(rows), "rows": rows}
+
+
+def silent_readers(size: int, seed: int, mode: str) -> Counts:
+    """Readers that never read, and what they cost the others."""
+    return crowds.silent_readers(size)
+
+
+def idle_connections(size: int, seed: int, mode: str) -> Counts:
+    """Connections that do nothing, and their memory."""
+    return crowds.idle_connections(size)
+
+
+def soak_minutes(size: int, seed: int, mode: str) -> Counts:
+    """Mixed load for this many minutes; slopes of memory, descriptors and latency."""
+    return soak.run(size, mode)
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "crash_points": crash_points,
+    "kill_nine": kill_nine,
+    "model_steps": model_steps,
+    "fuzz": fuzz,
+    "history": history,
+    "stalls": stalls,
+    "silent_readers": silent_readers,
+    "idle_connections": idle_connections,
+    "soak": soak_minutes,
+}
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def keep(name: str, entry: Counts, results: Path = RESULTS) -> None:
+    results.mkdir(exist_ok=True)
+    path = results / f"{name}.json"
+    entries = json.loads(path.read_text()) if path.exists() else []
+    entries.append(entry)
+    path.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
+
+
+def run(name: str, size: int, seed: int, mode: str) -> Counts:
+    began = time.monotonic()
+    entry: Counts = {
+        "size": size,
+        "seed": seed,
+        "mode": mode,
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "cores": os.cpu_count(),
+        "load_before": round(os.getloadavg()[0], 1),
+        "found": [],
+    }
+    try:
+        entry["counts"] = EXPERIMENTS[name](size, seed, mode)
+    except AssertionError as error:
+        entry["found"] = ["\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])[:2000]]
+        entry["counts"] = {}
+    entry["seconds"] = round(time.monotonic() - began, 1)
+    return entry
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", choices=EXPERIMENTS)
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--size", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
+    parser.add_argument("--mode", default="memory", help="storage mode, where the checker has one")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    chosen = parser.parse_args()
+    if chosen.list or chosen.name is None:
+        for name, experiment in EXPERIMENTS.items():
+            print(f"{name:18} {experiment.__doc__}")  # noqa: T201
+        return
+    print(f"{chosen.name}: size {chosen.size}, seed {chosen.seed}, mode {chosen.mode}", flush=True)  # noqa: T201
+    entry = run(chosen.name, chosen.size, chosen.seed, chosen.mode)
+    keep(chosen.name, entry, chosen.results)
+    print(json.dumps(entry)[:3000], flush=True)  # noqa: T201
+    raise SystemExit(1 if entry["found"] else 0)
+
+
+if __name__ == "__main__":
+    main()
