@@ -12,6 +12,7 @@ NPM_DIR := tests/npm
 RUN_ARGS ?= --profile dev
 UP_ARGS ?= --detach --profile sync
 PYTEST_ARGS ?=
+MINUTES ?= 60
 
 # Bytecode is kept, even where the machine's habit is another: thousands of processes would compile what they import.
 export PYTHONDONTWRITEBYTECODE :=
@@ -81,6 +82,10 @@ bench: setup ## Our server and the official Node server side by side
 bench-spark: setup ## The Spark connector: throughput and latency, beside the official Node server
 	$(BIN)/python -m bench.spark_read
 	$(BIN)/python -m bench.spark_latency
+
+.PHONY: soak
+soak: $(VENV)/.dev ## Mixed load for MINUTES=60: memory, descriptors and latency must not grow
+	$(BIN)/python -m tests.pressure.soak --minutes $(MINUTES)
 
 .PHONY: setup
 setup: $(VENV)/.dev $(VENV)/.stack $(VENV)/.docs $(NPM_DIR)/node_modules/.installed ## Everything that the tests need, without running them

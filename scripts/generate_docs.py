@@ -7,6 +7,7 @@ Invariant: everything between a page's markers comes from the code, everything e
 from __future__ import annotations
 
 import ast
+import json
 import math
 import re
 import subprocess
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from headwater.config.describe import Described, described_settings
 from headwater.config.sections import Settings
@@ -170,8 +172,132 @@ def _meaning(kind: type[Refusal]) -> str:
     return " ".join(own.split()) or f"{words}."
 
 
+_LIMIT_KEY = re.compile(r"max_|.*_max_|.*_timeout_secs$|.*_concurrency|.*_per_host")
+
+
+def limits_table() -> str:
+    """Every setting that bounds what a client can make the server hold, do or wait for."""
+    head = "| setting | default | beyond it |\n|---|---|---|\n"
+    rows = [
+        _row((f"`{setting.section}.{setting.key}`", f"`{setting.default}`" if setting.default else "unset", text))
+        for setting in described_settings()
+        if setting.section not in NO_LIMITS
+        and (_LIMIT_KEY.match(setting.key) or setting.section == "limits")
+        and (text := setting.description)
+    ]
+    return head + "\n".join(rows)
+
+
+NO_LIMITS = {"auth", "proxy", "stack", "retention"}
+"""Sections about the programs around the server, or about what is kept on purpose."""
+
+# -- what the checkers found
+
+RESULTS = REPOSITORY / "tests" / "pressure" / "results"
+CHECKS: dict[str, tuple[str, str, str]] = {
+    "crash_points": ("Crashes of a simulated disk, each recovery compared with an oracle", "recoveries", "recoveries"),
+    "kill_nine": ("kill -9 of the server under load, over and over on one directory", "rounds", "rounds"),
+    "model_steps": ("Random operations on the engine beside the model", "steps", "steps"),
+    "fuzz": ("Pipelined requests, cut at random bytes, each answer judged by the model", "requests", "requests"),
+    "history": ("Concurrent clients through kills, stops, cuts, clock jumps and disk trouble", "troubles", "troubles"),
+    "silent_readers": ("Readers that never read", "readers", "readers"),
+    "idle_connections": ("Idle connections", "connections", "connections"),
+    "soak": ("Mixed load", "minutes", "minutes"),
+}
+"""By result file: what was tried, which count is its size, and the unit."""
+
+
+def reliability() -> str:
+    """All results: a summary, then what needs more than one number."""
+    head = "| tried | how often | runs | found | by mode |\n|---|---|---|---|---|\n"
+    rows = [_row(_summary(name, *words)) for name, words in CHECKS.items() if _results(name)]
+    parts = ["## Summary\n\n" + head + "\n".join(rows)]
+    parts += [part for part in (_crowds(), _soak(), _stalls(), _findings()) if part]
+    return "\n\n".join(parts)
+
+
+def _results(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+
+
+def _summary(name: str, what: str, count: str, unit: str) -> tuple[str, ...]:
+    runs = _results(name)
+    by_mode: dict[str, float] = {}
+    for run in runs:
+        by_mode[run["mode"]] = by_mode.get(run["mode"], 0) + run["counts"].get(count, 0)
+    found = sum(len(run["found"]) for run in runs)
+    modes = ", ".join(f"{mode} {number:,.0f}" for mode, number in sorted(by_mode.items()))
+    return what, f"{sum(by_mode.values()):,.0f} {unit}", str(len(runs)), str(found) if found else "nothing", modes
+
+
+def _crowds() -> str:
+    rows = []
+    for name, key in (("silent_readers", "readers"), ("idle_connections", "connections")):
+        for run in _results(name):
+            counts = run["counts"]
+            if counts:
+                memory = tuple(f"{counts[when]:.0f} MiB" for when in ("before_mib", "during_mib", "after_mib"))
+                latency = (f"{counts['quiet_p99_ms']} ms", f"{counts['crowded_p99_ms']} ms")
+                rows.append(_row((f"{counts[key]:,} {CHECKS[name][0].lower()}", *memory, *latency, run["commit"])))
+    head = (
+        "## Crowds\n\nMemory of the server process before, with and after the crowd, and the 99th percentile of an"
+        " append and a HEAD of a client that behaves.\n\n"
+        "| crowd | before | with it | after | p99 quiet | p99 with it | commit |\n|---|---|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows) if rows else ""
+
+
+def _soak() -> str:
+    rows = []
+    for run in _results("soak"):
+        for key, number in run["counts"].get("numbers", {}).items():
+            growth = (f"{number['mean']}", f"{number['per_minute']:+}", f"{number['growth']:+}")
+            rows.append(_row((f"{run['counts']['minutes']:g} min, {run['mode']}", f"`{key}`", *growth, run["commit"])))
+    head = (
+        "## Soak\n\nSlopes of a straight line through the samples after the first quarter of the run.\n\n"
+        "| run | number | mean | per minute | over the run | commit |\n|---|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows) if rows else ""
+
+
+def _stalls() -> str:
+    runs = _results("stalls")
+    if not runs:
+        return ""
+    run = runs[-1]
+    rows = []
+    for row in run["counts"]["rows"]:
+        if "failed" in row:
+            rows.append(_row((f"`{row['operation']}`", row["input"], "", "", "not measured: " + row["failed"])))
+        else:
+            over = "over 50 ms" if row["worst_ms"] > 50 else ""
+            waits = (f"{row['worst_ms']} ms", f"{row['quiet_worst_ms']} ms")
+            rows.append(_row((f"`{row['operation']}`", f"{row['input']} ({row['mode']})", *waits, over)))
+    head = (
+        "## The worst stall of each operation\n\nA probe asks for `/healthz` every 5 ms on its own connection while"
+        " one other client drives the operation with its worst legal input. The longest answer of the probe, and its"
+        f" longest when nothing else ran. Commit {run['commit']}, {run['cores']} cores, load average"
+        f" {run['load_before']} when it began.\n\n"
+        "| operation | input | worst | quiet | |\n|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows)
+
+
+def _findings() -> str:
+    found = [
+        f"- `{name}` (seed {run['seed']}, {run['mode']}, commit {run['commit']}): {finding.splitlines()[0]}"
+        for name in CHECKS
+        for run in _results(name)
+        for finding in run["found"]
+    ]
+    return "## Findings\n\n" + "\n".join(found) if found else ""
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "docs/api.md": error_codes,
+    "docs/limits.md": limits_table,
+    "docs/reliability.md": reliability,
     "docs/configuration.md": settings_tables,
     "docs/architecture.md": module_map,
 }

@@ -31,7 +31,9 @@ from tests.serving import serve
 
 DEPTH_MAX = 2_000
 """Requests sent before the first answer is awaited."""
-ANSWER_S = 30.0
+PATIENCE_BEATS = 2_000
+"""A request is without an answer when the server has answered this many others since. A clock would blame the server
+for a machine that is busy."""
 LANES = 16
 WAKE_EVERY_S = (0.002, 0.03)
 SETTLE_S = 20.0
@@ -136,6 +138,10 @@ class Run:
     running: bool = True
     sent: int = 0
     counts: Counter[str] = field(default_factory=Counter)
+    beats: int = 0
+    """Answers on connections that send one request at a time."""
+    patience: dict[asyncio.Timeout, int] = field(default_factory=dict)
+    """By pending batch, the beat at which it has waited too long."""
     _clients: list[Client] = field(default_factory=list)
 
     def client(self) -> Client:
@@ -143,6 +149,12 @@ class Run:
         client = Client(self.port)
         self._clients.append(client)
         return client
+
+    def beat(self) -> None:
+        self.beats += 1
+        for limit, last in self.patience.items():
+            if self.beats == last:
+                limit.reschedule(asyncio.get_running_loop().time())
 
     async def close(self) -> None:
         for client in self._clients:
@@ -193,6 +205,8 @@ class Lane:
         self._number = number
         self._wake = wake
         self._dice = random.Random(f"{run.seed}/{number}")
+        self._position = 0
+        """The request of the batch that is being answered."""
         self._script = Script(self._dice, f"fuzz/{run.seed}/{number}", wake)
 
     async def drive(self) -> None:
@@ -226,7 +240,7 @@ class Lane:
 
     async def _exchange(self, pipe: Pipe, steps: list[Step], way: str) -> None:
         acknowledged = self._wake.acknowledged
-        async with answered_in_time(len(steps)):
+        async with self._in_time(pipe, steps, way):
             sending = asyncio.create_task(pipe.send(cut(self._dice, steps)))
             try:
                 if way == "paused":
@@ -238,8 +252,29 @@ class Lane:
             finally:
                 sending.cancel()
         self._run.counts["answered"] += len(steps)
+        pipe.before += len(steps)
+
+    @asynccontextmanager
+    async def _in_time(self, pipe: Pipe, steps: list[Step], way: str) -> AsyncIterator[None]:
+        """Fail with the request that waits, and with what its connection has received, when no answer comes."""
+        self._position = 0
+        try:
+            async with asyncio.timeout(None) as limit:
+                self._run.patience[limit] = self._run.beats + PATIENCE_BEATS + 10 * len(steps)
+                try:
+                    yield
+                finally:
+                    del self._run.patience[limit]
+        except TimeoutError:
+            step = steps[min(self._position, len(steps) - 1)]
+            raise Mismatch(
+                f"no answer to request {self._position} of {len(steps)} ({way}): {step.data[:300]!r};"
+                f" {pipe.received} bytes received, {pipe.sent} of {sum(len(each.data) for each in steps)} sent,"
+                f" small window: {pipe.small_window}, requests before: {pipe.before}"
+            ) from None
 
     async def _judge(self, pipe: Pipe, step: Step, acknowledged: int, way: str, position: int) -> None:
+        self._position = position
         try:
             reply = await pipe.reply(step.method, slow=way == "slow", dice=self._dice)
             if step.waits_from is None:
@@ -258,7 +293,7 @@ class Lane:
         read = dice.randrange(len(steps) + 1)
         sending = asyncio.create_task(pipe.send(cut(dice, steps)))
         try:
-            async with answered_in_time(len(steps)):
+            async with self._in_time(pipe, steps, "vanish"):
                 for position, step in enumerate(steps[:read]):
                     await self._judge(pipe, step, acknowledged, "vanish", position)
                 await asyncio.wait([sending], timeout=dice.uniform(0.0, 0.02))
@@ -304,8 +339,10 @@ class Lane:
 class Pipe:
     """A socket on which requests are cut and answers are awaited."""
 
-    def __init__(self, connected: socket.socket) -> None:
+    def __init__(self, connected: socket.socket, *, small_window: bool) -> None:
         self._socket = connected
+        self.small_window = small_window
+        self.before = self.sent = self.received = 0
         self._loop = asyncio.get_running_loop()
         self._replies = Replies()
 
@@ -321,11 +358,13 @@ class Pipe:
         except BaseException:
             connected.close()
             raise
-        return cls(connected)
+        return cls(connected, small_window=small_window)
 
     async def send(self, pieces: Iterator[bytes]) -> None:
+        self.sent = 0
         for number, piece in enumerate(pieces):
             await self._loop.sock_sendall(self._socket, piece)
+            self.sent += len(piece)
             if number % 4 == 3:
                 await asyncio.sleep(0)
 
@@ -333,22 +372,15 @@ class Pipe:
         while (found := self._replies.next(method)) is None:
             if slow:
                 await asyncio.sleep(dice.uniform(0, 0.002))
-            self._replies.feed(await self._loop.sock_recv(self._socket, 700 if slow else 262_144))
+            data = await self._loop.sock_recv(self._socket, 700 if slow else 262_144)
+            self.received += len(data)
+            self._replies.feed(data)
         return found
 
     def close(self, *, reset: bool = False) -> None:
         if reset and self._socket.fileno() >= 0:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._socket.close()
-
-
-@asynccontextmanager
-async def answered_in_time(requests: int) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(ANSWER_S + requests * 0.05):
-            yield
-    except TimeoutError:
-        raise Mismatch(f"a request got no answer: {requests} were sent") from None
 
 
 def cut(dice: random.Random, steps: list[Step]) -> Iterator[bytes]:
@@ -392,6 +424,7 @@ async def feed(run: Run, wake: Wake, number: int) -> None:
         if reply.status != 204 or place(reply.offset) != wake.token(wake.sent):
             raise Mismatch(f"append to {wake.path}: {reply}")
         wake.acknowledged = wake.sent
+        run.beat()
     client.close()
 
 
