@@ -194,3 +194,46 @@ def test_one_reader_gets_a_message_of_newlines_whole(running: Server) -> None:
                 if line.startswith("data:end"):
                     break
             assert lines == MIB + 2
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_a_dense_json_body_is_refused_and_nobody_waits_for_it(running: Server) -> None:
+    """Twenty million elements used to hold the loop for half a minute."""
+    with stream_on(running, "dense") as stream, connect(running) as other:
+        stream.create(headers=JSON)
+        with connect(running) as connection:
+            body = b"[" + b"0," * (10 * MIB) + b"0]"
+            started = time.monotonic()
+            connection.send(encode("POST", stream.path, headers=JSON, body=body))
+            assert other.request("GET", "/healthz").status == 200
+            answer = connection.response()
+            assert answer.status == 413
+            assert b"too_many_messages" in answer.body
+            assert time.monotonic() - started < 8
+        assert stream.get().json() == []
+
+
+def test_large_json_bodies_are_stored_as_they_were_sent(running: Server) -> None:
+    element = b'{"text":"a, b ],", "list":[1, 2,{"c": "}"}]}'
+    body = b"[" + b" ,\n".join([element] * 40_000) + b"]"
+    with stream_on(running, "large-json") as stream:
+        stream.create(headers=JSON)
+        assert stream.post(body, headers=JSON).status_code == 204
+        assert stream.head().headers["stream-next-position"] == "40000"
+        first = stream.get().content
+        assert first.startswith(b"[" + element + b"," + element)
+    with stream_on(running, "large-json-created") as stream:
+        assert stream.put(body, headers=JSON).status_code == 201
+        assert stream.head().headers["stream-next-position"] == "40000"
+
+
+def test_a_large_malformed_json_body_is_400(running: Server) -> None:
+    with stream_on(running, "large-bad-json") as stream:
+        stream.create(headers=JSON)
+        body = b"[" + b'{"a":1},' * 200_000 + b"]"
+        assert stream.post(body, headers=JSON).status_code in (400, 413)
+        body = b"[" + b'{"abcdefghijklmnopqrstuvwxyz":1},' * 50_000 + b"{]"
+        assert stream.post(body, headers=JSON).status_code == 400
+        assert stream.get().json() == []

@@ -157,6 +157,14 @@ class Limits(Section):
         268_435_456,
         description="Request bodies in memory, all connections together; more is 503 with `Retry-After`.",
     )
+    max_append_messages: Count = Field(
+        100_000, ge=1, le=10_000_000, description="Messages in one request to a JSON stream; more is 413."
+    )
+    max_json_message_bytes: Bytes = Field(
+        16_777_216,
+        ge=65_536,
+        description="One message in a JSON body above 1 MiB; larger is 413. Checking a message cannot be interrupted.",
+    )
     max_chunk_bytes: Bytes = Field(
         4_194_304,
         description="One read answers at most this much, cut at a message; a single larger message is whole.",

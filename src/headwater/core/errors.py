@@ -164,6 +164,18 @@ class MemoryFull(TooLarge):
     code = "memory_full"
 
 
+class TooManyMessages(TooLarge):
+    """One request appends more messages than `limits.max_append_messages`."""
+
+    code = "too_many_messages"
+
+
+class MessageTooLarge(TooLarge):
+    """One JSON message is larger than `limits.max_json_message_bytes`."""
+
+    code = "message_too_large"
+
+
 class TooManyProducers(TooLarge):
     code = "too_many_producers"
 

@@ -13,7 +13,14 @@ from typing import Final
 
 from headwater.core.buckets import check_new_name, is_bucketed
 from headwater.core.catalog import Stream
-from headwater.core.content import DEFAULT_CONTENT_TYPE, check_content_type, media_type, split_body, split_json
+from headwater.core.content import (
+    DEFAULT_CONTENT_TYPE,
+    Messages,
+    check_content_type,
+    media_type,
+    split_body,
+    split_json,
+)
 from headwater.core.errors import (
     BadRequest,
     ConfigMismatch,
@@ -61,13 +68,21 @@ class CreateRequest:
     body: bytes
     fork: ForkRequest | None = None
     retention: RetentionPolicy | None = None
+    messages: Messages | None = None
+    """The body split into messages already; None if the rules split it."""
+
+    def split(self, content_type: str) -> Messages:
+        """The messages that the body brings to a stream of this type."""
+        if self.messages is not None:
+            return self.messages
+        return split_body(content_type, self.body, creating=True)
 
 
 def decide_create(request: CreateRequest, stream_id: int, now_ms: int, *, tracks_age: bool = False) -> Create:
     """The record that brings a new stream to life, with its initial content."""
     check_new_name(request.name)
     content_type = request.content_type or DEFAULT_CONTENT_TYPE
-    messages = split_body(content_type, request.body, creating=True)
+    messages = request.split(content_type)
     return Create(
         stream_id,
         request.name,
@@ -99,7 +114,7 @@ def decide_fork(
         raise Conflict("The source begins with a snapshot, which only a fork below /ds/ can serve.")
     if request.content_type is not None and media_type(request.content_type) != source.type.media:
         raise ContentTypeMismatch(f"A fork has its source's content type, {source.type.header}.")
-    messages = split_body(source.type.header, request.body, creating=True)
+    messages = request.split(source.type.header)
     inherits = request.ttl_secs is None and request.expires_at_ms is None
     return Create(
         stream_id,
@@ -155,8 +170,12 @@ def decide_append(
     stream_seq: str | None,
     close: bool,
     now_ms: int,
+    messages: Messages | None = None,
 ) -> Append | Outcome:
-    """The record of an accepted append, or why there is nothing left to do."""
+    """The record of an accepted append, or why there is nothing left to do.
+
+    `messages` is a JSON body that is split already; a body of any other type is one message.
+    """
     if not body and not close:
         raise EmptyBody("The body is empty. Send data, or Stream-Closed: true to close the stream.")
     if stream.closed:
@@ -177,7 +196,10 @@ def decide_append(
     # Header values are decoded as Latin-1, so the order of the strings is the order of the bytes.
     if stream_seq is not None and stream.stream_seq is not None and stream_seq <= stream.stream_seq:
         raise SequenceRegression(f"Stream-Seq {stream_seq!r} does not come after {stream.stream_seq!r}.")
-    payload, lengths = split_json(body) if body and stream.type.json else (body, (len(body),) if body else ())
+    if messages is not None:
+        payload, lengths = messages
+    else:
+        payload, lengths = split_json(body) if body and stream.type.json else (body, (len(body),) if body else ())
     producer_id, epoch, seq = producer if producer is not None else (None, 0, 0)
     return Append(
         stream.id,

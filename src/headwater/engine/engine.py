@@ -17,6 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 from headwater.core.catalog import Catalog
+from headwater.core.content import Messages
 from headwater.core.errors import (
     Conflict,
     MemoryFull,
@@ -277,6 +278,7 @@ class Engine:
         done: OnAppended,
         *,
         by_server: bool = False,
+        messages: Messages | None = None,
     ) -> None:
         if name in self.server_streams and not by_server:
             raise _read_only(name)
@@ -289,7 +291,7 @@ class Engine:
                 self._after_deletion(name, done, refusal)
                 return
         try:
-            decision = decide_append(stream, content_type, body, producer, stream_seq, close, now_ms)
+            decision = decide_append(stream, content_type, body, producer, stream_seq, close, now_ms, messages)
         except Refusal as refusal:
             self._after_pending(stream, done, refusal)
             return

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
+from headwater.core.content import Messages
+from headwater.core.json_steps import STEP_BYTES
 from headwater.core.producers import parse_producer
 from headwater.core.rules import Outcome
 from headwater.engine.engine import Appended
@@ -12,6 +15,7 @@ from headwater.http.headers import NO_CONTENT, NO_STORE, OK, STREAM_CLOSED, next
 from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.responses import Deferred, Response
+from headwater.http.splitting import Done, with_messages
 
 
 def handle(context: Context, request: Request, address: Address) -> Deferred:
@@ -22,7 +26,7 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
         producer = parse_producer(
             request.header(b"producer-id"), request.header(b"producer-epoch"), request.header(b"producer-seq")
         )
-    begin = partial(
+    begin: Callable[[Done], None] = partial(
         context.engine.append,
         address.name,
         content_type.decode("latin-1") if content_type is not None else None,
@@ -31,7 +35,13 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
         request.header(b"stream-seq") if b"stream-seq" in headers else None,
         b"stream-closed" in headers and request.asks_to_close_stream(),
     )
+    if len(request.body) > STEP_BYTES:
+        begin = with_messages(context, request, partial(_append, begin))
     return Deferred(begin, _render if producer is None else partial(_render_to_producer, bool(request.body)))
+
+
+def _append(append: Callable[..., None], messages: Messages | None, done: Done) -> None:
+    append(done, messages=messages)
 
 
 def _render(appended: Appended) -> Response:

@@ -33,6 +33,8 @@ class HttpLimits:
     max_url_bytes: int
     max_body_bytes: int
     max_bodies_bytes: int
+    max_append_messages: int
+    max_json_message_bytes: int
     max_chunk_bytes: int
     max_name_bytes: int
     max_connections: int

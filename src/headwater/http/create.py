@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from headwater.core.content import check_content_type
+from headwater.core.content import Messages, check_content_type
 from headwater.core.errors import BadRequest, InvalidExpiry
 from headwater.core.expiry import parse_expires_at, parse_ttl
 from headwater.core.retention import parse_policy
@@ -17,6 +18,7 @@ from headwater.http.headers import CREATED, NO_STORE, OK, STREAM_CLOSED, header,
 from headwater.http.paths import Address, stream_at
 from headwater.http.request import Request
 from headwater.http.responses import Deferred, Response
+from headwater.http.splitting import Done, with_messages
 
 _SUB_OFFSET: Final = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
 
@@ -41,11 +43,17 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
             request.header(b"stream-retention-drop"),
         ),
     )
-    if address.bucket:
-        begin = partial(context.engine.buckets.create_stream, address.bucket, wanted)
-    else:
-        begin = partial(context.engine.create, wanted)
+    begin = with_messages(context, request, partial(_create, context, address, wanted), creating=True)
     return Deferred(begin, partial(_render, context.location(request)))
+
+
+def _create(context: Context, address: Address, wanted: CreateRequest, messages: Messages | None, done: Done) -> None:
+    if messages is not None:
+        wanted = replace(wanted, messages=messages)
+    if address.bucket:
+        context.engine.buckets.create_stream(address.bucket, wanted, done)
+    else:
+        context.engine.create(wanted, done)
 
 
 def _fork(context: Context, request: Request) -> ForkRequest | None:

@@ -1,0 +1,127 @@
+"""Large JSON bodies, split into messages a bounded step at a time.
+
+Decoding holds the interpreter, so a large body must not be decoded in one call. The array is cut at commas, and each
+piece is decoded as an array of its own. A cut is a guess that the decoder confirms: a piece that begins at the start of
+an element and decodes as a list of whole values ends at the end of an element, because JSON is read without looking
+back. A guess that fails (a comma within an object or a string) is replaced by the next one.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Generator
+from typing import Final
+
+import msgspec
+
+from headwater.core.content import NO_MESSAGES, Messages, elements_of, invalid_json, split_json
+from headwater.core.errors import EmptyBody, InvalidJson, MessageTooLarge, TooManyMessages
+
+STEP_BYTES: Final = 64 * 1024
+"""About how much is decoded in one step: at most 32,768 elements."""
+GUESSES: Final = 8
+"""Commas that are tried as the end of a piece before the piece is doubled."""
+_INLINE_BYTES: Final = 1024 * 1024
+_INLINE_COMMAS: Final = 20_000
+_WHITESPACE: Final = b" \t\r\n"
+_ERROR_AT: Final = re.compile(r"\(byte (\d+)\)")
+_ENDS: Final = {b"{": b"},", b"[": b"],", b'"': b'",'}
+"""How an element of an array most likely ends, by its first byte."""
+
+
+def needs_steps(body: bytes) -> bool:
+    """Whether a body is too large or too dense to be split in one call."""
+    size = len(body)
+    return size > STEP_BYTES and (size > _INLINE_BYTES or body.count(b",") > _INLINE_COMMAS)
+
+
+def split_json_in_steps(
+    body: bytes, *, max_messages: int, max_message_bytes: int, allow_empty: bool = False
+) -> Generator[None, None, Messages]:
+    """The messages of a JSON body, as `split_json` returns them. Yields between steps."""
+    yield from _check_utf8(body)
+    begin = _skip_whitespace(body, 0)
+    if body[begin : begin + 1] != b"[":
+        if len(body) > max_message_bytes:
+            raise too_large(max_message_bytes)
+        return split_json(body, allow_empty=allow_empty)
+    end = len(body.rstrip(_WHITESPACE)) - 1
+    if end <= begin or body[end] != ord("]"):
+        raise InvalidJson("The body is not valid JSON: the array does not end.")
+    at = begin + 1
+    payload: list[bytes] = []
+    lengths: list[int] = []
+    while True:
+        elements, at = yield from _next_piece(body, at, end, max_message_bytes)
+        if not elements:
+            if payload or at < end:
+                raise InvalidJson("The body is not valid JSON: an element of the array is missing.")
+            if allow_empty:
+                return NO_MESSAGES
+            raise EmptyBody("An empty JSON array appends nothing; send at least one element.")
+        payload.append(b",".join(elements))
+        lengths.extend([len(element) + 1 for element in elements])
+        if len(lengths) > max_messages:
+            raise TooManyMessages(f"The body has more than {max_messages} messages; send them in several requests.")
+        if at >= end:
+            break
+        yield
+    payload.append(b"")
+    return Messages(b",".join(payload), tuple(lengths))
+
+
+def too_large(max_message_bytes: int) -> MessageTooLarge:
+    return MessageTooLarge(f"A JSON message is larger than {max_message_bytes} bytes.")
+
+
+def _check_utf8(body: bytes) -> Generator[None, None, None]:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    at = 0
+    try:
+        for at in range(0, len(body), 16 * STEP_BYTES):
+            decoder.decode(body[at : at + 16 * STEP_BYTES])
+            yield
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise InvalidJson(f"The body is not valid UTF-8: {error.reason} near byte {at + error.start}.") from None
+
+
+def _next_piece(
+    body: bytes, at: int, end: int, max_message_bytes: int
+) -> Generator[None, None, tuple[list[msgspec.Raw], int]]:
+    """The elements of the next piece of the array, and where the one after it begins (`end` after the last)."""
+    first = _skip_whitespace(body, at)
+    likely_end = _ENDS.get(body[first : first + 1], b",")
+    size = STEP_BYTES
+    while True:
+        search_from = at + size
+        for _ in range(GUESSES):
+            found = body.find(likely_end, search_from, end) if search_from < end else -1
+            comma = found + len(likely_end) - 1 if found >= 0 else end
+            piece = body[at:comma]
+            try:
+                return elements_of(b"[%b]" % piece), min(comma + 1, end) if comma < end else end
+            except msgspec.DecodeError as error:
+                if comma == end or _is_within(error, len(piece)):
+                    raise invalid_json(piece, error) from None
+            except RecursionError:
+                raise InvalidJson("The body is nested too deeply.") from None
+            search_from = comma + 1
+            yield
+        size *= 2
+        likely_end = b","
+        if size > max_message_bytes + STEP_BYTES:
+            raise too_large(max_message_bytes)
+
+
+def _is_within(error: msgspec.DecodeError, size: int) -> bool:
+    """Whether an error lies within a piece of this size, and is not only that the piece was cut off."""
+    found = _ERROR_AT.search(str(error))
+    return found is not None and int(found[1]) <= size
+
+
+def _skip_whitespace(body: bytes, at: int) -> int:
+    while at < len(body) and body[at] in _WHITESPACE:
+        at += 1
+    return at

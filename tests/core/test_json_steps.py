@@ -1,0 +1,154 @@
+"""Large JSON bodies split in steps: the same messages and the same refusals as in one call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.core import json_steps
+from headwater.core.content import Messages, elements_of, split_json
+from headwater.core.errors import EmptyBody, InvalidJson, MessageTooLarge, Refusal, TooManyMessages
+from headwater.core.json_steps import needs_steps, split_json_in_steps
+
+MANY = 10_000_000
+
+
+def run(steps: Generator[None, None, Messages]) -> tuple[Messages, int]:
+    """What the steps return, and how many there were."""
+    count = 1
+    while True:
+        try:
+            next(steps)
+        except StopIteration as finished:
+            return finished.value, count
+        count += 1
+
+
+def split(body: bytes, *, max_messages: int = MANY, max_message_bytes: int = MANY) -> Messages:
+    return run(split_json_in_steps(body, max_messages=max_messages, max_message_bytes=max_message_bytes))[0]
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_steps, "STEP_BYTES", 16)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(values, max_size=40), st.sampled_from([(",", ":"), (", ", ": "), (" ,\n", "\t:")]), st.booleans())
+def test_a_body_is_split_as_in_one_call(elements: list[object], separators: tuple[str, str], ascii_only: bool) -> None:
+    body = json.dumps(elements, separators=separators, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_steps, "STEP_BYTES", 16)
+        try:
+            expected: Messages | type[Refusal] = split_json(body)
+        except Refusal as refusal:
+            expected = type(refusal)
+        try:
+            found: Messages | type[Refusal] = split(body)
+        except Refusal as refusal:
+            found = type(refusal)
+    assert found == expected
+
+
+@given(st.text('[]{},:"\\ 1a\n', max_size=60))
+def test_text_that_is_not_json_is_refused_as_in_one_call(inner: str) -> None:
+    body = f"[{inner}]".encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_steps, "STEP_BYTES", 4)
+        try:
+            expected: Messages | type[Refusal] = split_json(body)
+        except Refusal as refusal:
+            expected = type(refusal)
+        try:
+            found: Messages | type[Refusal] = split(body)
+        except Refusal as refusal:
+            found = type(refusal)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[1,,2]",
+        b"[1,2,]",
+        b"[,1]",
+        b"[1] 2",
+        b"[1",
+        b"[",
+        b'["a]',
+        b'[{"a":1},{"b":2,{"c":3}]',
+        b"[" + b"1," * 100 + b"]",
+        b'["' + b"x" * 100 + b'\xff"]',
+        b'["' + b"x" * 100 + b"\xe2",
+    ],
+)
+@pytest.mark.usefixtures("small_steps")
+def test_malformed_bodies_are_refused(body: bytes) -> None:
+    with pytest.raises(InvalidJson):
+        split(body)
+
+
+@pytest.mark.usefixtures("small_steps")
+def test_an_empty_array_is_refused_unless_it_creates_a_stream() -> None:
+    with pytest.raises(EmptyBody):
+        split(b" [ ] ")
+    steps = split_json_in_steps(b"[ ]", max_messages=1, max_message_bytes=1, allow_empty=True)
+    assert run(steps)[0] == Messages(b"", ())
+
+
+def test_a_large_body_takes_many_steps_and_none_decodes_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    element = b'{"event":"click","tags":["a","b"],"text":"a, b, {c},"}'
+    body = b"[" + b",".join([element] * 50_000) + b"]"
+    decoded: list[int] = []
+    decode = elements_of
+
+    def watched(piece: bytes) -> object:
+        decoded.append(len(piece))
+        return decode(piece)
+
+    monkeypatch.setattr(json_steps, "elements_of", watched)
+    messages, steps = run(split_json_in_steps(body, max_messages=MANY, max_message_bytes=MANY))
+    assert messages.lengths == (len(element) + 1,) * 50_000
+    assert messages.payload == (element + b",") * 50_000
+    assert steps >= len(body) // json_steps.STEP_BYTES
+    assert max(decoded) < json_steps.STEP_BYTES + 1000
+
+
+def test_too_many_messages_are_refused_before_the_rest_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b"[" + b"0," * 10_000_000 + b"0]"
+    decoded: list[int] = []
+    decode = elements_of
+
+    def watched(piece: bytes) -> object:
+        decoded.append(len(piece))
+        return decode(piece)
+
+    monkeypatch.setattr(json_steps, "elements_of", watched)
+    with pytest.raises(TooManyMessages):
+        split(body, max_messages=100_000)
+    assert sum(decoded) < 300_000
+
+
+def test_a_message_above_the_limit_is_refused() -> None:
+    large = json.dumps({str(at): [at, at] for at in range(30_000)}).encode()
+    for body in (large, b"[1," + large + b",2]"):
+        with pytest.raises(MessageTooLarge):
+            split(body, max_message_bytes=100_000)
+    assert split(b"[1," + large + b",2]").lengths == (2, len(large) + 1, 2)
+
+
+def test_small_bodies_are_split_in_one_call() -> None:
+    assert not needs_steps(b"[" + b"0," * 30_000 + b"0]")
+    assert not needs_steps(b'["' + b"x" * 1_000_000 + b'"]')
+    assert needs_steps(b"[" + b"0," * 40_000 + b"0]")
+    assert needs_steps(b'["' + b"x" * 2_000_000 + b'"]')
