@@ -52,7 +52,9 @@ def _render(appended: Appended) -> Response:
 
 def _render_to_producer(has_data: bool, appended: Appended) -> Response:
     producer = appended.producer
-    assert producer is not None
+    if producer is None:
+        # A close without data: the stream was closed already, and has accepted nothing of this producer and epoch.
+        return _render(appended)
     headers = b"%b%bProducer-Epoch: %d\r\nProducer-Seq: %d\r\n%b" % (
         NO_STORE,
         next_offset(appended.stream_id, appended.tail_index, appended.tail_position),
