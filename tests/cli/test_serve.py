@@ -45,6 +45,20 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_log_filter_that_names_no_level_stops_the_start(tmp_path: Path) -> None:
+    done = headwater_command("serve", "--port", "0", cwd=tmp_path, RUST_LOG="bogus")
+    assert done.returncode == 2
+    assert "RUST_LOG" in done.stderr
+    assert "'bogus' is neither a level nor module=level" in done.stderr
+
+
+def test_the_reference_servers_module_in_the_log_filter_stands_for_all_of_ours() -> None:
+    with serve(RUST_LOG="warn,durable_streams=debug") as server:
+        httpx.get(f"{server.url}/v1/stream/nothing")
+        assert server.stop() == 0
+        assert "DEBUG" in server.log()
+
+
 def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
     done = headwater_command(
         "serve", "--port", "0", cwd=tmp_path, DS_TLS__CERT_PATH="cert.pem", DS_TLS__KEY_PATH="key.pem"

@@ -22,6 +22,10 @@ LEVELS = {
     "off": OFF,
 }
 
+OURS = "headwater"
+_REFERENCE = re.compile(r"durable_streams(_server)?(\..*)?")
+"""The reference server's modules. They are cut in another way than ours, so each stands for all of ours."""
+
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -34,7 +38,10 @@ class LogFilter:
 
     @classmethod
     def parse(cls, text: str) -> LogFilter:
-        """Read a comma-separated list of `level` and `module=level`; a bare module name means all of it."""
+        """Read a comma-separated list of `level` and `module=level`; a bare name of a module of ours means all of it.
+
+        Of other names only `module=level` is accepted: a bare one is more likely a misspelt level.
+        """
         default = logging.INFO
         modules: list[tuple[str, int]] = []
         for part in (piece.strip() for piece in text.split(",")):
@@ -45,7 +52,10 @@ class LogFilter:
             # `a::b` is how the variable's name-giver writes `a.b`.
             module = name.strip().replace("::", ".")
             level = LEVELS.get(level_name.strip().lower()) if equals else TRACE
-            if level is None or not _MODULE.fullmatch(module):
-                raise ValueError(f"{part!r} is neither a level nor module=level")
+            if _REFERENCE.fullmatch(module):
+                module = OURS
+            is_ours = module == OURS or module.startswith(f"{OURS}.")
+            if level is None or not _MODULE.fullmatch(module) or not (equals or is_ours):
+                raise ValueError(f"{part!r} is neither a level nor module=level; levels are {', '.join(LEVELS)}")
             modules.append((module, level))
         return cls(default, tuple(modules))
