@@ -21,11 +21,48 @@ COMPOSE = REPOSITORY / "docker-compose.yml"
 DOCKERFILE = REPOSITORY / "Dockerfile"
 
 
+_VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?:(:?[-?])([^}]*))?\}|\$(\w+)")
+
+
+def interpolated(value: Any, environ: dict[str, str]) -> Any:
+    """The file as Compose sees it: variables are filled in everywhere before profiles choose services."""
+    if isinstance(value, dict):
+        return {key: interpolated(below, environ) for key, below in value.items()}
+    if isinstance(value, list):
+        return [interpolated(below, environ) for below in value]
+    if not isinstance(value, str):
+        return value
+
+    def filled(found: re.Match[str]) -> str:
+        if found[0] == "$$":
+            return "$"
+        name, operator, rest = found[1] or found[4], found[2] or "", found[3] or ""
+        given = environ.get(name)
+        if given is None or (operator.startswith(":") and not given):
+            assert "?" not in operator, f"required variable {name} is missing a value: {rest}"
+            return rest
+        return given
+
+    return _VARIABLE.sub(filled, value)
+
+
+def compose_file(**environ: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = interpolated(yaml.safe_load(COMPOSE.read_text(encoding="utf-8")), environ)
+    return loaded
+
+
 @pytest.fixture(scope="module")
 def services() -> dict[str, Any]:
-    loaded: dict[str, Any] = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))
-    found: dict[str, Any] = loaded["services"]
+    found: dict[str, Any] = compose_file()["services"]
     return found
+
+
+def test_no_profile_needs_a_variable_to_be_set() -> None:
+    with pytest.raises(AssertionError, match="ELECTRIC_SECRET is missing"):
+        interpolated("a: ${ELECTRIC_SECRET:?set it}", {})
+    assert interpolated("${A:-x} ${A-x} $$A ${B:-x} ${B-x}", {"B": ""}) == "x x $A x "
+    assert "${" not in json.dumps(compose_file())
+    assert compose_file(ELECTRIC_SECRET="s")["services"]["electric"]["environment"]["ELECTRIC_SECRET"] == "s"
 
 
 def of_profile(services: dict[str, Any], *profiles: str) -> set[str]:
@@ -35,11 +72,20 @@ def of_profile(services: dict[str, Any], *profiles: str) -> set[str]:
 
 
 def test_profiles_are_the_seeds(services: dict[str, Any]) -> None:
-    default = {"door", "server", "envoy"}
+    default = {"envoy-config", "server", "envoy"}
     assert of_profile(services) == default
-    assert of_profile(services, "sync") == default | {"postgres", "electric", "sync-service"}
-    assert of_profile(services, "dev") == set(services)
-    assert set(services) - of_profile(services, "sync") == {"adminer", "producer"}
+    assert of_profile(services, "sync") == default | {"postgres", "sync"}
+    assert of_profile(services, "dev") == default | {"postgres", "sync", "adminer", "heartbeat"}
+    assert of_profile(services, "electric") == default | {"postgres", "electric"}
+
+
+def test_services_have_the_names_of_the_parts_of_headwater_up(services: dict[str, Any]) -> None:
+    parts = {"server", "envoy", "postgres", "sync", "adminer", "heartbeat"}
+    assert set(services) - {"envoy-config", "electric"} == parts
+
+
+def test_the_registry_is_on_so_that_streams_list_themselves_in_the_dev_profile(services: dict[str, Any]) -> None:
+    assert services["server"]["environment"]["DS_REGISTRY__ENABLED"] == "true"
 
 
 def test_host_ports_are_those_of_the_settings(services: dict[str, Any]) -> None:
@@ -63,8 +109,6 @@ def test_versions_and_secrets_are_as_required(services: dict[str, Any]) -> None:
     assert services["postgres"]["image"] == "postgres:17-alpine"
     assert services["electric"]["image"] == "electricsql/electric:1.4.2"
     assert re.fullmatch(r"envoyproxy/envoy:v1\.\d+\.\d+", services["envoy"]["image"])
-    # Compose itself refuses to start without it.
-    assert services["electric"]["environment"]["ELECTRIC_SECRET"].startswith("${ELECTRIC_SECRET:?")
     assert "wal_level=logical" in services["postgres"]["command"]
 
 
@@ -82,7 +126,7 @@ def test_every_reference_leads_somewhere(services: dict[str, Any]) -> None:
 
 
 def test_what_containers_run_exists(services: dict[str, Any]) -> None:
-    for name in ("door", "sync-service", "producer"):
+    for name in ("envoy-config", "sync", "heartbeat"):
         program, *arguments = services[name]["command"]
         if program == "headwater":
             done = subprocess.run(
@@ -99,11 +143,9 @@ def test_what_containers_run_exists(services: dict[str, Any]) -> None:
             assert (REPOSITORY / "src" / f"{arguments[1].replace('.', '/')}.py").is_file()
 
 
-def test_the_door_writes_a_configuration_that_envoy_takes(services: dict[str, Any], tmp_path: Path) -> None:
-    command = [argument.replace("/stack", str(tmp_path)) for argument in services["door"]["command"][1:]]
-    environment = {
-        key: re.sub(r"\$\{\w+:-(.*)\}", r"\1", value) for key, value in services["door"]["environment"].items()
-    }
+def test_the_service_envoy_config_writes_a_configuration_that_envoy_takes(services: dict[str, Any], tmp_path: Path) -> None:
+    command = [argument.replace("/stack", str(tmp_path)) for argument in services["envoy-config"]["command"][1:]]
+    environment = services["envoy-config"]["environment"]
     done = subprocess.run(
         [sys.executable, "-m", "headwater", *command],
         cwd=tmp_path,
