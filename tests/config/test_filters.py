@@ -31,7 +31,23 @@ def test_a_filter_reads(text: str, parsed: LogFilter) -> None:
     assert LogFilter.parse(text) == parsed
 
 
-@pytest.mark.parametrize("text", ["bogus", "debgu", "info,bogus", "headwaters", "", ",", "info,", "=debug", "headwater=", "a=b=c", "a b", "headwater[span]=info"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bogus",
+        "debgu",
+        "info,bogus",
+        "headwaters",
+        "",
+        ",",
+        "info,",
+        "=debug",
+        "headwater=",
+        "a=b=c",
+        "a b",
+        "headwater[span]=info",
+    ],
+)
 def test_nonsense_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="neither a level nor module=level"):
         LogFilter.parse(text)

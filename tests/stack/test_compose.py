@@ -143,7 +143,9 @@ def test_what_containers_run_exists(services: dict[str, Any]) -> None:
             assert (REPOSITORY / "src" / f"{arguments[1].replace('.', '/')}.py").is_file()
 
 
-def test_the_service_envoy_config_writes_a_configuration_that_envoy_takes(services: dict[str, Any], tmp_path: Path) -> None:
+def test_the_service_envoy_config_writes_a_configuration_that_envoy_takes(
+    services: dict[str, Any], tmp_path: Path
+) -> None:
     command = [argument.replace("/stack", str(tmp_path)) for argument in services["envoy-config"]["command"][1:]]
     environment = services["envoy-config"]["environment"]
     done = subprocess.run(

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from headwater.cli.failure import Failure
-from headwater.cli.remote import DEFAULT_URL, Token, Url
+from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url
 from headwater.cli.running import (
     Bucket,
     JobName,
@@ -80,6 +80,7 @@ def run(
     metrics_port: MetricsPort = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Archive streams, and go on until Ctrl-C."""
     from headwater.pipeline.archive.job import Archive
@@ -103,7 +104,13 @@ def run(
     )
     places = checkpoints or str(lake.absolute() / "_checkpoints")
     with _told_plainly():
-        run_job(job, Surroundings(stream_root(url), places, token), master, progress, metrics_port)
+        run_job(
+            job,
+            Surroundings(stream_root(url), places, token, ca_file=str(ca_file or "")),
+            master,
+            progress,
+            metrics_port,
+        )
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.remote import DEFAULT_URL, Token, Url
+from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url
 from headwater.cli.running import (
     Bucket,
     Checkpoints,
@@ -45,6 +45,7 @@ def fold(
     metrics_port: MetricsPort = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Fold streams of changes to their current state, and keep it so until Ctrl-C."""
     from headwater.pipeline.fold.job import Fold
@@ -63,4 +64,10 @@ def fold(
             once=once,
         )
     )
-    run_job(job, Surroundings(stream_root(url), checkpoints, token, postgres), master, progress, metrics_port)
+    run_job(
+        job,
+        Surroundings(stream_root(url), checkpoints, token, postgres, str(ca_file or "")),
+        master,
+        progress,
+        metrics_port,
+    )

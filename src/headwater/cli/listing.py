@@ -11,7 +11,7 @@ import typer
 from headwater.cli.failure import Failure
 from headwater.cli.output import messages_of, readers_may_leave
 from headwater.cli.reading import catch_up
-from headwater.cli.remote import DEFAULT_URL, MISSING, Name, Remote, Token, Url, look_at, remote
+from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Name, Remote, Token, Url, look_at, remote
 from headwater.printable import printable, printable_json
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ def ls(
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """List streams: those the server's registry tells of, buckets, or the streams of a bucket."""
-    with readers_may_leave(), remote(url, token) as server:
+    with readers_may_leave(), remote(url, token, ca_file) as server:
         for entry in _entries(server, prefix):
             if as_json:
                 typer.echo(printable_json(json.dumps(entry, ensure_ascii=False)))
@@ -45,9 +46,11 @@ def ls(
                 typer.echo(printable(entry["name"]))
 
 
-def head(stream: Name, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = "") -> None:
+def head(
+    stream: Name, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = "", ca_file: CaFile = None
+) -> None:
     """Print what a stream is: its type, where it ends, whether it is closed, how long it lives."""
-    with remote(url, token) as server:
+    with remote(url, token, ca_file) as server:
         told = {
             name.lower(): value
             for name, value in look_at(server, server.address(stream)).items()

@@ -12,7 +12,7 @@ import typer
 
 from headwater.cli.failure import USAGE, Failure
 from headwater.cli.output import readers_may_leave
-from headwater.cli.remote import DEFAULT_URL, MISSING, Token, Url
+from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Token, Url
 from headwater.cli.running import Master, reason_of, stream_root
 from headwater.printable import printable
 
@@ -38,6 +38,7 @@ def query(
     master: Master = "local[2]",
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Run Spark SQL over stream('name'), streams('prefix'), archive('lake'), snapshot('name') and state('name').
 
@@ -47,13 +48,13 @@ def query(
     from headwater.pipeline.job import Surroundings
     from headwater.pipeline.session import NoSpark, spark_session
 
-    root = stream_root(url)
+    surroundings = Surroundings(stream_root(url), "", token, ca_file=str(ca_file or ""))
     try:
         with readers_may_leave(), spark_session("headwater query", master) as spark:
             from headwater.pipeline.query import Catalog
 
             try:
-                _print(Catalog(spark, Surroundings(root, "", token)).sql(text), style, limit)
+                _print(Catalog(spark, surroundings).sql(text), style, limit)
             except Exception as error:
                 raise _failure(error) from None
     except NoSpark as error:

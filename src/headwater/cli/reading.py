@@ -17,6 +17,7 @@ from headwater.cli.failure import USAGE, Failure
 from headwater.cli.output import messages_of, progress_bar, readers_may_leave, write_messages
 from headwater.cli.remote import (
     DEFAULT_URL,
+    CaFile,
     Name,
     Remote,
     Token,
@@ -71,11 +72,12 @@ def read(
     ] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Print what a stream holds: JSON as one message a line, anything else as it is."""
     if resume is not None and limit is not None:
         raise Failure("--resume and --limit: offsets are known behind pages, not behind each message", USAGE)
-    with readers_may_leave(), remote(url, token) as server:
+    with readers_may_leave(), remote(url, token, ca_file) as server:
         address = server.address(stream)
         saved = ResumeFile(resume, address) if resume is not None else None
         offset = (saved.offset() if saved is not None else None) or start
@@ -138,11 +140,12 @@ def tail(
     retry: Annotated[bool, typer.Option("--retry/--no-retry", help="Try again when the connection breaks.")] = True,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Follow a stream until it is closed or Ctrl-C; with --resume, from where the last run got to."""
     from headwater.client import Stream
 
-    with readers_may_leave(), remote(url, token) as server:
+    with readers_may_leave(), remote(url, token, ca_file) as server:
         address = server.address(stream)
         saved = ResumeFile(resume, address) if resume is not None else None
         is_json, _ = _look(server, address, "-1")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 from urllib.parse import quote, urlsplit
 
@@ -17,6 +18,8 @@ from headwater.cli.failure import RUNTIME, USAGE, Failure
 from headwater.cli.interrupts import prompt_interrupts
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 MISSING: Final = 3
@@ -36,6 +39,16 @@ Url = Annotated[
 Token = Annotated[
     str,
     typer.Option("--token", envvar="DS_TOKEN", metavar="TOKEN", help="Bearer token.", show_default=False),
+]
+CaFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        envvar="DS_CA_FILE",
+        metavar="FILE",
+        help="PEM certificates to trust an https server by, instead of the system's.",
+        show_default=False,
+    ),
 ]
 Name = Annotated[
     str,
@@ -66,7 +79,7 @@ class Remote:
 
 
 @contextmanager
-def remote(url: str, token: str) -> Iterator[Remote]:
+def remote(url: str, token: str, ca_file: Path | None = None) -> Iterator[Remote]:
     """A server to talk to, for as long as the block lasts."""
     import httpx
 
@@ -74,12 +87,23 @@ def remote(url: str, token: str) -> Iterator[Remote]:
         raise Failure(f"--url: {url!r} does not begin with http:// or https://", USAGE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
+    trust = trusting(ca_file) if ca_file is not None else True
     with (
         prompt_interrupts(),
         told_plainly(url),
-        httpx.Client(headers=headers, timeout=timeout, follow_redirects=True) as http,
+        httpx.Client(headers=headers, timeout=timeout, follow_redirects=True, verify=trust) as http,
     ):
         yield Remote(url.rstrip("/"), http)
+
+
+def trusting(ca_file: Path) -> ssl.SSLContext:
+    """A client that trusts these certificates and no others."""
+    import ssl
+
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except (OSError, ssl.SSLError) as error:
+        raise Failure(f"--ca-file: {ca_file} cannot be read as PEM certificates: {error}", USAGE) from None
 
 
 @contextmanager

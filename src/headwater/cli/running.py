@@ -81,7 +81,11 @@ def run_job(
     try:
         with (
             spark_session(f"headwater {job.name}", master) as spark,
-            closing(ProgressStream(surroundings.streams, token=surroundings.token, flows=flows)) as told,
+            closing(
+                ProgressStream(
+                    surroundings.streams, token=surroundings.token, ca_file=surroundings.ca_file, flows=flows
+                )
+            ) as told,
         ):
             spark.streams.addListener(told)
             if metrics_port is not None:

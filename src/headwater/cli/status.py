@@ -15,6 +15,7 @@ from headwater.printable import printable, printable_json
 from headwater.stack.state import StackDirectory, truth_about
 
 if TYPE_CHECKING:
+    from headwater.config import Settings
     from headwater.stack.jobs import JobStatus
     from headwater.stack.state import StackStatus
 
@@ -31,7 +32,7 @@ def status(
     settings = settings_from(None, config_file).settings
     directory = StackDirectory(data_dir or settings.stack.data_dir)
     found = truth_about(directory)
-    jobs, untold = _jobs(found)
+    jobs, untold = _jobs(found, settings)
     if as_json:
         import msgspec
 
@@ -60,16 +61,23 @@ def status(
         raise typer.Exit(1)
 
 
-def _jobs(found: StackStatus | None) -> tuple[list[JobStatus], str]:
+def _jobs(found: StackStatus | None, settings: Settings) -> tuple[list[JobStatus], str]:
     """The pipeline's jobs; or why they are not known."""
     import httpx
     import msgspec
 
     from headwater.stack.jobs import jobs_told
+    from headwater.stack.server_address import UnsafeSettings, server_address
 
     parts = [] if found is None else found.parts
     servers = [part.address for part in parts if part.name.startswith("server") and part.state == "up"]
     try:
-        return jobs_told(servers), ""
-    except (httpx.HTTPError, msgspec.MsgspecError) as error:  # Anyone may write to the stream that tells of them.
+        listening = settings.server
+        address = server_address(settings, listening.host, listening.port, tls=settings.tls.enabled)
+        return jobs_told(servers, address.ca_file), ""
+    except (
+        httpx.HTTPError,
+        msgspec.MsgspecError,
+        UnsafeSettings,
+    ) as error:  # Anyone may write to the stream that tells of them.
         return [], f"the pipeline's jobs are not known: {error}"

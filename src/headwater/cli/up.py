@@ -17,11 +17,12 @@ from headwater.cli.failure import USAGE, Failure
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
 from headwater.config import LoadedSettings
-from headwater.stack.assembly import Plan, Profile, UnsafeSettings, check_settings, jwks_file_of, parts_of
+from headwater.stack.assembly import Plan, Profile, check_settings, jwks_file_of, parts_of
 from headwater.stack.display import Lines, Screen
 from headwater.stack.envoy import Door, EnvoyTrouble, Upstream, envoy_config
 from headwater.stack.jwks import JwksServer
 from headwater.stack.keys import replace_file
+from headwater.stack.server_address import UnsafeSettings
 from headwater.stack.state import ManifestMismatch, StackBusy, StackDirectory, truth_about
 from headwater.stack.supervisor import StackFailed, Supervisor, clean_up_after
 

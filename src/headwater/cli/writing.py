@@ -10,7 +10,7 @@ import typer
 from headwater.cli.appending import Appender, Exactly, batches, parts_of
 from headwater.cli.failure import USAGE, Failure
 from headwater.cli.output import progress_bar
-from headwater.cli.remote import DEFAULT_URL, Name, Token, Url, is_json_type, look_at, next_offset, remote
+from headwater.cli.remote import DEFAULT_URL, CaFile, Name, Token, Url, is_json_type, look_at, next_offset, remote
 from headwater.printable import printable
 
 Ttl = Annotated[int | None, typer.Option("--ttl", min=0, metavar="SECS", help="Lifetime; each use restarts it.")]
@@ -26,6 +26,7 @@ def create(
     data: Annotated[str | None, typer.Option("--data", "-d", help="First messages; - reads stdin.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Create a stream, or see that it is there as asked for."""
     from headwater.client.errors import check
@@ -34,7 +35,7 @@ def create(
     if closed:
         headers["Stream-Closed"] = "true"
     content = sys.stdin.buffer.read() if data == "-" else (data or "").encode()
-    with remote(url, token) as server:
+    with remote(url, token, ca_file) as server:
         address = server.address(stream)
         answer = server.http.put(address, headers=headers, content=content)
         check(answer, 200, 201)
@@ -62,9 +63,10 @@ def append(
     ] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Append messages, or the lines of stdin: JSON lines to a JSON stream, text to others."""
-    with remote(url, token) as server:
+    with remote(url, token, ca_file) as server:
         address = server.address(stream)
         headers = look_at(server, address)
         content_type = headers.get("content-type", "application/octet-stream")
@@ -82,11 +84,11 @@ def append(
         typer.echo(offset if offset is not None else look_at(server, address)["stream-next-offset"])
 
 
-def close(stream: Name, url: Url = DEFAULT_URL, token: Token = "") -> None:
+def close(stream: Name, url: Url = DEFAULT_URL, token: Token = "", ca_file: CaFile = None) -> None:
     """Close a stream: nothing more can be appended, and readers learn that they have seen the end."""
     from headwater.client.errors import check
 
-    with remote(url, token) as server:
+    with remote(url, token, ca_file) as server:
         answer = server.http.post(server.address(stream), headers={"Stream-Closed": "true"})
         check(answer, 200, 204)
         typer.echo(next_offset(answer))
@@ -103,11 +105,12 @@ def fork(
     expires_at: ExpiresAt = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Make a stream that begins with another's data and goes its own way."""
     from headwater.client.errors import check
 
-    with remote(url, token) as server:
+    with remote(url, token, ca_file) as server:
         headers = {"Stream-Forked-From": server.path(source)} | _lifetime(ttl, expires_at)
         if offset is not None:
             headers["Stream-Fork-Offset"] = offset
@@ -124,11 +127,12 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
+    ca_file: CaFile = None,
 ) -> None:
     """Delete a stream and all that it holds."""
     from headwater.client.errors import check
 
-    with remote(url, token) as server:
+    with remote(url, token, ca_file) as server:
         address = server.address(stream)
         if not yes:
             if not sys.stdin.isatty():

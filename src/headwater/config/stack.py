@@ -191,6 +191,17 @@ class Stack(Section):
     shard_port: Count = Field(
         4450, ge=1, le=65000, description="Port of the first of several server processes; the others follow it."
     )
+    server_url: str = Field(
+        "",
+        description="Address at which the other parts reach the server, such as https://streams.example.com:4437."
+        " Unset: this machine, with https where the server has TLS.",
+        json_schema_extra=takes("empty, or a URL"),
+    )
+    server_ca_path: OptionalPath = Field(
+        None,
+        description="Certificates (PEM) to trust the server by, where it has TLS. Unset: its own certificate if that is"
+        " self-signed, else the system's.",
+    )
     postgres_port: Count = Field(54321, ge=1, le=65535, description="Port of the stack's Postgres.")
     postgres_password: str = Field(
         "",

@@ -80,7 +80,8 @@ class Application:
         runs = [_Run(job, described(job), wait_s=general.restart_wait) for job in jobs]
         teller = (
             StatusTeller(
-                StatusStream(general.server, general.status_stream, token=general.token), general.status_interval
+                StatusStream(general.server, general.status_stream, token=general.token, ca_file=general.ca_file),
+                general.status_interval,
             )
             if general.status_stream
             else None

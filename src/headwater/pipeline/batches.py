@@ -41,9 +41,8 @@ def start_batches(
     each: Callable[[DataFrame, int], None],
 ) -> StreamingQuery:
     """Read the job's streams as these columns, and call `each` with every batch and its number."""
-    given: dict[str, Any] = {"url": surroundings.streams, "maxBytesPerBatch": job.batch_bytes, **options}
+    given: dict[str, Any] = {**surroundings.options, "maxBytesPerBatch": job.batch_bytes, **options}
     chosen = {
-        "token": surroundings.token,
         "bucket": job.bucket,
         "streams": ",".join(job.streams),
         "prefix": job.prefix,

@@ -67,7 +67,7 @@ class FromPostgres:
         return (
             changes.writeStream.format("headwater")
             .queryName(self.name)
-            .options(url=surroundings.streams, token=surroundings.token)
+            .options(**surroundings.options)
             .option("createMissing", "true")
             .option("orderBy", "position")
             .option("checkpointLocation", surroundings.checkpoint(self.name))

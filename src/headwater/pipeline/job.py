@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from headwater.spark.options import Connection
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -26,6 +28,18 @@ class Surroundings:
     """Sent as bearer token to the server; empty sends none."""
     postgres: str = field(default="", repr=False)
     """The address of the database, for the jobs that need one."""
+    ca_file: str = ""
+    """PEM certificates to trust the server by, on every node; empty takes the system's."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Where the server is, as options of the Spark source and sink."""
+        return {"url": self.streams, "token": self.token, "caFile": self.ca_file}
+
+    def connection(self, bucket: str = "", retry_timeout_s: float = 120.0) -> Connection:
+        """The same for requests outside of a query."""
+        root = self.streams.rstrip("/")
+        return Connection(root, bucket, self.token, ca_file=self.ca_file, retry_timeout_s=retry_timeout_s)
 
     def checkpoint(self, name: str) -> str:
         """Where the job of this name keeps its place."""

@@ -153,21 +153,18 @@ class Catalog:
         return spread.mapInArrow(StateTask(connection), STATE)
 
     def _read(self, connection: Connection, schema: str, **which: str) -> DataFrame:
-        options: dict[str, str] = {"url": connection.url, "onGone": "skip", **which}
+        options: dict[str, str] = {**self._surroundings.options, "onGone": "skip", **which}
         if connection.bucket:
             options["bucket"] = connection.bucket
-        if connection.token:
-            options["token"] = connection.token
         rows = self._spark.read.format("headwater").schema(schema or _PLAIN).options(**options).load()
         # As text, but without failing where it is none.
         return rows if schema else rows.withColumn("value", rows["value"].cast("string"))
 
     def _locate(self, name: str) -> tuple[Connection, str]:
-        root, token = self._surroundings.streams.rstrip("/"), self._surroundings.token
         if not name.startswith(_BUCKETS):
-            return Connection(root, token=token), name
+            return self._surroundings.connection(), name
         bucket, _, local = name.removeprefix(_BUCKETS).partition("/")
-        return Connection(root, bucket, token), local
+        return self._surroundings.connection(bucket), local
 
 
 class _client:

@@ -6,16 +6,13 @@ from collections.abc import Iterable
 
 from headwater.pipeline.job import Surroundings
 from headwater.spark.errors import ServerRefused, StreamMissing
-from headwater.spark.options import Connection
 from headwater.spark.protocol import Client, connect
 
 JSON = "application/json"
 
 
 def client(surroundings: Surroundings, retry_timeout_s: float = 120.0) -> Client:
-    return connect(
-        Connection(surroundings.streams.rstrip("/"), token=surroundings.token, retry_timeout_s=retry_timeout_s)
-    )
+    return connect(surroundings.connection(retry_timeout_s=retry_timeout_s))
 
 
 def create_streams(surroundings: Surroundings, names: Iterable[str]) -> None:

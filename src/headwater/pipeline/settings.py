@@ -25,7 +25,12 @@ log = logging.getLogger("headwater.pipeline")
 
 DEFAULT_FILE: Final = Path("config/pipeline.toml")
 STREAM_PATH: Final = "/v1/stream"
-_ENVIRONMENT: Final = {"DS_SERVER_URL": "server", "POSTGRES_URL": "postgres", "ELECTRIC_URL": "electric"}
+_ENVIRONMENT: Final = {
+    "DS_SERVER_URL": "server",
+    "POSTGRES_URL": "postgres",
+    "ELECTRIC_URL": "electric",
+    "DS_CA_FILE": "ca_file",
+}
 _PREFIX: Final = "DS_PIPELINE__"
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -48,6 +53,7 @@ class General(_Section):
     )
     electric: str = Field("", description="Accepted and not used: changes are read from Postgres itself.")
     token: str = Field("", description="Sent to the server as bearer token.", repr=False)
+    ca_file: str = Field("", description="PEM certificates to trust the server by, on every node; else the system's.")
     master: str = Field("local[2]", description="Where Spark runs: local[N], or the address of a cluster.")
     spark: dict[str, str] = Field({}, description="Further settings of the Spark session, by their names.")
     checkpoints: str = Field("data/pipeline", description="Where queries keep their places.")
@@ -187,7 +193,7 @@ class PipelineSettings(_Section):
     @property
     def surroundings(self) -> Surroundings:
         general = self.pipeline
-        return Surroundings(general.server, general.checkpoints, general.token, general.postgres)
+        return Surroundings(general.server, general.checkpoints, general.token, general.postgres, general.ca_file)
 
     def jobs(self) -> list[Job]:
         """Everything that is configured; folds and archives are imported only where there are some."""

@@ -65,7 +65,7 @@ class ToPostgres:
         chosen = {"prefix": self.prefix} if self.prefix else {"streams": ",".join(self.streams)}
         events = (
             spark.readStream.format("headwater")
-            .options(url=surroundings.streams, token=surroundings.token, **chosen)
+            .options(**surroundings.options, **chosen)
             .option("valueType", "binary")
             .option("onGone", self.on_gone)
             .option("maxBytesPerBatch", str(self.batch_bytes_max))

@@ -117,10 +117,11 @@ class ProgressStream(StreamingQueryListener):
         stream: str = PIPELINE,
         *,
         token: str = "",
+        ca_file: str = "",
         flows: Mapping[str, Flow] | None = None,
         status: StatusStream | None = None,
     ) -> None:
-        self.status = status or StatusStream(url, stream, token=token)
+        self.status = status or StatusStream(url, stream, token=token, ca_file=ca_file)
         self._flows = dict(flows or {})
         self._names: dict[str, str] = {}
         self._states: dict[str, State] = {}

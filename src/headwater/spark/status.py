@@ -37,8 +37,12 @@ State = dict[str, Any]
 class StatusStream:
     """`tell` as often as you like; `close` when all is told."""
 
-    def __init__(self, url: str, stream: str = PIPELINE, *, token: str = "", interval_s: float = 1.0) -> None:
-        self._client = Client(Connection(url.rstrip("/"), token=token, retry_timeout_s=_SEND_TIMEOUT_S))
+    def __init__(
+        self, url: str, stream: str = PIPELINE, *, token: str = "", ca_file: str = "", interval_s: float = 1.0
+    ) -> None:
+        self._client = Client(
+            Connection(url.rstrip("/"), token=token, ca_file=ca_file, retry_timeout_s=_SEND_TIMEOUT_S)
+        )
         self._stream = stream
         self._interval_s = interval_s
         self._changed = threading.Condition()

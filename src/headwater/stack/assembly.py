@@ -18,6 +18,7 @@ from headwater.config import LoadedSettings, Settings
 from headwater.stack.envoy import Door, Upstream, envoy_config, find_envoy, validate
 from headwater.stack.keys import KeyRing, replace_file
 from headwater.stack.parts import Absent, Part, answers, answers_on_socket, listens, runs
+from headwater.stack.server_address import ServerAddress, UnsafeSettings, reachable, server_address
 from headwater.stack.state import StackDirectory
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ class Profile(StrEnum):
     DEV = "dev"
 
 
-class UnsafeSettings(Exception):
-    """Settings with which the stack would not keep what it promises."""
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What `headwater up` was asked for."""
@@ -57,9 +54,11 @@ class Plan:
         return self.loaded.settings
 
     @property
-    def server_url(self) -> str:
-        """The server, or what stands for all its shards, without authentication."""
-        return f"http://{_reachable(self.settings.server.host)}:{self.settings.server.port}"
+    def server(self) -> ServerAddress:
+        """What the other parts talk to: the server, or the listener of Envoy that stands for all its shards."""
+        listening = self.settings.server
+        is_tls = self.settings.tls.enabled and self.shards == 1
+        return server_address(self.settings, listening.host, listening.port, tls=is_tls)
 
 
 def check_settings(settings: Settings) -> None:
@@ -123,14 +122,14 @@ def _server(plan: Plan, name: str, port: int, streams: Path, more: Mapping[str, 
     if plan.profile is Profile.DEV and "DS_REGISTRY__ENABLED" not in more and origins["registry.enabled"] in _BASELINE:
         environment["DS_REGISTRY__ENABLED"] = "true"
     config = ("--config", str(plan.config_file)) if plan.config_file is not None else ()
-    host = _reachable(environment.get("DS_SERVER__HOST", settings.server.host))
-    probe = listens(host, port) if settings.tls.enabled else answers(f"http://{host}:{port}/readyz")
+    listens_on = environment.get("DS_SERVER__HOST", settings.server.host)
+    address = server_address(settings, listens_on, port, tls=settings.tls.enabled, is_shard=plan.shards > 1)
     return Part(
         name,
         (sys.executable, "-m", "headwater", "serve", "--port", str(port), *config),
-        probe,
+        answers(f"{address.url}/readyz", address.ca_file),
         port,
-        address=f"{'https' if settings.tls.enabled else 'http'}://{host}:{port}",
+        address=address.url,
         environment=environment,
     )
 
@@ -140,7 +139,7 @@ def _envoy(plan: Plan) -> Part:
     executable = find_envoy(settings)
     config = plan.directory.run / "envoy.json"
     if plan.shards == 1:
-        upstreams: tuple[Upstream, ...] = (Upstream(_reachable(settings.server.host), settings.server.port),)
+        upstreams: tuple[Upstream, ...] = (Upstream(reachable(settings.server.host), settings.server.port),)
     else:
         first = settings.stack.shard_port
         upstreams = tuple(Upstream("127.0.0.1", first + shard) for shard in range(plan.shards))
@@ -168,7 +167,7 @@ def _envoy(plan: Plan) -> Part:
         else answers_on_socket(private / ADMIN_SOCKET, "/ready"),
         settings.proxy.port,
         host=settings.proxy.host,
-        address=f"{scheme}://{_reachable(settings.proxy.host)}:{settings.proxy.port}",
+        address=f"{scheme}://{reachable(settings.proxy.host)}:{settings.proxy.port}",
         working_directory=private,
         prepare=prepare,
     )
@@ -214,7 +213,7 @@ def _sync(plan: Plan, postgres_url: str) -> Part:
         answers(f"http://127.0.0.1:{settings.sync_port}/readyz"),
         settings.sync_port,
         address=f"http://127.0.0.1:{settings.sync_port}/metrics",
-        environment={"DS_SERVER_URL": plan.server_url, "POSTGRES_URL": postgres_url},
+        environment={**plan.server.environment, "POSTGRES_URL": postgres_url},
     )
 
 
@@ -242,7 +241,7 @@ def _heartbeat(plan: Plan, postgres_url: str) -> Part:
         "heartbeat",
         (sys.executable, "-m", "headwater.stack.heartbeat", str(interval)),
         runs(),
-        environment={"DS_SERVER_URL": plan.server_url, "POSTGRES_URL": postgres_url},
+        environment={**plan.server.environment, "POSTGRES_URL": postgres_url},
     )
 
 
@@ -253,8 +252,3 @@ def jwks_file_of(settings: Settings, directory: StackDirectory) -> Path:
     ring = KeyRing(directory.keys)
     ring.ensure()
     return ring.jwks_file
-
-
-def _reachable(host: str) -> str:
-    """The address at which this machine reaches what listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "localhost": "127.0.0.1"}.get(host, host)

@@ -1,6 +1,7 @@
 """The heartbeat producer of the dev profile: odd ticks insert into `items`, even ticks post a session event.
 
-Run as `python -m headwater.stack.heartbeat [INTERVAL_SECONDS]`, with DS_SERVER_URL and POSTGRES_URL. Invariant: what
+Run as `python -m headwater.stack.heartbeat [INTERVAL_SECONDS]`, with DS_SERVER_URL, POSTGRES_URL and, for a
+server with TLS, DS_CA_FILE. Invariant: what
 fails is told and tried again with the next tick; the heartbeat ends only when it is told to.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import sys
 import time
 from typing import Final
@@ -29,10 +31,10 @@ log = logging.getLogger("headwater.heartbeat")
 
 
 class Heartbeat:
-    def __init__(self, server_url: str, postgres_url: str) -> None:
+    def __init__(self, server_url: str, postgres_url: str, ca_file: str = "") -> None:
         self._stream = f"{server_url.rstrip('/')}/v1/stream/{STREAM}"
         self._postgres_url = postgres_url
-        self._http = httpx.Client(timeout=10.0)
+        self._http = httpx.Client(timeout=10.0, verify=ssl.create_default_context(cafile=ca_file or None))
 
     def beat(self, tick: int) -> None:
         """One tick; a failure is told, not raised."""
@@ -68,7 +70,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     interval_s = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_INTERVAL_S
-    heartbeat = Heartbeat(os.environ["DS_SERVER_URL"], os.environ["POSTGRES_URL"])
+    heartbeat = Heartbeat(os.environ["DS_SERVER_URL"], os.environ["POSTGRES_URL"], os.environ.get("DS_CA_FILE", ""))
     tick = 0
     while True:
         tick += 1

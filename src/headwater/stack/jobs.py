@@ -5,8 +5,10 @@ Invariant: reading changes nothing, and a field that a job does not tell is left
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -51,11 +53,12 @@ class _Event(msgspec.Struct):
 _EVENTS: Final = msgspec.json.Decoder(list[_Event])
 
 
-def jobs_told(servers: Iterable[str]) -> list[JobStatus]:
+def jobs_told(servers: Iterable[str], ca_file: Path | None = None) -> list[JobStatus]:
     """The jobs of all these servers, by name. Raises `httpx.HTTPError` where one does not answer."""
     jobs: dict[str, JobStatus] = {}
     for server in servers:
-        with httpx.Client(base_url=f"{server}/v1/stream", timeout=_TIMEOUT_S) as http:
+        trust = ssl.create_default_context(cafile=ca_file) if server.startswith("https:") else True
+        with httpx.Client(base_url=f"{server}/v1/stream", timeout=_TIMEOUT_S, verify=trust) as http:
             for event in _events(http):
                 if event.type == "query" and event.value is not None:
                     jobs[event.key] = event.value

@@ -9,6 +9,7 @@ import http.client
 import os
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,11 +55,15 @@ class Absent:
     reason: str
 
 
-def answers(url: str) -> Probe:
+def answers(url: str, ca_file: Path | None = None) -> Probe:
     """Ready when a GET of this address says 200."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     host, port = parts.hostname, parts.port
+    if parts.scheme == "https":
+        trust = ssl.create_default_context(cafile=ca_file)
+        secure = http.client.HTTPSConnection
+        return _asked(lambda: secure(host, port, timeout=PROBE_TIMEOUT_S, context=trust), parts.path, url)
     return _asked(lambda: http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S), parts.path, url)
 
 

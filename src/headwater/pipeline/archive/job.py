@@ -194,7 +194,7 @@ class Archive(BaseModel):
             client.disconnect()
 
     def _connection(self, surroundings: Surroundings) -> Connection:
-        return Connection(surroundings.streams.rstrip("/"), self.bucket, surroundings.token)
+        return surroundings.connection(self.bucket)
 
     def _beginning(self, surroundings: Surroundings) -> dict[str, str]:
         """For a query without a checkpoint: what the lake has need not be read, and may be gone."""

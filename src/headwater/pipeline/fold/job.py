@@ -96,7 +96,7 @@ class Fold(BaseModel):
         )
 
     def connection(self, surroundings: Surroundings) -> Connection:
-        return Connection(surroundings.streams.rstrip("/"), self.bucket, surroundings.token)
+        return surroundings.connection(self.bucket)
 
     def _prepare_table(self, spark: SparkSession, surroundings: Surroundings, task: FoldTask) -> None:
         """Make it, and put in what only snapshots still hold."""

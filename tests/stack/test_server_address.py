@@ -1,0 +1,68 @@
+"""Where the parts reach a server that may have TLS: a name that its certificate has, and whom to trust."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.stack.parts import answers
+from headwater.stack.server_address import ServerAddress, UnsafeSettings, server_address
+from tests.http.certificates import make_certificate
+from tests.serving import serve, server_environment
+from tests.stack.proxying import settings_of
+
+
+def tls(directory: Path, **env: str) -> dict[str, str]:
+    made = make_certificate(directory)
+    return {"DS_TLS__CERT_PATH": str(made.cert_path), "DS_TLS__KEY_PATH": str(made.key_path), **env}
+
+
+def test_without_tls_it_is_http() -> None:
+    found = server_address(settings_of(), "0.0.0.0", 4437, tls=False)
+    assert found == ServerAddress("http://127.0.0.1:4437")
+    assert found.environment == {"DS_SERVER_URL": "http://127.0.0.1:4437"}
+
+
+def test_with_tls_it_is_https_by_a_name_of_the_certificate_which_is_trusted_if_self_signed(tmp_path: Path) -> None:
+    variables = tls(tmp_path)
+    found = server_address(settings_of(**variables), "0.0.0.0", 4437, tls=True)
+    assert found == ServerAddress("https://127.0.0.1:4437", tmp_path / "server.crt")
+    assert found.environment["DS_CA_FILE"] == str(tmp_path / "server.crt")
+    with pytest.raises(UnsafeSettings, match=r"valid for 127.0.0.1, localhost, not for 10.0.0.7.*stack.server_url"):
+        server_address(settings_of(**variables), "10.0.0.7", 4437, tls=True)
+    named = settings_of(**variables, DS_STACK__SERVER_URL="https://localhost:4437/")
+    assert server_address(named, "10.0.0.7", 4437, tls=True).url == "https://localhost:4437"
+    with pytest.raises(UnsafeSettings, match="server_ca_path"):
+        server_address(settings_of(**variables, DS_STACK__SERVER_CA_PATH="/nowhere"), "127.0.0.1", 4437, tls=True)
+
+
+def test_a_probe_and_the_commands_verify_the_server(tmp_path: Path) -> None:
+    made = make_certificate(tmp_path)
+    with serve(DS_TLS__CERT_PATH=str(made.cert_path), DS_TLS__KEY_PATH=str(made.key_path)) as server:
+        url = f"https://127.0.0.1:{server.port}"
+        certificate = tmp_path / "server.crt"
+        assert answers(f"{url}/readyz", certificate)() == ""
+        assert "CERTIFICATE_VERIFY_FAILED" in answers(f"{url}/readyz")()
+
+        def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-m", "headwater", *arguments],
+                env=server_environment(DS_URL=url, **env),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+
+        assert run("create", "over/tls", "--ca-file", str(certificate)).returncode == 0
+        assert run("append", "over/tls", "1", DS_CA_FILE=str(certificate)).returncode == 0
+        assert run("read", "over/tls", DS_CA_FILE=str(certificate)).stdout == "1\n"
+        refused = run("read", "over/tls")
+        assert refused.returncode == 1
+        assert "certificate" in refused.stderr.lower()
+        wrong = run("read", "over/tls", "--ca-file", str(tmp_path / "server.key"))
+        assert wrong.returncode == 2
+        assert "--ca-file" in wrong.stderr
