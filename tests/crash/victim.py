@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.crash.world import Violation
 from tests.serving import server_environment
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 120.0
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

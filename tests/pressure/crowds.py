@@ -48,18 +48,19 @@ def good_client(server: Server, path: str) -> list[float]:
     return times
 
 
-def silent_readers(count: int) -> dict[str, Any]:
+def silent_readers(count: int, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
     """Half of them ask for events, half pipeline reads of the same large stream; none reads a byte."""
     settings: dict[str, Any] = {
         "DS_LIMITS__MAX_STREAM_BYTES": "0",
         "DS_SERVER__WRITE_TIMEOUT_SECS": "600",
         "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "0",
     }
-    with serve(**settings) as server:
+    with serve(program=program, **settings) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         for method, body in (("PUT", b""), ("POST", b"m" * MESSAGE_BYTES)):
             connection.request(method, "/v1/stream/large", body, TEXT)
-            assert connection.getresponse().read() is not None
+            connection.getresponse().read()
+        connection.close()
         quiet = good_client(server, "/v1/stream/quiet")
         before = rss_mib(server)
         events = encode("GET", "/v1/stream/large?offset=-1&live=sse")

@@ -8,10 +8,13 @@ Each fault patches the real server and then runs it. A checker that no fault can
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from headwater.cli import main
+from headwater.engine.engine import Engine
 from headwater.http.connection import Connection
 from tests.model.broken import BROKEN
 
@@ -86,7 +89,34 @@ FUZZ_FAULTS: dict[str, Callable[[], None]] = {
     "appends_to_closed_streams": _model_fault("appends to closed streams"),
     "ignores_stream_seq": _model_fault("ignores Stream-Seq"),
 }
-FAULTS = FUZZ_FAULTS
+
+
+def leaks_with_every_append() -> None:
+    """Each append leaves 30 kB of memory and a descriptor behind."""
+    append = Engine.append
+    kept: list[object] = []
+
+    def leaky(self: Engine, *args: Any, **more: Any) -> None:
+        kept.append((bytearray(os.urandom(30_000)), os.open(os.devnull, os.O_RDONLY)))
+        append(self, *args, **more)
+
+    Engine.append = leaky  # type: ignore[method-assign]
+
+
+def buffers_for_silent_readers() -> None:
+    """A full socket does not stop the server from writing."""
+
+    def ignored(self: Connection) -> None:
+        """As if the socket had room."""
+
+    Connection.pause_writing = ignored  # type: ignore[method-assign]
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    **FUZZ_FAULTS,
+    "leaks_with_every_append": leaks_with_every_append,
+    "buffers_for_silent_readers": buffers_for_silent_readers,
+}
 
 
 if __name__ == "__main__":

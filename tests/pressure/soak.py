@@ -204,7 +204,7 @@ def judge(samples: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]],
     return found, growing
 
 
-def run(minutes: float, mode: str = "file-durable") -> dict[str, Any]:
+def run(minutes: float, mode: str = "file-durable", program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "DS_STORAGE__MODE": mode,
         "DS_STORAGE__HOT_TAIL_BYTES": str(4 * MIB),
@@ -212,7 +212,7 @@ def run(minutes: float, mode: str = "file-durable") -> dict[str, Any]:
         "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "2",
         "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "10",
     }
-    with serve(**settings) as server:
+    with serve(program=program, **settings) as server:
         samples, counts = asyncio.run(load(server.port, server.pid, minutes))
         assert "Traceback" not in server.log(), server.log()[-3000:]
     found, growing = judge(samples)

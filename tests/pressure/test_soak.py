@@ -1,0 +1,63 @@
+"""Under steady load nothing grows, and connections that give nothing cost little."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pressure import crowds, soak
+
+READER_COST_MIB = 2.0
+"""What a reader that never reads may cost: its answer under way, and the buffers of its socket."""
+
+
+def samples(**growth: float) -> list[dict[str, float]]:
+    """An hour, one sample a minute, with these numbers growing by so much a minute."""
+    flat = {"rss_mib": 60.0, "descriptors": 40.0, "p50_ms": 3.0, "p99_ms": 20.0}
+    return [
+        {"minute": float(minute), **{key: value + growth.get(key, 0.0) * minute for key, value in flat.items()}}
+        for minute in range(60)
+    ]
+
+
+def test_steady_numbers_do_not_count_as_growth() -> None:
+    assert soak.judge(samples())[1] == []
+    assert soak.judge(samples(rss_mib=0.05, descriptors=0.1, p50_ms=0.01))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("number", "per_minute"), [("rss_mib", 0.5), ("descriptors", 0.5), ("p50_ms", 0.1), ("p99_ms", 0.5)]
+)
+def test_a_number_that_grows_is_named(number: str, per_minute: float) -> None:
+    found, growing = soak.judge(samples(**{number: per_minute}))
+    assert len(growing) == 1
+    assert growing[0].startswith(number)
+    assert found[number]["per_minute"] == pytest.approx(per_minute, rel=0.01)
+
+
+def test_a_short_soak_leaks_no_descriptor() -> None:
+    found = soak.run(0.08)
+    assert found["cycles"] > 0
+    assert found["polls"] > 0
+    assert found["events"] > 0
+    assert found["numbers"]["descriptors"]["growth"] <= soak.DESCRIPTORS_MAX, found
+
+
+def test_a_soak_finds_a_server_that_leaks() -> None:
+    growing = soak.run(0.08, program=("tests.pressure.faults", "leaks_with_every_append"))["growing"]
+    assert any(each.startswith("rss_mib") for each in growing), growing
+    assert any(each.startswith("descriptors") for each in growing), growing
+
+
+def test_readers_that_never_read_cost_bounded_memory() -> None:
+    found = crowds.silent_readers(40)
+    assert found["during_mib"] - found["before_mib"] < 40 * READER_COST_MIB, found
+
+
+def test_a_server_that_buffers_for_silent_readers_is_noticed() -> None:
+    found = crowds.silent_readers(40, program=("tests.pressure.faults", "buffers_for_silent_readers"))
+    assert found["during_mib"] - found["before_mib"] > 40 * READER_COST_MIB, found
+
+
+def test_idle_connections_cost_a_few_kilobytes_each(long: bool) -> None:
+    found = crowds.idle_connections(10_000 if long else 500)
+    assert found["kib_per_connection"] < 40.0, found
