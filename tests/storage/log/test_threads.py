@@ -19,7 +19,14 @@ from headwater.storage.log.inspect import check
 from headwater.storage.log.storage import LogSettings, LogStorage
 from headwater.storage.log.worker import Job, Outcome, ThreadWorker
 
-SMALL = LogSettings(segment_bytes=256 * 1024, hot_tail_bytes=512 * 1024, reserve_bytes=0, big_bytes=64 * 1024, fanout=3)
+SMALL = LogSettings(
+    segment_bytes=256 * 1024,
+    hot_tail_bytes=512 * 1024,
+    busy_floor_bytes=0,
+    reserve_bytes=0,
+    big_bytes=64 * 1024,
+    fanout=3,
+)
 
 
 class SlowAppender:

@@ -44,6 +44,8 @@ class LogSettings:
 
     segment_bytes: int = 64 * 1024 * 1024
     hot_tail_bytes: int = 64 * 1024 * 1024
+    busy_floor_bytes: int = 16 * 1024 * 1024
+    """However small the hot tail is, the store is not busy while less than this waits for a checkpoint."""
     reserve_bytes: int | None = None
     """New writes are turned down when less is free. By default enough for a checkpoint and two segments."""
     big_bytes: int = 1024 * 1024
@@ -158,6 +160,7 @@ class LogStorage:
             self._writer,
             self._worker,
             hot_tail_bytes=self._settings.hot_tail_bytes,
+            busy_floor_bytes=self._settings.busy_floor_bytes,
             segments_max=self._settings.segments_max,
             look_every=self._settings.look_every,
             clock=self._clock,

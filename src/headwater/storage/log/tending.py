@@ -115,6 +115,7 @@ class Tender:
         worker: Worker,
         *,
         hot_tail_bytes: int,
+        busy_floor_bytes: int,
         segments_max: int = SEGMENTS_MAX,
         look_every: int = LOOK_EVERY,
         clock: Callable[[], float] = time.monotonic,
@@ -125,6 +126,7 @@ class Tender:
         self._writer = writer
         self._worker = worker
         self._hot_max = hot_tail_bytes
+        self._overfull_bytes = max(OVERFULL * hot_tail_bytes, busy_floor_bytes)
         self._segments_max = segments_max
         self._look_every = look_every
         self._clock = clock
@@ -150,7 +152,7 @@ class Tender:
     @property
     def overfull(self) -> bool:
         """Whether memory is so full that no new data should be accepted."""
-        return self._hot.bytes + self._hot.frozen_bytes >= OVERFULL * self._hot_max
+        return self._hot.bytes + self._hot.frozen_bytes >= self._overfull_bytes
 
     def tend(self, image_of: ImageOf) -> None:
         hot = self._hot
