@@ -332,6 +332,45 @@ class Subscriptions(Section):
         description="Webhook calls made to one host and port at the same time; one, until it answered a call quickly.",
     )
 
+    max_subscriptions: Count = Field(
+        10_000, ge=1, le=10_000_000, description="Subscriptions on the server; more are refused with 503."
+    )
+    max_links: Count = Field(
+        250_000,
+        ge=1,
+        le=100_000_000,
+        description="Streams that all subscriptions together follow, about 0.4 KB of memory each. More are refused with"
+        " 503; new streams that match a pattern are linked when there is room again, from their beginning.",
+    )
+    max_links_per_subscription: Count = Field(
+        100_000,
+        ge=1,
+        le=100_000_000,
+        description="Streams that one subscription follows; more are refused with 413, or linked later as above.",
+    )
+    max_streams_per_request: Count = Field(
+        1_000,
+        ge=1_000,
+        le=1_000_000,
+        description="Streams that one request names to link or to ack; more are refused with 413. A wake reports 1000.",
+    )
+    max_pattern_segments: Count = Field(
+        30_000,
+        ge=1,
+        le=10_000_000,
+        description="Segments of all patterns together; more are refused with 503. It bounds the time that creating a"
+        " stream takes, about 1 ms per 1000 segments at worst.",
+    )
+    max_description_chars: Count = Field(
+        4_096, ge=0, le=1_000_000, description="Characters in the `description` of a subscription; more is 400."
+    )
+    max_waiting_requests: Count = Field(
+        100,
+        ge=1,
+        le=1_000_000,
+        description="Requests that wait for one subscription to be created or removed; more are refused with 503.",
+    )
+
     @field_validator("public_url")
     @classmethod
     def _check_public_url(cls, value: str) -> str:

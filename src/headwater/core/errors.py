@@ -275,14 +275,39 @@ class SubscriptionRefusal(Refusal):
     """A request below `__ds/` that is turned down."""
 
     code = "INVALID_REQUEST"
+    retry_after_s: ClassVar[int] = 0
+    """Sent as `Retry-After`, unless it is 0."""
 
     def __init__(self, detail: str, **members: str | int) -> None:
-        super().__init__(detail)
+        super().__init__(detail, (("Retry-After", str(self.retry_after_s)),) if self.retry_after_s else ())
         self.members = members
 
 
 class InvalidSubscription(SubscriptionRefusal):
     """A body or parameter that makes no subscription."""
+
+
+class TooManyStreams(SubscriptionRefusal):
+    """A subscription or a request names more streams than the settings allow."""
+
+    status = 413
+    code = "TOO_MANY_STREAMS"
+
+
+class SubscriptionLimitReached(SubscriptionRefusal):
+    """The server holds as many subscriptions, links or patterns as the settings allow."""
+
+    status = 503
+    code = "SUBSCRIPTION_LIMIT_REACHED"
+    retry_after_s = 60
+
+
+class SubscriptionBusy(SubscriptionRefusal):
+    """Too many requests wait for the same subscription to be created or removed."""
+
+    status = 503
+    code = "SUBSCRIPTION_BUSY"
+    retry_after_s = 1
 
 
 class WebhookUrlRejected(SubscriptionRefusal):

@@ -18,14 +18,22 @@ In `out` and `waiting` a callback that knows the wake's token takes it up, as a 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from headwater.core.buckets import check_bucket_id, check_stream_id, ids_of, is_bucketed
-from headwater.core.errors import AlreadyClaimed, Fenced, InvalidAck, InvalidName, InvalidSubscription, NoPendingWork
+from headwater.core.errors import (
+    AlreadyClaimed,
+    Fenced,
+    InvalidAck,
+    InvalidName,
+    InvalidSubscription,
+    NoPendingWork,
+    TooManyStreams,
+)
 from headwater.core.globs import compile_glob
 from headwater.core.names import check_name
 from headwater.core.offsets import Offset, parse_token
@@ -38,7 +46,6 @@ RETRY_MAX_MS: Final = 60_000
 RETRY_JITTER: Final = 0.2
 ID_MAX_BYTES: Final = 256
 WORKER_MAX_CHARS: Final = 256
-DESCRIPTION_MAX_CHARS: Final = 4_096
 URL_MAX_CHARS: Final = 2_048
 
 Kind: TypeAlias = Literal["webhook", "pull-wake"]
@@ -54,6 +61,29 @@ class Config(msgspec.Struct, frozen=True, array_like=True):
     wake_stream: str | None
     lease_ttl_ms: int
     description: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionLimits:
+    """How much clients may keep in subscriptions. The settings say what each limit is for."""
+
+    max_subscriptions: int = 10_000
+    max_links: int = 250_000
+    max_links_per_subscription: int = 100_000
+    max_streams_per_request: int = 1_000
+    max_pattern_segments: int = 30_000
+    max_description_chars: int = 4_096
+    max_waiting_requests: int = 100
+
+    def check_request(self, count: int) -> None:
+        """Refuse a request that names too many streams."""
+        if count > self.max_streams_per_request:
+            raise TooManyStreams(
+                f"The request names {count} streams; at most {self.max_streams_per_request} are allowed in one."
+            )
+
+
+DEFAULT_LIMITS: Final = SubscriptionLimits()
 
 
 class Phase(enum.StrEnum):
@@ -92,21 +122,23 @@ class Ack:
 def make_config(
     kind: Kind,
     pattern: str | None,
-    streams: Iterable[str],
+    streams: Sequence[str],
     webhook_url: str | None,
     wake_stream: str | None,
     lease_ttl_ms: int,
     description: str | None,
     max_name_bytes: int,
+    limits: SubscriptionLimits = DEFAULT_LIMITS,
 ) -> Config:
-    """The normal form of a request, unless it makes no sense. The webhook's address is checked elsewhere."""
+    """Check a request and bring it into its normal form. The address of a webhook is checked elsewhere."""
+    limits.check_request(len(streams))
     names = tuple(sorted({link_name(stream, max_name_bytes) for stream in streams}))
     if not pattern and not names:
         raise InvalidSubscription("Give a pattern, or streams, or both.")
     if not LEASE_TTL_MIN_MS <= lease_ttl_ms <= LEASE_TTL_MAX_MS:
         raise InvalidSubscription(f"lease_ttl_ms must be from {LEASE_TTL_MIN_MS} to {LEASE_TTL_MAX_MS}.")
-    if description is not None and len(description) > DESCRIPTION_MAX_CHARS:
-        raise InvalidSubscription(f"description is longer than {DESCRIPTION_MAX_CHARS} characters.")
+    if description is not None and len(description) > limits.max_description_chars:
+        raise InvalidSubscription(f"description is longer than {limits.max_description_chars} characters.")
     if kind == "webhook":
         if not webhook_url:
             raise InvalidSubscription("A webhook subscription needs webhook.url.")

@@ -8,7 +8,7 @@ cannot lose its first message, and a link that has to wait for room loses nothin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
 from urllib.parse import quote, unquote
@@ -16,11 +16,12 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from headwater.core.buckets import is_bucketed
-from headwater.core.errors import InternalError, Refusal
-from headwater.core.globs import GlobIndex
+from headwater.core.errors import InternalError, Refusal, SubscriptionLimitReached, TooManyStreams
+from headwater.core.globs import Glob, GlobIndex
 from headwater.core.offsets import Offset
-from headwater.core.subscriptions import SavedLink, decode_link, encode_saved
+from headwater.core.subscriptions import SavedLink, SubscriptionLimits, decode_link, encode_saved
 from headwater.engine.engine import Engine
+from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscription import Link, Subscription
@@ -28,6 +29,8 @@ from headwater.engine.subscription import Link, Subscription
 log = logging.getLogger("headwater.subscriptions")
 
 LINK_PREFIX: Final = "link/"
+RETRY_S: Final = 1.0
+"""How long after a link was removed the streams that wait for room are looked for, which means all names."""
 
 
 def link_key(subscription_id: str, name: str) -> str:
@@ -43,12 +46,29 @@ def as_refusal(error: Exception, work: str) -> Refusal:
 
 
 class Links:
-    def __init__(self, engine: Engine, slices: Slices, mark_dirty: Callable[[Subscription], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: Scheduler,
+        limits: SubscriptionLimits,
+        mark_dirty: Callable[[Subscription], None],
+    ) -> None:
         self._engine = engine
-        self._slices = slices
+        self._scheduler = scheduler
+        self._slices = Slices(scheduler)
+        self._limits = limits
         self._mark_dirty = mark_dirty
         self._globs: GlobIndex[Subscription] = GlobIndex()
+        self._pattern_segments = 0
         self._explicit: dict[str, dict[Subscription, None]] = {}
+        self._count = 0
+        self._incomplete: dict[Subscription, None] = {}
+        """Subscriptions with streams that wait for room to be linked."""
+        self._retry_timer: Timer | None = None
+
+    def stop(self) -> None:
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
 
     # -- subscriptions are created and deleted -----------------------------------------------------------------------
 
@@ -58,23 +78,20 @@ class Links:
         It happens in slices, so that other clients do not wait for it. Streams that are created or deleted meanwhile
         are linked and unlinked as usual. No worker is woken before the subscription is ready.
         """
-        names: list[str] = []
         if subscription.glob is not None:
-            self._globs.add(subscription.glob, subscription)
-            names = [name for name in self._engine.catalog.by_name if is_bucketed(name) == subscription.follows_buckets]
-        self._slices.add(self._link_existing(subscription, names), partial(self._begun, subscription, done))
+            if self._pattern_segments + len(subscription.glob.segments) > self._limits.max_pattern_segments:
+                limit = self._limits.max_pattern_segments
+                done(SubscriptionLimitReached(f"All patterns together may have {limit} segments."))
+                return
+            self._add_glob(subscription, subscription.glob)
+        self._slices.add(self._link_existing(subscription), partial(self._begun, subscription, done))
 
-    def _link_existing(self, subscription: Subscription, names: Iterable[str]) -> Iterator[None]:
+    def _link_existing(self, subscription: Subscription) -> Iterator[None]:
         for name in subscription.config.streams:
             self.add(subscription, name)
             yield
-        own: GlobIndex[None] = GlobIndex()
-        if subscription.glob is not None:
-            own.add(subscription.glob, None)
-        by_name = self._engine.catalog.by_name
-        for name in names:
-            stream = by_name.get(name)
-            if stream is not None and stream.visible and not stream.deleted and own.match(name):
+        for stream in self._matching_streams(subscription):
+            if stream is not None:
                 self._link_by_pattern(subscription, stream, _tail(stream))
             yield
 
@@ -89,14 +106,17 @@ class Links:
 
     def end(self, subscription: Subscription, done: Callable[[], None]) -> None:
         """Remove all links of a subscription with their saved cursors, in slices, then call `done`."""
+        self._incomplete.pop(subscription, None)
         if subscription.glob is not None:
             self._globs.discard(subscription.glob, subscription)
+            self._pattern_segments -= len(subscription.glob.segments)
         self._slices.add(self._unlink_all(subscription), partial(self._ended, subscription, done))
 
     def _unlink_all(self, subscription: Subscription) -> Iterator[None]:
         is_writable = True
         while subscription.links:
             name, link = subscription.links.popitem()
+            self._dropped()
             if link.explicit:
                 self._forget_explicit(subscription, name)
             if link.stream is not None:
@@ -113,8 +133,11 @@ class Links:
 
     def add(self, subscription: Subscription, name: str) -> None:
         """Link a stream explicitly, at its current tail unless it is linked already."""
-        link = subscription.links.get(name) or Link(subscription, name)
-        if link.explicit:
+        link = subscription.links.get(name)
+        if link is None:
+            self.check_room(subscription, 1)
+            link = Link(subscription, name)
+        elif link.explicit:
             return
         stream, cursor = link.stream, link.acked
         if stream is None:
@@ -123,7 +146,7 @@ class Links:
                 stream, cursor = found, _tail(found)
         self._save(link, SavedLink(True, stream.id if stream is not None else 0, cursor.index, cursor.position))
         link.explicit = True
-        subscription.links[name] = link
+        self._keep(link)
         self._explicit.setdefault(name, {})[subscription] = None
         if stream is not None and link.stream is None:
             self._attach(link, stream, cursor)
@@ -141,9 +164,52 @@ class Links:
             if link.stream is not None:
                 self._engine.unfollow(link.stream, link)
             link.detach()
-            del subscription.links[name]
+            self._drop(link)
             self._mark_dirty(subscription)
         self._forget_explicit(subscription, name)
+
+    # -- limits ------------------------------------------------------------------------------------------------------
+
+    def check_room(self, subscription: Subscription, count: int) -> None:
+        """Refuse to link more streams than the settings allow."""
+        limits = self._limits
+        if len(subscription.links) + count > limits.max_links_per_subscription:
+            raise TooManyStreams(f"A subscription may follow {limits.max_links_per_subscription} streams.")
+        if count and self._count + count > limits.max_links:
+            raise SubscriptionLimitReached(f"All subscriptions together may follow {limits.max_links} streams.")
+
+    def _has_room(self, subscription: Subscription) -> bool:
+        limits = self._limits
+        return len(subscription.links) < limits.max_links_per_subscription and self._count < limits.max_links
+
+    def _defer(self, subscription: Subscription) -> None:
+        """Link what matches a pattern later, when there is room: it starts at its beginning, so nothing is lost."""
+        if not subscription.is_ready:
+            self.check_room(subscription, 1)
+        self._incomplete[subscription] = None
+        if not subscription.is_incomplete:
+            subscription.is_incomplete = True
+            log.warning("a limit is reached: not all streams that match subscription %r are linked", subscription.id)
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        for subscription in self._incomplete:
+            self._slices.add(self._link_missing(subscription), partial(self._retried, subscription))
+        self._incomplete.clear()
+
+    def _link_missing(self, subscription: Subscription) -> Iterator[None]:
+        for stream in self._matching_streams(subscription):
+            if subscription.is_deleted or subscription in self._incomplete:
+                return
+            if stream is not None and stream.name not in subscription.links:
+                self._link_by_pattern(subscription, stream, stream.base)
+            yield
+
+    def _retried(self, subscription: Subscription, error: Exception | None) -> None:
+        if error is not None:
+            log.error("linking subscription %r failed unexpectedly", subscription.id, exc_info=error)
+        elif subscription not in self._incomplete:
+            subscription.is_incomplete = False
 
     # -- streams are created and deleted -----------------------------------------------------------------------------
 
@@ -160,7 +226,7 @@ class Links:
         link.by_pattern = False
         subscription = link.subscription
         if not link.explicit:
-            subscription.links.pop(link.name, None)
+            self._drop(link)
             if link.is_saved:
                 self.remove_document(link_key(subscription.id, link.name))
         self._mark_dirty(subscription)
@@ -198,7 +264,7 @@ class Links:
                     self._restore_explicit(subscription, name, saved)
         for subscription in subscriptions.values():
             if subscription.glob is not None:
-                self._globs.add(subscription.glob, subscription)
+                self._add_glob(subscription, subscription.glob)
         self._restore_patterns(cursors)
         for key in keys:
             quoted, _, name = key.removeprefix(LINK_PREFIX).partition("/")
@@ -207,7 +273,8 @@ class Links:
                 self.remove_document(key)
 
     def _restore_explicit(self, subscription: Subscription, name: str, saved: SavedLink) -> None:
-        link = subscription.links[name] = Link(subscription, name)
+        link = Link(subscription, name)
+        self._keep(link)
         link.explicit = link.is_saved = True
         self._explicit.setdefault(name, {})[subscription] = None
         stream = self._engine.catalog.by_name.get(name)
@@ -224,6 +291,37 @@ class Links:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _keep(self, link: Link) -> None:
+        links = link.subscription.links
+        if link.name not in links:
+            links[link.name] = link
+            self._count += 1
+
+    def _drop(self, link: Link) -> None:
+        if link.subscription.links.pop(link.name, None) is not None:
+            self._dropped()
+
+    def _dropped(self) -> None:
+        self._count -= 1
+        if self._incomplete and self._retry_timer is None:
+            self._retry_timer = self._scheduler.later(RETRY_S, self._retry)
+
+    def _add_glob(self, subscription: Subscription, glob: Glob) -> None:
+        self._globs.add(glob, subscription)
+        self._pattern_segments += len(glob.segments)
+
+    def _matching_streams(self, subscription: Subscription) -> Iterator[LiveStream | None]:
+        """The streams that a subscription's pattern matches, and None for every other name, so that a slice can end."""
+        if subscription.glob is None:
+            return
+        own: GlobIndex[None] = GlobIndex()
+        own.add(subscription.glob, None)
+        by_name = self._engine.catalog.by_name
+        for name in [name for name in by_name if is_bucketed(name) == subscription.follows_buckets]:
+            stream = by_name.get(name)
+            is_there = stream is not None and stream.visible and not stream.deleted
+            yield stream if is_there and own.match(name) else None
+
     def _matching(self, name: str) -> list[Subscription]:
         """The subscriptions whose pattern matches a name. Wildcards never lead from one surface to the other."""
         if self._globs.is_empty:
@@ -238,7 +336,12 @@ class Links:
             return  # Each wake would be work for the next one.
         link = subscription.links.get(stream.name)
         if link is None:
-            link = subscription.links[stream.name] = Link(subscription, stream.name)
+            # A cursor that is saved already is always restored: without it, work would be done again.
+            if not is_saved and not self._has_room(subscription):
+                self._defer(subscription)
+                return
+            link = Link(subscription, stream.name)
+            self._keep(link)
             link.is_saved = is_saved
         link.by_pattern = True
         if link.stream is stream:

@@ -121,6 +121,7 @@ class Subscription:
         "is_call_queued",
         "is_deleted",
         "is_dirty",
+        "is_incomplete",
         "is_ready",
         "keeper",
         "links",
@@ -147,6 +148,8 @@ class Subscription:
         self.is_ready = False
         """All that it follows is linked; nobody is woken before that."""
         self.is_deleted = False
+        self.is_incomplete = False
+        """Streams that its pattern matches wait for room to be linked."""
         self.is_dirty = False
         """It waits to be processed."""
         self.alarm_ms: int | None = None

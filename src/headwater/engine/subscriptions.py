@@ -17,16 +17,20 @@ from urllib.parse import quote, unquote
 from headwater.core.errors import (
     InvalidSubscription,
     Refusal,
+    SubscriptionBusy,
     SubscriptionExists,
+    SubscriptionLimitReached,
     SubscriptionNotFound,
 )
 from headwater.core.signing import PublicKey, SigningKey
 from headwater.core.subscriptions import (
+    DEFAULT_LIMITS,
     Ack,
     Config,
     Kind,
     Phase,
     SavedSubscription,
+    SubscriptionLimits,
     decode_subscription,
     decode_wake,
     encode_saved,
@@ -35,7 +39,6 @@ from headwater.engine.engine import Engine
 from headwater.engine.links import Links, as_refusal
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
-from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscription import Link, Subscription, Told
 from headwater.engine.wakes import WAKE_PREFIX, Claimed, Wakes, any_jitter, wake_key
@@ -57,6 +60,8 @@ class View(NamedTuple):
     links: Sequence[Told]
     """The links of one page, in the order of their names; none in a listing."""
     has_more_links: bool
+    is_incomplete: bool
+    """Some streams that its pattern matches are not linked yet, because a limit is reached."""
     kid: str | None
     """The key that its webhooks are signed with."""
 
@@ -83,12 +88,14 @@ class Subscriptions:
         timeout_s: float,
         public_url: str = "",
         key_rotation_s: float = 0,
+        limits: SubscriptionLimits = DEFAULT_LIMITS,
         jitter: Callable[[], float] = any_jitter,
     ) -> None:
         self._engine = engine
         self._caller = caller
         self._keys = SigningKeys(engine, round(key_rotation_s * 1000))
-        self._links = Links(engine, Slices(scheduler), self.mark_dirty)
+        self.limits: Final = limits
+        self._links = Links(engine, scheduler, limits, self.mark_dirty)
         self._wakes = Wakes(
             engine,
             scheduler,
@@ -132,6 +139,7 @@ class Subscriptions:
         self._wakes.start(tuple(self._by_id.values()))
 
     async def stop(self) -> None:
+        self._links.stop()
         self._wakes.stop()
         await self._caller.stop()
 
@@ -147,10 +155,15 @@ class Subscriptions:
 
     def put(self, id_: str, config: Config, base_url: str, done: Callable[[Put | Refusal], None]) -> None:
         """Create a subscription, or confirm that it is as asked for."""
-        if id_ in self._locked:
-            self._locked[id_].append(partial(self.put, id_, config, base_url, done))
+        waiting = self._locked.get(id_)
+        if waiting is not None and len(waiting) >= self.limits.max_waiting_requests:
+            done(SubscriptionBusy(f"{len(waiting)} other requests wait for subscription {id_!r}; try again."))
+        elif waiting is not None:
+            waiting.append(partial(self.put, id_, config, base_url, done))
         elif id_ in self._by_id:
             self.answer(partial(self._confirm, id_, config), done)
+        elif len(self._by_id) + len(self._locked) >= self.limits.max_subscriptions:
+            done(SubscriptionLimitReached(f"The limit of {self.limits.max_subscriptions} subscriptions is reached."))
         else:
             self._locked[id_] = []
             create = partial(self._create, id_, config, base_url, partial(self._made, id_, done))
@@ -198,6 +211,7 @@ class Subscriptions:
         names = tuple(names)
         if subscription.config.wake_stream in names:
             raise InvalidSubscription("A subscription cannot follow its own wake_stream.")
+        self._links.check_room(subscription, sum(name not in subscription.links for name in set(names)))
         for name in names:
             self._links.add(subscription, name)
 
@@ -261,6 +275,7 @@ class Subscriptions:
             len(links),
             [links[name].told() for name in names[:limit]],
             len(names) > limit,
+            subscription.is_incomplete,
             self._keys.current().public.kid if config.webhook_url is not None else None,
         )
 

@@ -66,6 +66,7 @@ def _progress(
 ) -> Deferred:
     token = bearer_token(request)
     body = read_json(request, _Progress)
+    context.subscriptions.limits.check_request(len(body.acks or ()))
     acks = [Ack(_stream_of(one), one.offset) for one in body.acks or ()]
     work = partial(acked, address.subscription, token, body.generation, body.wake_id, acks, body.done)
     return Deferred(partial(context.subscriptions.answer, work), _render_progress)

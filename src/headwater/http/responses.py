@@ -97,9 +97,10 @@ AnyResponse: TypeAlias = Response | PiecewiseResponse | Deferred | LiveResponse
 
 def problem(refusal: Refusal) -> Response:
     """The answer to a refused request (RFC 9457), or in the form of the subscription API."""
+    headers = b"".join(header(name, value) for name, value in refusal.headers)
     if isinstance(refusal, SubscriptionRefusal):
         body = _encode_json({"error": {"code": refusal.code, "message": refusal.detail, **refusal.members}})
-        return Response(refusal.status, NO_STORE + _JSON, body)
+        return Response(refusal.status, NO_STORE + _JSON + headers, body)
     body = _encode_json(
         {
             "type": "about:blank",
@@ -109,5 +110,4 @@ def problem(refusal: Refusal) -> Response:
             "detail": refusal.detail,
         }
     )
-    headers = b"".join(header(name, value) for name, value in refusal.headers)
     return Response(refusal.status, NO_STORE + _PROBLEM + headers, body)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import uvloop
 
 from headwater.core.retention import RetentionRule
+from headwater.core.subscriptions import SubscriptionLimits
 from headwater.engine.background import Threads
 from headwater.engine.clock import SteadyClock
 from headwater.engine.clock_guard import JumpRule
@@ -164,6 +165,15 @@ def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.Abstr
         timeout_s=wanted.webhook_timeout_secs,
         public_url=wanted.public_url or settings.server.public_url,
         key_rotation_s=wanted.key_rotation_secs,
+        limits=SubscriptionLimits(
+            max_subscriptions=wanted.max_subscriptions,
+            max_links=wanted.max_links,
+            max_links_per_subscription=wanted.max_links_per_subscription,
+            max_streams_per_request=wanted.max_streams_per_request,
+            max_pattern_segments=wanted.max_pattern_segments,
+            max_description_chars=wanted.max_description_chars,
+            max_waiting_requests=wanted.max_waiting_requests,
+        ),
     )
 
 

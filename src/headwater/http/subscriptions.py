@@ -48,6 +48,7 @@ def put(context: Context, request: Request, address: Address) -> Deferred:
         body.lease_ttl_ms,
         body.description,
         context.limits.max_name_bytes,
+        context.subscriptions.limits,
     )
     base_url = context.base_url(request)
     begin = partial(context.subscriptions.put, address.subscription, config, base_url)
@@ -77,8 +78,9 @@ def add_streams(context: Context, request: Request, address: Address) -> Deferre
     streams = read_json(request, _Streams).streams
     if not streams:
         raise InvalidSubscription("streams must name at least one stream.")
-    names = [link_name(stream, context.limits.max_name_bytes) for stream in streams]
     api = context.subscriptions
+    api.limits.check_request(len(streams))
+    names = [link_name(stream, context.limits.max_name_bytes) for stream in streams]
     return Deferred(partial(api.answer, partial(api.link, address.subscription, names)), _render_nothing)
 
 
@@ -134,6 +136,8 @@ def _view(base_url: str, view: View) -> dict[str, object]:
         "created_at": format_instant(view.created_ms),
         "status": _status(view),
     }
+    if view.is_incomplete:
+        rendered["has_unlinked_streams"] = True
     if config.pattern is not None:
         rendered["pattern"] = config.pattern
     if config.webhook_url is not None:
