@@ -98,12 +98,32 @@ def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused
     connection.execute(
         "INSERT INTO session_events (stream_name, payload, ds_offset) SELECT 's', '{}', 'o' FROM generate_series(1, 2)"
     )
-    with pytest.raises(SetUpWrong, match="holds some events twice"):
+    with pytest.raises(SetUpWrong, match="holds some events twice") as refused:
         tables.prepare(connection, REFERENCE)
-    connection.execute("TRUNCATE session_events")
+    connection.execute(str(refused.value).rpartition("with: ")[2])
+    assert connection.execute("SELECT id FROM session_events").fetchall() == [(1,)], "the first one is kept"
     tables.prepare(connection, REFERENCE)
     tables.prepare(connection, REFERENCE)
     loaded = load(connection, tables.insertion(connection, REFERENCE), Part("j", "q", 0, 0), batch([b"{}"]), LIMIT)
     assert loaded == Loaded(1, 0)
     with pytest.raises(SetUpWrong, match="no column nowhere"):
         tables.prepare(connection, Mapped(REFERENCE.table, {**SESSION_EVENTS, "nowhere": "x"}, {}))
+
+
+def test_a_table_that_we_make_is_the_documents_and_takes_rows_of_an_application(connection: Connection) -> None:
+    """Seed 000, lines 344 to 354: `id` is SERIAL, `ds_offset` may be missing."""
+    tables.prepare(connection, REFERENCE)
+    described = connection.execute(
+        "SELECT column_name, data_type, is_nullable FROM information_schema.columns WHERE table_name ="
+        " 'session_events' AND table_schema = 'public'"
+    )
+    columns = {name: (kind, nullable) for name, kind, nullable in described.fetchall()}
+    assert columns["id"] == ("integer", "NO")
+    assert columns["ds_offset"] == ("text", "YES")
+    assert columns["stream_name"] == ("text", "NO")
+    assert columns["payload"] == ("jsonb", "NO")
+    for _ in range(2):
+        connection.execute("INSERT INTO session_events (stream_name, event_type, payload) VALUES ('s', 'own', '{}')")
+    loaded = load(connection, tables.insertion(connection, REFERENCE), Part("j", "q", 0, 0), batch([b"{}"]), LIMIT)
+    assert loaded == Loaded(1, 0)
+    assert connection.execute("SELECT count(*) FROM session_events").fetchone() == (3,)

@@ -110,7 +110,7 @@ def prepare(connection: Connection, mapped: Mapped) -> None:
         except psycopg.errors.UniqueViolation as error:
             raise SetUpWrong(
                 f"Table {mapped.table.text} holds some events twice, so it cannot get its key:"
-                f" {error.diag.message_detail}"
+                f" {error.diag.message_detail} Keep one row of each event with: {_deletion(connection, mapped)}"
             ) from None
 
 
@@ -156,8 +156,8 @@ def _value(source: str, type_name: str) -> sql.Composable:
 
 
 def _creation(mapped: Mapped) -> sql.Composed:
-    lines = [sql.SQL("id BIGSERIAL PRIMARY KEY")] if "id" not in mapped.columns else []
-    required = {STREAM, OFFSET, PAYLOAD}
+    lines = [sql.SQL("id SERIAL PRIMARY KEY")] if "id" not in mapped.columns else []
+    required = {STREAM, PAYLOAD}  # As the reference has it: an application may insert rows without an offset.
     described: list[sql.Composable] = list(lines)
     for name, source in mapped.columns.items():
         type_name = mapped.types.get(name) or _WHOLE.get(source, "text")
@@ -166,6 +166,13 @@ def _creation(mapped: Mapped) -> sql.Composed:
     if "received_at" not in mapped.columns:
         described.append(sql.SQL("received_at TIMESTAMPTZ DEFAULT NOW()"))
     return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(mapped.table.quoted, sql.SQL(", ").join(described))
+
+
+def _deletion(connection: Connection, mapped: Mapped) -> str:
+    """The statement that deletes all but the first row of each event."""
+    same = sql.SQL(" AND ").join(sql.SQL("a.{0} = b.{0}").format(sql.Identifier(name)) for name in mapped.key)
+    statement = sql.SQL("DELETE FROM {0} a USING {0} b WHERE {1} AND a.ctid > b.ctid;")
+    return statement.format(mapped.table.quoted, same).as_string(connection)
 
 
 def _has_key(connection: Connection, mapped: Mapped) -> bool:
