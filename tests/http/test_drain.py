@@ -120,3 +120,19 @@ def test_sigint_stops_as_sigterm_does() -> None:
         server.process.send_signal(signal.SIGINT)
         assert server.process.wait(timeout=10) in (0, 130)
         assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize("stays", [False, True], ids=["client gone", "client still there"])
+def test_a_connection_that_was_refused_does_not_hold_up_a_stop(stays: bool) -> None:
+    """After a refusal in the middle of a body the server waits a little, so that the client can read the answer."""
+    with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="20") as server, stream_on(server, "drained") as stream:
+        stream.create()
+        with connect(server) as connection:
+            headers = {**TEXT, "Content-Length": str(2**30)}
+            connection.send(encode("POST", stream.path, headers=headers) + b"some of it")
+            assert connection.response().status == 413
+            if not stays:
+                connection.socket.close()
+            began = time.monotonic()
+            assert server.stop() == 0
+        assert time.monotonic() - began < 10

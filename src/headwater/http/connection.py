@@ -153,6 +153,8 @@ class Connection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         # A client that half-closes still gets the answers to what it sent. A live reader that does is gone.
+        if self._writing is LINGERING:
+            return False  # The answer was sent and the client needs no more of it.
         return self._live is None and (self._writing is not IDLE or bool(self._queue))
 
     def pause_writing(self) -> None:
@@ -261,7 +263,7 @@ class Connection(asyncio.Protocol):
         self._is_last = True
         if self._live is not None:
             self._live.on_drain()
-        elif self._writing is IDLE and not self._queue and self._parser.state is IDLE:
+        elif self._writing is LINGERING or (self._writing is IDLE and not self._queue and self._parser.state is IDLE):
             self.close()
 
     def close(self) -> None:
