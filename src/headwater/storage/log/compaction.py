@@ -66,6 +66,9 @@ def rewrite_packs(shop: Workshop, rewrite: Rewrite) -> Generator[None, None, Rew
                 written += moves[-1].merged.length + 16_384
                 if written >= _STEP_BYTES:
                     written = 0
+                    # Else all that was copied would count as memory of this process until the end.
+                    for pack in sources.values():
+                        pack.relax()
                     yield
         added = fresh.finish()
     except BaseException:

@@ -268,6 +268,10 @@ class Pack:
             except DamagedPage as damage:
                 yield damage
 
+    def relax(self) -> None:
+        """Give back the memory of pages that were read in place; they are read again when needed."""
+        self._mapped.relax()
+
     def close(self) -> None:
         self._mapped.close()
 
