@@ -530,7 +530,7 @@ OPERATIONS: tuple[Operation, ...] = (
         SMALL_SEGMENTS,
         0.05,
     ),
-    _memory("expiry", "20,000 streams that expire together", expiring, share=0.1),
+    _memory("expiry", "20,000 streams that expire together", expiring, share=0.4),
     _memory("metrics", "the metrics page with 20,000 streams", metrics, many_in_bucket, share=0.1),
 )
 BY_NAME = {operation.name: operation for operation in OPERATIONS}
