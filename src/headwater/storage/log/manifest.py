@@ -23,6 +23,7 @@ from headwater.core.records import Document, Image
 from headwater.storage.filesystem import Appender, Filesystem
 from headwater.storage.interface import Corrupt, WriteFailed
 from headwater.storage.log.frames import FRAME, NO_STREAM, Frame, find_frame, read_frame, seal
+from headwater.storage.log.images import encode_state
 from headwater.storage.log.packs import PackInfo
 from headwater.storage.log.renewal import renew
 from headwater.storage.log.segments import write_whole
@@ -319,7 +320,7 @@ def _update(places: dict[Key, int], found: list[tuple[Key, int]]) -> Iterator[No
 
 
 def _encode_entry(kept: Kept) -> Entry:
-    encoded = _encode(kept.state)
+    encoded = encode_state(kept.state)
     stream_id = NO_STREAM if isinstance(kept.key, str) else kept.key
     header = _ENTRY.pack(0, len(encoded), stream_id, kept.lsn)[_CHECKSUM.size :]
     checksum = zlib.crc32(encoded, zlib.crc32(header))

@@ -24,6 +24,7 @@ from headwater.storage.log.checkpoint import Frozen, Plan, Saved, Workshop, save
 from headwater.storage.log.compaction import DamagedSource, Rewritten, forget_packs, rewrite_packs
 from headwater.storage.log.extents import NO_EXTENTS, join, merge
 from headwater.storage.log.holdings import Holding, memory_of
+from headwater.storage.log.images import is_large
 from headwater.storage.log.packs import pack_path
 from headwater.storage.log.segments import LogWriter
 from headwater.storage.log.shelf import Shelf
@@ -220,20 +221,20 @@ class Tender:
         for asks in range(ASKS_MAX, -1, -1):
             for steps, stream_id in enumerate(tuple(self._to_freeze), 1):
                 # A stream that is gone since was captured when it went.
-                if stream_id in self._to_freeze:
-                    self._freeze_one(stream_id, insist=not asks)
-                if steps % self._look_every == 0:
+                large = stream_id in self._to_freeze and self._freeze_one(stream_id, insist=not asks)
+                if large or steps % self._look_every == 0:
                     yield Step.MORE
             if not self._to_freeze:
                 break
             yield Step.WAIT
 
-    def _freeze_one(self, stream_id: int, *, insist: bool) -> None:
+    def _freeze_one(self, stream_id: int, *, insist: bool) -> bool:
+        """Returns whether that took noticeably long."""
         hot = self._hot
         assert self._image_of is not None
         image = self._image_of(stream_id)
         if image is None and not insist:
-            return
+            return False
         holding = hot.holdings[stream_id]
         assert image is None or (image.index, image.position) == holding.end
         if stream_id not in hot.ended:
@@ -242,6 +243,7 @@ class Tender:
             # Its end is left to the replay now, and to the next checkpoint then.
             image = msgspec.structs.replace(image, deleted=False)
         self._set_aside(stream_id, holding, hot.lsn, image)
+        return is_large(image)
 
     def capture(self, stream_id: int, holding: Holding, lsn: int) -> None:
         """A stream is about to be removed, and was as given after record `lsn`: the last moment to save it as it was.
@@ -296,8 +298,10 @@ class Tender:
         self._shelf.settle(saved.packs)
         while frozen:
             # Memory is given back in slices too: it takes as long as the rest.
-            del frozen[-self._look_every :], saved.blobs[-self._look_every :]
-            yield Step.MORE
+            large = is_large(frozen.pop().image)
+            del saved.blobs[-1:]
+            if large or len(frozen) % self._look_every == 0:
+                yield Step.MORE
 
     # -- the next segment ------------------------------------------------------------------------------------------
 
