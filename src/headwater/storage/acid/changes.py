@@ -8,14 +8,14 @@ moved, and its new bytes joined into pieces.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import lmdb
 import msgspec
 
 from headwater.core.catalog import Catalog, Stream
 from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
-from headwater.storage.acid.pieces import PieceWriter
+from headwater.storage.acid.pieces import KEY, PIECE_BYTES, BadPiece, PieceWriter, decode_piece
 from headwater.storage.acid.rows import (
     ID,
     BadRow,
@@ -37,14 +37,26 @@ if TYPE_CHECKING:
 class _Touched:
     """A stream that the transaction changes."""
 
-    __slots__ = ("pieces", "producers_replaced", "row_crc", "stream")
+    __slots__ = ("added", "producers_replaced", "row_crc", "start", "stream")
 
     def __init__(self, stream: Stream, row_crc: int | None) -> None:
         self.stream = stream
         self.row_crc = row_crc
         """The checksum of its row as it lies in the shard, or None while it has none."""
-        self.pieces: PieceWriter | None = None
+        self.added: list[Append | Create] = []
+        """What brings new bytes, in order."""
+        self.start = (0, 0)
+        """Index and position at which the new bytes begin."""
         self.producers_replaced = False
+
+
+class _Taken(NamedTuple):
+    """A piece that is to be written again, together with what follows it."""
+
+    start_index: int
+    position: int
+    ends: list[int]
+    body: bytes
 
 
 class Changes:
@@ -107,13 +119,8 @@ class Changes:
             touched = self._touched[stream_id]
             self._write_row(touched)
             self._write_producers(touched)
-            if touched.pieces is not None:
-                for key, value in touched.pieces.finish():
-                    if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
-                        raise Corrupt(
-                            f"{self._path}: stream {touched.stream.name!r} has bytes beyond its end, where new ones"
-                            " belong."
-                        )
+            if touched.added:
+                self._write_bytes(touched)
         return [(stream_id, touched.stream.index) for stream_id, touched in self._touched.items()]
 
     def _touch(self, stream_id: int) -> _Touched:
@@ -143,7 +150,9 @@ class Changes:
             _, state = decode_producer(key, row)
         except (BadRow, msgspec.MsgspecError) as error:
             raise Corrupt(f"{self._path}: producer {producer_id!r} of {stream.name!r} is damaged: {error}.") from error
-        stream.producers = (stream.producers or {}) | {producer_id: state}
+        if stream.producers is None:
+            stream.producers = {}
+        stream.producers[producer_id] = state
 
     def _install(self, image: Image, row_crc: int | None) -> _Touched:
         self._catalog.apply(image)
@@ -162,18 +171,63 @@ class Changes:
         key = ID.pack(image.id)
         known = self._touched.get(image.id)
         if known is not None:
-            row_crc, pieces = known.row_crc, known.pieces
+            row_crc = known.row_crc
         else:
             row = self._txn.get(key, db=self._databases.streams)
-            row_crc, pieces = (crc_of(row) if row is not None else None), None
+            row_crc = crc_of(row) if row is not None else None
         touched = self._install(image, row_crc)
-        touched.pieces = pieces
+        if known is not None:
+            touched.added, touched.start = known.added, known.start
         touched.producers_replaced = True
 
     def _add(self, touched: _Touched, index: int, position: int, record: Append | Create) -> None:
-        if touched.pieces is None:
-            touched.pieces = PieceWriter(record.id, index, position)
-        touched.pieces.add(record.payload, record.lengths)
+        if not touched.added:
+            touched.start = (index, position)
+        touched.added.append(record)
+
+    def _write_bytes(self, touched: _Touched) -> None:
+        stream_id = touched.stream.id
+        size = sum(len(record.payload) for record in touched.added)
+        earlier = self._take_small_pieces(stream_id, *touched.start, size)
+        index, position = (earlier[-1].start_index, earlier[-1].position) if earlier else touched.start
+        writer = PieceWriter(stream_id, index, position)
+        for piece in reversed(earlier):
+            writer.add_piece(piece.ends, piece.body)
+        for record in touched.added:
+            writer.add(record.payload, record.lengths)
+        for key, value in writer.finish():
+            if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
+                raise Corrupt(
+                    f"{self._path}: stream {touched.stream.name!r} has bytes beyond its end, where new ones belong."
+                )
+
+    def _take_small_pieces(self, stream_id: int, index: int, position: int, size: int) -> list[_Taken]:
+        """Take away pieces before the new bytes that are no larger than what is written anyway; the newest comes first.
+
+        They are written again, joined with the new bytes. So the pieces at the end of a stream at least double in size
+        from one to the next older one: a reader walks few of them however many rounds wrote them, and a byte is
+        written again at most as often as its piece can double.
+        """
+        taken: list[_Taken] = []
+        with self._txn.cursor(self._databases.data) as cursor:
+            found = cursor.prev() if cursor.set_range(KEY.pack(stream_id, position)) else cursor.last()
+            while found and cursor.key()[: ID.size] == ID.pack(stream_id):
+                try:
+                    piece = decode_piece(bytes(cursor.key()), cursor.value())
+                    joins = (piece.end_index, piece.end_position) == (index, position)
+                    if not joins or len(piece.body) >= PIECE_BYTES or len(piece.body) > size:
+                        break
+                    taken.append(
+                        _Taken(piece.start_index, piece.position, list(piece.ends), bytes(piece.verified_body()))
+                    )
+                except BadPiece:
+                    # Left where it is: its copy would look sound. A read or a check will say so.
+                    break
+                index, position = piece.start_index, piece.position
+                size += len(piece.body)
+                cursor.delete()
+                found = cursor.prev() if cursor.key() else cursor.last()
+        return taken
 
     def _write_row(self, touched: _Touched) -> None:
         stream = touched.stream

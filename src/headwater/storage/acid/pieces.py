@@ -101,6 +101,15 @@ class PieceWriter:
         self._ends: array[int] = array("I")
         self._sealed: list[tuple[bytes, bytes]] = []
 
+    def add_piece(self, ends: Sequence[int], body: bytes) -> None:
+        """Add an earlier piece: bytes, and where messages end in them. The last message may end in a later piece."""
+        at = 0
+        for end in ends:
+            self._fill(body[at:end])
+            self._ends.append(len(self._body))
+            at = end
+        self._fill(body[at:])
+
     def add(self, payload: bytes, lengths: Sequence[int]) -> None:
         if len(self._body) + len(payload) <= PIECE_BYTES:
             end = len(self._body)
@@ -112,14 +121,9 @@ class PieceWriter:
         view = memoryview(payload)
         at = 0
         for length in lengths:
-            message_end = at + length
-            while at < message_end:
-                if len(self._body) == PIECE_BYTES:
-                    self._seal()
-                taken = min(message_end - at, PIECE_BYTES - len(self._body))
-                self._body += view[at : at + taken]
-                at += taken
+            self._fill(view[at : at + length])
             self._ends.append(len(self._body))
+            at += length
 
     def finish(self) -> Iterator[tuple[bytes, bytes]]:
         """The keys and values of all pieces, in order."""
@@ -127,6 +131,14 @@ class PieceWriter:
             self._seal()
         sealed, self._sealed = self._sealed, []
         return iter(sealed)
+
+    def _fill(self, data: bytes | memoryview) -> None:
+        while data:
+            if len(self._body) == PIECE_BYTES:
+                self._seal()
+            taken = PIECE_BYTES - len(self._body)
+            self._body += data[:taken]
+            data = data[taken:]
 
     def _seal(self) -> None:
         key = KEY.pack(self._id, self._position)

@@ -36,7 +36,7 @@ def encode_state(state: Image | Document) -> bytes:
     """The state in MessagePack."""
     if isinstance(state, Document) or not is_large(state):
         return _encode(state)
-    parts = [_ARRAY.pack(_ARRAY_16, 1 + len(_FIELDS)), _encode(Image.__struct_config__.tag)]
+    parts: list[bytes | memoryview] = [_ARRAY.pack(_ARRAY_16, 1 + len(_FIELDS)), _encode(Image.__struct_config__.tag)]
     for field in _FIELDS:
         value = getattr(state, field)
         if field == "producers":
