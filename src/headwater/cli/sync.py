@@ -61,11 +61,13 @@ def sync(
         _say_what_would_run(settings)
         return
     from headwater.pipeline.application import Application
+    from headwater.pipeline.stderr_lines import tidy_stderr
 
     _set_up_logging()
     show = _progress() if sys.stderr.isatty() else None
     application = Application(settings, **({"show": show} if show else {}))
-    code = application.run()
+    with tidy_stderr():
+        code = application.run()
     if code:
         raise typer.Exit(code)
 

@@ -1,0 +1,121 @@
+"""What Spark's processes write to stderr, as lines of our log: each with its time, and without what means nothing.
+
+The JVM and the Python workers inherit stderr and write what they like to it: banners, stack traces, and a traceback of
+pyspark's daemon whenever Spark closes the socket of a worker that it needs no more (`BrokenPipeError`), which happens
+in healthy operation. Invariant: every line that is written leaves again, with a time, unless it belongs to such a
+traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_OURS: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+_LOG4J: Final = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d ")
+_BEGIN: Final = "Traceback (most recent call last):"
+_FLUSH: Final = "PySpark daemon failed to flush"
+_CLOSED: Final = ("BrokenPipeError:", "ConnectionResetError:")
+_DAEMON: Final = re.compile(r'  File ".*pyspark/daemon\.py", line \d+')
+_HOLD_BACK_S: Final = 1.0
+_BLOCK_LINES_MAX: Final = 500
+_CHUNK_BYTES: Final = 65536
+
+
+class StderrLines:
+    """Lines in, lines out. Tracebacks are held back until they are whole; `flush` ends the waiting."""
+
+    def __init__(self) -> None:
+        self._block: list[str] = []
+        self._open = 0
+        """Tracebacks in the block whose last line is yet to come: those of two workers may be mixed."""
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._block)
+
+    def feed(self, line: str) -> list[str]:
+        if line == _BEGIN or (line.startswith(_FLUSH) and not self._block):
+            self._block.append(line)
+            self._open += line == _BEGIN
+            return []
+        if not self._block:
+            return [_timed(line)] if line.strip() else []
+        if _OURS.match(line) or _LOG4J.match(line):
+            return [_timed(line)]  # Another process's; the traceback goes on.
+        self._block.append(line)
+        if line and not line[0].isspace():
+            self._open -= 1
+        is_whole = self._open <= 0 and any(held == _BEGIN for held in self._block)
+        return self.flush() if is_whole or len(self._block) > _BLOCK_LINES_MAX else []
+
+    def flush(self) -> list[str]:
+        block, self._block, self._open = self._block, [], 0
+        return [] if _is_closed_socket(block) else [_timed(line, "ERROR") for line in block if line.strip()]
+
+
+def _is_closed_socket(block: list[str]) -> bool:
+    files = [line for line in block if line.startswith("  File ")]
+    ends = [line for line in block if line and not line[0].isspace() and line != _BEGIN and not line.startswith(_FLUSH)]
+    return bool(files and ends) and all(map(_DAEMON.match, files)) and all(end.startswith(_CLOSED) for end in ends)
+
+
+def _timed(line: str, level: str = "INFO") -> str:
+    if _OURS.match(line) or _LOG4J.match(line):
+        return line
+    moment = time.time()
+    written = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    return f"{written},{int(moment * 1000) % 1000:03d} {level} spark: {line}"
+
+
+@contextmanager
+def tidy_stderr() -> Iterator[None]:
+    """Within the block, pass stderr of this process and of all that it starts through `StderrLines`.
+
+    A terminal is left alone: its reader sees what happens, and programs behave differently on one.
+    """
+    if sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.flush()
+    out = os.dup(2)
+    read, write = os.pipe()
+    os.dup2(write, 2)
+    os.close(write)
+    copier = threading.Thread(target=_copy, args=(read, out), name="stderr-lines", daemon=True)
+    copier.start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(out, 2)
+        # A child that still runs keeps the pipe open; what it writes until then is still copied.
+        copier.join(_HOLD_BACK_S)
+
+
+def _copy(read: int, out: int) -> None:
+    lines, rest = StderrLines(), b""
+    while True:
+        ready, _, _ = select.select([read], [], [], _HOLD_BACK_S if lines.waits else None)
+        if not ready:
+            _write(out, lines.flush())
+            continue
+        chunk = os.read(read, _CHUNK_BYTES)
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in whole:
+            _write(out, lines.feed(line.decode("utf-8", "replace")))
+        if not chunk:
+            _write(out, [*(lines.feed(rest.decode("utf-8", "replace")) if rest else []), *lines.flush()])
+            return
+
+
+def _write(out: int, lines: list[str]) -> None:
+    if lines:
+        os.write(out, "".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))

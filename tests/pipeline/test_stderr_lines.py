@@ -1,0 +1,77 @@
+"""Lines of Spark's processes in our log: times on all of them, and no traceback of a socket that was merely closed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from headwater.pipeline.stderr_lines import StderrLines
+
+DAEMON = "/site-packages/pyspark/python/lib/pyspark.zip/pyspark/daemon.py"
+CLOSED = f"""Traceback (most recent call last):
+  File "{DAEMON}", line 264, in manager
+  File "{DAEMON}", line 95, in worker
+BrokenPipeError: [Errno 32] Broken pipe""".splitlines()
+FLUSHED = ["PySpark daemon failed to flush the output to the worker process:", *CLOSED]
+REAL = f"""Traceback (most recent call last):
+  File "{DAEMON}", line 264, in manager
+  File "/app/job.py", line 3, in rows
+    raise ValueError("x")
+ValueError: x""".splitlines()
+ELSEWHERE = """Traceback (most recent call last):
+  File "/app/job.py", line 3, in rows
+    connection.sendall(body)
+BrokenPipeError: [Errno 32] Broken pipe""".splitlines()
+OURS = "2026-11-16 18:57:13,001 INFO headwater.pipeline: session-events: running"
+LOG4J = "26/11/16 18:57:13 ERROR MicroBatchExecution: Query failed"
+TIMED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (INFO|ERROR) spark: (.*)")
+
+
+def fed(*lines: str) -> list[str]:
+    tidy = StderrLines()
+    return [line for given in lines for line in tidy.feed(given)] + tidy.flush()
+
+
+@pytest.mark.parametrize("block", [CLOSED, FLUSHED, [*CLOSED, *CLOSED]])
+def test_a_socket_that_spark_closed_is_not_told(block: list[str]) -> None:
+    assert fed(OURS, *block, LOG4J) == [OURS, LOG4J]
+
+
+def test_tracebacks_of_two_workers_may_be_mixed() -> None:
+    mixed = [line for pair in zip(CLOSED, CLOSED, strict=True) for line in pair]
+    assert fed(*mixed, OURS) == [OURS]
+    assert fed(CLOSED[0], OURS, *CLOSED[1:]) == [OURS]
+
+
+@pytest.mark.parametrize("block", [REAL, ELSEWHERE])
+def test_any_other_traceback_is_told_with_its_time(block: list[str]) -> None:
+    told = [TIMED.fullmatch(line) for line in fed(*block)]
+    assert [found[2] for found in told if found] == block
+    assert all(found and found[1] == "ERROR" for found in told)
+
+
+def test_lines_without_a_time_get_one_and_others_stay_as_they_are() -> None:
+    banner, trace = "Setting default log level to", "\tat org.apache.spark.Some(Some.scala:1)"
+    told = fed(OURS, banner, LOG4J, trace, "", OURS)
+    assert (told[0], told[2], told[4]) == (OURS, LOG4J, OURS)
+    assert [TIMED.fullmatch(told[place])[2] for place in (1, 3)] == [banner, trace]  # type: ignore[index]
+
+
+def test_stderr_of_a_process_and_of_its_children_goes_through() -> None:
+    script = """
+import subprocess, sys
+from headwater.pipeline.stderr_lines import tidy_stderr
+with tidy_stderr():
+    subprocess.run([sys.executable, "-c", "import sys; sys.stderr.write(sys.argv[1])", sys.argv[1]])
+    print("own", file=sys.stderr)
+    print("Traceback (most recent call last):", file=sys.stderr)
+print("afterwards", file=sys.stderr)
+"""
+    child = "\n".join([*CLOSED, "kept", ""])
+    done = subprocess.run([sys.executable, "-c", script, child], capture_output=True, text=True, timeout=60, check=True)
+    lines = done.stderr.splitlines()
+    assert [line.partition("spark: ")[2] for line in lines[:3]] == ["kept", "own", "Traceback (most recent call last):"]
+    assert lines[3:] == ["afterwards"]
