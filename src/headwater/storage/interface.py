@@ -3,7 +3,8 @@
 The engine drives every mode alike, and in this order:
 
 1. `recover()` once, before anything else: the records that rebuild the catalog.
-2. `write(batch)`: make a batch durable, all of it or (after an error) no one knows how much. It may block and may
+2. `write(batch)`: make a batch durable, all of it or (after an error) no one knows how much. A batch that is too large
+   is refused with `BatchTooLarge` before anything of it is written. It may block and may
    run on a thread, one batch at a time; it must not touch what readers use. It waits for its own write and sync, and
    never for a checkpoint: while those cannot keep up, `busy` says so.
 3. `absorb(batch)`: on the event loop, after `write` returned: let readers have the batch.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from headwater.core.records import Image, Record
+from headwater.core.records import Append, Create, Image, Record
 
 
 class StorageError(Exception):
@@ -29,6 +30,10 @@ class StorageError(Exception):
 
 class WriteFailed(StorageError):
     """A write or sync failed. What of the batch is on the disk is unknown, so nothing more may be acknowledged."""
+
+
+class BatchTooLarge(StorageError):
+    """A batch is more than a journal can take. Nothing of it was written, and the store takes further writes."""
 
 
 class Corrupt(StorageError):
@@ -51,6 +56,26 @@ class Usage(NamedTuple):
 
 RECORD_MAX_BYTES: Final = 2**31 - 2**20
 """The payload and message lengths of one record: every journal can take it. A larger request must be refused before."""
+
+BATCH_MAX_BYTES: Final = 2**32 - 2**24
+"""The payloads and message lengths of one batch: every journal can take it, with what else its records say."""
+_LENGTH_MAX_BYTES: Final = 9
+
+
+def check_batch(batch: Sequence[Committed]) -> None:
+    """Raise `BatchTooLarge` for a batch that no journal can take, before anything is encoded or written."""
+    total = 0
+    for record, _ in batch:
+        if isinstance(record, Append | Create):
+            size = len(record.payload) + _LENGTH_MAX_BYTES * len(record.lengths)
+            if size > RECORD_MAX_BYTES:
+                raise BatchTooLarge(
+                    f"A record of {size} bytes is more than the {RECORD_MAX_BYTES} that storage can take."
+                )
+            total += size
+    if total > BATCH_MAX_BYTES:
+        raise BatchTooLarge(f"A batch of {total} bytes is more than the {BATCH_MAX_BYTES} that storage can take.")
+
 
 ImageOf: TypeAlias = Callable[[int], Image | None]
 """The state of a stream exactly as absorbed so far; None while it is ahead of that, or gone."""

@@ -39,7 +39,7 @@ from headwater.storage.acid.reader import ShardReader
 from headwater.storage.acid.shard import Shard, make_shard
 from headwater.storage.directory import open_directory
 from headwater.storage.filesystem import Filesystem, RealFilesystem
-from headwater.storage.interface import Committed, Corrupt, ImageOf, StorageError, Usage, WriteFailed
+from headwater.storage.interface import Committed, Corrupt, ImageOf, StorageError, Usage, WriteFailed, check_batch
 
 DISK_RESERVE_BYTES: Final = 128 * 2**20
 """Below this much free disk no new writes begin: what waits for the shards must still find room in them."""
@@ -140,6 +140,7 @@ class AcidStorage:
         if self._failure is not None:
             raise WriteFailed(self._failure)
         self._carrier.check()
+        check_batch(batch)
         known = self._known
         routed = [
             Routed(known[record.id].shard, record) if type(record) is Append else self._route(record, removed)

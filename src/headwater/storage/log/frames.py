@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from headwater.core.records import Document, Record, decode_record
-from headwater.storage.interface import Committed
+from headwater.storage.interface import BatchTooLarge, Committed
 
 FRAME: Final = struct.Struct("<QIIQI")
 """Salt; checksum of all that follows it; length of the body; number (of the first record); count (of records)."""
@@ -103,6 +103,10 @@ class BatchEncoder:
             encode_into(record, buffer, at)
             table += (NO_STREAM if isinstance(record, Document) else record.id, len(buffer) - at, len(removed))
             at = len(buffer)
+            if at > BODY_MAX_BYTES:
+                raise BatchTooLarge(
+                    f"A batch of more than {BODY_MAX_BYTES} bytes does not fit into a frame of the log."
+                )
             if removed:
                 all_removed += removed
         if all_removed:

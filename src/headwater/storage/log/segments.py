@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from headwater.storage.filesystem import Appender, Bytes, Filesystem
 from headwater.storage.interface import Committed, WriteFailed
-from headwater.storage.log.frames import BODY_MAX_BYTES, FRAME, BatchEncoder, seal
+from headwater.storage.log.frames import FRAME, BatchEncoder, seal
 
 SEGMENT_MAX_BYTES: Final = 2**30
 """A segment is read whole at boot; a larger setting is taken as this."""
@@ -128,8 +128,6 @@ class LogWriter:
         with self._lock:
             self._check()
             frame = self._encoder.encode(batch, self.last_lsn + 1, self._salt)
-            if len(frame) - FRAME.size > BODY_MAX_BYTES:
-                raise WriteFailed(f"A batch of {len(frame)} bytes is more than the log can take.")
             try:
                 self._append(frame)
             except BaseException as error:

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 from headwater.core.records import Append, Create, Delete, Document, Record
 from headwater.storage.directory import Directory, open_directory
 from headwater.storage.filesystem import Filesystem
-from headwater.storage.interface import Committed, Corrupt, ImageOf, StorageError, Usage, WriteFailed
+from headwater.storage.interface import Committed, Corrupt, ImageOf, StorageError, Usage, WriteFailed, check_batch
 from headwater.storage.log import holdings
 from headwater.storage.log.checkpoint import Workshop
 from headwater.storage.log.holdings import Damaged, Holding, memory_of
@@ -183,6 +183,7 @@ class LogStorage:
 
     def write(self, batch: Sequence[Committed]) -> None:
         assert self._writer is not None
+        check_batch(batch)
         self._writer.write(batch)
 
     def absorb(self, batch: Sequence[Committed]) -> None:
