@@ -91,6 +91,17 @@ FUZZ_FAULTS: dict[str, Callable[[], None]] = {
 }
 
 
+def forgives_malformed_heads() -> None:
+    """Blanks before a colon and bare line feeds are corrected before the parser sees them."""
+    receive = Connection.data_received
+
+    def forgiving(self: Connection, data: bytes) -> None:
+        data = data.replace(b"\r\n", b"\n").replace(b" :", b":").replace(b"\0", b"").replace(b"\n", b"\r\n")
+        receive(self, data)
+
+    Connection.data_received = forgiving  # type: ignore[method-assign]
+
+
 def leaks_with_every_append() -> None:
     """Each append leaves 30 kB of memory and a descriptor behind."""
     append = Engine.append
@@ -114,6 +125,7 @@ def buffers_for_silent_readers() -> None:
 
 FAULTS: dict[str, Callable[[], None]] = {
     **FUZZ_FAULTS,
+    "forgives_malformed_heads": forgives_malformed_heads,
     "leaks_with_every_append": leaks_with_every_append,
     "buffers_for_silent_readers": buffers_for_silent_readers,
 }

@@ -6,11 +6,14 @@ import random
 import time
 
 import h11
+import httpx
 import pytest
 
+from tests.pressure import malformed
 from tests.pressure.faults import FUZZ_FAULTS
 from tests.pressure.fuzz import Replies, compare, run_against_server
 from tests.pressure.script import Mismatch, Script, Step, Wake
+from tests.serving import serve
 
 REQUESTS = {"memory": 17_000, "file-durable": 3_000}
 REQUESTS_LONG = {"memory": 900_000, "file-durable": 60_000, "acid": 40_000}
@@ -52,6 +55,24 @@ def test_h11_reads_every_request_as_it_is_meant() -> None:
         server.send(h11.Response(status_code=204, headers=[]))
         server.send(h11.EndOfMessage())
         server.start_next_cycle()
+
+
+def judge_malformed(program: tuple[str, ...], mutations: int, seed: int) -> int:
+    with serve(program=program) as server:
+        httpx.put(server.stream_url("malformed"), headers={"Content-Type": "text/plain"})
+        return malformed.check(server.port, mutations, seed)
+
+
+def test_the_server_reads_no_request_where_h11_reads_none(long: bool) -> None:
+    mutations = 50_000 if long else 1_500
+    seed = time.time_ns() % 10**9 if long else 7
+    accepted = judge_malformed(("headwater",), mutations, seed)
+    assert mutations / 50 < accepted < mutations / 2, "the mutations are too harmless or too harsh to compare"
+
+
+def test_a_server_that_forgives_malformed_heads_is_noticed() -> None:
+    with pytest.raises(Mismatch):
+        judge_malformed(("tests.pressure.faults", "forgives_malformed_heads"), 3_000, 7)
 
 
 @pytest.mark.parametrize(
