@@ -22,6 +22,7 @@ from durable_streams import (
     stream,
 )
 
+from tests.offsets import place_text
 from tests.serving import Server, serve
 
 LiveMode = Literal["long-poll", "sse"]
@@ -56,10 +57,10 @@ def take(events: Iterator[Any], count: int) -> list[Any]:
 
 def test_create_head_append_read_delete(url: str) -> None:
     with DurableStream.create(url, content_type="text/plain", ttl_seconds=3600) as handle:
-        assert handle.append("hello ").next_offset == "0000000000000001_0000000000000006"
-        assert handle.append("world").next_offset == "0000000000000002_000000000000000b"
+        assert handle.append("hello ").next_offset == place_text(1, 6)
+        assert handle.append("world").next_offset == place_text(2, 11)
         head = handle.head()
-        assert (head.content_type, head.offset) == ("text/plain", "0000000000000002_000000000000000b")
+        assert (head.content_type, head.offset) == ("text/plain", place_text(2, 11))
         with stream(url, live=False) as response:
             assert response.read_text() == "hello world"
         handle.delete()

@@ -425,7 +425,8 @@ def test_data_from_any_other_tuple_is_refused_by_a_closed_stream(other: tuple[st
     with pytest.raises(StreamClosed) as refused:
         writer.append(b"x", producer=other, close=True)
     assert refused.value.status == 409
-    assert dict(refused.value.headers) == {"Stream-Closed": "true", "Stream-Next-Offset": str(writer.stream.tail)}
+    tail = f"{writer.stream.tail}_{writer.stream.id:016x}"
+    assert dict(refused.value.headers) == {"Stream-Closed": "true", "Stream-Next-Offset": tail}
 
 
 @pytest.mark.parametrize("other", OTHER_TUPLES)

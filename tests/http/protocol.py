@@ -8,14 +8,15 @@ from typing import Any
 
 import httpx
 
+from tests.offsets import place_text
 from tests.serving import Server
 
-ZERO = "0000000000000000_0000000000000000"
+ZERO: str = place_text(0, 0)
 
 
 def offset(index: int, position: int) -> str:
-    """The token of the place after `index` messages and `position` stored bytes."""
-    return f"{index:016x}_{position:016x}"
+    """The token of the place after `index` messages and `position` stored bytes, of any incarnation."""
+    return place_text(index, position)
 
 
 def position(token: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,7 +17,7 @@ def test_an_append_answers_204_with_the_new_tail(stream: Stream) -> None:
     stream.create()
     appended = stream.post("hello world")
     assert (appended.status_code, appended.content) == (204, b"")
-    assert appended.headers["stream-next-offset"] == "0000000000000001_000000000000000b"
+    assert re.fullmatch(r"0000000000000001_000000000000000b_[0-9a-f]{16}", appended.headers["stream-next-offset"])
     assert "stream-closed" not in appended.headers
     assert stream.append("!") == offset(2, 12)
     assert stream.content() == b"hello world!"

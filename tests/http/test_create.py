@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -42,6 +43,7 @@ def test_content_type_is_kept_for_all_reads(stream: Stream, content_type: str) -
 def test_a_body_becomes_the_first_content(stream: Stream) -> None:
     created = stream.put("hello world")
     assert created.headers["stream-next-offset"] == offset(1, 11) == "0000000000000001_000000000000000b"
+    assert re.fullmatch(r"0000000000000001_000000000000000b_[0-9a-f]{16}", created.headers["stream-next-offset"])
     assert stream.content() == b"hello world"
 
 

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from headwater.core.errors import Refusal, SequenceGap, StreamClosed
-from headwater.core.offsets import ZERO, Offset
+from headwater.core.offsets import ZERO, Offset, spell
 from headwater.core.records import Image
 from headwater.engine.reading import Chunk
 from headwater.engine.stream import LiveStream
 from headwater.http.chunks import etag_of, matches
-from headwater.http.headers import CommonHeaders, header, next_offset
+from headwater.http.headers import CommonHeaders, header, next_offset, offset_text
 from headwater.http.origins import Origins
 from headwater.http.responses import problem
 
@@ -97,7 +97,8 @@ def test_an_etag_differs_with_incarnation_start_end_and_closure() -> None:
 
 
 def test_an_offset_header_is_spelled_as_the_token() -> None:
-    assert next_offset(7, 1, 255) == header("Stream-Next-Offset", str(Offset(1, 255)))
+    assert next_offset(7, 1, 255) == header("Stream-Next-Offset", spell(1, 255, 7))
+    assert offset_text(7, Offset(1, 255)) == spell(1, 255, 7) == "0000000000000001_00000000000000ff_0000000000000007"
 
 
 @pytest.mark.parametrize("origin", [b"https://a.example", b"null"])

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tests.offsets import place_text
+
 _SPACE = " \t\r\n"
 
 
@@ -58,7 +60,7 @@ class Life:
         return sum(len(message) + self.json for message in self.log[:count])
 
     def token(self, count: int) -> str:
-        return f"{count:016x}_{self.size(count):016x}"
+        return place_text(count, self.size(count))
 
     def over(self, now_ms: int) -> bool:
         if self.expires_at_ms is not None:
@@ -177,7 +179,7 @@ class Reference:
                 life.producers[producer[0]] = producer[1:]
                 life.closer = producer if close else None
 
-        facts = {"next": f"{len(life.log) + len(added):016x}_{stored_after(life, added):016x}", "closed": close}
+        facts = {"next": place_text(len(life.log) + len(added), stored_after(life, added)), "closed": close}
         if producer is not None:
             facts["producer"] = producer[1:]
         return Answer(200 if producer is not None and body else 204, facts, change)

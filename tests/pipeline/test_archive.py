@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
@@ -16,7 +18,8 @@ from typer.testing import CliRunner
 
 from headwater.cli import app
 from headwater.pipeline.archive.compaction import compact, sweep
-from headwater.pipeline.archive.files import COLUMNS, SCHEMA, ShardWriter, shard_of
+from headwater.pipeline.archive.delta import DeltaLake
+from headwater.pipeline.archive.files import COLUMNS, SCHEMA, ArchiveTask, ShardWriter, shard_of
 from headwater.pipeline.archive.job import Archive
 from headwater.pipeline.archive.manifest import CHECKPOINT_EVERY, Archived, File, LakeTrouble, Manifest, Outrun
 from headwater.pipeline.archive.reading import archived, files_of, frame_of
@@ -118,8 +121,6 @@ def test_after_archiving_the_server_may_forget_and_bootstrap_has_the_fold_or_the
 
 
 def write(lake: Path, manifest: Manifest, stream: str, first: int, count: int, batch: int) -> None:
-    import pyarrow as pa
-
     writer = ShardWriter(lake, "data", "2026-11-16", shard_of(stream, 2), f"q-{batch}")
     columns = {
         "stream": [stream] * count,
@@ -135,6 +136,70 @@ def write(lake: Path, manifest: Manifest, stream: str, first: int, count: int, b
     manifest.commit(
         manifest.contents(), query="q", batch=batch, add=(writer.close(),), streams={stream: place}, shards=2
     )
+
+
+OLD, NEW = "00000000000000aa", "00000000000000bb"
+
+
+def rows_of(incarnation: str, count: int, first: int = 0, stream: str = "s") -> pa.RecordBatch:
+    """Messages of one size, with the columns that a task gets."""
+    suffix = f"_{incarnation}" if incarnation else ""
+    numbers = range(first, first + count)
+    return pa.RecordBatch.from_pydict(
+        {
+            "stream": [stream] * count,
+            "position": pa.array(numbers, pa.int64()),
+            "offset": [f"{n + 1:016x}_{n + 1:016x}{suffix}" for n in numbers],
+            "value": [f"{incarnation} {n}".encode() for n in numbers],
+            "content_type": ["text/plain"] * count,
+            "snapshot": [False] * count,
+            "shard": pa.array([0] * count, pa.int32()),
+        }
+    )
+
+
+def archive_rows(lake: Path, rows: pa.RecordBatch, batch: int) -> int:
+    """As a batch of the job does it; how many rows were new."""
+    manifest = Manifest(lake)
+    contents = manifest.contents()
+    (told,) = ArchiveTask(str(lake), "data", "2026-11-16", 1, f"q-{batch}", contents.streams)(iter([rows]))
+    files = [msgspec.json.decode(file, type=File) for file in told["file"].to_pylist() if file is not None]
+    places = msgspec.json.decode(told["streams"].to_pylist()[-1], type=dict[str, Archived])
+    manifest.commit(contents, query="q", batch=batch, add=files, streams=places, shards=1)
+    return sum(file.rows for file in files)
+
+
+def test_a_stream_that_was_created_again_is_archived_from_its_beginning(tmp_path: Path) -> None:
+    assert archive_rows(tmp_path, rows_of(OLD, 100), 0) == 100
+    assert archive_rows(tmp_path, rows_of(OLD, 100), 1) == 0
+    assert archive_rows(tmp_path, rows_of(NEW, 50), 2) == 50
+    assert archived(tmp_path)["s"] == Archived(f"{50:016x}_{50:016x}_{NEW}", 50)
+    assert archive_rows(tmp_path, rows_of(NEW, 60), 3) == 10
+    compacted = compact(tmp_path)
+    assert (compacted.files_before, compacted.files_after, compacted.rows) == (3, 1, 160)
+    (path,) = files_of(tmp_path)
+    found = [value.decode() for value in pq.ParquetFile(path).read()["value"].to_pylist()]
+    assert found == [f"{OLD} {n}" for n in range(100)] + [f"{NEW} {n}" for n in range(60)]
+
+
+def test_a_lake_from_before_incarnations_goes_on_where_it_ends(tmp_path: Path) -> None:
+    assert archive_rows(tmp_path, rows_of("", 20), 0) == 20
+    assert archive_rows(tmp_path, rows_of(OLD, 30), 1) == 10
+    assert archived(tmp_path)["s"].offset.endswith(OLD)
+
+
+def test_a_delta_lake_keeps_the_incarnation_of_each_stream(tmp_path: Path) -> None:
+    for batch, (incarnation, count) in enumerate([("", 20), (OLD, 30), (NEW, 5)]):
+        lake = DeltaLake(tmp_path)
+        known = lake.archived(["s"])
+        (told,) = ArchiveTask(str(tmp_path), "", "2026-11-16", 1, f"q-{batch}", known)(
+            iter([rows_of(incarnation, count)])
+        )
+        files = [msgspec.json.decode(file, type=File) for file in told["file"].to_pylist() if file is not None]
+        assert sum(file.rows for file in files) == {"": 20, OLD: 10, NEW: 5}[incarnation]
+        lake.commit("q", batch, files, {"s": Archived(rows_of(incarnation, count)["offset"][-1].as_py(), count)}, 1)
+        suffix = f"_{incarnation}" if incarnation else ""
+        assert DeltaLake(tmp_path).archived(["s"])["s"] == Archived(f"{count:016x}_{count:016x}{suffix}", count)
 
 
 def test_a_manifest_reads_the_same_with_checkpoints_and_swept_commits(tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ from pyspark.sql import SparkSession
 
 from headwater.client import Stream
 from headwater.pipeline.fold.job import Fold
-from headwater.pipeline.fold.remote import FoldTrouble, Publisher, at, publisher
+from headwater.pipeline.fold.remote import FoldTrouble, Publisher, publisher
 from headwater.pipeline.fold.state import State
 from headwater.pipeline.fold.table import FoldTable, connect
 from headwater.pipeline.fold.task import Totals
 from headwater.pipeline.job import Surroundings
 from headwater.spark import bounded
 from headwater.spark.errors import OffsetGone
-from headwater.spark.offsets import split_token
+from headwater.spark.offsets import at, split_token
 from tests.pipeline.buckets import Bucket, run
 from tests.spark.streams import Streams
 
@@ -221,6 +221,27 @@ def test_a_stream_that_was_created_anew_is_folded_anew(
     Batches(fold, surroundings).run("anew")
     assert rows(postgres_url)["anew"] == {("", "other"): 1}
     assert json.loads(bucket.snapshot("anew")) == [{"key": "other", "operation": "set", "value": 1}]
+
+
+def test_a_stream_that_was_created_again_with_equal_sizes_is_folded_from_its_beginning(
+    bucket: Bucket, surroundings: Surroundings, postgres_url: str
+) -> None:
+    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    fold = Fold(bucket=bucket.name, table="folds")
+    bucket.filled("again", [{"key": f"k{n}", "operation": "set", "value": n} for n in range(5)])
+    old = Batches(fold, surroundings)
+    old.run("again")
+    bucket.delete("again")
+    bucket.filled("again", [{"key": f"n{n}", "operation": "set", "value": n} for n in range(5)])
+    Batches(fold, surroundings).run("again")
+    expected = {("", f"n{n}"): n for n in range(5)}
+    assert rows(postgres_url)["again"] == expected
+    # A task of the old stream's batch that was left over.
+    old.repeat()
+    assert rows(postgres_url)["again"] == expected
+    bucket.append("again", [{"key": "last", "operation": "set", "value": 9}])
+    Batches(fold, surroundings).run("again")
+    assert rows(postgres_url)["again"] == {**expected, ("", "last"): 9}
 
 
 def test_somebody_elses_snapshot_stops_the_fold_with_the_reason(bucket: Bucket, surroundings: Surroundings) -> None:

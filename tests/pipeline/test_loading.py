@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headwater.pipeline.loading import Loaded, Part, load
+from headwater.pipeline.loading import Loaded, Part, load, statements
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connecting import Connection, SetUpWrong, connect
@@ -26,12 +26,13 @@ def connection(postgres_url: str) -> Iterator[Connection]:
         yield session
 
 
-def batch(values: list[bytes], stream: str = "s", first: int = 0) -> pa.Table:
+def batch(values: list[bytes], stream: str = "s", first: int = 0, incarnation: str = "") -> pa.Table:
     count = len(values)
+    suffix = f"_{incarnation}" if incarnation else ""
     return pa.table(
         {
             "stream": [stream] * count,
-            "offset": [f"{first + n + 1:016x}_{0:016x}" for n in range(count)],
+            "offset": [f"{first + n + 1:016x}_{0:016x}{suffix}" for n in range(count)],
             "position": pa.array(range(first, first + count), pa.int64()),
             "content_type": ["application/json"] * count,
             "value": pa.array(values, pa.binary()),
@@ -42,7 +43,7 @@ def batch(values: list[bytes], stream: str = "s", first: int = 0) -> pa.Table:
 def test_any_mixture_is_in_the_table_or_among_the_letters_and_again_changes_nothing(connection: Connection) -> None:
     tables.prepare(connection, REFERENCE)
     connection.execute("ALTER TABLE session_events ADD CHECK (event_key <> 'refuse me')")
-    insertion = tables.insertion(connection, REFERENCE)
+    how = statements(connection, REFERENCE)
     for seed in range(8):
         chance = random.Random(seed)
         kinds = [
@@ -62,8 +63,8 @@ def test_any_mixture_is_in_the_table_or_among_the_letters_and_again_changes_noth
         events = batch(values, f"stream {seed}")
         part = Part("job", "query", seed, 0)
         bad = sum(value in kinds for value in values)
-        assert load(connection, insertion, part, events, LIMIT) == Loaded(len(values) - bad, bad)
-        assert load(connection, insertion, part, events, LIMIT) == Loaded(len(values) - bad, bad)
+        assert load(connection, how, part, events, LIMIT) == Loaded(len(values) - bad, bad)
+        assert load(connection, how, part, events, LIMIT) == Loaded(len(values) - bad, bad)
         rows = connection.execute(
             "SELECT ds_offset, payload FROM session_events WHERE stream_name = %s ORDER BY id", [f"stream {seed}"]
         ).fetchall()
@@ -80,13 +81,13 @@ def test_any_mixture_is_in_the_table_or_among_the_letters_and_again_changes_noth
 
 def test_a_trouble_of_the_database_leaves_nothing_behind(connection: Connection) -> None:
     tables.prepare(connection, REFERENCE)
-    insertion = tables.insertion(connection, REFERENCE)
+    how = statements(connection, REFERENCE)
     connection.execute("SET default_transaction_read_only = on")
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-        load(connection, insertion, Part("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT)
+        load(connection, how, Part("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT)
     connection.execute("SET default_transaction_read_only = off")
     assert connection.execute("SELECT count(*) FROM headwater.dead_letters").fetchone() == (0,)
-    assert load(connection, insertion, Part("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT) == Loaded(1, 1)
+    assert load(connection, how, Part("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT) == Loaded(1, 1)
 
 
 def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused(connection: Connection) -> None:
@@ -104,7 +105,7 @@ def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused
     assert connection.execute("SELECT id FROM session_events").fetchall() == [(1,)], "the first one is kept"
     tables.prepare(connection, REFERENCE)
     tables.prepare(connection, REFERENCE)
-    loaded = load(connection, tables.insertion(connection, REFERENCE), Part("j", "q", 0, 0), batch([b"{}"]), LIMIT)
+    loaded = load(connection, statements(connection, REFERENCE), Part("j", "q", 0, 0), batch([b"{}"]), LIMIT)
     assert loaded == Loaded(1, 0)
     with pytest.raises(SetUpWrong, match="no column nowhere"):
         tables.prepare(connection, Mapped(REFERENCE.table, {**SESSION_EVENTS, "nowhere": "x"}, {}))
@@ -124,6 +125,167 @@ def test_a_table_that_we_make_is_the_documents_and_takes_rows_of_an_application(
     assert columns["payload"] == ("jsonb", "NO")
     for _ in range(2):
         connection.execute("INSERT INTO session_events (stream_name, event_type, payload) VALUES ('s', 'own', '{}')")
-    loaded = load(connection, tables.insertion(connection, REFERENCE), Part("j", "q", 0, 0), batch([b"{}"]), LIMIT)
+    loaded = load(connection, statements(connection, REFERENCE), Part("j", "q", 0, 0), batch([b"{}"]), LIMIT)
     assert loaded == Loaded(1, 0)
     assert connection.execute("SELECT count(*) FROM session_events").fetchone() == (3,)
+
+
+# -- incarnations ---------------------------------------------------------------------------------------------------
+
+OLD, NEW = "00000000000000aa", "00000000000000bb"
+ORDERS = Mapped(table_name("orders"), {"s": "@stream", "o": "@offset", "amount": "amount", "note": "note.text"}, {})
+BEFORE_THE_UPGRADE = """
+CREATE SCHEMA headwater;
+CREATE TABLE headwater.dead_letters (
+    id BIGSERIAL PRIMARY KEY, job TEXT NOT NULL, stream_name TEXT NOT NULL, ds_offset TEXT NOT NULL,
+    reason TEXT NOT NULL, detail TEXT NOT NULL, content_type TEXT NOT NULL, value BYTEA NOT NULL,
+    received_at TIMESTAMPTZ NOT NULL DEFAULT NOW(), UNIQUE (job, stream_name, ds_offset));
+CREATE TABLE session_events (
+    id BIGSERIAL PRIMARY KEY, stream_name text NOT NULL, event_key text, event_type text, operation text,
+    payload jsonb NOT NULL, ds_offset text NOT NULL, received_at TIMESTAMPTZ DEFAULT NOW());
+CREATE UNIQUE INDEX session_events_stream_offset_key ON session_events (stream_name, ds_offset);
+"""
+
+
+def events_of(numbers: range) -> list[bytes]:
+    return [json.dumps({"key": str(n), "n": n}).encode() for n in numbers]
+
+
+def upgraded(connection: Connection, numbers: range = range(3)) -> None:
+    """A database as the release before offsets named the incarnation left it, prepared by this one."""
+    connection.execute(BEFORE_THE_UPGRADE)
+    for n in numbers:
+        connection.execute(
+            "INSERT INTO session_events (stream_name, event_key, payload, ds_offset) VALUES ('s', %s, %s, %s)",
+            [str(n), json.dumps({"key": str(n), "n": n}), f"{n + 1:016x}_{0:016x}"],
+        )
+    connection.execute(
+        "INSERT INTO headwater.dead_letters (job, stream_name, ds_offset, reason, detail, content_type, value)"
+        " VALUES ('job', 's', %s, 'not-an-object', '', 'application/json', '[9]')",
+        [f"{100:016x}_{0:016x}"],
+    )
+    tables.prepare(connection, REFERENCE)
+
+
+def bring(connection: Connection, events: pa.Table, mapped: Mapped = REFERENCE) -> None:
+    loaded = load(connection, statements(connection, mapped), Part("job", "q", 0, 0), events, LIMIT)
+    assert loaded.events + loaded.dead == events.num_rows
+
+
+def held(connection: Connection) -> list[tuple[int, str]]:
+    return connection.execute("SELECT (payload->>'n')::int, ds_incarnation FROM session_events ORDER BY id").fetchall()
+
+
+def test_an_event_that_was_brought_before_the_upgrade_is_one_row_when_it_is_brought_again(
+    connection: Connection,
+) -> None:
+    upgraded(connection)
+    bring(connection, batch(events_of(range(5)), incarnation=OLD))
+    bring(connection, batch(events_of(range(5)), incarnation=OLD))
+    assert held(connection) == [(0, ""), (1, ""), (2, ""), (3, OLD), (4, OLD)]
+
+
+def test_a_batch_that_was_planned_before_the_upgrade_is_the_same_rows_after_it(connection: Connection) -> None:
+    upgraded(connection)
+    bring(connection, batch(events_of(range(2, 4)), first=2))
+    bring(connection, batch(events_of(range(4, 6)), first=4, incarnation=OLD))
+    bring(connection, batch(events_of(range(2, 6)), first=2))
+    assert held(connection) == [(0, ""), (1, ""), (2, ""), (3, ""), (4, OLD), (5, OLD)]
+
+
+def test_a_row_that_the_application_changed_is_still_known_after_the_upgrade(connection: Connection) -> None:
+    upgraded(connection)
+    bring(connection, batch(events_of(range(3, 4)), first=3, incarnation=OLD))
+    connection.execute("UPDATE session_events SET payload = '{\"n\": -1}' WHERE event_key = '1'")
+    bring(connection, batch(events_of(range(4)), incarnation=OLD))
+    assert held(connection) == [(0, ""), (-1, ""), (2, ""), (3, OLD)]
+
+
+@pytest.mark.parametrize("continues", [True, False], ids=["continued before", "repeated before"])
+def test_a_stream_that_was_created_again_after_the_upgrade_brings_rows_of_its_own(
+    connection: Connection, continues: bool
+) -> None:
+    """Even where every event of it has the offset and the content of an old one."""
+    upgraded(connection)
+    first = 3 if continues else 0
+    bring(connection, batch(events_of(range(first, 4)), first=first, incarnation=OLD))
+    bring(connection, batch(events_of(range(4)), incarnation=NEW))
+    bring(connection, batch(events_of(range(4)), incarnation=NEW))
+    assert held(connection) == [(0, ""), (1, ""), (2, ""), (3, OLD), (0, NEW), (1, NEW), (2, NEW), (3, NEW)]
+
+
+def test_rows_of_a_stream_that_was_deleted_before_the_upgrade_are_not_taken_for_the_new_ones(
+    connection: Connection,
+) -> None:
+    """A server in memory mode is upgraded: every stream of it is another one, at the offsets of the old ones."""
+    upgraded(connection)
+    bring(connection, batch(events_of(range(50, 52)), incarnation=NEW))
+    bring(connection, batch(events_of(range(52, 54)), first=2, incarnation=NEW))
+    assert held(connection) == [(0, ""), (1, ""), (2, ""), (50, NEW), (51, NEW), (52, NEW), (53, NEW)]
+
+
+def test_events_that_cannot_be_compared_with_the_old_rows_are_other_events(connection: Connection) -> None:
+    upgraded(connection)
+    bring(connection, batch([b'{"key": "\\u0000"}', b'{"n": 7}'], incarnation=NEW))
+    assert held(connection) == [(0, ""), (1, ""), (2, ""), (7, NEW)]
+
+
+def test_a_mapping_without_the_payload_compares_its_fields(connection: Connection) -> None:
+    connection.execute("CREATE TABLE orders (s text, o text, amount int, note varchar(20), PRIMARY KEY (s, o))")
+    connection.execute("INSERT INTO orders VALUES ('s', %s, 5, 'five')", [f"{1:016x}_{0:016x}"])
+    tables.prepare(connection, ORDERS)
+    five, six = b'{"amount": 5, "note": {"text": "five"}}', b'{"amount": 6, "note": {"text": "100 %s"}}'
+    bring(connection, batch([five, six], incarnation=OLD), ORDERS)
+    bring(connection, batch([six, five], incarnation=NEW), ORDERS)
+    rows = connection.execute("SELECT amount, ds_incarnation FROM orders ORDER BY ds_incarnation, o").fetchall()
+    assert rows == [(5, ""), (6, OLD), (6, NEW), (5, NEW)]
+
+
+@pytest.mark.parametrize(
+    ("key", "kept"),
+    [
+        ("UNIQUE (stream_name, ds_offset)", "u"),
+        ("CONSTRAINT mine UNIQUE (ds_offset, stream_name)", "u"),
+        ("PRIMARY KEY (stream_name, ds_offset)", "p"),
+    ],
+)
+def test_a_key_of_the_users_own_gets_the_incarnation(connection: Connection, key: str, kept: str) -> None:
+    connection.execute(
+        "CREATE TABLE session_events (stream_name text, event_key text, event_type text, operation text,"
+        f" payload jsonb NOT NULL, ds_offset text, {key})"
+    )
+    tables.prepare(connection, REFERENCE)
+    tables.prepare(connection, REFERENCE)
+    found = connection.execute(
+        "SELECT contype::text, array_length(conkey, 1) FROM pg_constraint"
+        " WHERE conrelid = 'session_events'::regclass AND contype IN ('p', 'u')"
+    ).fetchall()
+    assert found == [(kept, 3)]
+    for incarnation in (OLD, NEW, OLD):
+        bring(connection, batch(events_of(range(2)), incarnation=incarnation))
+    assert connection.execute("SELECT count(*) FROM session_events").fetchone() == (4,)
+
+
+def test_a_role_that_may_not_change_the_table_is_told_what_its_owner_must_run(
+    connection: Connection,
+) -> None:
+    connection.execute(BEFORE_THE_UPGRADE)
+    tables.prepare(connection, ORDERS)
+    connection.execute("CREATE ROLE pipeline_guest")
+    try:
+        connection.execute(f'GRANT CREATE ON DATABASE "{connection.info.dbname}" TO pipeline_guest')
+        connection.execute("GRANT ALL ON SCHEMA headwater, public TO pipeline_guest")
+        connection.execute("SET ROLE pipeline_guest")
+        with pytest.raises(SetUpWrong, match=r"ALTER TABLE .*ADD COLUMN .*ds_incarnation"):
+            tables.prepare(connection, REFERENCE)
+    finally:
+        connection.execute("RESET ROLE; DROP OWNED BY pipeline_guest; DROP ROLE pipeline_guest")
+
+
+def test_dead_letters_are_kept_for_each_incarnation_and_once_over_the_upgrade(connection: Connection) -> None:
+    upgraded(connection)
+    for incarnation in (OLD, OLD, NEW):
+        value = b"[9]" if incarnation == OLD else b"[10]"
+        bring(connection, batch([value], first=99, incarnation=incarnation))
+    letters = connection.execute("SELECT value, ds_incarnation FROM headwater.dead_letters ORDER BY id").fetchall()
+    assert letters == [(b"[9]", ""), (b"[10]", NEW)]

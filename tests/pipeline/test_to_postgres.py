@@ -46,26 +46,54 @@ def test_events_come_once_in_order_with_their_offsets_and_the_columns_of_the_ref
     job = ToPostgres("sessions-in-order", streams=("session-order",))
     event = {"key": "user:alice", "type": "presence", "operation": "set", "value": {"status": "online"}}
     with running(spark, job, around):
-        offsets = [streams.append("session-order", [event])]
-        offsets += [streams.append("session-order", [{"key": n, "type": "message"}]) for n in range(20)]
+        tokens = [streams.append("session-order", [event])]
+        tokens += [streams.append("session-order", [{"key": n, "type": "message"}]) for n in range(20)]
         eventually(count(postgres_url, "session_events"), lambda found: found >= 21)
     found = rows(
         postgres_url,
         "SELECT stream_name, event_key, event_type, operation, payload, ds_offset FROM session_events ORDER BY id",
     )
+    offsets = [token[:33] for token in tokens]
     assert found[0] == ("session-order", "user:alice", "presence", "set", event, offsets[0])
+    assert rows(postgres_url, "SELECT DISTINCT ds_incarnation FROM session_events") == [(tokens[0][34:],)]
     assert [row[5] for row in found] == offsets
     assert found[3][1:4] == ("2", "message", None)
     # Everything again, from a lost checkpoint: nothing changes.
     shutil.rmtree(tmp_path / job.name)
     with running(spark, job, around):
-        last = streams.append("session-order", [{"key": "last"}])
+        last = streams.append("session-order", [{"key": "last"}])[:33]
         eventually(lambda: rows(postgres_url, "SELECT ds_offset FROM session_events"), lambda seen: (last,) in seen)
     assert [row[0] for row in rows(postgres_url, "SELECT ds_offset FROM session_events ORDER BY id")] == [
         *offsets,
         last,
     ]
     assert rows(postgres_url, "SELECT job, dead FROM headwater.batches")[0] == (job.name, 0)
+
+
+def test_a_stream_that_is_deleted_and_created_again_brings_its_events_without_manual_steps(
+    spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
+) -> None:
+    """Streams can be deleted after they are synced. The new events have the offsets of the old ones."""
+    around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
+    job = ToPostgres("sessions-again", streams=("session-again",))
+
+    def keys() -> list[str]:
+        found = rows(postgres_url, "SELECT event_key FROM session_events ORDER BY id")
+        return [row[0] for row in found]
+
+    with running(spark, job, around):
+        streams.append("session-again", [{"key": f"a{n}"} for n in range(3)])
+        eventually(count(postgres_url, "session_events"), lambda found: found >= 3)
+        streams.delete("session-again")
+        streams.filled("session-again", [{"key": f"b{n}"} for n in range(3)])
+        eventually(count(postgres_url, "session_events"), lambda found: found >= 6)
+        assert keys() == ["a0", "a1", "a2", "b0", "b1", "b2"]
+    # Once more while the job is down, and longer than what was read.
+    streams.delete("session-again")
+    streams.filled("session-again", [{"key": f"c{n}"} for n in range(5)])
+    with running(spark, job, around):
+        eventually(count(postgres_url, "session_events"), lambda found: found >= 11)
+    assert keys() == ["a0", "a1", "a2", "b0", "b1", "b2", "c0", "c1", "c2", "c3", "c4"]
 
 
 def test_what_is_not_a_row_goes_to_the_dead_letters_and_blocks_nothing(

@@ -167,13 +167,13 @@ def test_a_stream_that_was_deleted_fails_or_is_skipped(
     copy()
     streams.delete(lost)
     streams.append(kept, [3])
-    with pytest.raises(StreamingQueryException, match=rf"'{lost}' at .*no such stream.*onGone=skip"):
+    with pytest.raises(StreamingQueryException, match=rf"'{lost}' at .*no such stream.*onGone=restart"):
         copy()
     copy(onGone="skip")
     assert streams.messages(target) == [1, 2, 3]
     streams.create(lost)
-    # Created anew and shorter than what was read is not the same stream.
-    with pytest.raises(StreamingQueryException, match="deleted and created anew"):
+    # A new stream of the name is not the one that was read.
+    with pytest.raises(StreamingQueryException, match="deleted and created again"):
         copy()
     copy(onGone="skip")
     assert streams.messages(target) == [1, 2, 3]

@@ -42,6 +42,7 @@ class Form(StrEnum):
 
 class Gone(StrEnum):
     FAIL = "fail"
+    RESTART = "restart"
     BOOTSTRAP = "bootstrap"
     SKIP = "skip"
 

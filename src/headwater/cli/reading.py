@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 RETRY_MIN_S: Final = 0.2
 RETRY_MAX_S: Final = 5.0
 _PASSING: Final = frozenset((408, 429, 500, 502, 503, 504))
-_OFFSET: Final = re.compile(r"[0-9a-f]{16}_([0-9a-f]{16})")
+_OFFSET: Final = re.compile(r"[0-9a-f]{16}_([0-9a-f]{16})(?:_[0-9a-f]{16})?")
 
 Resume = Annotated[
     Path | None,

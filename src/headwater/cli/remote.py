@@ -144,6 +144,8 @@ def _advised(refused: Exception) -> str:
     status = getattr(refused, "status", 0)
     if status in {401, 403}:
         return f"{refused} (give a token with --token or DS_TOKEN)"
+    if getattr(refused, "code", "") == "stream_recreated":
+        return f"{refused} (a file of --resume from the old stream must be deleted first)"
     if status == 410:
         return f"{refused} (what lies before the earliest retained offset is gone; see `headwater head`)"
     return str(refused)

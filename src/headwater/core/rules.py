@@ -34,7 +34,7 @@ from headwater.core.errors import (
     StreamRecreated,
 )
 from headwater.core.expiry import format_instant
-from headwater.core.offsets import Offset, same_place
+from headwater.core.offsets import Offset, same_place, spell
 from headwater.core.producers import Producer, Verdict, digest, judge
 from headwater.core.records import Append, Create, ForkPoint, RetentionPolicy
 
@@ -109,7 +109,7 @@ def decide_fork(
 ) -> Create:
     """The record of a fork: its source's type, and its expiry unless the request brings one; none of its writers."""
     check_new_name(request.name)
-    check_retained(Offset(point.index, point.position), source.retained)
+    check_retained(source.id, Offset(point.index, point.position), source.retained)
     if source.snapshot is not None and source.retained_index and not is_bucketed(request.name):
         raise Conflict("The source begins with a snapshot, which only a fork below /ds/ can serve.")
     if request.content_type is not None and media_type(request.content_type) != source.type.media:
@@ -224,24 +224,24 @@ def _check_same_fork(point: ForkPoint, asked: ForkRequest) -> None:
         raise ConfigMismatch("The stream exists as a fork of the same source at another place.")
 
 
-def check_retained(offset: Offset, earliest: Offset) -> None:
+def check_retained(stream_id: int, offset: Offset, earliest: Offset) -> None:
     """Reads may not begin before what is retained."""
     if offset < earliest:
-        raise offset_gone(earliest)
+        raise offset_gone(stream_id, earliest)
 
 
-def offset_gone(earliest: Offset) -> OffsetGone:
+def offset_gone(stream_id: int, earliest: Offset) -> OffsetGone:
+    token = spell(earliest.index, earliest.position, stream_id)
     return OffsetGone(
-        f"The stream is retained from {earliest} on; bootstrap again to go on.",
-        (("Stream-Earliest-Offset", str(earliest)),),
+        f"Offsets before {token} are no longer retained; bootstrap again.",
+        (("Stream-Earliest-Offset", token),),
     )
 
 
-def stream_recreated(name: str, incarnation: int, other: int, earliest: Offset) -> StreamRecreated:
+def stream_recreated(name: str, incarnation: int, other: int) -> StreamRecreated:
     return StreamRecreated(
         f"The offset belongs to incarnation {other:016x} of {name!r}, which was deleted; the stream that has the name"
-        f" now is incarnation {incarnation:016x}. Start again from offset -1.",
-        (("Stream-Earliest-Offset", str(earliest)),),
+        f" now is incarnation {incarnation:016x}. Start again from offset -1."
     )
 
 
@@ -257,5 +257,5 @@ def _on_closed(stream: Stream, body: bytes, producer: Producer | None) -> Outcom
         return Outcome.ALREADY_CLOSED
     raise StreamClosed(
         "The stream is closed and takes no more data.",
-        (CLOSED_HEADER, ("Stream-Next-Offset", str(stream.tail))),
+        (CLOSED_HEADER, ("Stream-Next-Offset", spell(stream.index, stream.position, stream.id))),
     )

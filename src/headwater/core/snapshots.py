@@ -7,8 +7,8 @@ from headwater.core.offsets import Offset
 from headwater.core.rules import check_retained
 
 
-def check_snapshot_offset(offset: Offset, earliest: Offset, tail: Offset) -> None:
+def check_snapshot_offset(stream_id: int, offset: Offset, earliest: Offset, tail: Offset) -> None:
     """A snapshot lies between the earliest retained offset and the tail. The reader checks message boundaries."""
-    check_retained(offset, earliest)
+    check_retained(stream_id, offset, earliest)
     if offset > tail:
         raise Conflict(f"Snapshot offset {offset} lies beyond the tail, {tail}.")

@@ -72,7 +72,7 @@ class StreamReader:
         """The place that an offset names in this stream, which must be retained: `-1` is the very first message."""
         if token is None or token == BEGINNING:
             if stream.durable_retained_index:
-                check_retained(ZERO, earliest(stream))
+                check_retained(stream.id, ZERO, earliest(stream))
             return ZERO
         if token == NOW:
             return Offset(stream.durable_index, stream.durable_position)
@@ -80,7 +80,7 @@ class StreamReader:
         if parsed.index > stream.durable_index:
             raise off_boundary(token)
         if parsed.index < stream.durable_retained_index:
-            check_retained(parsed, earliest(stream))
+            check_retained(stream.id, parsed, earliest(stream))
         if self.boundary(stream, parsed.index) != parsed.position:
             raise off_boundary(token)
         return parsed
@@ -107,7 +107,7 @@ class StreamReader:
                 raise InvalidOffset(
                     f"Offset {offset} of {heir.name!r} lies after the point where {stream.name!r} was forked from it."
                 )
-        raise stream_recreated(stream.name, stream.id, incarnation, earliest(stream))
+        raise stream_recreated(stream.name, stream.id, incarnation)
 
     def fork_point(self, source: LiveStream, asked: ForkRequest) -> ForkPoint:
         """Where a fork parts: at an offset, moved on by messages of a JSON stream or by bytes within a message."""
@@ -256,7 +256,7 @@ class StreamReader:
 
 def gone_before(stream: LiveStream) -> OffsetGone:
     """Why a reader that stands before what is retained cannot go on."""
-    return offset_gone(earliest(stream))
+    return offset_gone(stream.id, earliest(stream))
 
 
 def earliest(stream: LiveStream) -> Offset:

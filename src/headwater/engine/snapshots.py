@@ -33,6 +33,7 @@ log = logging.getLogger("headwater.engine")
 
 
 class Published(msgspec.Struct, frozen=True, gc=False):
+    stream_id: int
     offset: Offset
 
 
@@ -94,7 +95,7 @@ class Snapshots:
             raise gone_before(stream)
         offset = self._engine.reader.place(stream, token)
         # What is retained is taken as decided, not as durable: a later record must never move it back.
-        check_snapshot_offset(offset, stream.retained, tail)
+        check_snapshot_offset(stream.id, offset, stream.retained, tail)
         if self._engine.reader.boundary(stream, offset.index) != offset.position:
             raise off_boundary(token)
         return stream, offset
@@ -158,7 +159,7 @@ class Snapshots:
         now_ms = self._engine.now_ms()
         ref = SnapshotRef(offset.index, offset.position, content_type, upload.blob_id, upload.size, now_ms)
         self._engine.retain(
-            stream, Retain(stream.id, now_ms, offset.index, offset.position, ref), done, Published(offset)
+            stream, Retain(stream.id, now_ms, offset.index, offset.position, ref), done, Published(stream.id, offset)
         )
 
     # -- what has become durable -----------------------------------------------------------------------------------

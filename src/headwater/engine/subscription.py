@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 from headwater.core.buckets import is_bucketed
 from headwater.core.errors import OffsetGone, Refusal
 from headwater.core.globs import Glob
-from headwater.core.offsets import ZERO, Offset
+from headwater.core.offsets import ZERO, Offset, spell
 from headwater.core.subscriptions import Phase, SavedLink, SavedSubscription, Wake
 from headwater.engine.stream import LiveStream
 
@@ -41,6 +41,10 @@ class Told(NamedTuple):
     has_pending: bool
     stream_id: int
     """Which incarnation it was; 0 for a name that has no stream."""
+
+    def spelled(self, offset: Offset) -> str:
+        """One of its offsets as answers spell it; a name without a stream has no incarnation."""
+        return spell(offset.index, offset.position, self.stream_id) if self.stream_id else str(offset)
 
 
 class Link:

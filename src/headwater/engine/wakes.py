@@ -405,7 +405,7 @@ def render_told(told: Told) -> dict[str, str | bool]:
     return {
         "path": told.path,
         "link_type": told.link_type,
-        "acked_offset": str(told.acked),
-        "tail_offset": str(told.tail),
+        "acked_offset": told.spelled(told.acked),
+        "tail_offset": told.spelled(told.tail),
         "has_pending": told.has_pending,
     }

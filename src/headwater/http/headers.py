@@ -11,7 +11,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final
 
-from headwater.core.offsets import Offset
+from headwater.core.offsets import Offset, spell
 from headwater.http.origins import Origins
 
 EXPOSED_HEADERS: Final = (
@@ -131,12 +131,12 @@ def content_type(value: str) -> bytes:
 
 def offset_text(stream_id: int, offset: Offset) -> str:
     """An offset of a stream as answers spell it. Every offset that a client sees is made here or in `next_offset`."""
-    return str(offset)
+    return spell(offset.index, offset.position, stream_id)
 
 
 def next_offset(stream_id: int, index: int, position: int) -> bytes:
     """Where to read on after this answer."""
-    return b"Stream-Next-Offset: %016x_%016x\r\n" % (index, position)
+    return b"Stream-Next-Offset: %016x_%016x_%016x\r\n" % (index, position, stream_id)
 
 
 def next_position(index: int) -> bytes:

@@ -12,7 +12,7 @@ from typing import Final
 
 from headwater.core.content import DEFAULT_CONTENT_TYPE, check_content_type
 from headwater.core.errors import SnapshotNeeded, SnapshotNotFound
-from headwater.core.offsets import Offset
+from headwater.core.offsets import Offset, parse_token
 from headwater.core.records import SnapshotRef
 from headwater.engine.reading import SLICE_BYTES
 from headwater.engine.snapshots import OpenSnapshot, Published
@@ -85,7 +85,7 @@ def latest(context: Context, request: Request, address: Address) -> Response:
 
 def read(context: Context, request: Request, address: Address) -> Response | PiecewiseResponse:
     stream = context.engine.look_up(address.name, touch=True)
-    ref = _asked_for(stream, address)
+    ref = _asked_for(context, stream, address)
     headers = b"".join(
         (
             NO_STORE,
@@ -107,7 +107,7 @@ def read(context: Context, request: Request, address: Address) -> Response | Pie
 
 def delete(context: Context, request: Request, address: Address) -> Response:
     """The latest snapshot is needed and any other is gone already, so nothing is ever deleted here (§2.6)."""
-    _asked_for(context.engine.look_up(address.name), address)
+    _asked_for(context, context.engine.look_up(address.name), address)
     raise SnapshotNeeded("The latest snapshot cannot be deleted: the data that it replaces is no longer in the stream.")
 
 
@@ -131,9 +131,12 @@ def begun(pieces: Iterator[Buffer]) -> Iterator[Buffer]:
         return iter(())
 
 
-def _asked_for(stream: LiveStream, address: Address) -> SnapshotRef:
+def _asked_for(context: Context, stream: LiveStream, address: Address) -> SnapshotRef:
+    """The snapshot that an address names, whichever way its offset is spelled."""
     ref = stream.durable_snapshot
-    if ref is None or offset_of(stream, ref) != address.snapshot:
+    token = address.snapshot
+    is_offset = parse_token(token) is not None
+    if ref is None or not is_offset or context.engine.reader.place(stream, token) != Offset(ref.index, ref.position):
         raise SnapshotNotFound(
             f"Stream {address.name!r} has no snapshot at {address.snapshot!r}, or it was replaced by a newer one."
         )
@@ -147,4 +150,6 @@ def _state_after(stream: LiveStream, ref: SnapshotRef) -> bytes:
 
 
 def _render_published(published: Published) -> Response:
-    return Response(NO_CONTENT, NO_STORE + header("Stream-Snapshot-Offset", str(published.offset)))
+    return Response(
+        NO_CONTENT, NO_STORE + header("Stream-Snapshot-Offset", offset_text(published.stream_id, published.offset))
+    )

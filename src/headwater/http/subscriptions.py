@@ -127,7 +127,8 @@ def _view(base_url: str, view: View) -> dict[str, object]:
         "subscription_id": view.id,
         "type": config.kind,
         "streams": [
-            {"path": link.path, "link_type": link.link_type, "acked_offset": str(link.acked)} for link in view.links
+            {"path": link.path, "link_type": link.link_type, "acked_offset": link.spelled(link.acked)}
+            for link in view.links
         ],
         "stream_count": view.link_count,
         "has_more": view.has_more_links,

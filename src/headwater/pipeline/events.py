@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from headwater.pipeline.loading import Loaded, Part, load
+from headwater.pipeline.loading import Loaded, Part, Statements, load
 from headwater.postgres.connecting import Waiting
 
 log = logging.getLogger("headwater.pipeline")
@@ -29,7 +29,7 @@ class Filling(msgspec.Struct, frozen=True):
     """What a task must know to fill a table."""
 
     job: str
-    insertion: str
+    statements: Statements
     event_bytes_max: int
     wait_max_s: float
 
@@ -69,7 +69,7 @@ class EventsWriter(DataSourceStreamArrowWriter):
         )
 
         def bring(connection: object) -> Loaded:
-            return load(connection, filling.insertion, part, events, filling.event_bytes_max)  # type: ignore[arg-type]
+            return load(connection, filling.statements, part, events, filling.event_bytes_max)  # type: ignore[arg-type]
 
         loaded = waiting(self._url, filling.wait_max_s).run(bring)
         return Filled(loaded.events, loaded.dead)

@@ -10,22 +10,33 @@ import io
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from headwater.postgres import tables
 from headwater.postgres.connecting import Connection, is_about_a_row
-from headwater.postgres.tables import STAGED_FIRST, STAGED_LAST
+from headwater.postgres.tables import ONLY_NEW, STAGED_FIRST, STAGED_LAST, Mapped
 
 _STAGE: Final = (
-    "CREATE TEMP TABLE IF NOT EXISTS headwater_staged (n bigint, stream text, ds_offset text, position bigint,"
-    " payload text) ON COMMIT DELETE ROWS"
+    "CREATE TEMP TABLE IF NOT EXISTS headwater_staged (n bigint, stream text, ds_offset text, incarnation text,"
+    " position bigint, payload text) ON COMMIT DELETE ROWS"
 )
 _COPY: Final = "COPY pg_temp.headwater_staged FROM STDIN (FORMAT csv)"
 _LETTER: Final = (
-    "INSERT INTO headwater.dead_letters (job, stream_name, ds_offset, reason, detail, content_type, value)"
-    " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT (job, stream_name, ds_offset) DO NOTHING"
+    "INSERT INTO headwater.dead_letters (job, stream_name, ds_offset, ds_incarnation, reason, detail, content_type,"
+    " value) SELECT %(job)s, %(stream)s, %(offset)s, %(incarnation)s, %(reason)s, %(detail)s, %(content_type)s,"
+    " %(value)s WHERE NOT EXISTS (SELECT 1 FROM headwater.dead_letters WHERE job = %(job)s AND stream_name = %(stream)s"
+    " AND ds_offset = %(offset)s AND ds_incarnation = '' AND value = %(value)s)"
+    " ON CONFLICT (job, stream_name, ds_offset, ds_incarnation) DO NOTHING"
+)
+_DECIDED: Final = (
+    "SELECT stream_name, ds_incarnation FROM headwater.earlier_rows WHERE table_name = %s AND stream_name = ANY(%s)"
+)
+_UNRELATED: Final = (
+    "INSERT INTO headwater.earlier_rows SELECT %s, name, '' FROM unnest(%s::text[]) AS name ON CONFLICT DO NOTHING"
 )
 _NOTE: Final = (
     "INSERT INTO headwater.batches (job, query, partition, batch, events, dead) VALUES (%s, %s, %s, %s, %s, %s)"
@@ -34,6 +45,26 @@ _NOTE: Final = (
 )
 _CSV: Final = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 _DETAIL_MAX: Final = 1000
+_WITH_INCARNATION: Final = r"^[0-9a-f]{16}_[0-9a-f]{16}_[0-9a-f]{16}$"
+_PLACE_LENGTH: Final = 33
+
+
+class Statements(msgspec.Struct, frozen=True):
+    """How events become rows of one table (see `postgres.tables`)."""
+
+    table: str
+    insertion: str
+    only_new: str
+    adoption: str
+
+
+def statements(connection: Connection, mapped: Mapped) -> Statements:
+    return Statements(
+        mapped.table.text,
+        tables.insertion(connection, mapped),
+        tables.only_new(connection, mapped),
+        tables.adoption(connection, mapped),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +90,18 @@ class _Letter:
     detail: str
 
 
-def load(connection: Connection, insertion: str, part: Part, events: pa.Table, event_bytes_max: int) -> Loaded:
+def load(connection: Connection, how: Statements, part: Part, events: pa.Table, event_bytes_max: int) -> Loaded:
     """`events` has the columns stream, offset, position, content_type and value (bytes), each stream in order."""
+    events = _with_places(events)
     letters, rows = _sorted_out(events, event_bytes_max)
     with connection.transaction():
         if rows.num_rows:
             connection.execute(_STAGE)
             with connection.cursor().copy(_COPY) as copy:
                 copy.write(_as_csv(rows))
+            insertion = how.insertion
+            if _may_be_there(connection, how, rows):
+                insertion = insertion.replace(ONLY_NEW, how.only_new)
             letters = letters + _insert(connection, insertion, rows)
         for letter in letters:
             _post(connection, part.job, events.slice(letter.row, 1).to_pylist()[0], letter)
@@ -74,6 +109,27 @@ def load(connection: Connection, insertion: str, part: Part, events: pa.Table, e
             _NOTE, [part.job, part.query, part.partition, part.batch, events.num_rows - len(letters), len(letters)]
         )
     return Loaded(events.num_rows - len(letters), len(letters))
+
+
+def _may_be_there(connection: Connection, how: Statements, rows: pa.Table) -> bool:
+    """Whether an event of the batch may be in the table under another key: as a row without an incarnation."""
+    pairs = rows.select(["stream", "incarnation"]).group_by(["stream", "incarnation"]).aggregate([]).to_pydict()
+    incarnations = dict(zip(pairs["stream"], pairs["incarnation"], strict=True))
+    if not all(incarnations.values()):
+        return True
+    decided: dict[str, str] = dict(connection.execute(_DECIDED, [how.table, list(incarnations)]).fetchall())
+    undecided = [stream for stream in incarnations if stream not in decided]
+    if undecided:
+        try:
+            with connection.transaction():
+                connection.execute(how.adoption.encode(), [undecided, [incarnations[one] for one in undecided]])
+        except psycopg.Error as error:
+            if not is_about_a_row(error):
+                raise
+            # Staged values that cannot be compared are not what the table holds.
+            connection.execute(_UNRELATED, [how.table, undecided])
+        decided = dict(connection.execute(_DECIDED, [how.table, list(incarnations)]).fetchall())
+    return any(decided[stream] == incarnation for stream, incarnation in incarnations.items())
 
 
 def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_Letter]:
@@ -115,21 +171,32 @@ def _sorted_out(events: pa.Table, event_bytes_max: int) -> tuple[list[_Letter], 
         _why(number, bool(is_json[number].as_py()), bool(too_big[number].as_py()), event_bytes_max)
         for number in pc.indices_nonzero(bad).to_pylist()
     ]
-    offsets = events["offset"]
-    if offsets.null_count:
-        # A server that does not tell the offset of each message: its place in the stream names it as well.
-        places = [f"position:{place:016x}" for place in events["position"].to_pylist()]
-        offsets = pc.if_else(pc.is_null(offsets), pa.array(places), offsets)
     rows = pa.table(
         {
             "n": pa.array(range(count), pa.int64()),
             "stream": events["stream"],
-            "ds_offset": offsets,
+            "ds_offset": events["ds_offset"],
+            "incarnation": events["incarnation"],
             "position": events["position"],
             "payload": texts,
         }
     )
     return letters, rows.filter(pc.invert(bad)) if letters else rows
+
+
+def _with_places(events: pa.Table) -> pa.Table:
+    """The events with their offsets in two columns: the place, as it was always spelled, and the incarnation."""
+    offsets = events["offset"].combine_chunks()
+    if isinstance(offsets, pa.ChunkedArray):
+        offsets = pa.concat_arrays(offsets.chunks) if offsets.num_chunks else pa.array([], pa.string())
+    if offsets.null_count:
+        # A server that does not tell the offset of each message: its place in the stream names it as well.
+        places = [f"position:{place:016x}" for place in events["position"].to_pylist()]
+        offsets = pc.if_else(pc.is_null(offsets), pa.array(places), offsets)
+    has_incarnation = pc.match_substring_regex(offsets, _WITH_INCARNATION)
+    places = pc.if_else(has_incarnation, pc.utf8_slice_codeunits(offsets, 0, _PLACE_LENGTH), offsets)
+    incarnations = pc.if_else(has_incarnation, pc.utf8_slice_codeunits(offsets, _PLACE_LENGTH + 1), "")
+    return events.append_column("ds_offset", places).append_column("incarnation", incarnations)
 
 
 def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, pa.BooleanArray]:
@@ -167,11 +234,9 @@ def _detail(error: psycopg.Error) -> str:
 
 
 def _post(connection: Connection, job: str, event: dict[str, object], letter: _Letter) -> None:
-    offset = event["offset"] or f"position:{event['position']:016x}"
-    connection.execute(
-        _LETTER,
-        [job, event["stream"], offset, letter.reason, letter.detail, event["content_type"], event["value"]],
-    )
+    values = {name: event[name] for name in ("stream", "incarnation", "content_type", "value")}
+    told = {"job": job, "offset": event["ds_offset"], "reason": letter.reason, "detail": letter.detail}
+    connection.execute(_LETTER, values | told)
 
 
 def _as_csv(rows: pa.Table) -> bytes:

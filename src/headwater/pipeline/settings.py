@@ -87,12 +87,17 @@ class ToPostgresSection(_Section):
     table: str = Field("session_events", description="The table, `schema.table` or in `public`; created when missing.")
     columns: dict[str, str] = Field(
         dict(SESSION_EVENTS),
-        description="Column = what fills it: `@stream`, `@offset`, `@position`, `@payload`, or a field's path.",
+        description="Column = what fills it: `@stream`, `@offset`, `@incarnation` (`ds_incarnation` if left out),"
+        " `@position`, `@payload`, or a field's path.",
     )
     types: dict[str, str] = Field({}, description="Types of columns, where the table is to be created; else text.")
     batch_bytes_max: int = Field(32 * MIB, ge=1024, description="Most bytes in one batch.")
     event_bytes_max: int = Field(16 * MIB, ge=1, description="Larger events go to the dead letters.")
-    on_gone: Literal["fail", "bootstrap", "skip"] = Field("fail", description="As the source's option onGone.")
+    on_gone: Literal["fail", "restart", "bootstrap", "skip"] = Field(
+        "restart",
+        description="As the source's option onGone: a stream that was deleted is waited for, and read from its"
+        " beginning when it was created again.",
+    )
     wait_max: float = Field(600.0, gt=0, description="Seconds that a batch waits for the database.")
 
     @model_validator(mode="after")

@@ -10,6 +10,7 @@ import msgspec
 
 from headwater.pipeline.events import Filling
 from headwater.pipeline.job import Surroundings
+from headwater.pipeline.loading import Statements, statements
 from headwater.pipeline.postgres_format import NAME, PLAN, register
 from headwater.pipeline.server import create_streams
 from headwater.postgres import tables
@@ -36,7 +37,7 @@ class ToPostgres:
     types: Mapping[str, str] = field(default_factory=dict)
     batch_bytes_max: int = 32 * MIB
     event_bytes_max: int = 16 * MIB
-    on_gone: str = "fail"
+    on_gone: str = "restart"
     wait_max_s: float = 600.0
 
     @property
@@ -52,16 +53,16 @@ class ToPostgres:
         create_streams(surroundings, self.streams)
         mapped = Mapped(table_name(self.table), self.columns, self.types)
 
-        def prepare(connection: Connection) -> str:
+        def prepare(connection: Connection) -> Statements:
             tables.prepare(connection, mapped)
-            return tables.insertion(connection, mapped)
+            return statements(connection, mapped)
 
         database = Waiting(surroundings.postgres, self.wait_max_s)
         try:
-            insertion = database.run(prepare)
+            prepared = database.run(prepare)
         finally:
             database.close()
-        filling = Filling(self.name, insertion, self.event_bytes_max, self.wait_max_s)
+        filling = Filling(self.name, prepared, self.event_bytes_max, self.wait_max_s)
         chosen = {"prefix": self.prefix} if self.prefix else {"streams": ",".join(self.streams)}
         events = (
             spark.readStream.format("headwater")

@@ -1,12 +1,14 @@
 """Tables that take the events of streams: which column is filled from what, and the statement that does it.
 
-Invariant: every such table has a unique key of the stream's name and the event's offset, so that an event that is
-brought again changes nothing.
+Invariant: every such table has a unique key of the stream's name, the event's place in it and the incarnation of the
+stream, so that an event that is brought again changes nothing, and the events of a stream that was deleted and created
+again are rows of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,11 +18,17 @@ from psycopg import sql
 from headwater.postgres.catalog import TableName, columns, exists
 from headwater.postgres.connecting import Connection, SetUpWrong
 
+log = logging.getLogger("headwater.pipeline")
+
 STREAM: Final = "@stream"
 OFFSET: Final = "@offset"
 POSITION: Final = "@position"
 PAYLOAD: Final = "@payload"
-_WHOLE: Final = {STREAM: "text", OFFSET: "text", POSITION: "bigint", PAYLOAD: "jsonb"}
+INCARNATION: Final = "@incarnation"
+_WHOLE: Final = {STREAM: "text", OFFSET: "text", POSITION: "bigint", PAYLOAD: "jsonb", INCARNATION: "text"}
+
+INCARNATION_COLUMN: Final = "ds_incarnation"
+"""The column that is added where a mapping names none. Empty: written before offsets named the incarnation."""
 
 SESSION_EVENTS: Final[Mapping[str, str]] = {
     "stream_name": STREAM,
@@ -47,12 +55,13 @@ CREATE TABLE IF NOT EXISTS headwater.dead_letters (
     job TEXT NOT NULL,
     stream_name TEXT NOT NULL,
     ds_offset TEXT NOT NULL,
+    ds_incarnation TEXT NOT NULL DEFAULT '',
     reason TEXT NOT NULL,
     detail TEXT NOT NULL,
     content_type TEXT NOT NULL,
     value BYTEA NOT NULL,
     received_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
-    UNIQUE (job, stream_name, ds_offset)
+    CONSTRAINT dead_letters_event_key UNIQUE (job, stream_name, ds_offset, ds_incarnation)
 );
 CREATE TABLE IF NOT EXISTS headwater.batches (
     job TEXT NOT NULL,
@@ -63,16 +72,32 @@ CREATE TABLE IF NOT EXISTS headwater.batches (
     dead BIGINT NOT NULL,
     done_at TIMESTAMPTZ NOT NULL DEFAULT NOW(),
     PRIMARY KEY (job, query, partition)
+);
+CREATE TABLE IF NOT EXISTS headwater.earlier_rows (
+    table_name TEXT NOT NULL,
+    stream_name TEXT NOT NULL,
+    ds_incarnation TEXT NOT NULL,
+    PRIMARY KEY (table_name, stream_name)
 )"""
+
+_LETTERS_MIGRATION: Final = """
+ALTER TABLE headwater.dead_letters ADD COLUMN ds_incarnation TEXT NOT NULL DEFAULT '';
+ALTER TABLE headwater.dead_letters
+    ADD CONSTRAINT dead_letters_event_key UNIQUE (job, stream_name, ds_offset, ds_incarnation);
+ALTER TABLE headwater.dead_letters DROP CONSTRAINT IF EXISTS dead_letters_job_stream_name_ds_offset_key"""
 
 STAGED_FIRST: Final = "/*first*/0"
 STAGED_LAST: Final = "/*last*/0"
+ONLY_NEW: Final = "/*only new*/true"
+
+_JSON_TYPES: Final = frozenset(("json", "jsonb"))
+_TEXT_TYPES: Final = frozenset(("text", "character varying", "smallint", "integer", "bigint", "boolean"))
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A table, and for each of its columns what fills it: `@stream`, `@offset`, `@position`, `@payload`, or the path of
-    a field of the event, such as `value.status`."""
+    """A table, and for each of its columns what fills it: `@stream`, `@offset`, `@incarnation`, `@position`,
+    `@payload`, or the path of a field of the event, such as `value.status`."""
 
     table: TableName
     columns: Mapping[str, str]
@@ -80,11 +105,18 @@ class Mapped:
     """Types of columns, for a table that is yet to be made; else text, or what suits the whole values."""
 
     @property
-    def key(self) -> tuple[str, str]:
-        """The columns of the stream and of the offset."""
-        by_source = {source: name for name, source in self.columns.items()}
+    def filled(self) -> Mapping[str, str]:
+        """The columns with the one of the incarnation, which a mapping may leave out."""
+        if INCARNATION in self.columns.values():
+            return self.columns
+        return {**self.columns, INCARNATION_COLUMN: INCARNATION}
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The columns of the stream, the offset and the incarnation."""
+        by_source = {source: name for name, source in self.filled.items()}
         try:
-            return by_source[STREAM], by_source[OFFSET]
+            return by_source[STREAM], by_source[OFFSET], by_source[INCARNATION]
         except KeyError as missing:
             raise SetUpWrong(
                 f"The mapping of table {self.table.text} has no column for {missing}: events are known by their stream"
@@ -95,23 +127,60 @@ class Mapped:
 def prepare(connection: Connection, mapped: Mapped) -> None:
     """Make what is missing: the table, its key, the dead letters and the book of batches."""
     _once(connection, sql.SQL(_BOOKS))
+    if INCARNATION_COLUMN not in _column_names(connection, TableName("headwater", "dead_letters")):
+        _once(connection, sql.SQL(_LETTERS_MIGRATION))
     if not exists(connection, mapped.table):
         _once(connection, _creation(mapped))
-    there = {column.name for column in columns(connection, mapped.table)}
+    there = _column_names(connection, mapped.table)
     for name in mapped.columns:
         if name not in there:
             raise SetUpWrong(f"Table {mapped.table.text} has no column {name}; it has {', '.join(sorted(there))}.")
-    if not _has_key(connection, mapped):
-        index = sql.Identifier(f"{mapped.table.table[:40]}_stream_offset_key")
-        key = sql.SQL(", ").join(map(sql.Identifier, mapped.key))
-        statement = sql.SQL("CREATE UNIQUE INDEX IF NOT EXISTS {} ON {} ({})")
-        try:
-            _once(connection, statement.format(index, mapped.table.quoted, key))
-        except psycopg.errors.UniqueViolation as error:
-            raise SetUpWrong(
-                f"Table {mapped.table.text} holds some events twice, so it cannot get its key:"
-                f" {error.diag.message_detail} Keep one row of each event with: {_deletion(connection, mapped)}"
-            ) from None
+    steps = [*_column_migration(mapped, there), *_key_migration(connection, mapped)]
+    if not steps:
+        return
+    try:
+        _once(connection, sql.SQL("; ").join(steps))
+    except psycopg.errors.UniqueViolation as error:
+        key = mapped.key if mapped.key[2] in there else mapped.key[:2]
+        raise SetUpWrong(
+            f"Table {mapped.table.text} holds some events twice, so it cannot get its key:"
+            f" {error.diag.message_detail} Keep one row of each event with: {_deletion(connection, mapped, key)}"
+        ) from None
+    except psycopg.errors.InsufficientPrivilege:
+        spelled = sql.SQL("; ").join(steps).as_string(connection)
+        raise SetUpWrong(
+            f"Table {mapped.table.text} needs a key with the incarnation of the stream, and the pipeline's role may not"
+            f" change the table. Let its owner run: {spelled};"
+        ) from None
+    log.info("table %s: its key has the incarnation of the stream now", mapped.table.text)
+
+
+def _column_migration(mapped: Mapped, there: set[str]) -> list[sql.Composed]:
+    """Rows from before have an empty incarnation. A constant default changes no row on the disk."""
+    column = mapped.key[2]
+    if column in there:
+        return []
+    statement = sql.SQL("ALTER TABLE {} ADD COLUMN {} TEXT NOT NULL DEFAULT ''")
+    return [statement.format(mapped.table.quoted, sql.Identifier(column))]
+
+
+def _key_migration(connection: Connection, mapped: Mapped) -> list[sql.Composed]:
+    """A key of stream and offset alone would refuse the events of a stream that was created again: it is replaced."""
+    key = sql.SQL(", ").join(map(sql.Identifier, mapped.key))
+    steps: list[sql.Composed] = []
+    for index, constraint, is_primary in _unique_indexes(connection, mapped, mapped.key[:2]):
+        if constraint is None:
+            steps.append(sql.SQL("DROP INDEX {}").format(sql.Identifier(mapped.table.schema, index)))
+            continue
+        kind = sql.SQL("PRIMARY KEY" if is_primary else "UNIQUE")
+        name = sql.Identifier(constraint)
+        change = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}, ADD CONSTRAINT {} {} ({})")
+        steps.append(change.format(mapped.table.quoted, name, name, kind, key))
+    if not _unique_indexes(connection, mapped, mapped.key):
+        index_name = sql.Identifier(f"{mapped.table.table[:40]}_event_key")
+        creation = sql.SQL("CREATE UNIQUE INDEX IF NOT EXISTS {} ON {} ({})")
+        steps.append(creation.format(index_name, mapped.table.quoted, key))
+    return steps
 
 
 def prepare_items(connection: Connection, table: TableName) -> None:
@@ -120,15 +189,19 @@ def prepare_items(connection: Connection, table: TableName) -> None:
 
 
 def insertion(connection: Connection, mapped: Mapped) -> str:
-    """The statement that moves staged rows, numbered from STAGED_FIRST to STAGED_LAST, into the table, in order."""
+    """The statement that moves staged rows, numbered from STAGED_FIRST to STAGED_LAST, into the table, in order.
+
+    Where ONLY_NEW is replaced by `only_new`, rows whose event is in the table under another key are left out.
+    """
     types = {column.name: column.type_name for column in columns(connection, mapped.table)}
-    names = list(mapped.columns)
-    values = sql.SQL(", ").join(_value(mapped.columns[name], types[name]) for name in names)
+    names = list(mapped.filled)
+    values = sql.SQL(", ").join(_value(mapped.filled[name], types[name]) for name in names)
     # OFFSET 0 keeps the inner query by itself, so that each payload is parsed once and not for each column.
     statement = sql.SQL(
-        "INSERT INTO {table} ({names}) SELECT {values} FROM (SELECT n, stream, ds_offset, position,"
-        " payload::jsonb AS payload FROM pg_temp.headwater_staged WHERE n BETWEEN " + STAGED_FIRST + " AND "
-        "" + STAGED_LAST + " ORDER BY n OFFSET 0) AS staged ORDER BY n ON CONFLICT ({key}) DO NOTHING"
+        "INSERT INTO {table} ({names}) SELECT {values} FROM (SELECT n, stream, ds_offset, incarnation, position,"
+        " payload::jsonb AS payload FROM pg_temp.headwater_staged AS event WHERE n BETWEEN " + STAGED_FIRST + " AND "
+        "" + STAGED_LAST + " AND " + ONLY_NEW + " ORDER BY n OFFSET 0) AS staged ORDER BY n"
+        " ON CONFLICT ({key}) DO NOTHING"
     )
     return statement.format(
         table=mapped.table.quoted,
@@ -138,6 +211,78 @@ def insertion(connection: Connection, mapped: Mapped) -> str:
     ).as_string(connection)
 
 
+def only_new(connection: Connection, mapped: Mapped) -> str:
+    """The condition that an event is not in the table under another key, from before offsets named the incarnation.
+
+    Rows without an incarnation belong to the one that `earlier_rows` names. An event without one (of a batch that was
+    planned before the upgrade, or of another server) is known by its stream and offset alone.
+    """
+    stream, offset, incarnation = map(sql.Identifier, mapped.key)
+    condition = sql.SQL(
+        "NOT EXISTS (SELECT 1 FROM {table} AS there WHERE there.{stream} = event.stream AND there.{offset} ="
+        " event.ds_offset AND (event.incarnation = '' OR (there.{incarnation} = '' AND EXISTS (SELECT 1 FROM"
+        " headwater.earlier_rows AS earlier WHERE earlier.table_name = {name} AND earlier.stream_name = event.stream"
+        " AND earlier.ds_incarnation = event.incarnation))))"
+    )
+    return condition.format(
+        table=mapped.table.quoted,
+        name=sql.Literal(mapped.table.text),
+        stream=stream,
+        offset=offset,
+        incarnation=incarnation,
+    ).as_string(connection)
+
+
+def adoption(connection: Connection, mapped: Mapped) -> str:
+    """The statement that decides, once for each stream, which incarnation the rows without one belong to.
+
+    It takes the streams and their incarnations as two arrays. Rows belong to the incarnation of the staged events if
+    those continue after them, or repeat some of them and contradict none. If a stream has no such rows, or they are of
+    a stream that was deleted before the upgrade, the answer is the empty incarnation, and no event is taken for one.
+    """
+    stream, offset, incarnation = map(sql.Identifier, mapped.key)
+    statement = sql.SQL(
+        "INSERT INTO headwater.earlier_rows (table_name, stream_name, ds_incarnation)"
+        " SELECT {name}, found.stream, CASE WHEN found.last < found.first OR found.same THEN found.incarnation"
+        " ELSE '' END FROM (SELECT asked.stream, asked.incarnation,"
+        " (SELECT max(left(there.{offset}, 16)) FROM {table} AS there WHERE there.{stream} = asked.stream"
+        " AND there.{incarnation} = '') AS last,"
+        " (SELECT min(left(event.ds_offset, 16)) FROM pg_temp.headwater_staged AS event"
+        " WHERE event.stream = asked.stream) AS first,"
+        " (SELECT bool_and({same}) FROM pg_temp.headwater_staged AS event JOIN {table} AS there"
+        " ON there.{stream} = event.stream AND there.{offset} = event.ds_offset AND there.{incarnation} = ''"
+        " WHERE event.stream = asked.stream) AS same"
+        " FROM unnest(/*asked*/) AS asked (stream, incarnation)) AS found ON CONFLICT DO NOTHING"
+    )
+    spelled = statement.format(
+        table=mapped.table.quoted,
+        name=sql.Literal(mapped.table.text),
+        stream=stream,
+        offset=offset,
+        incarnation=incarnation,
+        same=_same_event(connection, mapped),
+    ).as_string(connection)
+    return spelled.replace("%", "%%").replace("/*asked*/", "%s::text[], %s::text[]")
+
+
+def _same_event(connection: Connection, mapped: Mapped) -> sql.Composable:
+    """Whether a row (`there`) holds a staged event (`event`), by the columns whose values can be compared as text."""
+    types = {column.name: column.type_name for column in columns(connection, mapped.table)}
+    comparisons: list[sql.Composable] = []
+    for name, source in mapped.columns.items():
+        column = sql.Identifier(name)
+        if source == PAYLOAD and types[name] in _JSON_TYPES:
+            return sql.SQL("there.{}::jsonb = event.payload::jsonb").format(column)
+        if not source.startswith("@") and types[name] in _TEXT_TYPES:
+            field = sql.SQL("there.{}::text IS NOT DISTINCT FROM (event.payload::jsonb #>> {}::text[])")
+            comparisons.append(field.format(column, sql.Literal(source.split("."))))
+    return sql.SQL(" AND ").join(comparisons) if comparisons else sql.SQL("true")
+
+
+def _column_names(connection: Connection, table: TableName) -> set[str]:
+    return {column.name for column in columns(connection, table)}
+
+
 def _value(source: str, type_name: str) -> sql.Composable:
     cast = sql.SQL(type_name)
     match source:
@@ -145,6 +290,8 @@ def _value(source: str, type_name: str) -> sql.Composable:
             return sql.SQL("stream::{}").format(cast)
         case "@offset":
             return sql.SQL("ds_offset::{}").format(cast)
+        case "@incarnation":
+            return sql.SQL("incarnation::{}").format(cast)
         case "@position":
             return sql.SQL("position::{}").format(cast)
         case "@payload":
@@ -159,31 +306,32 @@ def _creation(mapped: Mapped) -> sql.Composed:
     lines = [sql.SQL("id SERIAL PRIMARY KEY")] if "id" not in mapped.columns else []
     required = {STREAM, PAYLOAD}  # As the reference has it: an application may insert rows without an offset.
     described: list[sql.Composable] = list(lines)
-    for name, source in mapped.columns.items():
+    for name, source in mapped.filled.items():
         type_name = mapped.types.get(name) or _WHOLE.get(source, "text")
-        suffix = " NOT NULL" if source in required else ""
+        suffix = " NOT NULL DEFAULT ''" if source == INCARNATION else " NOT NULL" if source in required else ""
         described.append(sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_name + suffix)))
     if "received_at" not in mapped.columns:
         described.append(sql.SQL("received_at TIMESTAMPTZ DEFAULT NOW()"))
     return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(mapped.table.quoted, sql.SQL(", ").join(described))
 
 
-def _deletion(connection: Connection, mapped: Mapped) -> str:
+def _deletion(connection: Connection, mapped: Mapped, key: Sequence[str]) -> str:
     """The statement that deletes all but the first row of each event."""
-    same = sql.SQL(" AND ").join(sql.SQL("a.{0} = b.{0}").format(sql.Identifier(name)) for name in mapped.key)
+    same = sql.SQL(" AND ").join(sql.SQL("a.{0} = b.{0}").format(sql.Identifier(name)) for name in key)
     statement = sql.SQL("DELETE FROM {0} a USING {0} b WHERE {1} AND a.ctid > b.ctid;")
     return statement.format(mapped.table.quoted, same).as_string(connection)
 
 
-def _has_key(connection: Connection, mapped: Mapped) -> bool:
-    """Whether some unique index is over just the two key columns."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT 1 FROM pg_index i WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL"
-        " AND indexprs IS NULL AND indnkeyatts = 2 AND (SELECT array_agg(attname::text ORDER BY attname)"
-        " FROM pg_attribute WHERE attrelid = indrelid AND attnum = ANY (indkey::int2[])) = %s)",
-        [f'"{mapped.table.schema}"."{mapped.table.table}"', sorted(mapped.key)],
-    ).fetchone()
-    return bool(row and row[0])
+def _unique_indexes(connection: Connection, mapped: Mapped, key: Sequence[str]) -> list[tuple[str, str | None, bool]]:
+    """The unique indexes over just these columns: name, the constraint that each belongs to, whether it is primary."""
+    return connection.execute(
+        "SELECT relname::text, conname::text, indisprimary FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
+        " LEFT JOIN pg_constraint ON conindid = indexrelid AND contype IN ('p', 'u') WHERE indrelid = to_regclass(%s)"
+        " AND indisunique AND indpred IS NULL AND indexprs IS NULL AND indnkeyatts = %s"
+        " AND (SELECT array_agg(attname::text ORDER BY attname) FROM pg_attribute WHERE attrelid = indrelid"
+        " AND attnum = ANY (indkey::int2[])) = %s",
+        [f'"{mapped.table.schema}"."{mapped.table.table}"', len(key), sorted(key)],
+    ).fetchall()
 
 
 def _once(connection: Connection, statement: sql.SQL | sql.Composed) -> None:

@@ -16,8 +16,8 @@ import pyarrow as pa
 from headwater.spark import bounded, counted
 from headwater.spark.arrow import Layout, Messages
 from headwater.spark.counted import Counter
-from headwater.spark.errors import OffsetGone, StreamMissing
-from headwater.spark.offsets import START, Place, split_token
+from headwater.spark.errors import OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark.offsets import START, Place, are_of_two_streams, at
 from headwater.spark.options import SourceOptions
 from headwater.spark.planning import Span, Task, into_tasks
 from headwater.spark.protocol import Client, Head
@@ -63,8 +63,9 @@ class Planner:
 
     @staticmethod
     def _forwards(stream: str, start: Place, end: Place) -> tuple[str, Place, Place]:
-        """Only a stream that was created anew, and is to be read anew, goes backwards."""
-        return stream, start if start.position <= end.position else START, end
+        """A range that ends in another incarnation, or before its start, is of a stream to be read from scratch."""
+        is_new = start.position > end.position or are_of_two_streams(start.offset, end.offset)
+        return stream, START if is_new else start, end
 
     def _spans(self, ranges: list[tuple[str, Place, Place]]) -> list[Span]:
         if self._options.on_gone == "fail":
@@ -75,13 +76,16 @@ class Planner:
     def _still_there(self, stream: str, start: Place, end: Place) -> list[Span]:
         try:
             self._client.splits(stream, start.offset, end.offset, 1)
+        except StreamRecreated as recreated:
+            log.warning("%s What was planned of the old one is skipped.", recreated)
+            return []
         except OffsetGone as gone:
             return self._behind(stream, start, end, gone)
         except StreamMissing as missing:
-            if self._options.on_gone == "skip":
-                log.warning("%s Skipped.", missing)
-                return []
-            raise
+            if not self._options.waits_for_streams:
+                raise
+            log.warning("%s Skipped.", missing)
+            return []
         return [bounded.span(stream, start, end)]
 
     def _behind(self, stream: str, start: Place, end: Place, gone: OffsetGone) -> list[Span]:
@@ -91,15 +95,15 @@ class Planner:
             if offset is None:
                 raise gone
             log.warning("%s Going on from the snapshot at %s.", gone, offset)
-            at = Place(offset, split_token(offset)[0])
-            spans = [Span(stream, start, at, 0, bounded=True, snapshot=offset)]
-        elif gone.earliest is None:
+            place = at(offset)
+            spans = [Span(stream, start, place, 0, bounded=True, snapshot=offset)]
+        elif gone.earliest is None or self._options.on_gone == "restart":
             raise gone
         else:
             log.warning("%s Skipped to %s.", gone, gone.earliest)
-            at = Place(gone.earliest, split_token(gone.earliest)[0])
+            place = at(gone.earliest)
             spans = []
-        return [*spans, bounded.span(stream, at, end)] if at.position < end.position else spans
+        return [*spans, bounded.span(stream, place, end)] if place.position < end.position else spans
 
 
 def read_batches(client: Client, layout: Layout, spans: Iterable[Span]) -> Iterator[pa.RecordBatch]:

@@ -19,13 +19,12 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from headwater.spark.columns import METADATA
 from headwater.spark.errors import HeadwaterError, OptionError
-from headwater.spark.offsets import split_token
+from headwater.spark.offsets import UNKNOWN, incarnation_of, split_token
 from headwater.spark.options import BadRecords
 from headwater.spark.typed import TypedParser
 
 CORRUPT: Final = "_corrupt"
 
-_TOKEN_LENGTH: Final = 33
 _HEX_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
 
 
@@ -58,7 +57,8 @@ class Messages:
         if self.start_offset is not None:
             index, position = split_token(self.start_offset)
             bounds = np.frombuffer(self.stored.buffers()[1], np.int32, count + 1).astype(np.int64)
-            return _tokens(np.arange(index + 1, index + 1 + count), bounds[1:] + position)
+            incarnation = incarnation_of(self.start_offset)
+            return _tokens(np.arange(index + 1, index + 1 + count), bounds[1:] + position, incarnation)
         if self.last_end is None or not count:
             return pa.nulls(count, pa.string())
         return pa.concat_arrays([pa.nulls(count - 1, pa.string()), pa.array([self.last_end])])
@@ -100,14 +100,19 @@ def from_values(
     return Messages(stream, content_type, stored, separated=False, first_position=first_position, last_end=last_end)
 
 
-def _tokens(indexes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> pa.StringArray:
-    """`{index:016x}_{position:016x}` for each pair."""
+def _tokens(
+    indexes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], incarnation: str = UNKNOWN
+) -> pa.StringArray:
+    """`{index:016x}_{position:016x}` for each pair, and the incarnation after it where that is known."""
     count = len(indexes)
-    text = np.empty((count, _TOKEN_LENGTH), np.uint8)
+    suffix = f"_{incarnation}".encode() if incarnation else b""
+    length = 33 + len(suffix)
+    text = np.empty((count, length), np.uint8)
     text[:, :16] = _hex(indexes)
     text[:, 16] = ord("_")
-    text[:, 17:] = _hex(positions)
-    offsets = np.arange(0, (count + 1) * _TOKEN_LENGTH, _TOKEN_LENGTH, dtype=np.int32)
+    text[:, 17:33] = _hex(positions)
+    text[:, 33:] = np.frombuffer(suffix, np.uint8)
+    offsets = np.arange(0, (count + 1) * length, length, dtype=np.int32)
     return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from headwater.spark.arrow import Messages, from_frames
-from headwater.spark.offsets import Place, bytes_between
+from headwater.spark.offsets import Place, bytes_between, incarnation_of, respelled, split_token
 from headwater.spark.planning import Span
 from headwater.spark.protocol import Client, Range
 
@@ -26,12 +26,13 @@ def span(stream: str, start: Place, end: Place) -> Span:
 
 def split(client: Client, whole: Span, parts: int) -> list[Span]:
     """The span in about `parts` parts of the same size, cut between messages."""
+    incarnation = incarnation_of(whole.end.offset)
     ranges = client.splits(whole.stream, whole.start.offset, whole.end.offset, min(parts, _SPLITS_MAX))
     return [
         Span(
             whole.stream,
-            Place(part.start, part.start_position),
-            Place(part.end, part.end_position),
+            Place(respelled(part.start, incarnation), part.start_position),
+            Place(respelled(part.end, incarnation), part.end_position),
             part.bytes,
             bounded=True,
         )
@@ -64,10 +65,12 @@ def cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, 
 
 
 def read(client: Client, span: Span) -> Iterator[Messages]:
+    """The messages of a span. Their offsets are spelled as its end is: a retry after an upgrade gives the same rows."""
     offset = span.start.offset
-    while offset != span.end.offset:
+    incarnation = incarnation_of(span.end.offset)
+    while split_token(offset) != split_token(span.end.offset):
         chunk = client.frames(span.stream, offset, span.end.offset)
-        yield from_frames(span.stream, chunk.content_type, chunk.body, offset)
+        yield from_frames(span.stream, chunk.content_type, chunk.body, respelled(offset, incarnation))
         offset = chunk.next_offset
 
 

@@ -91,7 +91,7 @@ def read(client: Client, span: Span) -> Iterator[Messages]:
         if not to_the_tail and not runs and chunk.next_offset == offset:
             raise DataShorterThanPlanned(
                 f"Stream {span.stream!r} ends at {offset}, {left} messages before what was planned: it was deleted and"
-                " created anew. Begin with a new checkpoint."
+                " created again. Begin with a new checkpoint."
             )
         for at, run in enumerate(runs):
             position_after = position + _length(chunk, run)

@@ -11,8 +11,8 @@ from typing import Final
 import msgspec
 
 from headwater.spark.arrow import split_json
-from headwater.spark.errors import OptionError, StreamMissing
-from headwater.spark.offsets import BEGINNING
+from headwater.spark.errors import OffsetGone, OptionError, StreamMissing
+from headwater.spark.offsets import BEGINNING, are_of_two_streams
 from headwater.spark.options import SourceOptions
 from headwater.spark.protocol import Client
 
@@ -42,6 +42,8 @@ class Discovery:
         self._names: set[str] = set(options.streams)
         self._looked_at = float("-inf")
         self._registry_offset = BEGINNING
+        self._listed: dict[str, str] = {}
+        self._created: set[str] = set()
 
     @property
     def names(self) -> frozenset[str]:
@@ -66,9 +68,20 @@ class Discovery:
             return
         self._looked_at = time.monotonic()
         if self._options.connection.bucket:
-            self._names.update(self._client.listing(self._options.prefix))
+            self._look_through_bucket()
         else:
             self._follow_registry()
+
+    def take_created(self) -> set[str]:
+        """Streams that were created, perhaps again, since this was asked last."""
+        created, self._created = self._created, set()
+        return created
+
+    def _look_through_bucket(self) -> None:
+        listed = self._client.listed_tails(self._options.prefix)
+        self._created |= {name for name, tail in listed.items() if are_of_two_streams(tail, self._listed.get(name, ""))}
+        self._listed = listed
+        self._names.update(listed)
 
     def _follow_registry(self) -> None:
         found: set[str] = set()
@@ -80,6 +93,12 @@ class Discovery:
                     f"prefix needs the stream {REGISTRY} on the server, and there is none. Switch it on"
                     " (DS_REGISTRY__ENABLED=true), or name the streams, or use a bucket."
                 ) from missing
+            except OffsetGone:
+                if self._registry_offset == BEGINNING:
+                    raise
+                # A server in memory mode was restarted, and has a new registry.
+                self._registry_offset = BEGINNING
+                continue
             for element in split_json(chunk.body):
                 self._learn(element, found)
             self._registry_offset = chunk.next_offset
@@ -100,3 +119,4 @@ class Discovery:
             found.discard(name)
         else:
             found.add(name)
+            self._created.add(name)

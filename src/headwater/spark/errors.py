@@ -37,6 +37,10 @@ class OffsetGone(ServerRefused):
     """The data at this offset is no longer retained."""
 
 
+class StreamRecreated(OffsetGone):
+    """The offset belongs to a stream that was deleted; the name has a new one."""
+
+
 class Fenced(ServerRefused):
     """A newer batch of the same query has written already: this task is a leftover."""
 

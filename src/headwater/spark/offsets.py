@@ -1,8 +1,9 @@
 """Spark's offset of a query: for each stream, the protocol offset up to which it was read.
 
 A `Place` is what is kept for one stream. Besides the protocol's own token it holds how many messages lie before it,
-and, only for servers that cannot bound a read, how many after the token were already read. Invariant: a place always
-spells the same JSON, because Spark takes two spellings for two offsets.
+and, only for servers that cannot bound a read, how many after the token were already read. The third part of a token is
+the incarnation of the stream; checkpoints from before servers sent it have tokens of two parts, whose incarnation is
+unknown. Invariant: a place always spells the same JSON, because Spark takes two spellings for two offsets.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from headwater.spark.errors import HeadwaterError
 
 BEGINNING: Final = "-1"
 
-_TOKEN: Final = re.compile(r"[0-9a-f]{16}_[0-9a-f]{16}", re.ASCII)
+UNKNOWN: Final = ""
+"""The incarnation of a token of two parts, and of tokens of other servers."""
+
+_TOKEN: Final = re.compile(r"([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,34 @@ def split_token(token: str) -> tuple[int, int]:
     """Messages and stored bytes before an offset. Only for servers that document their tokens (extension `frames`)."""
     if token == BEGINNING:
         return 0, 0
-    if _TOKEN.fullmatch(token) is None:
+    found = _TOKEN.fullmatch(token)
+    if found is None:
         raise HeadwaterError(f"Offset {token!r} is not one that this server gives out.")
-    return int(token[:16], 16), int(token[17:], 16)
+    return int(found[1], 16), int(found[2], 16)
+
+
+def at(token: str) -> Place:
+    """The place that a token of such a server names."""
+    return Place(token, split_token(token)[0])
+
+
+def incarnation_of(token: str) -> str:
+    """Which incarnation of its stream a token belongs to, or `UNKNOWN`."""
+    found = _TOKEN.fullmatch(token)
+    return found[3] or UNKNOWN if found is not None else UNKNOWN
+
+
+def are_of_two_streams(one: str, other: str) -> bool:
+    """Whether two tokens of one name are known to belong to different incarnations."""
+    first, second = incarnation_of(one), incarnation_of(other)
+    return first != second and UNKNOWN not in (first, second)
+
+
+def respelled(token: str, incarnation: str) -> str:
+    """The same place as a token of this incarnation; of two parts if that is `UNKNOWN`."""
+    index, position = split_token(token)
+    place = f"{index:016x}_{position:016x}"
+    return f"{place}_{incarnation}" if incarnation else place
 
 
 def bytes_between(start: Place, end: Place) -> int:

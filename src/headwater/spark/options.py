@@ -21,7 +21,7 @@ MIB: Final = 1024 * 1024
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
-OnGone = Literal["fail", "bootstrap", "skip"]
+OnGone = Literal["fail", "restart", "bootstrap", "skip"]
 ValueType = Literal["string", "binary"]
 BadRecords = Literal["fail", "null"]
 CommitMode = Literal["task", "driver", "staged"]
@@ -95,11 +95,12 @@ OPTIONS: Final = (
         "onGone",
         "source",
         "fail",
-        "`fail`, `bootstrap`, `skip`",
-        "When a stream was deleted, or answers 410 because its older data is gone. `bootstrap`: hand over the"
-        " latest snapshot as a row with `snapshot = true` and go on behind it (a deleted stream still fails)."
-        " `skip`: warn, and go on with what is left. A listed stream that does not exist yet is waited for"
-        " with `skip`.",
+        "`fail`, `restart`, `bootstrap`, `skip`",
+        "When a stream was deleted, or answers 410 because its older data is gone. `restart`: a stream that was"
+        " deleted and created again is read from its beginning, one that does not exist is waited for, and data lost"
+        " to retention is an error. `bootstrap`: hand over the latest snapshot as a row with `snapshot = true` and"
+        " continue after it; a stream that was created again is read from its beginning, and one that does not exist"
+        " is an error. `skip`: as `restart`, and data lost to retention is a warning.",
     ),
     Option("valueType", "source", "string", "`string`, `binary`", "The type of `value` where no schema is given."),
     Option(
@@ -237,6 +238,11 @@ class SourceOptions:
     bad_records: BadRecords
     discovery_interval_s: float
     idle_wait_s: float
+
+    @property
+    def waits_for_streams(self) -> bool:
+        """Whether a stream that does not exist is a reason to wait, not to fail."""
+        return self.on_gone in ("restart", "skip")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from headwater.spark.offsets import are_of_two_streams
 from headwater.spark.status import PIPELINE, State, StatusStream
 
 if TYPE_CHECKING:
@@ -208,12 +209,17 @@ def _listed(streams: list[str]) -> str:
     return ", ".join(streams[:3]) + (f" and {len(streams) - 3} more" if len(streams) > 3 else "")
 
 
+def _read_of(tail: Mapping[str, Any], end: Mapping[str, Any]) -> int:
+    """Messages of the present stream that were read; none if those were of a stream that it replaced."""
+    return 0 if are_of_two_streams(end["offset"], tail["offset"]) else int(end["position"])
+
+
 def lags(end: str | None, latest: str | None) -> dict[str, int]:
     """Messages between where a batch ended and where the streams end, by stream. Empty for sources of other kinds."""
     try:
         ends, tails = json.loads(end or "{}"), json.loads(latest or "{}")
         return {
-            stream: max(0, tail["position"] - ends.get(stream, {"position": 0})["position"])
+            stream: max(0, tail["position"] - _read_of(tail, ends.get(stream, {"offset": "", "position": 0})))
             for stream, tail in tails.items()
         }
     except (ValueError, TypeError, KeyError, AttributeError):

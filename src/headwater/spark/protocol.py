@@ -22,7 +22,15 @@ from urllib.parse import quote, urlencode
 import msgspec
 import urllib3
 
-from headwater.spark.errors import Fenced, OffsetGone, ServerRefused, ServerUnreachable, StreamMissing
+from headwater.spark.errors import (
+    Fenced,
+    OffsetGone,
+    ServerRefused,
+    ServerUnreachable,
+    StreamMissing,
+    StreamRecreated,
+)
+from headwater.spark.offsets import split_token
 from headwater.spark.options import Connection
 
 log = logging.getLogger("headwater.spark")
@@ -96,6 +104,7 @@ class _Splits(msgspec.Struct):
 
 class _Listed(msgspec.Struct):
     stream_id: str
+    next_offset: str = ""
 
 
 class _Page(msgspec.Struct):
@@ -154,7 +163,7 @@ class Client:
     def frames(self, stream: str, offset: str, until: str) -> Chunk:
         """Messages with their boundaries, never beyond `until`."""
         chunk = self._chunk(stream, offset, {"offset": offset, "until": until, "frames": "1"})
-        if chunk.next_offset == offset:
+        if split_token(chunk.next_offset) <= split_token(offset):
             raise ServerRefused(f"{self._called(stream)}: no progress from offset {offset} to {until}.", status=200)
         return chunk
 
@@ -170,7 +179,11 @@ class Client:
 
     def listing(self, prefix: str) -> list[str]:
         """The names of the streams of our bucket."""
-        names: list[str] = []
+        return list(self.listed_tails(prefix))
+
+    def listed_tails(self, prefix: str) -> dict[str, str]:
+        """Where each stream of our bucket ends; empty texts where the server does not say."""
+        tails: dict[str, str] = {}
         query = {"limit": str(_LISTING_PAGE)} | ({"prefix": prefix} if prefix else {})
         while True:
             try:
@@ -179,9 +192,9 @@ class Client:
                 reason = f"There is no bucket {self._connection.bucket!r} at {self._connection.bucket_root}."
                 raise ServerRefused(reason, status=404, code=missing.code) from None
             page = msgspec.json.decode(response.data, type=_Page)
-            names += [stream.stream_id for stream in page.streams]
+            tails |= {stream.stream_id: stream.next_offset for stream in page.streams}
             if not page.has_more or not page.streams:
-                return names
+                return tails
             query["after"] = page.next_cursor or page.streams[-1].stream_id
 
     def _chunk(self, stream: str, offset: str, query: Mapping[str, str]) -> Chunk:
@@ -284,10 +297,12 @@ class Client:
         if status == 404 or (status == 410 and problem.code == "stream_deleted"):
             return StreamMissing(
                 f"{called}: there is no such stream ({status}: {said}). It was never created, was deleted, or expired."
-                " For a source, onGone=skip goes on without it; a sink creates it with createMissing=true.",
+                " For a source, onGone=restart waits for it; a sink creates it with createMissing=true.",
                 status=status,
                 code=problem.code,
             )
+        if problem.code == "stream_recreated":
+            return StreamRecreated(f"{called}: {said} {READ_AGAIN}", status=status, code=problem.code)
         if status == 410:
             return OffsetGone(
                 f"{called}: data from here on is no longer retained ({said}). onGone=bootstrap reads the snapshot"
@@ -311,8 +326,11 @@ class Client:
         return ServerRefused(refused, status=status, code=problem.code)
 
 
+READ_AGAIN: Final = "onGone=restart reads the new stream from its beginning."
+"""What to do about a stream that was deleted and created again."""
+
 _HINTS: Final = {
-    400: " If an offset is refused: was the stream deleted and created anew, or the checkpoint made on another server?",
+    400: " If it is the offset: was the stream deleted and created again, or the checkpoint made on another server?",
     401: " Set token or tokenFile.",
     403: " The token does not allow this.",
     409: " If it is the content type: set contentType to that of the stream.",

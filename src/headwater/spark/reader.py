@@ -16,11 +16,11 @@ from headwater.spark.access import Planner, ask_each, read_batches, tail_of
 from headwater.spark.arrow import Layout
 from headwater.spark.counted import TO_THE_TAIL, Counter
 from headwater.spark.discovery import Discovery
-from headwater.spark.errors import OptionError, StreamMissing
-from headwater.spark.offsets import BEGINNING, START, Place, Places, split_token
+from headwater.spark.errors import OptionError, StreamMissing, StreamRecreated
+from headwater.spark.offsets import BEGINNING, START, Place, Places, are_of_two_streams, at
 from headwater.spark.options import LATEST, SourceOptions
 from headwater.spark.planning import Task
-from headwater.spark.protocol import Head, connect
+from headwater.spark.protocol import Client, Head, connect
 
 log = logging.getLogger("headwater.spark")
 
@@ -41,8 +41,8 @@ class BatchReader(DataSourceReader):
         for stream, head in zip(streams, ask_each(self._head, streams), strict=True):
             if head is None:
                 continue
-            starts[stream] = starting_place(self._options, stream, head)
-            ends[stream] = self._ending_place(stream, head)
+            starts[stream] = starting_place(client, self._options, stream, head)
+            ends[stream] = self._ending_place(client, stream, head)
             bounds[stream] = head.bounds_reads
         tasks: list[InputPartition] = []
         tasks += Planner(client, self._options, Counter(client)).tasks(starts, ends, bounds)
@@ -57,12 +57,12 @@ class BatchReader(DataSourceReader):
         try:
             return connect(self._options.connection).head(stream)
         except StreamMissing as missing:
-            if self._options.on_gone != "skip":
+            if not self._options.waits_for_streams:
                 raise
             log.warning("%s Skipped.", missing)
             return None
 
-    def _ending_place(self, stream: str, head: Head) -> Place:
+    def _ending_place(self, client: Client, stream: str, head: Head) -> Place:
         asked = self._options.ending
         token = asked if isinstance(asked, str) else asked.get(stream, LATEST)
         if not head.bounds_reads:
@@ -71,17 +71,25 @@ class BatchReader(DataSourceReader):
                     f"endingOffsets: the server of {stream!r} cannot end a read at an offset; only latest works there."
                 )
             return Place(head.offset, TO_THE_TAIL)
-        return tail_of(head) if token == LATEST else _at(token)
+        return tail_of(head) if token == LATEST else at(_own(client, stream, token, head))
 
 
-def starting_place(options: SourceOptions, stream: str, head: Head) -> Place:
+def starting_place(client: Client, options: SourceOptions, stream: str, head: Head) -> Place:
     """Where a query begins that has no checkpoint."""
     token = _starting_token(options, stream)
     if token == BEGINNING:
         return START
     if token == LATEST:
         return tail_of(head)
-    return _at(token) if head.bounds_reads else Place(token)
+    if not head.bounds_reads:
+        return Place(token)
+    try:
+        return at(_own(client, stream, token, head))
+    except StreamRecreated as recreated:
+        if options.on_gone == "fail":
+            raise
+        log.warning("%s Reading it from its beginning.", recreated)
+        return START
 
 
 def starts_at_tail(options: SourceOptions, stream: str) -> bool:
@@ -94,5 +102,9 @@ def _starting_token(options: SourceOptions, stream: str) -> str:
     return asked if isinstance(asked, str) else asked.get(stream, BEGINNING)
 
 
-def _at(token: str) -> Place:
-    return Place(token, split_token(token)[0])
+def _own(client: Client, stream: str, token: str, head: Head) -> str:
+    """The token as the stream itself spells it: a fork accepts its source's offsets, which name the source."""
+    if not are_of_two_streams(token, head.offset):
+        return token
+    ranges = client.splits(stream, token, head.offset, 1)
+    return ranges[0].start if ranges else head.offset

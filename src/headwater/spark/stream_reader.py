@@ -27,11 +27,21 @@ from headwater.spark.access import Planner, ask_each, read_batches, tail_of
 from headwater.spark.arrow import Layout
 from headwater.spark.counted import Counter
 from headwater.spark.discovery import REGISTRY, Discovery
-from headwater.spark.errors import DataShorterThanPlanned, OffsetGone, StreamMissing
-from headwater.spark.offsets import START, Place, Places, bytes_between, places_from_json, places_to_json, split_token
+from headwater.spark.errors import DataShorterThanPlanned, OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark.offsets import (
+    START,
+    Place,
+    Places,
+    are_of_two_streams,
+    at,
+    bytes_between,
+    incarnation_of,
+    places_from_json,
+    places_to_json,
+)
 from headwater.spark.options import SourceOptions
 from headwater.spark.planning import Task
-from headwater.spark.protocol import Client, Head, connect
+from headwater.spark.protocol import READ_AGAIN, Client, Head, connect
 from headwater.spark.reader import starting_place, starts_at_tail
 from headwater.spark.watching import Watch
 
@@ -51,7 +61,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_tails: Places = {}
         self._until: Places | None = None
         self._turn = 0
-        self._read_anew: set[str] = set()
+        self._restarted: set[tuple[str, str]] = set()
         self._initial: dict[str, Any] | None = None
         """Where a query without a checkpoint begins: asked for more than once, and to be told the same each time."""
         self._planned = False
@@ -60,8 +70,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
-            heads = self._follow().refresh({})
-            places = {stream: starting_place(self._options, stream, head) for stream, head in heads.items()}
+            tails = self._follow()
+            heads = tails.refresh({})
+            places = {
+                stream: starting_place(tails.client, self._options, stream, head) for stream, head in heads.items()
+            }
             self._initial = places_to_json(places)
         return self._initial
 
@@ -147,8 +160,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if tail is None:
                 continue
             if head.bounds_reads:
-                if tail.position < place.position:
-                    place = self._recreated(stream, place, tail)
+                if are_of_two_streams(tail.offset, head.offset):
+                    # It was created again after this run began, and its end is for the next run to find.
+                    self._recreated(stream, tail, head)
+                    continue
+                if are_of_two_streams(place.offset, head.offset) or tail.position < place.position:
+                    place = self._recreated(stream, place, head)
                 if tail.position > place.position:
                     waiting[stream] = place, tail
             elif place.offset < tail.offset:
@@ -185,15 +202,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tail, or for Trigger.AvailableNow the tail as it was when the query began; None if there was none."""
         return tail_of(head) if self._until is None else self._until.get(stream)
 
-    def _recreated(self, stream: str, place: Place, tail: Place) -> Place:
-        trouble = (
-            f"Stream {stream!r} ends at {tail.offset}, before {place.offset} where the query stands: it was deleted and"
-            " created anew, or the server lost data."
-        )
-        if self._options.on_gone != "skip":
-            raise DataShorterThanPlanned(f"{trouble} Begin with a new checkpoint, or set onGone=skip to read it anew.")
-        if stream not in self._read_anew:
-            self._read_anew.add(stream)
+    def _recreated(self, stream: str, place: Place, head: Head) -> Place:
+        """Where to read a stream that is not the one which the query was reading."""
+        old, new = incarnation_of(place.offset), incarnation_of(head.offset)
+        fails = self._options.on_gone == "fail"
+        if old and old != new:
+            trouble = (
+                f"Stream {stream!r} was deleted and created again: the query stands at {place.offset}, of incarnation"
+                f" {old}, and the stream is incarnation {new} now."
+            )
+            if fails:
+                raise StreamRecreated(f"{trouble} {READ_AGAIN}", status=410, code="stream_recreated")
+        else:
+            trouble = (
+                f"Stream {stream!r} ends at {head.offset}, before {place.offset} where the query stands: it was deleted"
+                " and created again, or the server lost data."
+            )
+            if fails:
+                raise DataShorterThanPlanned(f"{trouble} {READ_AGAIN}")
+        if (stream, new) not in self._restarted:
+            self._restarted.add((stream, new))
             log.warning("%s Reading it from its beginning.", trouble)
         return START
 
@@ -208,11 +236,10 @@ def _cut(client: Client, stream: str, start: Place, end: Place, rows_max: float,
     try:
         return bounded.cut(client, stream, start, end, rows_max, bytes_max)
     except OffsetGone as gone:
-        if gone.earliest is None:
+        if gone.earliest is None or isinstance(gone, StreamRecreated):
             raise
         # What is gone costs nothing; planning the batch says what becomes of it.
-        earliest = Place(gone.earliest, split_token(gone.earliest)[0])
-        return bounded.cut(client, stream, earliest, end, rows_max, bytes_max)
+        return bounded.cut(client, stream, at(gone.earliest), end, rows_max, bytes_max)
 
 
 class _Budget:
@@ -250,6 +277,7 @@ class _Tails:
         self._stale: set[str] = set()
         self._absent_until: dict[str, float] = {}
         self._bounds: dict[str, bool] = {}
+        self._closed_until = 0.0
 
     def refresh(self, begun: Places) -> dict[str, Head]:
         """What is known of every stream now. Streams of a checkpoint that were found before stay in."""
@@ -257,6 +285,8 @@ class _Tails:
         if self._discovery.is_due or REGISTRY in self._stale:
             self._stale.discard(REGISTRY)
             self._discovery.refresh()
+            self._stale |= self._discovery.take_created()
+        self._look_at_closed()
         names = self._discovery.names if self._options.streams else self._discovery.names | begun.keys()
         now = time.monotonic()
         asked = sorted(
@@ -273,6 +303,13 @@ class _Tails:
                 self.heads[name] = head
                 self._bounds[name] = head.bounds_reads
         return self.heads
+
+    def _look_at_closed(self) -> None:
+        """Nobody waits for news of a closed stream, but it may be deleted and created again."""
+        now = time.monotonic()
+        if self._options.streams and now >= self._closed_until:
+            self._closed_until = now + _ABSENT_AGAIN_S
+            self._stale.update(name for name, head in self.heads.items() if head.closed)
 
     def look_again(self, streams: Iterable[str]) -> None:
         """Where a batch was made of news, there may be more by the time it is done."""
@@ -298,7 +335,7 @@ class _Tails:
         try:
             return self.client.head(stream)
         except StreamMissing as missing:
-            if self._options.on_gone != "skip":
+            if not self._options.waits_for_streams:
                 raise
             if stream not in self._absent_until:
                 log.warning("%s Skipped.", missing)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headwater.pipeline.archive.files import SCHEMA, ShardWriter
@@ -22,6 +23,7 @@ from headwater.pipeline.archive.manifest import CHECKPOINT_EVERY, DATA, DIRECTOR
 TARGET_BYTES: Final = 256 * 1024 * 1024
 GRACE_S: Final = 3600.0
 _BATCH_ROWS: Final = 64 * 1024
+_INCARNATION_AT: Final = len("0000000000000000_0000000000000000_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,17 @@ def _groups(files: list[File], target_bytes: int) -> list[list[File]]:
 
 
 def _merge(lake: Path, group: list[File]) -> File:
-    """One file with the rows of all, sorted by stream and position. Held in memory: a group is at most the target."""
+    """One file with the rows of all, sorted by stream, incarnation (in the order they came) and position.
+
+    Held in memory: a group is at most the target.
+    """
     tables = [pq.ParquetFile(lake / file.path).read(columns=SCHEMA.names) for file in group]
     rows = pa.concat_tables(tables).cast(SCHEMA)
-    order = [("stream", "ascending"), ("position", "ascending"), ("snapshot", "descending")]
-    rows = rows.take(pa.compute.sort_indices(rows, sort_keys=order))
+    lives = pc.utf8_slice_codeunits(pc.fill_null(rows["offset"], ""), _INCARNATION_AT)
+    lives = pc.binary_join_element_wise(rows["stream"], lives, "\0")
+    order = [(name, "ascending") for name in ("stream", "life", "position")] + [("snapshot", "descending")]
+    sorting = rows.append_column("life", pc.index_in(lives, pc.unique(lives)))
+    rows = rows.take(pc.sort_indices(sorting, sort_keys=order))
     writer = ShardWriter(lake, DATA, group[0].date, group[0].shard, "compacted")
     for batch in rows.to_batches(_BATCH_ROWS):
         writer.write(batch)

@@ -1,7 +1,7 @@
 """A lake as a Delta table, by the `deltalake` package: the same files, committed to a Delta log instead of a manifest.
 
-Each commit carries three kinds of application transactions, which Delta keeps through its own checkpoints: the query
-and its batch, and for each stream the two numbers of its offset. Invariant: as in the manifest, files, places and batch
+Each commit carries application transactions, which Delta keeps through its own checkpoints: the query and its batch,
+and for each stream the numbers of its offset. Invariant: as in the manifest, files, places and batch
 are one commit.
 """
 
@@ -19,11 +19,12 @@ from deltalake.transaction import AddAction, RemoveAction, create_table_with_add
 
 from headwater.pipeline.archive.files import SCHEMA
 from headwater.pipeline.archive.manifest import Archived, File
-from headwater.spark.offsets import split_token
+from headwater.spark.offsets import incarnation_of, split_token
 
 PARTITIONS: Final = ["date", "shard"]
 _MESSAGES: Final = "headwater/messages/"
 _BYTES: Final = "headwater/bytes/"
+_INCARNATION: Final = "headwater/incarnation/"
 _NAME: Final = "headwater archive, shards: "
 
 
@@ -59,7 +60,9 @@ class DeltaLake:
             messages = table.transaction_version(_MESSAGES + stream)
             size = table.transaction_version(_BYTES + stream)
             if messages is not None and size is not None:
-                found[stream] = Archived(f"{messages:016x}_{size:016x}", messages)
+                life = table.transaction_version(_INCARNATION + stream)
+                place = f"{messages:016x}_{size:016x}"
+                found[stream] = Archived(place if life is None else f"{place}_{life:016x}", messages)
         return found
 
     def commit(
@@ -70,6 +73,8 @@ class DeltaLake:
         for stream, place in streams.items():
             messages, size = split_token(place.offset)
             transactions += [Transaction(_MESSAGES + stream, messages), Transaction(_BYTES + stream, size)]
+            if incarnation := incarnation_of(place.offset):
+                transactions.append(Transaction(_INCARNATION + stream, int(incarnation, 16)))
         properties = CommitProperties(app_transactions=transactions)
         schema = Schema.from_arrow(pa.schema([*SCHEMA, pa.field("date", pa.string()), pa.field("shard", pa.int32())]))
         if not self.exists:

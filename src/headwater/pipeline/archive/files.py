@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headwater.pipeline.archive.manifest import DATA, Archived, File, sync_file
+from headwater.spark.offsets import are_of_two_streams
 
 SCHEMA: Final = pa.schema(
     [
@@ -86,8 +87,8 @@ class ArchiveTask:
     date: str
     shards: int
     stem: str
-    archived: Mapping[str, int] = field(default_factory=dict)
-    """Messages of each stream that the lake has already: a query that lost its checkpoint brings them again."""
+    archived: Mapping[str, Archived] = field(default_factory=dict)
+    """How far the lake has each stream: a query that lost its checkpoint brings that again."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         places: dict[str, Archived] = {}
@@ -120,12 +121,24 @@ class ArchiveTask:
             if self.archived.keys().isdisjoint(names):
                 yield rows
                 continue
-            known = pa.array([self.archived.get(stream, 0) for stream in rows.column("stream").to_pylist()], pa.int64())
+            known = pa.concat_arrays(
+                [
+                    pa.repeat(
+                        pa.scalar(self._messages(stream, mine.column("offset")[0].as_py()), pa.int64()), len(mine)
+                    )
+                    for stream, mine in _runs(rows, "stream")
+                ]
+            )
             # A snapshot at a place stands for what lies before it.
             before = pc.subtract(rows.column("position"), rows.column("snapshot").cast(pa.int64()))
             kept = rows.filter(pc.greater_equal(before, known))
             if kept.num_rows:
                 yield kept
+
+    def _messages(self, stream: str, offset: str | None) -> int:
+        """How many messages of this incarnation of a stream the lake has."""
+        place = self.archived.get(stream)
+        return 0 if place is None or are_of_two_streams(place.offset, offset or "") else place.position
 
 
 def _end(rows: pa.RecordBatch) -> int:

@@ -1,7 +1,8 @@
 """The archive as a job: which streams, into which lake, in what form, and whether the server may then let go of them.
 
 Invariant: a batch is in the lake once. A batch that is done again is recognised by its number, one of a query that lost
-its checkpoint by the offsets that the lake already has.
+its checkpoint by the offsets that the lake already has. A stream that was deleted and created again has offsets of
+another incarnation, so that its messages are not taken for those of the old one.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Archive(BaseModel):
     shards: int = Field(8, ge=1, le=10_000, description="Into how many directories a day's streams are spread.")
     tasks: int = Field(2, ge=1, description="Spark tasks that a batch is written by.")
     batch_bytes: int = Field(256 * 1024 * 1024, ge=1, description="Most bytes of messages in one batch.")
-    on_gone: Literal["fail", "bootstrap", "skip"] = Field(
+    on_gone: Literal["fail", "restart", "bootstrap", "skip"] = Field(
         "fail", description="When messages are gone before they were archived: as the source's onGone."
     )
     trim: Literal["never", "pointer", "fold"] = Field(
@@ -102,8 +103,7 @@ class Archive(BaseModel):
         if contents.batches.get(query, -1) >= batch_id:
             return 0
         shards = self._settled(contents.shards)
-        known = {stream: place.position for stream, place in contents.streams.items()}
-        files, streams = self._write(batch, query, batch_id, shards, known)
+        files, streams = self._write(batch, query, batch_id, shards, contents.streams)
         for _ in range(_ATTEMPTS):
             try:
                 manifest.commit(contents, query=query, batch=batch_id, add=files, streams=streams, shards=shards)
@@ -126,8 +126,7 @@ class Archive(BaseModel):
             return 0
         shards = self._settled(lake.shards())
         names = [row[0] for row in batch.select("stream").distinct().collect()] if lake.exists else []
-        known = {stream: place.position for stream, place in lake.archived(names).items()}
-        files, streams = self._write(batch, query, batch_id, shards, known)
+        files, streams = self._write(batch, query, batch_id, shards, lake.archived(names))
         lake.commit(query, batch_id, files, streams, shards)
         return sum(file.rows for file in files)
 
@@ -139,7 +138,7 @@ class Archive(BaseModel):
         return self.shards
 
     def _write(
-        self, batch: DataFrame, query: str, batch_id: int, shards: int, known: Mapping[str, int]
+        self, batch: DataFrame, query: str, batch_id: int, shards: int, known: Mapping[str, Archived]
     ) -> tuple[list[File], dict[str, Archived]]:
         from pyspark.sql import functions as F  # noqa: PLC0415 - loaded where Spark is
 

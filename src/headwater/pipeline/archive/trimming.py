@@ -19,7 +19,7 @@ import msgspec
 from headwater.pipeline.archive.manifest import Archived
 from headwater.pipeline.fold.remote import Publisher, state_at
 from headwater.spark.errors import StreamMissing
-from headwater.spark.offsets import split_token
+from headwater.spark.offsets import are_of_two_streams, split_token
 from headwater.spark.options import Connection
 
 log = logging.getLogger("headwater.pipeline")
@@ -45,7 +45,13 @@ def trim(connection: Connection, how: Trim, lake: Path, safe: Iterable[tuple[str
 
 def _trim(client: Publisher, how: Trim, lake: Path, stream: str, place: Archived) -> bool:
     try:
-        last = client.head(stream).snapshot
+        head = client.head(stream)
+        if are_of_two_streams(place.offset, head.offset):
+            log.info(
+                "nothing to trim: stream %r was created again after it was archived up to %s", stream, place.offset
+            )
+            return False
+        last = head.snapshot
         if last is not None and split_token(last)[0] >= place.position:
             return False
         if how is Trim.POINTER:

@@ -14,8 +14,8 @@ from typing import Final
 
 from headwater.pipeline.fold.state import CONTENT_TYPE, NotAFold, State
 from headwater.spark import bounded
-from headwater.spark.errors import HeadwaterError, OffsetGone, StreamMissing
-from headwater.spark.offsets import BEGINNING, Place, split_token
+from headwater.spark.errors import HeadwaterError, OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark.offsets import BEGINNING, at, split_token
 from headwater.spark.options import Connection
 from headwater.spark.protocol import Client
 
@@ -52,7 +52,7 @@ class Publisher(Client):
 
     def messages(self, stream: str, start: str, end: str) -> Iterator[bytes]:
         """All between two offsets."""
-        if start == end:
+        if split_token(start) == split_token(end):
             return
         for run in bounded.read(self, bounded.span(stream, at(start), at(end))):
             yield from run.values.to_pylist()
@@ -60,10 +60,6 @@ class Publisher(Client):
     def disconnect(self) -> None:
         """Close what connections are open; for processes that end some time after their last request."""
         self._pool.clear()
-
-
-def at(offset: str) -> Place:
-    return Place(offset, split_token(offset)[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +106,9 @@ def latest_snapshot(client: Publisher, stream: str) -> Base:
 
 
 def state_at(client: Publisher, stream: str, end: str, rows: list[Message] | None = None) -> State | None:
-    """The state at `end`, from the latest snapshot and what lies behind it; None if that snapshot is at `end` already.
+    """The state at `end`, from the latest snapshot and what lies behind it.
+
+    None if that snapshot is at `end` already, or the stream that `end` belongs to was deleted.
 
     Rows of a batch are used where they join the snapshot, and save reading them again.
     """
@@ -122,6 +120,9 @@ def state_at(client: Publisher, stream: str, end: str, rows: list[Message] | Non
             return base.state.apply_all(row.value for row in rows if row.position >= base.position)
         try:
             return base.state.apply_all(client.messages(stream, base.offset, end))
+        except StreamRecreated as recreated:
+            log.warning("%s Not folded up to %s.", recreated, end)
+            return None
         except OffsetGone as gone:
             if gone.earliest is None or client.head(stream).snapshot is not None:
                 continue

@@ -21,8 +21,8 @@ from psycopg import sql
 from headwater.pipeline.fold.changes import Change, Effect, Key, change_of
 from headwater.pipeline.fold.remote import Base, Message, Publisher, latest_snapshot
 from headwater.pipeline.fold.state import Entry, State
-from headwater.spark.errors import OffsetGone, StreamMissing
-from headwater.spark.offsets import BEGINNING, split_token
+from headwater.spark.errors import OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark.offsets import BEGINNING, are_of_two_streams, split_token
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -105,10 +105,17 @@ class FoldTable:
         end = rows[-1].offset
         position = split_token(place)[0]
         state = State()
-        if split_token(end)[0] <= position:
+        if are_of_two_streams(place, end):
+            if are_of_two_streams(end, client.head(stream).offset):
+                log.info("stream %r was created again: messages up to %s are of the old one", stream, end)
+                return None
+            log.warning("stream %r was deleted and created again after %s, and its state begins again", stream, place)
+            place, position = BEGINNING, 0
+            state.was_reset = True
+        elif split_token(end)[0] <= position:
             if (client.head(stream).position or 0) >= position:
                 return None
-            log.warning("stream %r ends before %s: it was created anew, and so is its state", stream, place)
+            log.warning("stream %r ends before %s: it was created again, and its state begins again", stream, place)
             place, position = BEGINNING, 0
             state.was_reset = True
         if rows[0].position <= position:
@@ -116,6 +123,9 @@ class FoldTable:
             return _News.of(end, state, messages)
         try:
             return _News.of(end, state, client.messages(stream, place, end))
+        except StreamRecreated as recreated:
+            log.info("%s Its rows stay as they are until messages of the new stream arrive.", recreated)
+            return None
         except OffsetGone:
             snapshot: Base = latest_snapshot(client, stream)
             restored = _News(max(end, snapshot.offset), snapshot.state)

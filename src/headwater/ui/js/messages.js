@@ -6,22 +6,23 @@
 import { split } from "./json.js";
 import { oneLine, hexPreview } from "./format.js";
 
-const OFFSET = /^([0-9a-f]{16})_([0-9a-f]{16})$/;
+const OFFSET = /^([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?$/;
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 
-/** Messages and bytes before an offset of ours, or null for any other token. */
+/** Messages and bytes before an offset of ours, and the stream's incarnation ("" if it is not named); null for others. */
 export function parseOffset(token) {
   const found = OFFSET.exec(token || "");
   if (found === null) return null;
-  return { index: parseInt(found[1], 16), position: parseInt(found[2], 16) };
+  return { index: parseInt(found[1], 16), position: parseInt(found[2], 16), incarnation: found[3] ?? "" };
 }
 
-export function formatOffset(index, position) {
-  return `${index.toString(16).padStart(16, "0")}_${position.toString(16).padStart(16, "0")}`;
+export function formatOffset(index, position, incarnation = "") {
+  const place = `${index.toString(16).padStart(16, "0")}_${position.toString(16).padStart(16, "0")}`;
+  return incarnation ? `${place}_${incarnation}` : place;
 }
 
-/** An offset in few characters: without the zeros in front of its numbers. */
+/** An offset in few characters: without the zeros in front of its numbers, and without the incarnation. */
 export function shortOffset(token) {
   const found = parseOffset(token);
   return found ? `${found.index.toString(16)}_${found.position.toString(16)}` : (token ?? "");
@@ -71,10 +72,10 @@ export function fromFrames(buffer, kind, next) {
     at += length;
     if (end) {
       message.index = index;
-      message.start = formatOffset(index, position);
+      message.start = formatOffset(index, position, end.incarnation);
       index += 1;
       position += length;
-      message.end = formatOffset(index, position);
+      message.end = formatOffset(index, position, end.incarnation);
     }
     messages.push(message);
   }
@@ -89,15 +90,15 @@ export function fromArray(text, start, next, exact) {
     const stored = messages.reduce((sum, message) => sum + message.size + 1, 0);
     let index = end.index - messages.length;
     let position = end.position - stored;
-    const first = formatOffset(Math.max(index, 0), Math.max(position, 0));
+    const first = parseOffset(start);
     // An event stream cannot tell CR from LF; where that made a difference, the count does not come out.
-    if (start === first || parseOffset(start) === null) {
+    if (first === null || (first.index === Math.max(index, 0) && first.position === Math.max(position, 0))) {
       for (const message of messages) {
         message.index = index;
-        message.start = formatOffset(index, position);
+        message.start = formatOffset(index, position, end.incarnation);
         index += 1;
         position += message.size + 1;
-        message.end = formatOffset(index, position);
+        message.end = formatOffset(index, position, end.incarnation);
       }
       return messages;
     }

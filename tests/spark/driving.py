@@ -1,0 +1,97 @@
+"""The source driven as Spark drives it, without a session: plan, read, keep the offset as JSON, start again from it."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from headwater.spark.options import source_options
+from headwater.spark.progress import lags
+from headwater.spark.source import HeadwaterSource
+from headwater.spark.stream_reader import StreamReader
+from tests.spark.streams import Streams
+
+Row = tuple[str, str]
+"""A value and the offset after it."""
+
+queries: list[Query] = []
+"""Those that were made, for `stop_all`."""
+
+
+def stop_all() -> None:
+    while queries:
+        queries.pop().stop()
+
+
+class Query:
+    """A query with its checkpoint: `batch` is one micro-batch, `restart` a new driver on the same checkpoint."""
+
+    def __init__(self, at: Streams, /, **options: str) -> None:
+        self._options = {"url": at.root, "idleWait": "50", **options}
+        self.place: dict[str, Any] | None = None
+        self.planned: dict[str, Any] | None = None
+        self._reader = self._made()
+        queries.append(self)
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+    def _made(self) -> StreamReader:
+        return StreamReader(source_options(self._options), HeadwaterSource(self._options).schema())
+
+    def restart(self, **options: str) -> None:
+        self._reader.stop()
+        self._options |= options
+        self._reader = self._made()
+        # What Spark hands over is what it stored: text.
+        self.place = json.loads(json.dumps(self.place))
+        self.planned = json.loads(json.dumps(self.planned))
+
+    def plan(self) -> None:
+        if self.place is None:
+            self.place = self._reader.initialOffset()
+        self.planned = self._reader.latestOffset(self.place, ReadAllAvailable())
+
+    def tables(self) -> list[pa.RecordBatch]:
+        """What the tasks of the planned batch read."""
+        assert self.place is not None
+        assert self.planned is not None
+        tasks = self._reader.partitions(self.place, self.planned)
+        return [batch for task in tasks for batch in self._reader.read(task)]
+
+    def rows(self) -> list[Row]:
+        batches = self.tables()
+        return [
+            row
+            for batch in batches
+            for row in zip(*(batch[name].to_pylist() for name in ("value", "offset")), strict=True)
+        ]
+
+    def batch(self) -> list[str]:
+        self.plan()
+        rows = self.rows()
+        self._reader.commit(self.planned or {})
+        self.place = self.planned
+        return [value for value, _ in rows]
+
+    def batches_until(self, count: int) -> list[str]:
+        """What comes until there are so many rows: a running query learns of changes when the server tells it."""
+        deadline = time.monotonic() + 30
+        found: list[str] = []
+        while len(found) < count:
+            assert time.monotonic() < deadline, found
+            found += self.batch()
+            time.sleep(0.01)
+        return found
+
+    def lag(self) -> int:
+        return sum(lags(json.dumps(self.planned), json.dumps(self._reader.reportLatestOffset())).values())
+
+
+def without_incarnation(places: dict[str, Any] | None) -> dict[str, Any]:
+    """As a release that knew no incarnations stored it."""
+    return {name: {**place, "offset": place["offset"][:33]} for name, place in (places or {}).items()}
