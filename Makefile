@@ -102,6 +102,28 @@ clean: ## Remove the environment, caches and installed packages (not ./data)
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# --- names of the reference system's targets: each says what it is called here (docs/from-the-reference.md)
+
+old-name = @echo "make $@ is a name of the reference system; here it is: $(1)" >&2; exit 2
+
+.PHONY: dev dev-ui dev-down docker docs-serve integration-test integration-test-sessions pgo-train release-pgo pgo-benchmark
+dev:
+	$(call old-name,make up UP_ARGS='--detach --profile dev')
+dev-ui:
+	$(call old-name,make run and http://localhost:4437/ui)
+dev-down:
+	$(call old-name,make down)
+docker:
+	$(call old-name,docker compose up -d --build)
+docs-serve:
+	$(call old-name,make docs && $(BIN)/mkdocs serve)
+integration-test:
+	$(call old-name,make setup && $(BIN)/python -m pytest tests/stack)
+integration-test-sessions:
+	$(call old-name,make setup && $(BIN)/python -m pytest tests/pipeline/test_sessions.py)
+pgo-train release-pgo pgo-benchmark:
+	$(call old-name,nothing: there is no compiled server to optimise; make bench measures it)
+
 # --- what the targets stand on; each stamp says that its step is done for the files it depends on
 
 $(BIN)/python:

@@ -1,0 +1,51 @@
+"""Names of the reference system: each make target says what it is called here, and the page has them all."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+
+from tests.docs.markdown import REPOSITORY
+
+OLD_TARGETS = (
+    "dev",
+    "dev-ui",
+    "dev-down",
+    "docker",
+    "docs-serve",
+    "integration-test",
+    "integration-test-sessions",
+    "pgo-train",
+    "release-pgo",
+    "pgo-benchmark",
+)
+PAGE = (REPOSITORY / "docs" / "from-the-reference.md").read_text(encoding="utf-8")
+MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("target", OLD_TARGETS)
+def test_an_old_target_says_its_new_name_and_fails(target: str) -> None:
+    done = subprocess.run(
+        ["make", "-s", target], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert "here it is: " in done.stderr
+    assert f"`make {target}`" in PAGE
+
+
+def test_what_the_page_and_the_old_targets_lead_to_is_there() -> None:
+    targets = set(re.findall(r"(?m)^([a-z-]+):.*## ", MAKEFILE))
+    for name in re.findall(r"`make ([a-z-]+)", PAGE.replace("`make docs`, then", "`make docs`")):
+        assert name in targets or name in OLD_TARGETS, name
+    for path in re.findall(r"pytest (tests/[\w/.]+)", PAGE + MAKEFILE):
+        assert (REPOSITORY / path).exists(), path
+
+
+def test_every_variable_on_the_page_is_a_setting() -> None:
+    from headwater.config.describe import described_settings
+
+    known = {setting.variable for setting in described_settings()}
+    for variable in re.findall(r"`(DS_[A-Z]+__[A-Z_]+)", PAGE):
+        assert variable in known, variable
