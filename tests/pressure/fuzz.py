@@ -466,6 +466,10 @@ def run_against_server(
         "DS_LIMITS__MAX_STREAM_BYTES": "0",
         "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "0.3",
         "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "1",
+        # The clients may be slow because the machine is.
+        "DS_SERVER__READ_TIMEOUT_SECS": "3600",
+        "DS_SERVER__IDLE_TIMEOUT_SECS": "3600",
+        "DS_SERVER__WRITE_TIMEOUT_SECS": "3600",
     }
     with serve(program=program, **settings) as server:
         run = Run(server.port, seed, requests, depth)
