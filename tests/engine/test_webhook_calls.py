@@ -263,14 +263,14 @@ def test_what_is_sent_is_put_together_when_its_turn_comes() -> None:
 
 
 def test_the_time_limit_covers_the_whole_call() -> None:
-    with receive(otherwise=Reply(body=b"x" * 100, trickle_s=0.05)) as receiver:
+    with receive(otherwise=Reply(body=b"x" * 100, trickle_s=0.5)) as receiver:
 
         async def work() -> None:
             caller = Webhooks(concurrency=1, allow_local=True)
             began = asyncio.get_running_loop().time()
             answer = await call(caller, f"http://127.0.0.1:{receiver.port}/", timeout_s=0.4)
             assert answer == Answer(False, reason="no answer within 0.4 s")
-            assert asyncio.get_running_loop().time() - began < 2
+            assert asyncio.get_running_loop().time() - began < 15, "the whole answer would take 50 s"
             await caller.stop()
 
         run(work)

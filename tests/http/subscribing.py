@@ -11,7 +11,7 @@ from urllib.parse import quote
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-WAIT_S = 15.0
+WAIT_S = 60.0
 
 
 def eventually(check: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:

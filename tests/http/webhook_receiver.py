@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-WAIT_S = 15.0
+WAIT_S = 60.0
+"""Long enough for a busy machine. A test that waits this long has failed."""
 
 
 @dataclass(slots=True)
@@ -44,6 +45,8 @@ class Reply:
     delay_s: float = 0.0
     trickle_s: float = 0.0
     """Send the body one byte at a time, with this pause between."""
+    hold: threading.Event | None = None
+    """Send nothing before this is set; with `trickle_s`, not the last byte."""
 
 
 DONE = Reply(body=b'{"done": true}')
@@ -118,6 +121,8 @@ def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext
 
         def _answer(self, reply: Reply) -> None:
             time.sleep(reply.delay_s)
+            if reply.hold is not None and not reply.trickle_s:
+                reply.hold.wait(WAIT_S)
             self.send_response(reply.status)
             for name, value in reply.headers.items():
                 self.send_header(name, value)
@@ -126,10 +131,13 @@ def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext
             if not reply.trickle_s:
                 self.wfile.write(reply.body)
                 return
-            for byte in reply.body:
+            for byte in reply.body[:-1]:
                 self.wfile.write(bytes([byte]))
                 self.wfile.flush()
                 time.sleep(reply.trickle_s)
+            if reply.hold is not None:
+                reply.hold.wait(WAIT_S)
+            self.wfile.write(reply.body[-1:])
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
             """Quiet."""
