@@ -212,7 +212,7 @@ def reliability() -> str:
     head = "| tried | how often | runs | found | by mode |\n|---|---|---|---|---|\n"
     rows = [_row(_summary(name, *words)) for name, words in CHECKS.items() if _results(name)]
     parts = ["## Summary\n\n" + head + "\n".join(rows)]
-    parts += [part for part in (_crowds(), _soak(), _stalls(), _findings()) if part]
+    parts += [part for part in (_crowds(), _soak(), _loop_cpu(), _stalls(), _findings()) if part]
     return "\n\n".join(parts)
 
 
@@ -280,6 +280,25 @@ def _stalls() -> str:
         f" longest when nothing else ran. Commit {run['commit']}, {run['cores']} cores, load average"
         f" {run['load_before']} when it began.\n\n"
         "| operation | input | worst | quiet | |\n|---|---|---|---|---|\n"
+    )
+    return head + "\n".join(rows)
+
+
+def _loop_cpu() -> str:
+    runs = _results("loop_cpu")
+    if not runs:
+        return ""
+    run = runs[-1]
+    rows = []
+    for row in run["counts"]["rows"]:
+        measured = f"{row['cpu_ms']} ms" if "cpu_ms" in row else "not measured: " + row["failed"].replace("\n", " ")
+        over = "over 50 ms" if row.get("cpu_ms", 0) > 50 else ""
+        rows.append(_row((f"`{row['operation']}`", f"{row['input']} ({row['mode']})", measured, over)))
+    head = (
+        "## The longest iteration of the event loop\n\nThe most CPU time that one iteration of the event loop took"
+        " while one client drove the operation with its worst legal input: what other clients wait at least. Other"
+        f" programs on the machine do not change it. Commit {run['commit']}, {run['size']} % of the input.\n\n"
+        "| operation | input | CPU time | |\n|---|---|---|---|\n"
     )
     return head + "\n".join(rows)
 

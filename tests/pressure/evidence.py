@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -26,7 +27,7 @@ from typing import Any
 from tests.pressure import crowds, soak
 from tests.pressure.fuzz import run_against_server
 from tests.pressure.operations import OPERATIONS
-from tests.pressure.stalls import wall_of
+from tests.pressure.stalls import cpu_of, wall_of
 from tests.pressure.troubles import TROUBLES, endure
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -119,6 +120,22 @@ def stalls(size: int, seed: int, mode: str) -> Counts:
     return {"operations": len(rows), "rows": rows}
 
 
+def loop_cpu(size: int, seed: int, mode: str) -> Counts:
+    """The most CPU time of one iteration of the loop while each operation runs; the size is in percent of its input."""
+    rows: list[Counts] = []
+    for operation in OPERATIONS:
+        share = size / 100
+        row: Counts = {"operation": operation.name, "input": operation.worst, "mode": operation.mode}
+        try:
+            worst = cpu_of([replace(operation, share=share)])[operation.name]
+            row |= {"cpu_ms": round(worst.cpu_ms, 1), "syncs": worst.syncs, "read_bytes": worst.read_bytes}
+        except Exception as error:
+            row["failed"] = f"{type(error).__name__}: {error}"[:200]
+        print(json.dumps(row), flush=True)  # noqa: T201
+        rows.append(row)
+    return {"operations": len(rows), "rows": rows}
+
+
 def silent_readers(size: int, seed: int, mode: str) -> Counts:
     """Readers that never read, and what they cost the others."""
     return crowds.silent_readers(size)
@@ -141,6 +158,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     "fuzz": fuzz,
     "history": history,
     "stalls": stalls,
+    "loop_cpu": loop_cpu,
     "silent_readers": silent_readers,
     "idle_connections": idle_connections,
     "soak": soak_minutes,

@@ -248,6 +248,8 @@ class Lane:
                     await asyncio.wait([sending], timeout=self._dice.uniform(0.0, 0.3))
                 for position, step in enumerate(steps):
                     await self._judge(pipe, step, acknowledged, way, position)
+                    if position % 50 == 49:
+                        await asyncio.sleep(0)  # A deep batch that is answered at once must not hold up the others.
                 await sending
             finally:
                 sending.cancel()
