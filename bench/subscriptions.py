@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from headwater.core.rules import CreateRequest
 from headwater.core.subscriptions import make_config
 from headwater.engine.clock import SteadyClock
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.scheduler import Timer
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Compose, OnAnswer, OnVetted

@@ -42,6 +42,7 @@ def server() -> Iterator[Server]:
     """A server shared by the whole run: memory mode, short waits. Use your own stream names on it."""
     with serve(
         DS_STORAGE__MODE="memory",
+        DS_LIMITS__MAX_MEMORY_BYTES=str(2**29),
         DS_SERVER__LONG_POLL_TIMEOUT_SECS="1",
         DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="5",
         DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true",

@@ -14,7 +14,8 @@ from headwater.core.offsets import Offset
 from headwater.core.records import RetentionPolicy
 from headwater.core.retention import SLACK_SHARE
 from headwater.core.rules import CreateRequest, ForkRequest
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.reading import earliest
 from headwater.engine.retention import Pin
 from headwater.engine.stream import LiveStream

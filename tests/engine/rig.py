@@ -10,7 +10,8 @@ from headwater.core.offsets import Offset
 from headwater.core.producers import Producer
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.committer import CommitMode
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.stream import LiveStream
 from tests.engine.seams import JournalGround, ManualClock, ManualScheduler, MemoryGround, WatchedStorage
 

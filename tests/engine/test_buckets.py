@@ -13,7 +13,8 @@ from headwater.core.errors import Refusal
 from headwater.core.records import Create, Document
 from headwater.core.rules import CreateRequest
 from headwater.engine.buckets import Bucket, Page
-from headwater.engine.engine import Created, Deleted, Engine, Limits
+from headwater.engine.engine import Created, Deleted, Engine
+from headwater.engine.quota import Limits
 from headwater.storage.interface import Committed
 from tests.engine.rig import TEXT, Rig, status
 from tests.engine.seams import JournalGround, JournalStorage, ManualClock, ManualScheduler

@@ -11,7 +11,8 @@ from headwater.core.records import Document
 from headwater.core.retention import RetentionRule
 from headwater.core.rules import CreateRequest
 from headwater.engine.clock_guard import DOCUMENT_KEY, JumpRule
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.sweeper import REBUILD_MAX, STALE_MIN
 from headwater.storage.interface import Committed
 from tests.engine.rig import TEXT, Reader, Rig, status

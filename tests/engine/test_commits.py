@@ -7,7 +7,8 @@ import pytest
 from headwater.core.errors import StorageBusy, StreamNotFound
 from headwater.core.rules import Outcome
 from headwater.engine.committer import CommitMode
-from headwater.engine.engine import Appended, Created, Deleted, Limits
+from headwater.engine.engine import Appended, Created, Deleted
+from headwater.engine.quota import Limits, stream_bytes
 from tests.engine.rig import Rig, status
 
 BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])
@@ -215,7 +216,7 @@ def test_a_stream_takes_no_more_than_its_limit_and_a_refusal_takes_nothing(disk:
 @pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("ending", ["delete", "expire"])
 def test_all_streams_together_have_a_limit_and_ending_gives_back(disk: bool, ending: str) -> None:
-    rig = Rig(disk=disk, limits=Limits(max_total_bytes=5))
+    rig = Rig(disk=disk, limits=Limits(max_total_bytes=5 + 2 * stream_bytes("a")))
     rig.there("a", b"1234", ttl_secs=1)
     assert status(rig.put("b", b"56")) == 413
     if ending == "delete":
@@ -228,7 +229,7 @@ def test_all_streams_together_have_a_limit_and_ending_gives_back(disk: bool, end
 
 
 def test_a_fork_counts_only_what_is_its_own() -> None:
-    rig = Rig(limits=Limits(max_stream_bytes=5, max_total_bytes=9))
+    rig = Rig(limits=Limits(max_stream_bytes=5, max_total_bytes=9 + 2 * stream_bytes("a")))
     rig.there("a", b"1234")
     rig.there("b", b"5", source="a")
     assert rig.engine.total_bytes == 5

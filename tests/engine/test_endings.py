@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core.errors import Refusal
 from headwater.engine.committer import CommitMode
-from headwater.engine.engine import Limits
+from headwater.engine.quota import Limits
 from tests.engine.rig import Rig, status
 
 BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])

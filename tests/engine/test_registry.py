@@ -10,7 +10,8 @@ import pytest
 from headwater.core.errors import Refusal
 from headwater.core.rules import CreateRequest
 from headwater.engine import registry as registry_module
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.registry import BATCH, REGISTRY_NAME, Registry
 from headwater.storage.interface import Corrupt
 from tests.engine.rig import TEXT, Rig

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from headwater.core.retention import RetentionRule
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.retention import LOOK_INTERVAL_S
 from headwater.storage.interface import Corrupt
 from tests.engine.rig import Rig

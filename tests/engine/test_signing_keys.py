@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from headwater.core.signing import JWKS_MAX_AGE_S, PUBLISHED_AFTER_MS
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.signing_keys import KEY_PREFIX, SECRET_KEY, SigningKeys
 from tests.engine.seams import JournalGround, ManualClock, ManualScheduler
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from headwater.core.errors import StreamNotFound
-from headwater.engine.engine import TOUCH_SHARE, Engine, Limits
+from headwater.engine.engine import TOUCH_SHARE, Engine
+from headwater.engine.quota import Limits
 from headwater.engine.sweeper import SWEEP_MAX
 from tests.engine.rig import Reader, Rig, status
 from tests.engine.seams import START_MS, JournalGround, ManualClock, ManualScheduler

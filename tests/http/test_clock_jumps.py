@@ -10,7 +10,8 @@ import pytest
 
 from headwater.config import Storage
 from headwater.core.rules import CreateRequest
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.stores import open_store
 from tests.cli.test_commands import headwater_command
 from tests.engine.seams import ManualClock, ManualScheduler

@@ -8,7 +8,8 @@ import pytest
 
 from headwater.core.errors import Refusal
 from headwater.core.rules import CreateRequest
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.http.bootstrap import Bootstrap, BoundaryFound, Watch, closing, new_boundary, whole
 from headwater.storage.memory import MemoryStorage
 from tests.engine.seams import ManualClock, ManualScheduler

@@ -194,9 +194,9 @@ def delete_without_cascade(self: Catalog[Any], stream: Any) -> tuple[int, ...]:
 
 class KeepsBytesCounted(Engine):
     def _expire(self, stream: LiveStream) -> bool:
-        before = self._total_bytes
+        before = self.quota.content_bytes
         expired = super()._expire(stream)
-        self._total_bytes = before
+        self.quota.content_bytes = before
         return expired
 
 

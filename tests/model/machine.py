@@ -25,7 +25,8 @@ from headwater.core.producers import Producer
 from headwater.core.records import Append, Create, Delete, Record, Touch
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.committer import CommitMode
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Committed
 from tests.engine.seams import Ground, ManualClock, ManualScheduler, WatchedStorage

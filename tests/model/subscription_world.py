@@ -17,7 +17,8 @@ from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.core.rules import CreateRequest
 from headwater.core.subscriptions import Config, make_config
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
+from headwater.engine.quota import Limits
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscription import Subscription
 from headwater.engine.subscriptions import Subscriptions

@@ -146,7 +146,15 @@ class Limits(Section):
     """How much the server takes before it says 413 (or 400 for a name)."""
 
     max_memory_bytes: Bytes = Field(
-        104_857_600, description="Bytes of stream data held in memory, all streams together."
+        104_857_600,
+        description="Memory for streams, all together. In `memory` mode it counts messages, snapshots and metadata"
+        " (about 1.5 KiB a stream), and more is 413. In the other modes messages are on disk: there it caps"
+        " `storage.hot_tail_bytes`, and `limits.max_metadata_bytes` limits the metadata.",
+    )
+    max_metadata_bytes: BytesOrOff = Field(
+        536_870_912,
+        description="Memory for metadata in the modes other than `memory`: about 1.5 KiB a stream, 0.5 KiB a producer"
+        " or document. New streams, producers and buckets beyond it are 413; 0 is no limit.",
     )
     max_stream_bytes: OptionalBytes = Field(
         None,
@@ -428,6 +436,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         # `layers` reads files and environment itself, because it must tell where each value came from.
         return (init_settings,)
+
+    @property
+    def hot_tail_bytes(self) -> int:
+        """How much of the newest data the file modes keep in memory."""
+        return min(self.storage.hot_tail_bytes, self.limits.max_memory_bytes)
 
     @property
     def max_stream_bytes(self) -> int | None:

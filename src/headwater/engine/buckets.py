@@ -21,6 +21,7 @@ from headwater.core.errors import BucketExists, BucketNotEmpty, BucketNotFound, 
 from headwater.core.ordered import OrderedNames
 from headwater.core.records import Document
 from headwater.core.rules import CreateRequest
+from headwater.engine.quota import document_bytes
 from headwater.engine.stream import LiveStream
 
 if TYPE_CHECKING:
@@ -112,9 +113,10 @@ class Buckets:
             return
         self._engine.check_writable()
         bucket = Bucket(bucket_id, self._engine.now_ms())
+        value = msgspec.json.encode(BucketConfig(bucket.created_ms))
+        self._engine.quota.check(0, document_bytes(document_key(bucket_id), value))
         self._decided[bucket_id] = bucket
         self._coming.append(bucket)
-        value = msgspec.json.encode(BucketConfig(bucket.created_ms))
         self._engine.put_document(document_key(bucket_id), value, done, bucket)
 
     def delete(self, bucket_id: str, done: OnBucket) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import ChainMap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -20,7 +19,6 @@ from headwater.core.catalog import Catalog
 from headwater.core.content import Messages
 from headwater.core.errors import (
     Conflict,
-    MemoryFull,
     MethodNotAllowed,
     Refusal,
     StorageBusy,
@@ -42,6 +40,7 @@ from headwater.engine.clock import AdjustableClock
 from headwater.engine.clock_guard import DOCUMENT_KEY, ClockGuard, JumpRule
 from headwater.engine.committer import MAX_BATCH_BYTES, CommitMode, Committer, Entry, guarded, record_bytes
 from headwater.engine.metrics import Metrics
+from headwater.engine.quota import PRODUCER_BYTES, Limits, Quota, document_bytes, metadata_of, stream_bytes
 from headwater.engine.reading import StreamReader
 from headwater.engine.retention import RetentionKeeper
 from headwater.engine.scheduler import Scheduler, Timer
@@ -56,17 +55,6 @@ log = logging.getLogger("headwater.engine")
 TEND_INTERVAL_S = 1.0
 TOUCH_SHARE = 16
 """A sliding window is saved once per this share of its length: a read must not cost a write (nor lose a window)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How much the server takes in; 0 means no limit."""
-
-    max_total_bytes: int = 0
-    max_stream_bytes: int = 0
-    max_producers: int = 0
-    """Producers that one stream remembers."""
-    max_snapshot_bytes: int = 2**30
 
 
 class Created(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +106,7 @@ class Engine:
         self._clock = clock
         self._scheduler = scheduler
         self._limits = limits
-        self._total_bytes = 0
+        self.quota = Quota(limits)
         self._vanishing: dict[str, LiveStream] = {}
         """Durable streams whose deletion is not durable yet, as readers see them."""
         self._departing: dict[int, LiveStream] = {}
@@ -175,6 +163,8 @@ class Engine:
         """Rebuild the catalog from storage, then begin to sweep and tend."""
         for record in self._storage.recover():
             self.catalog.apply(record)
+        documents = self.catalog.documents.items()
+        self.quota.metadata_bytes = sum(document_bytes(key, value) for key, value in documents)
         now_ms = self._clock.now_ms()
         last_used_ms = max((max(stream.accessed_ms, stream.written_ms) for stream in self.catalog), default=0)
         self.clock_guard.start(self.catalog.documents.get(DOCUMENT_KEY), last_used_ms)
@@ -186,7 +176,8 @@ class Engine:
                 stream.retained_position,
             )
             stream.durable_snapshot = stream.snapshot
-            self._total_bytes += stream.position - stream.base_position
+            self.quota.content_bytes += stream.position - stream.base_position
+            self.quota.metadata_bytes += metadata_of(stream)
             if stream.ttl_secs is not None:
                 # Uses since the last saved touch are forgotten: grant what they may have been worth.
                 slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
@@ -221,7 +212,7 @@ class Engine:
 
     @property
     def total_bytes(self) -> int:
-        return self._total_bytes
+        return self.quota.content_bytes
 
     def storage_usage(self) -> Usage:
         return self._storage.usage()
@@ -254,13 +245,15 @@ class Engine:
             )
         record = self._decide_create(request, now_ms)
         _check_size(record)
-        self._check_room(record.name, 0, len(record.payload))
+        metadata_bytes = stream_bytes(record.name)
+        self._check_room(record.name, 0, len(record.payload), metadata_bytes)
         self.catalog.apply(record)
         stream = self.catalog.by_id[record.id]
         stream.visible = stream.durable_closed = False
         stream.durable_index = stream.base_index
         stream.durable_position = stream.base_position
-        self._total_bytes += len(record.payload)
+        self.quota.content_bytes += len(record.payload)
+        self.quota.metadata_bytes += metadata_bytes
         self.metrics.created += 1
         self.metrics.appended_messages += len(record.lengths)
         self.metrics.append_bytes += len(record.payload)
@@ -305,14 +298,17 @@ class Engine:
             self._after_pending(stream, done, result)
             return
         self.check_writable()
-        if decision.producer_id is not None:
-            self._check_producers(stream, decision.producer_id)
+        metadata_bytes = 0
+        if decision.producer_id is not None and decision.producer_id not in (stream.producers or ()):
+            self._check_producers(stream)
+            metadata_bytes = PRODUCER_BYTES
         _check_size(decision)
         size = len(decision.payload)
-        self._check_room(name, stream.position - stream.floor_position, size)
+        self._check_room(name, stream.position - stream.floor_position, size, metadata_bytes)
         self.catalog.apply_append(stream, decision)
         stream.touch_saved_ms = now_ms
-        self._total_bytes += size
+        self.quota.content_bytes += size
+        self.quota.metadata_bytes += metadata_bytes
         metrics = self.metrics
         metrics.appends += 1
         metrics.append_bytes += size
@@ -399,6 +395,7 @@ class Engine:
         self.check_writable()
         record = Document(key, value)
         _check_size(record)
+        self.quota.metadata_bytes += document_bytes(key, value) - document_bytes(key, self.catalog.documents.get(key))
         self.catalog.apply(record)
         self._committer.submit(Entry(None, record, (), done, result))
 
@@ -432,11 +429,11 @@ class Engine:
 
     def claim_bytes(self, size: int) -> None:
         """Count bytes that are kept beside streams, against the limit for all together."""
-        self._check_total(size)
-        self._total_bytes += size
+        self.quota.check(size)
+        self.quota.content_bytes += size
 
     def release_bytes(self, size: int) -> None:
-        self._total_bytes -= size
+        self.quota.content_bytes -= size
 
     def check_writable(self) -> None:
         """Refuse a write that storage could not take."""
@@ -485,26 +482,16 @@ class Engine:
             raise _soft_deleted(name)
         return stream
 
-    def _check_room(self, name: str, stream_bytes: int, size: int) -> None:
-        limits = self._limits
-        if (
-            limits.max_stream_bytes
-            and stream_bytes + size > limits.max_stream_bytes
-            and name not in self.server_streams
-        ):
-            raise StreamFull(f"The stream would grow beyond its limit of {limits.max_stream_bytes} bytes.")
-        if limits.max_total_bytes:
-            self._check_total(size)
+    def _check_room(self, name: str, held_bytes: int, size: int, metadata_bytes: int) -> None:
+        limit = self._limits.max_stream_bytes
+        if limit and held_bytes + size > limit and name not in self.server_streams:
+            raise StreamFull(f"The stream would grow beyond its limit of {limit} bytes.")
+        self.quota.check(size, metadata_bytes)
 
-    def _check_total(self, size: int) -> None:
-        limit = self._limits.max_total_bytes
-        if limit and self._total_bytes + size > limit:
-            raise MemoryFull(f"All streams together would grow beyond the limit of {limit} bytes.")
-
-    def _check_producers(self, stream: LiveStream, producer_id: str) -> None:
-        known = stream.producers or {}
-        if self._limits.max_producers and producer_id not in known and len(known) >= self._limits.max_producers:
-            raise TooManyProducers(f"The stream knows {len(known)} producers and takes no more.")
+    def _check_producers(self, stream: LiveStream) -> None:
+        known = len(stream.producers or ())
+        if self._limits.max_producers and known >= self._limits.max_producers:
+            raise TooManyProducers(f"The stream knows {known} producers and takes no more.")
 
     def _submit(
         self,
@@ -532,25 +519,26 @@ class Engine:
         self._after_pending(ending, done, refusal)
 
     def _remove(self, stream: LiveStream, record: Delete, done: OnDeleted | None) -> None:
-        owned = {id_: self.catalog.by_id[id_] for id_ in self._lineage(stream)}
+        owned = {each.id: each for each in self._cascade(stream)}
         removed = self.catalog.apply(record)
         self._sweeper.forget(stream)
         for id_ in removed:
             gone = self._departing[id_] = owned[id_]
-            self._total_bytes -= gone.position - gone.floor_position
+            self.quota.content_bytes -= gone.position - gone.floor_position
+            self.quota.metadata_bytes -= metadata_of(gone)
             if gone is not stream:
                 self._lingering[gone.name] = gone
         if stream.visible:
             self._vanishing[stream.name] = stream
         self._submit(stream, record, removed, done, Deleted(stream.name))
 
-    def _lineage(self, stream: LiveStream) -> list[int]:
-        """The stream and the sources above it: all that a removal can cascade to."""
-        ids = [stream.id]
-        while stream.fork is not None and stream.fork.source_id in self.catalog.by_id:
-            stream = self.catalog.by_id[stream.fork.source_id]
-            ids.append(stream.id)
-        return ids
+    def _cascade(self, stream: LiveStream) -> Iterator[LiveStream]:
+        """The stream, and the sources above it that only it has kept: what its removal takes along."""
+        current: LiveStream | None = stream
+        while current is not None:
+            yield current
+            source = self.catalog.by_id.get(current.fork.source_id) if current.fork is not None else None
+            current = source if source is not None and source.deleted and source.children == 1 else None
 
     def _expire(self, stream: LiveStream) -> bool:
         """Delete an expired stream; False while it is kept after a clock jump."""

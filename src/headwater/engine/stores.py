@@ -26,15 +26,14 @@ class Store(NamedTuple):
     files: KeepingFilesystem
 
 
-def open_store(settings: StorageSettings, open_packs_max: int = OPEN_MAX) -> Store:
+def open_store(settings: StorageSettings, open_packs_max: int = OPEN_MAX, hot_tail_bytes: int | None = None) -> Store:
     if settings.mode == "memory":
         return Store(MemoryStorage(), MemoryBlobs(), KeepingFilesystem())
     files = KeepingFilesystem(DescriptorReserve())
+    hot_tail_bytes = settings.hot_tail_bytes if hot_tail_bytes is None else hot_tail_bytes
     storage: Storage
     if settings.mode == "acid":
-        storage = AcidStorage(
-            settings.data_dir, settings.acid_shard_count, settings.acid_map_bytes, settings.hot_tail_bytes
-        )
+        storage = AcidStorage(settings.data_dir, settings.acid_shard_count, settings.acid_map_bytes, hot_tail_bytes)
     else:
         storage = LogStorage(
             files,
@@ -42,7 +41,7 @@ def open_store(settings: StorageSettings, open_packs_max: int = OPEN_MAX) -> Sto
             durable=settings.mode == "file-durable",
             settings=LogSettings(
                 segment_bytes=settings.segment_bytes,
-                hot_tail_bytes=settings.hot_tail_bytes,
+                hot_tail_bytes=hot_tail_bytes,
                 open_packs_max=open_packs_max,
             ),
         )

@@ -67,6 +67,7 @@ class ServerCollector(Collector):
         for name, text, value in (
             ("streams", "Streams that exist now.", len(engine.catalog)),
             ("payload_bytes", "Payload bytes held by all streams.", engine.total_bytes),
+            ("metadata_bytes", "Metadata of streams in memory, estimated.", engine.quota.metadata_bytes),
             ("storage_memory_bytes", "Payload bytes held in memory.", usage.memory_bytes),
             (
                 "subscription_streams_pending",

@@ -18,8 +18,9 @@ from headwater.engine.clock import SteadyClock
 from headwater.engine.clock_guard import JumpRule
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.door import Door, open_door
-from headwater.engine.engine import Engine, Limits
+from headwater.engine.engine import Engine
 from headwater.engine.loop_lag import LoopLag
+from headwater.engine.quota import Limits
 from headwater.engine.registry import Registry
 from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import Store, open_store
@@ -52,7 +53,7 @@ def run(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     open_files_max = raise_limit()
-    store = open_store(settings.storage, packs_max(open_files_max))
+    store = open_store(settings.storage, packs_max(open_files_max), settings.hot_tail_bytes)
     engine = _build_engine(settings, store, loop)
     engine.start()
     registry = Registry(engine, LoopScheduler(loop)) if settings.registry.enabled else None
@@ -144,10 +145,16 @@ def _build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventL
 
 
 def _limits(settings: Settings) -> Limits:
-    """The memory limit counts all content where content lives in memory; elsewhere the hot tail has its own bound."""
-    total = settings.limits.max_memory_bytes if settings.storage.mode == "memory" else 0
+    """One limit for everything where content is in memory; elsewhere the hot tail and the metadata have their own."""
     limits = settings.limits
-    return Limits(total, settings.max_stream_bytes or 0, limits.max_producers_per_stream, limits.max_snapshot_bytes)
+    in_memory = settings.storage.mode == "memory"
+    return Limits(
+        max_total_bytes=limits.max_memory_bytes if in_memory else 0,
+        max_stream_bytes=settings.max_stream_bytes or 0,
+        max_producers=limits.max_producers_per_stream,
+        max_snapshot_bytes=limits.max_snapshot_bytes,
+        max_metadata_bytes=0 if in_memory else limits.max_metadata_bytes,
+    )
 
 
 def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.AbstractEventLoop) -> Subscriptions | None:

@@ -1,0 +1,73 @@
+"""How much all streams together hold, and the limits on it.
+
+Content is message and snapshot bytes. Metadata is what the server keeps in memory for each stream, producer and
+document, whatever the storage mode; it is counted by what one of each was measured to take.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from headwater.core.catalog import Stream
+from headwater.core.errors import MemoryFull
+
+STREAM_BYTES: Final = 1536
+"""An empty stream takes 890 bytes in `memory` and `file-fast` and 1,280 in `acid` (measured with 20,000 of them), and
+the tables that hold it grow in large steps."""
+PRODUCER_BYTES: Final = 512
+"""A producer takes 210 to 470 bytes."""
+DOCUMENT_BYTES: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much the server takes in; 0 means no limit."""
+
+    max_total_bytes: int = 0
+    """Content and metadata together: for a store that holds both in memory."""
+    max_stream_bytes: int = 0
+    max_producers: int = 0
+    """Producers that one stream remembers."""
+    max_snapshot_bytes: int = 2**30
+    max_metadata_bytes: int = 0
+    """Metadata alone: for a store that holds content on disk."""
+
+
+class Quota:
+    __slots__ = ("_limits", "content_bytes", "metadata_bytes")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.content_bytes = 0
+        self.metadata_bytes = 0
+
+    def check(self, content_bytes: int, metadata_bytes: int = 0) -> None:
+        """Refuse what would go beyond a limit."""
+        limit = self._limits.max_total_bytes
+        held = self.content_bytes + self.metadata_bytes
+        if limit and held + content_bytes + metadata_bytes > limit:
+            raise MemoryFull(
+                f"All streams together would grow beyond the limit of {limit} bytes (limits.max_memory_bytes); they"
+                f" hold {self.content_bytes} bytes of content and {self.metadata_bytes} of metadata."
+            )
+        limit = self._limits.max_metadata_bytes
+        if limit and metadata_bytes and self.metadata_bytes + metadata_bytes > limit:
+            raise MemoryFull(
+                f"The metadata of all streams would grow beyond the limit of {limit} bytes"
+                f" (limits.max_metadata_bytes); it takes {self.metadata_bytes} bytes now."
+            )
+
+
+def metadata_of(stream: Stream) -> int:
+    producers = len(stream.producers) if stream.producers is not None else 0
+    return stream_bytes(stream.name) + PRODUCER_BYTES * producers
+
+
+def stream_bytes(name: str) -> int:
+    """The metadata of a new stream."""
+    return STREAM_BYTES + len(name)
+
+
+def document_bytes(key: str, value: bytes | None) -> int:
+    return DOCUMENT_BYTES + len(key) + len(value) if value is not None else 0

@@ -1,0 +1,105 @@
+"""Metadata counts: streams, producers and documents are limited like content, and are given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.core.buckets import document_key
+from headwater.core.errors import MemoryFull
+from headwater.engine.buckets import Bucket
+from headwater.engine.engine import Engine
+from headwater.engine.quota import PRODUCER_BYTES, STREAM_BYTES, Limits, document_bytes, stream_bytes
+from tests.engine.rig import Rig, status
+from tests.engine.seams import JournalStorage, ManualClock, ManualScheduler
+
+DISK = pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
+
+
+@DISK
+@pytest.mark.parametrize("limit", ["max_total_bytes", "max_metadata_bytes"])
+def test_empty_streams_are_limited(disk: bool, limit: str) -> None:
+    rig = Rig(disk=disk, limits=Limits(**{limit: 3 * stream_bytes("a")}))
+    for name in ("a", "b", "c"):
+        rig.there(name)
+    refused = rig.put("d")
+    assert status(refused) == 413
+    assert isinstance(refused[0], MemoryFull)
+    rig.delete("a")
+    rig.scheduler.settle()
+    rig.there("d")
+
+
+@DISK
+def test_content_does_not_count_against_the_limit_of_metadata(disk: bool) -> None:
+    rig = Rig(disk=disk, limits=Limits(max_metadata_bytes=stream_bytes("a")))
+    rig.there("a", b"x" * 100_000)
+    rig.post("a", b"x" * 100_000)
+    rig.scheduler.settle()
+    assert rig.engine.total_bytes == 200_000
+    assert status(rig.put("b")) == 413
+
+
+@DISK
+def test_producers_count(disk: bool) -> None:
+    rig = Rig(disk=disk, limits=Limits(max_metadata_bytes=stream_bytes("a") + 2 * PRODUCER_BYTES))
+    rig.there("a")
+    answers = [rig.post("a", b"x", (producer, 0, 0)) for producer in ("p", "q")]
+    rig.scheduler.settle()
+    assert [status(each) for each in answers] == [None, None]
+    assert status(rig.post("a", b"x", ("r", 0, 0))) == 413
+    again = rig.post("a", b"x", ("p", 0, 1))
+    rig.scheduler.settle()
+    assert status(again) is None
+
+
+def test_names_count() -> None:
+    assert stream_bytes("x" * 1000) == STREAM_BYTES + 1000
+
+
+@DISK
+def test_everything_is_given_back(disk: bool) -> None:
+    rig = Rig(disk=disk)
+    rig.there("a", b"x")
+    rig.there("b", source="a")
+    rig.there("expiring", ttl_secs=1)
+    for name in ("a", "b"):
+        rig.post(name, b"x", ("p", 0, 0))
+    buckets: list[object] = []
+    rig.engine.buckets.create("bucket", buckets.append)
+    rig.scheduler.settle()
+    bucket = buckets[0]
+    assert isinstance(bucket, Bucket)
+    key = document_key("bucket")
+    expected = sum(stream_bytes(name) for name in ("a", "b", "expiring")) + 2 * PRODUCER_BYTES
+    assert rig.engine.quota.metadata_bytes == expected + document_bytes(key, rig.engine.catalog.documents[key])
+    rig.delete("a")
+    rig.delete("b")
+    rig.engine.buckets.delete("bucket", buckets.append)
+    rig.scheduler.advance(3000)
+    rig.scheduler.settle()
+    assert (rig.engine.quota.metadata_bytes, rig.engine.total_bytes) == (0, 0)
+
+
+def test_restart_counts_the_same() -> None:
+    rig = Rig()
+    rig.there("a", b"x")
+    rig.there("b", source="a")
+    rig.post("b", b"x", ("p", 0, 0))
+    rig.engine.put_document("key", b"value", None, None)
+    rig.engine.put_document("key", b"longer value", None, None)
+    rig.scheduler.settle()
+    inner = rig.storage._inner
+    assert isinstance(inner, JournalStorage)
+    clock = ManualClock()
+    engine = Engine(JournalStorage(inner._journal), clock, ManualScheduler(clock), Limits())
+    engine.start()
+    assert engine.quota.metadata_bytes == rig.engine.quota.metadata_bytes
+    assert engine.quota.content_bytes == rig.engine.quota.content_bytes
+
+
+def test_buckets_are_limited() -> None:
+    rig = Rig(disk=False, limits=Limits(max_metadata_bytes=1000))
+    rig.engine.buckets.create("bucket", lambda _: None)
+    with pytest.raises(MemoryFull):
+        rig.engine.buckets.create("another", lambda _: None)
+    assert not rig.engine.buckets.exists("another")
