@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class NotSent(Exception):
