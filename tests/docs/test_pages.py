@@ -144,3 +144,10 @@ def test_no_file_names_a_place_of_one_machine() -> None:
         content = path.read_bytes()
         for place in places:
             assert place.encode() not in content, f"{path.relative_to(REPOSITORY)} names {place}"
+
+
+@pytest.mark.parametrize("page", ["docs/decisions.md", "docs/gaps.md"])
+def test_every_entry_has_an_id_of_its_own(page: str) -> None:
+    ids = re.findall(r"^\| ([PAOG]-\d+) \|", (REPOSITORY / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(ids) > 5
+    assert sorted(ids) == sorted(set(ids))
