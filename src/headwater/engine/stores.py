@@ -45,5 +45,9 @@ def open_store(settings: StorageSettings, open_packs_max: int = OPEN_MAX, hot_ta
                 open_packs_max=open_packs_max,
             ),
         )
-    blobs = FileBlobs(files, settings.data_dir / BLOBS_NAME, durable=settings.mode != "file-fast")
+    try:
+        blobs = FileBlobs(files, settings.data_dir / BLOBS_NAME, durable=settings.mode != "file-fast")
+    except BaseException:
+        storage.close()
+        raise
     return Store(storage, blobs, files)

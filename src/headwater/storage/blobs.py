@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headwater.storage.filesystem import Appender, Filesystem, Mapped
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import Corrupt, StorageError
 
 log = logging.getLogger("headwater.storage")
 
@@ -149,9 +149,13 @@ class FileBlobs:
         self._filesystem = filesystem
         self._directory = directory
         self._durable = durable
-        if not filesystem.exists(directory):
-            filesystem.make_directory(directory)
-            filesystem.sync_directory(directory.parent)
+        try:
+            if not filesystem.exists(directory):
+                filesystem.make_directory(directory)
+                filesystem.sync_directory(directory.parent)
+            filesystem.names(directory)
+        except OSError as error:
+            raise StorageError(f"{directory} cannot be used as the directory of blobs: {error}") from error
 
     def create(self, blob_id: int) -> BlobWriter:
         return _FileWriter(self._filesystem, self._path(blob_id), blob_id, durable=self._durable)

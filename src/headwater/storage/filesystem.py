@@ -191,8 +191,15 @@ class RealFilesystem:
         return path.stat().st_size
 
     def read(self, path: Path) -> bytes:
-        with os.fdopen(self._open(path, os.O_RDONLY), "rb") as file:
-            return file.read()
+        descriptor = self._open(path, os.O_RDONLY)
+        try:
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read()
+        except OSError as error:
+            # It would name the descriptor, which tells nobody anything.
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        finally:
+            os.close(descriptor)
 
     def map(self, path: Path) -> Mapped:
         return self._with_reserve(lambda: _RealMapped(path))

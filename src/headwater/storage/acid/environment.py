@@ -37,8 +37,12 @@ def map_bytes_each(map_bytes: int, databases: int) -> int:
     return min(map_bytes, ADDRESS_SPACE_BYTES // databases)
 
 
-def open_environment(path: Path, map_bytes: int, databases: int, *, readonly: bool = False) -> lmdb.Environment:
-    """Open the environment in a directory that is there; a failure says which, and what can be done."""
+def open_environment(
+    path: Path, map_bytes: int, databases: int, *, readonly: bool = False, new: bool = False
+) -> lmdb.Environment:
+    """Open the environment in a directory that exists; a failure says which, and what can be done."""
+    if not new:
+        _check_present(path / "data.mdb")
     try:
         environment = lmdb.open(
             str(path),
@@ -64,6 +68,18 @@ def open_environment(path: Path, map_bytes: int, databases: int, *, readonly: bo
     except (lmdb.Error, OSError) as error:
         raise StorageError(f"{path} cannot be opened: {error}") from error
     return environment
+
+
+def _check_present(path: Path) -> None:
+    """LMDB would make a new, empty database in place of one that is missing."""
+    try:
+        if path.stat().st_size:
+            return
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise StorageError(f"{path} cannot be opened: {error}") from error
+    raise Corrupt(f"{path} is missing or empty. Restore the store from a backup.")
 
 
 @contextmanager

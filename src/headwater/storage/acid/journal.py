@@ -171,7 +171,7 @@ class Journal:
 def make_journal(path: Path, store_id: bytes, shard_count: int) -> None:
     """A journal with nothing in it, durable but for its name."""
     path.mkdir(mode=DIRECTORY_MODE)
-    environment = open_environment(path, 1_048_576, 0)
+    environment = open_environment(path, 1_048_576, 0, new=True)
     try:
         with writing(path), environment.begin(write=True) as txn:
             txn.put(_HEADER_KEY, _encode_header(store_id, Mark(0, (0,) * shard_count)))

@@ -274,7 +274,7 @@ def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> b
 def make_shard(path: Path, number: int, store_id: bytes) -> None:
     """A shard with nothing in it, durable but for its name."""
     path.mkdir(mode=DIRECTORY_MODE)
-    environment = open_environment(path, 1_048_576, len(Databases._fields))
+    environment = open_environment(path, 1_048_576, len(Databases._fields), new=True)
     try:
         with writing(path), environment.begin(write=True) as txn:
             for name in Databases._fields:

@@ -37,6 +37,7 @@ from headwater.storage.acid.layout import (
 )
 from headwater.storage.acid.reader import ShardReader
 from headwater.storage.acid.shard import Shard, make_shard
+from headwater.storage.blobs import BLOBS_NAME
 from headwater.storage.directory import open_directory
 from headwater.storage.filesystem import Filesystem, RealFilesystem
 from headwater.storage.interface import Committed, Corrupt, ImageOf, StorageError, Usage, WriteFailed, check_batch
@@ -264,6 +265,9 @@ class AcidStorage:
             manifest = read_manifest(self._root)
             check_manifest(self._root, manifest, shard_count)
             return manifest
+        if (self._root.parent / BLOBS_NAME).exists():
+            # That is made after the store has been made, so there was one.
+            raise StorageError(f"{self._root} is missing. Restore it from a backup, or give another data_dir.")
         manifest = new_manifest(shard_count)
         with making(self._filesystem, self._root) as unfinished:
             for number in range(shard_count):

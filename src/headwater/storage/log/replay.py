@@ -56,6 +56,8 @@ class Replay:
         self.cut: Cut | None = None
         self.dropped: list[int] = []
         self._prepared: list[int] = []
+        self._begun_up_to = first_number
+        """The manifest names only a segment that has its header."""
 
     @property
     def next_number(self) -> int:
@@ -106,6 +108,8 @@ class Replay:
         if len(self.numbers) > 1 and not self._filesystem.size(path):
             self.numbers.pop()
             self._prepared = [number]
+            # It is created only once the one before it has its header.
+            self._begun_up_to = number - 1
 
     def _segment(self, number: int) -> Iterator[Frame]:
         path = segment_path(self._directory, number)
@@ -163,7 +167,7 @@ class Replay:
 
     def _is_unbegun(self, number: int, data: bytes) -> bool:
         """A header is synced before anything follows it, so this segment was created and no more."""
-        return number == self.numbers[-1] and len(data) <= HEADER_BYTES
+        return number == self.numbers[-1] and len(data) <= HEADER_BYTES and number > self._begun_up_to
 
     def _drop_from(self, number: int) -> None:
         self.dropped = [later for later in self.numbers if later >= number]
