@@ -141,14 +141,14 @@ def test_a_failed_delivery_waits_and_is_the_same_wake() -> None:
     waiting = rules.failed(OUT, 10_000, 0.0)
     assert (waiting.phase, waiting.until_ms, waiting.failures) == (Phase.WAITING, 11_000, 1)
     assert (waiting.generation, waiting.wake_id) == (OUT.generation, OUT.wake_id)
-    once_more = rules.try_again(waiting)
+    once_more = rules.retry(waiting)
     assert once_more.phase is Phase.OUT
     second = rules.failed(once_more, 20_000, 0.0)
     assert (second.until_ms, second.failures) == (22_000, 2)
 
 
 def test_success_forgets_failures() -> None:
-    failing = rules.try_again(rules.failed(OUT, 0, 0.0))
+    failing = rules.retry(rules.failed(OUT, 0, 0.0))
     assert rules.delivered(failing, 5).failures == 0
     assert rules.extend(rules.failed(OUT, 0, 0.0), 5).failures == 0
     assert rules.finish(failing).failures == 0

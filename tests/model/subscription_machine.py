@@ -516,7 +516,7 @@ def _ack_of(link: Link, share: int) -> Ack:
     if share == 0:
         return Ack(link.name, str(cursor))
     index = cursor.index + 1
-    position = link.subscription.keeper._engine.reader.boundary(link.stream, index)  # type: ignore[attr-defined]
+    position = link.subscription.owner._engine.reader.boundary(link.stream, index)  # type: ignore[attr-defined]
     return Ack(link.name, str(Offset(index, position)))
 
 

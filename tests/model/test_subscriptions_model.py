@@ -122,7 +122,7 @@ def done_acks_more_than_was_told(broken: Subscriptions) -> None:
         for link in tuple(subscription.pending.values()):
             broken._links.move(link, link.tail)
 
-    broken._wakes._ack_told = everything  # type: ignore[method-assign,assignment]
+    broken._wakes._ack_reported = everything  # type: ignore[method-assign,assignment]
 
 
 def new_streams_are_linked_at_their_tail(broken: Subscriptions) -> None:
@@ -136,7 +136,7 @@ def new_streams_are_linked_at_their_tail(broken: Subscriptions) -> None:
 
 
 def a_late_wake_stream_stays_empty(broken: Subscriptions) -> None:
-    broken._announcers = {}
+    broken._by_wake_stream = {}
     broken._stream_created = broken._links.stream_created  # type: ignore[method-assign]
 
 
@@ -152,7 +152,7 @@ def acks_may_go_back(broken: Subscriptions) -> None:
         link.subscription.pending.pop(link.name, None)
         link.wake()
 
-    wakes._judge = careless  # type: ignore[method-assign]
+    wakes._check_acks = careless  # type: ignore[method-assign]
     broken._links.move = move  # type: ignore[method-assign]
 
 

@@ -1,9 +1,9 @@
-"""Which addresses a webhook may call: nothing that only this machine or its network can reach.
+"""Webhook addresses: which URLs and IP addresses the server may call.
 
-Whoever may create a subscription makes the server send requests, so its view of the network must not be theirs. A URL
-is judged by how it is written when it is given, and the address that its host resolves to is judged at every call,
-right before the connection to exactly that address (`engine.webhooks`). https only; for development, http to
-`localhost` and 127.0.0.0/8 can be allowed.
+A client that creates a subscription makes the server send requests, and must not reach what only this machine or its
+network can reach. The spelling of a URL is checked when the subscription is created. The address that its host resolves
+to is checked at every call, right before the connection to exactly that address (`engine.webhooks`). Only https is
+allowed; for development, a setting allows http to `localhost` and 127.0.0.0/8.
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ HOST_MAX_CHARS: Final = 253
 LABEL_MAX_CHARS: Final = 63
 """DNS allows no longer host names and labels, and resolvers raise instead of answering (RFC 1035 §2.3.4)."""
 _NUMBER: Final = re.compile(r"[0-9]+|0x[0-9a-f]*", re.ASCII)
-"""A last label like this makes resolvers read the host as an IPv4 address in one of its old spellings."""
+"""Resolvers read a host with a last label like this as an IPv4 address in one of its old spellings."""
 
 _LOOPBACK: Final = IPv4Network("127.0.0.0/8")
 _GLOBAL_UNICAST: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _REFUSED_V4: Final = (
-    IPv4Network("192.0.0.0/24"),  # Not global; older versions of `ipaddress` do not know, and a cloud uses it.
-    IPv4Network("192.88.99.0/24"),  # Relays to 6to4, which lead anywhere.
-    IPv4Network("168.63.129.16/32"),  # A cloud's metadata service on an address that looks public.
+    IPv4Network(
+        "192.0.0.0/24"
+    ),  # Not global, which older versions of `ipaddress` do not know; a cloud provider uses it.
+    IPv4Network("192.88.99.0/24"),  # Relays to 6to4, which can reach any address.
+    IPv4Network("168.63.129.16/32"),  # The metadata service of a cloud provider, on an address that looks public.
 )
 _REFUSED_V6: Final = (
-    IPv6Network("2002::/16"),  # 6to4 and Teredo carry an IPv4 address that relays would call.
+    IPv6Network("2002::/16"),  # 6to4 and Teredo contain an IPv4 address, which relays would call.
     IPv6Network("2001::/32"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookUrl:
-    """A URL that is allowed as far as its spelling tells."""
+    """A URL whose spelling is allowed."""
 
     scheme: str
     host: str
@@ -54,13 +56,13 @@ class WebhookUrl:
 
     @property
     def authority(self) -> str:
-        """The Host header: what the URL says, without a port that goes without saying."""
+        """The Host header: host and port, without the default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _default_port(self.scheme) else f"{host}:{self.port}"
 
 
 def parse_webhook_url(text: str, *, allow_local: bool) -> WebhookUrl:
-    """The parts of a webhook's URL, or a refusal that says what is wrong with it."""
+    """Parse and check the URL of a webhook."""
     if not text.isascii() or any(ord(character) <= 0x20 or character in '\\"<>^`{|}\x7f' for character in text):
         raise WebhookUrlRejected("webhook.url must be a plain ASCII URL; write other characters percent-encoded.")
     try:
@@ -81,31 +83,31 @@ def parse_webhook_url(text: str, *, allow_local: bool) -> WebhookUrl:
     is_local = host == LOCALHOST or (isinstance(address, IPv4Address) and address in _LOOPBACK)
     if is_local:
         if not allow_local:
-            raise WebhookUrlRejected("webhook.url must not lead to this machine.")
+            raise WebhookUrlRejected("webhook.url must not name this machine.")
         if scheme != "http":
-            raise WebhookUrlRejected("On this machine webhooks are plain http, for development.")
+            raise WebhookUrlRejected("Webhooks to this machine must be plain http.")
     elif scheme != "https":
         raise WebhookUrlRejected("webhook.url must be https.")
     elif address is not None and not is_public(address):
-        raise WebhookUrlRejected("webhook.url must not lead into a private network.")
+        raise WebhookUrlRejected("webhook.url must not name an address in a private network.")
     elif host.endswith(f".{LOCALHOST}"):
-        raise WebhookUrlRejected("webhook.url must not lead to this machine.")
+        raise WebhookUrlRejected("webhook.url must not name this machine.")
     target = (url.path or "/") + (f"?{url.query}" if url.query else "")
     return WebhookUrl(scheme, host, port or _default_port(scheme), target, is_local)
 
 
 def check_address(url: WebhookUrl, address: Address) -> None:
-    """Whether the address that a URL's host resolved to may be called for it."""
+    """Check the address that the host of a URL resolved to."""
     if url.is_local:
         if not _plain(address).is_loopback:
             raise WebhookUrlRejected(f"{url.host} does not resolve to this machine.")
     elif not is_public(address):
-        # Which address it was is not said: it would map the network for whoever asks.
-        raise WebhookUrlRejected(f"{url.host} resolves into a private network.")
+        # The message does not name the address: a client could map the private network with it.
+        raise WebhookUrlRejected(f"{url.host} resolves to an address in a private network.")
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, also by what is embedded in it."""
+    """Whether an address, and any IPv4 address embedded in it, belongs to the public internet."""
     address = _plain(address)
     if isinstance(address, IPv4Address):
         return (
@@ -117,7 +119,7 @@ def is_public(address: Address) -> bool:
 
 
 def _plain(address: Address) -> Address:
-    """The IPv4 address that an IPv6 one stands for, where it does."""
+    """The IPv4 address that is embedded in an IPv6 address; otherwise the address itself."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped is not None:
             return address.ipv4_mapped
@@ -127,7 +129,7 @@ def _plain(address: Address) -> Address:
 
 
 def _literal(host: str) -> Address | None:
-    """The address that a host is, or None when it is a name."""
+    """The address that a host spells, or None if it is a name."""
     try:
         if ":" in host:
             if "%" in host:
@@ -137,7 +139,9 @@ def _literal(host: str) -> Address | None:
     except ipaddress.AddressValueError:
         pass
     if _NUMBER.fullmatch(host.rsplit(".", 1)[-1]):
-        raise WebhookUrlRejected("An IPv4 address is written as four decimal numbers without leading zeros.")
+        raise WebhookUrlRejected(
+            "webhook.url must spell an IPv4 address as four decimal numbers without leading zeros."
+        )
     if _HOST.fullmatch(host) is None:
         raise WebhookUrlRejected("webhook.url has no valid host.")
     if len(host) > HOST_MAX_CHARS or any(len(label) > LABEL_MAX_CHARS for label in host.split(".")):

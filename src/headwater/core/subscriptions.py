@@ -1,18 +1,18 @@
 """Subscriptions: durable cursors over streams that wake workers, as a state machine without clock or I/O.
 
-A subscription has cursors (how far each linked stream is processed) and at most one *wake*: a notice that there is
-work, and the lease of whoever took it up. Work is *pending* while some cursor lies before its stream's tail.
+A subscription has cursors (how far each linked stream is processed) and at most one *wake*: a notification that there
+is work, and the lease of the worker that accepted it. Work is *pending* while a cursor lies before its stream's tail.
 
-| phase     | means                                         | leaves it                                               |
+| phase     | meaning                                       | next phase                                              |
 |-----------|-----------------------------------------------|---------------------------------------------------------|
-| `idle`    | no wake                                       | pending work: to `out`; a claim: to `held`              |
-| `out`     | notice given, or (webhook) being delivered    | claim or 2xx: to `held`; failed delivery: to `waiting`  |
-| `waiting` | delivery failed, the next try has its time    | that time: to `out`                                     |
-| `held`    | somebody works, until `until_ms` unless acked | done, release or end of the lease: to `idle`            |
+| `idle`    | no wake                                       | pending work: `out`; a claim: `held`                    |
+| `out`     | announced, or (webhook) being delivered       | claim or 2xx: `held`; failed delivery: `waiting`        |
+| `waiting` | delivery failed; the retry is at `until_ms`   | at that time: `out`                                     |
+| `held`    | a worker has the lease, until `until_ms`      | done, release or end of the lease: `idle`               |
 
-From `idle` a subscription with pending work goes on to the next wake at once: so it is never idle with work undone.
-In `out` and `waiting` a callback that knows the wake's token takes it up, as a 2xx does. Every wake has the next
-`generation` and a `wake_id` of its own; whoever speaks for another one is fenced. Cursors never go back.
+An `idle` subscription with pending work gets its next wake at once. In `out` and `waiting`, a callback with the token
+of the wake accepts it, as a 2xx response does. Every wake has the next `generation` and its own `wake_id`; requests for
+another wake are fenced. Cursors never move back.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Kind: TypeAlias = Literal["webhook", "pull-wake"]
 
 
 class Config(msgspec.Struct, frozen=True, array_like=True):
-    """What a subscription was created with, in normal form: two requests for the same thing are equal."""
+    """The configuration of a subscription in normal form: requests for the same subscription are equal."""
 
     kind: Kind
     pattern: str | None
@@ -94,7 +94,7 @@ class Phase(enum.StrEnum):
 
 
 class Wake(msgspec.Struct, frozen=True, array_like=True):
-    """Where a subscription stands with its current wake; `idle` has none."""
+    """The state of the current wake; in phase `idle` there is none."""
 
     phase: Phase = Phase.IDLE
     generation: int = 0
@@ -103,20 +103,20 @@ class Wake(msgspec.Struct, frozen=True, array_like=True):
     """The stream whose work caused the wake."""
     holder: str = ""
     until_ms: int = 0
-    """When `waiting` is over, or the lease of `held`."""
+    """When `waiting` ends, or the lease of `held`."""
     failures: int = 0
-    """Deliveries that failed since the last one that succeeded."""
+    """Failed deliveries since the last successful one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """A stream and the offset up to which it is processed, as a client wrote them."""
+    """A stream and the offset up to which a worker has processed it, as the client wrote them."""
 
     stream: str
     offset: str
 
 
-# -- what a client may ask for -----------------------------------------------------------------------------------------
+# -- checks of requests ------------------------------------------------------------------------------------------------
 
 
 def make_config(
@@ -217,14 +217,14 @@ def advance(cursor: Offset, ack: Ack, tail: Offset) -> Offset:
 
 
 def wake_up(wake: Wake, wake_id: str, trigger: str) -> Wake:
-    """The next wake: work is pending, and nobody knows of it yet."""
+    """The next wake, for work that is pending."""
     assert wake.phase is Phase.IDLE, "one wake at a time"
     return Wake(Phase.OUT, wake.generation + 1, wake_id, trigger, failures=wake.failures)
 
 
 def claim(wake: Wake, worker: str, until_ms: int) -> Wake:
-    """A worker takes up a wake that is out."""
-    assert wake.phase is Phase.OUT, "only a wake that is out can be taken up"
+    """Give the lease of an announced wake to a worker."""
+    assert wake.phase is Phase.OUT, "only an announced wake can be claimed"
     return msgspec.structs.replace(wake, phase=Phase.HELD, holder=worker, until_ms=until_ms)
 
 
@@ -238,54 +238,54 @@ def check_claimable(wake: Wake, has_pending: bool) -> None:
 
 
 def check_current(wake: Wake, generation: int, wake_id: str) -> None:
-    """Fence whoever speaks for a wake that is over."""
+    """Fence a request for a wake that has ended."""
     if wake.phase is Phase.IDLE or generation != wake.generation or wake_id != wake.wake_id:
-        raise Fenced("This wake is over; another worker may have taken up its work.", generation=wake.generation)
+        raise Fenced("This wake has ended; another worker may have claimed its work.", generation=wake.generation)
 
 
 def extend(wake: Wake, until_ms: int) -> Wake:
-    """A sign of life from whoever has the wake's token. It also shows that a webhook was received."""
+    """Extend the lease on a request with the token of the wake, which also proves that a webhook was received."""
     assert wake.phase is not Phase.IDLE, "checked to be current"
     return msgspec.structs.replace(wake, phase=Phase.HELD, until_ms=until_ms, failures=0)
 
 
 def delivered(wake: Wake, until_ms: int) -> Wake:
-    """The receiver said 2xx and goes on by itself."""
-    assert wake.phase is Phase.OUT, "only a wake that is out is delivered"
+    """The receiver accepted the wake with a 2xx response and has the lease."""
+    assert wake.phase is Phase.OUT, "only a wake in phase out is delivered"
     return msgspec.structs.replace(wake, phase=Phase.HELD, until_ms=until_ms, failures=0)
 
 
 def failed(wake: Wake, now_ms: int, jitter: float) -> Wake:
-    """The receiver could not be reached, or said no: the same wake once more, later."""
-    assert wake.phase is Phase.OUT, "only a wake that is out is delivered"
+    """The receiver could not be reached or did not answer 2xx: deliver the same wake again later."""
+    assert wake.phase is Phase.OUT, "only a wake in phase out is delivered"
     failures = wake.failures + 1
     until_ms = now_ms + retry_delay_ms(failures, jitter)
     return msgspec.structs.replace(wake, phase=Phase.WAITING, until_ms=until_ms, failures=failures)
 
 
-def try_again(wake: Wake) -> Wake:
-    assert wake.phase is Phase.WAITING, "only what waits is tried again"
+def retry(wake: Wake) -> Wake:
+    assert wake.phase is Phase.WAITING, "only a failed delivery is retried"
     return msgspec.structs.replace(wake, phase=Phase.OUT, until_ms=0)
 
 
 def finish(wake: Wake) -> Wake:
-    """Done, released, or out of time. The generation stays, so that the next wake's is higher."""
+    """End a wake: done, released, or expired. The generation is kept, so that the next wake has a higher one."""
     return Wake(generation=wake.generation)
 
 
 def retry_delay_ms(failures: int, jitter: float) -> int:
-    """Doubling from one second to a minute, moved by up to a fifth; `jitter` is from -1 to 1."""
+    """One second, doubled for each failure up to a minute, plus or minus a fifth; `jitter` is from -1 to 1."""
     assert failures >= 1
     assert -1.0 <= jitter <= 1.0
     base_ms = min(RETRY_FIRST_MS << min(failures - 1, 16), RETRY_MAX_MS)
     return round(base_ms * (1.0 + RETRY_JITTER * jitter))
 
 
-# -- what is kept of it ------------------------------------------------------------------------------------------------
+# -- saved documents ---------------------------------------------------------------------------------------------------
 
 
 class SavedSubscription(msgspec.Struct, frozen=True, array_like=True):
-    """The part that never changes. `nonce` tells two lives of one id apart."""
+    """What never changes. `nonce` distinguishes a subscription from a later one with the same id."""
 
     config: Config
     created_ms: int
@@ -294,7 +294,7 @@ class SavedSubscription(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SavedLink(msgspec.Struct, frozen=True, array_like=True):
-    """A cursor on one incarnation of a stream. On another one it says only whether the link is explicit."""
+    """A cursor on one incarnation of a stream. For a later incarnation only `explicit` counts."""
 
     explicit: bool
     stream_id: int

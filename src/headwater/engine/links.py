@@ -70,7 +70,7 @@ class Links:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
 
-    # -- subscriptions are created and deleted -----------------------------------------------------------------------
+    # -- subscriptions are created and deleted -------------------------------------------------------------------------
 
     def begin(self, subscription: Subscription, done: Callable[[Refusal | None], None]) -> None:
         """Link a new subscription to the existing streams, each at its current tail.
@@ -168,7 +168,7 @@ class Links:
             self._mark_dirty(subscription)
         self._forget_explicit(subscription, name)
 
-    # -- limits ------------------------------------------------------------------------------------------------------
+    # -- limits --------------------------------------------------------------------------------------------------------
 
     def check_room(self, subscription: Subscription, count: int) -> None:
         """Refuse to link more streams than the settings allow."""
@@ -211,7 +211,7 @@ class Links:
         elif subscription not in self._incomplete:
             subscription.is_incomplete = False
 
-    # -- streams are created and deleted -----------------------------------------------------------------------------
+    # -- streams are created and deleted -------------------------------------------------------------------------------
 
     def stream_created(self, stream: LiveStream) -> None:
         """Link a new stream that is durable, before its creation is answered and before its first append."""
@@ -231,7 +231,7 @@ class Links:
                 self.remove_document(link_key(subscription.id, link.name))
         self._mark_dirty(subscription)
 
-    # -- cursors -----------------------------------------------------------------------------------------------------
+    # -- cursors -------------------------------------------------------------------------------------------------------
 
     def move(self, link: Link, offset: Offset) -> None:
         """Mark everything before `offset` as processed. The new cursor is saved before it takes effect."""
@@ -249,7 +249,7 @@ class Links:
             return False
         return True
 
-    # -- recovery ----------------------------------------------------------------------------------------------------
+    # -- recovery ------------------------------------------------------------------------------------------------------
 
     def restore(self, subscriptions: dict[str, Subscription], documents: dict[str, bytes]) -> None:
         """Restore the links of the last run, and remove the cursors of streams and subscriptions that are gone."""
@@ -289,7 +289,7 @@ class Links:
                 saved = cursors.get((subscription.id, stream.name))
                 self._link_by_pattern(subscription, stream, _cursor(saved, stream), is_saved=saved is not None)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _keep(self, link: Link) -> None:
         links = link.subscription.links

@@ -1,8 +1,8 @@
-"""A subscription as the engine sees it: its links to streams, what of them is pending, and its wake.
+"""A subscription in memory: its links to streams, which of them have pending work, and its wake.
 
-A link follows its stream like a live reader does, so an append costs nothing where no subscription is linked, and one
-comparison per link where one is. Invariant: `pending` holds exactly the links whose durable tail lies beyond their
-cursor.
+A link follows its stream as a live reader does, so an append to a stream without links costs nothing, and an append to
+a stream with links costs one comparison per link. Invariant: `pending` holds exactly the links whose cursor lies before
+the durable tail of their stream.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from headwater.core.offsets import ZERO, Offset, spell
 from headwater.core.subscriptions import Phase, SavedLink, SavedSubscription, Wake
 from headwater.engine.stream import LiveStream
 
-TOLD_MAX: Final = 1_000
-"""Streams that one wake tells of, those with work first: a body must stay small however many are linked."""
+REPORTED_MAX: Final = 1_000
+"""Streams that one wake reports, those with pending work first. It keeps the body small, however many are linked."""
 
 
-class Keeper(Protocol):
-    """Who looks after subscriptions."""
+class SubscriptionOwner(Protocol):
+    """What subscriptions and links notify of changes."""
 
     def mark_dirty(self, subscription: Subscription) -> None:
         """There is new work, or no work any more: process the subscription soon."""
 
-    def ended(self, link: Link) -> None:
-        """The link's stream is gone."""
+    def on_stream_ended(self, link: Link) -> None:
+        """The stream of the link was deleted or has expired."""
 
 
-class Told(NamedTuple):
-    """A linked stream as a wake tells of it."""
+class LinkState(NamedTuple):
+    """A linked stream as wakes and answers report it."""
 
     path: str
     link_type: str
@@ -40,7 +40,7 @@ class Told(NamedTuple):
     tail: Offset
     has_pending: bool
     stream_id: int
-    """Which incarnation it was; 0 for a name that has no stream."""
+    """The incarnation of the stream; 0 for a name without a stream."""
 
     def spelled(self, offset: Offset) -> str:
         """One of its offsets as answers spell it; a name without a stream has no incarnation."""
@@ -60,7 +60,7 @@ class Link:
         self.explicit = False
         self.by_pattern = False
         self.is_saved = False
-        """Whether there is a document for it."""
+        """Whether a document is stored for it."""
 
     # -- as a follower -----------------------------------------------------------------------------------------------
 
@@ -71,12 +71,12 @@ class Link:
             return
         subscription.pending[self.name] = self
         if subscription.wake.phase is Phase.IDLE:
-            subscription.keeper.mark_dirty(subscription)
+            subscription.owner.mark_dirty(subscription)
 
     def gone(self, refusal: Refusal) -> None:
-        # Data that was dropped before it was processed is still news: its readers must know to start over.
+        # Data that retention dropped before it was processed is still pending: the worker must learn that it is gone.
         if not isinstance(refusal, OffsetGone):
-            self.subscription.keeper.ended(self)
+            self.subscription.owner.on_stream_ended(self)
 
     # -- as a cursor -------------------------------------------------------------------------------------------------
 
@@ -90,14 +90,14 @@ class Link:
         return self.name in self.subscription.pending
 
     def move(self, offset: Offset) -> None:
-        """Everything before `offset` is processed."""
+        """Mark everything before `offset` as processed."""
         assert offset >= self.acked, "a cursor never goes back"
         self.acked = offset
         if self.stream is None or self.stream.durable_index <= offset.index:
             self.subscription.pending.pop(self.name, None)
 
     def detach(self) -> None:
-        """The stream ended: what was pending in it no longer is."""
+        """Forget the stream, and the work that was pending in it."""
         self.stream = None
         self.acked = ZERO
         self.subscription.pending.pop(self.name, None)
@@ -106,16 +106,15 @@ class Link:
         stream_id = self.stream.id if self.stream is not None else 0
         return SavedLink(self.explicit, stream_id, self.acked.index, self.acked.position)
 
-    def told(self) -> Told:
-        # Explicit comes first where a link is both (protocol §6.1).
+    def state(self) -> LinkState:
+        # A link that is both counts as explicit (protocol §6.1).
         kind = "explicit" if self.explicit else "glob"
         stream_id = self.stream.id if self.stream is not None else 0
-        return Told(self.name, kind, self.acked, self.tail, self.has_pending, stream_id)
+        return LinkState(self.name, kind, self.acked, self.tail, self.has_pending, stream_id)
 
 
 class Subscription:
     __slots__ = (
-        "again_ms",
         "alarm_ms",
         "config",
         "deliverable",
@@ -127,21 +126,22 @@ class Subscription:
         "is_dirty",
         "is_incomplete",
         "is_ready",
-        "keeper",
         "links",
+        "owner",
         "pending",
+        "retry_at_ms",
         "saved",
         "wake",
     )
 
-    def __init__(self, id_: str, saved: SavedSubscription, keeper: Keeper) -> None:
+    def __init__(self, id_: str, saved: SavedSubscription, owner: SubscriptionOwner) -> None:
         self.id: Final = id_
         self.saved: Final = saved
         self.config: Final = saved.config
         self.glob: Final = Glob(tuple(saved.config.pattern.split("/"))) if saved.config.pattern is not None else None
         self.follows_buckets: Final = is_bucketed(saved.config.pattern or "")
         """Its pattern is for streams of buckets."""
-        self.keeper: Final = keeper
+        self.owner: Final = owner
         self.wake = Wake()
         self.deliverable = self.wake
         """The last wake that is durable and may be delivered to a webhook."""
@@ -150,24 +150,24 @@ class Subscription:
         self.links: dict[str, Link] = {}
         self.pending: dict[str, Link] = {}
         self.is_ready = False
-        """All that it follows is linked; nobody is woken before that."""
+        """All existing streams are linked. No worker is woken before that."""
         self.is_deleted = False
         self.is_incomplete = False
         """Streams that its pattern matches wait for room to be linked."""
         self.is_dirty = False
         """It waits to be processed."""
         self.alarm_ms: int | None = None
-        self.again_ms: int | None = None
-        """When to try again what storage or a wake stream refused."""
+        self.retry_at_ms: int | None = None
+        """When to retry what storage or a wake stream refused."""
 
     def deadline_ms(self) -> int | None:
         if self.is_deleted:
             return None
-        if self.again_ms is not None:
-            return self.again_ms
+        if self.retry_at_ms is not None:
+            return self.retry_at_ms
         return self.wake.until_ms if self.wake.phase in (Phase.HELD, Phase.WAITING) else None
 
-    def tell(self) -> list[Told]:
-        """The linked streams, those with work first."""
+    def reported_links(self) -> list[LinkState]:
+        """The state of the linked streams, those with pending work first."""
         others = (link for name, link in self.links.items() if name not in self.pending)
-        return [link.told() for link in islice(chain(self.pending.values(), others), TOLD_MAX)]
+        return [link.state() for link in islice(chain(self.pending.values(), others), REPORTED_MAX)]

@@ -1,7 +1,7 @@
-"""All subscriptions: what clients ask of them, and how they come back after a restart.
+"""All subscriptions: the requests of clients, and recovery after a restart.
 
-Kept as documents: `subscription/{id}`, its configuration, which never changes; `wake/{id}` (see `wakes`) and
-`link/{id}/{stream}` (see `links`). An answer leaves only when all that it rests on is durable.
+Stored as documents: `subscription/{id}`, the configuration, which never changes; `wake/{id}` (see `wakes`) and
+`link/{id}/{stream}` (see `links`). A request is answered when everything that the answer rests on is durable.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from headwater.engine.links import Links, as_refusal
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
 from headwater.engine.stream import LiveStream
-from headwater.engine.subscription import Link, Subscription, Told
-from headwater.engine.wakes import WAKE_PREFIX, Claimed, Wakes, any_jitter, wake_key
+from headwater.engine.subscription import Link, LinkState, Subscription
+from headwater.engine.wakes import WAKE_PREFIX, Claimed, Wakes, random_jitter, wake_key
 from headwater.engine.webhooks import Caller
 
 SUBSCRIPTION_PREFIX: Final = "subscription/"
@@ -57,13 +57,13 @@ class View(NamedTuple):
     created_ms: int
     is_failing: bool
     link_count: int
-    links: Sequence[Told]
+    links: Sequence[LinkState]
     """The links of one page, in the order of their names; none in a listing."""
     has_more_links: bool
     is_incomplete: bool
     """Some streams that its pattern matches are not linked yet, because a limit is reached."""
     kid: str | None
-    """The key that its webhooks are signed with."""
+    """The id of the key that signs its webhooks."""
 
 
 class Put(NamedTuple):
@@ -72,9 +72,9 @@ class Put(NamedTuple):
 
 
 class Census(NamedTuple):
-    """How the subscriptions stand, by kind and phase, and how many of their streams hold what nobody acked."""
+    """The number of subscriptions by kind and phase, and of linked streams with pending work."""
 
-    standing: Mapping[tuple[Kind, Phase], int] = {}
+    by_kind_and_phase: Mapping[tuple[Kind, Phase], int] = {}
     pending: int = 0
 
 
@@ -89,7 +89,7 @@ class Subscriptions:
         public_url: str = "",
         key_rotation_s: float = 0,
         limits: SubscriptionLimits = DEFAULT_LIMITS,
-        jitter: Callable[[], float] = any_jitter,
+        jitter: Callable[[], float] = random_jitter,
     ) -> None:
         self._engine = engine
         self._caller = caller
@@ -109,15 +109,15 @@ class Subscriptions:
         self._by_id: dict[str, Subscription] = {}
         self._locked: dict[str, list[Callable[[], None]]] = {}
         """Ids of subscriptions that are being created or removed, with the requests that wait for the end of it."""
-        self._announcers: dict[str, dict[Subscription, None]] = {}
+        self._by_wake_stream: dict[str, dict[Subscription, None]] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    # -- life --------------------------------------------------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Rebuild everything from the documents that recovery brought back. Nobody is woken yet."""
+        """Rebuild the subscriptions from the stored documents. No worker is woken yet."""
         self._keys.start()
         documents = dict(self._engine.catalog.documents)
         for key, value in documents.items():
@@ -135,7 +135,7 @@ class Subscriptions:
         self._engine.on_created.append(self._stream_created)
 
     def begin(self) -> None:
-        """Go on where the last run stopped. Workers answer by calling, so the server should listen by now."""
+        """Begin to wake workers. They answer over HTTP, so the server must listen by now."""
         self._wakes.start(tuple(self._by_id.values()))
 
     async def stop(self) -> None:
@@ -144,17 +144,17 @@ class Subscriptions:
         await self._caller.stop()
 
     def answer(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Do something and answer once it, and all that it was judged by, is durable."""
+        """Run `work`, and call `done` with its result when everything that the result rests on is durable."""
         try:
             result = work()
         except Refusal as refusal:
             result = refusal
         self._engine.after_all_pending(done, result)
 
-    # -- subscriptions -----------------------------------------------------------------------------------------------
+    # -- subscriptions -------------------------------------------------------------------------------------------------
 
     def put(self, id_: str, config: Config, base_url: str, done: Callable[[Put | Refusal], None]) -> None:
-        """Create a subscription, or confirm that it is as asked for."""
+        """Create a subscription, or confirm that it exists with the same configuration."""
         waiting = self._locked.get(id_)
         if waiting is not None and len(waiting) >= self.limits.max_waiting_requests:
             done(SubscriptionBusy(f"{len(waiting)} other requests wait for subscription {id_!r}; try again."))
@@ -166,7 +166,7 @@ class Subscriptions:
             done(SubscriptionLimitReached(f"The limit of {self.limits.max_subscriptions} subscriptions is reached."))
         else:
             self._locked[id_] = []
-            create = partial(self._create, id_, config, base_url, partial(self._made, id_, done))
+            create = partial(self._create, id_, config, base_url, partial(self._answer_creation, id_, done))
             if config.webhook_url is None:
                 create(None)
             else:
@@ -183,8 +183,8 @@ class Subscriptions:
 
     def census(self) -> Census:
         everyone = self._by_id.values()
-        standing = Counter((subscription.config.kind, subscription.wake.phase) for subscription in everyone)
-        return Census(standing, sum(len(subscription.pending) for subscription in everyone))
+        by_kind_and_phase = Counter((subscription.config.kind, subscription.wake.phase) for subscription in everyone)
+        return Census(by_kind_and_phase, sum(len(subscription.pending) for subscription in everyone))
 
     def delete(self, id_: str) -> None:
         """Remove a subscription. Deleting a missing subscription is not an error.
@@ -195,12 +195,12 @@ class Subscriptions:
         subscription = self._by_id.get(id_)
         if subscription is None:
             return
-        # The configuration goes first: without it the rest is orphaned, and dropped at the next start if not now.
+        # The configuration is removed first. The rest is then orphaned, and the next start removes what is left of it.
         self._engine.put_document(_subscription_key(id_), None, None, None)
         subscription.is_deleted = True
         del self._by_id[id_]
         if subscription.config.wake_stream is not None:
-            del self._announcers[subscription.config.wake_stream][subscription]
+            del self._by_wake_stream[subscription.config.wake_stream][subscription]
         self._links.remove_document(wake_key(id_))
         self._locked[id_] = []
         self._links.end(subscription, partial(self._unlock, id_))
@@ -216,43 +216,43 @@ class Subscriptions:
             self._links.add(subscription, name)
 
     def unlink(self, id_: str, name: str) -> None:
-        """Take an explicit link away; one by pattern stays, and one that is not there is as good as gone."""
+        """Remove an explicit link; a link by pattern stays. Removing a missing link is not an error."""
         self._links.remove(self._find(id_), name)
 
-    # -- workers -----------------------------------------------------------------------------------------------------
+    # -- workers -------------------------------------------------------------------------------------------------------
 
     def claim(self, id_: str, worker: str) -> Claimed:
         return self._wakes.claim(self._find(id_, "pull-wake"), worker)
 
     def ack(self, id_: str, token: str, generation: int, wake_id: str, acks: Sequence[Ack], done: bool) -> bool:
-        """A pull-wake worker's progress and sign of life; whether there is a next wake."""
+        """Process the acks of a pull-wake worker and extend its lease. True if the next wake follows."""
         return self._wakes.ack(self._find(id_, "pull-wake"), token, generation, wake_id, acks, done)
 
     def call_back(self, id_: str, token: str, generation: int, wake_id: str, acks: Sequence[Ack], done: bool) -> bool:
-        """The same from a webhook's receiver."""
+        """Process the acks of a webhook receiver, likewise."""
         return self._wakes.ack(self._find(id_, "webhook"), token, generation, wake_id, acks, done)
 
     def release(self, id_: str, token: str, generation: int, wake_id: str) -> None:
         self._wakes.release(self._find(id_, "pull-wake"), token, generation, wake_id)
 
-    # -- keys --------------------------------------------------------------------------------------------------------
+    # -- keys ----------------------------------------------------------------------------------------------------------
 
     def public_keys(self) -> list[PublicKey]:
-        """The keys that webhooks are, will be, or lately were signed with."""
+        """The keys that sign webhooks now, will sign them next, or did until recently."""
         return self._keys.published()
 
     def rotate_key(self) -> SigningKey:
         return self._keys.rotate()
 
-    # -- as the keeper of subscriptions ------------------------------------------------------------------------------
+    # -- notifications of subscriptions --------------------------------------------------------------------------------
 
     def mark_dirty(self, subscription: Subscription) -> None:
         self._wakes.mark_dirty(subscription)
 
-    def ended(self, link: Link) -> None:
+    def on_stream_ended(self, link: Link) -> None:
         self._links.stream_ended(link)
 
-    # -- inside ------------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _find(self, id_: str, kind: Kind | None = None) -> Subscription:
         subscription = self._by_id.get(id_)
@@ -260,7 +260,7 @@ class Subscriptions:
             raise SubscriptionNotFound(f"There is no subscription {id_!r}.")
         if kind is not None and subscription.config.kind != kind:
             raise InvalidSubscription(
-                "Workers of a pull-wake subscription claim, ack and release; those of a webhook call back."
+                "claim, ack and release are for pull-wake subscriptions, callback is for webhooks."
             )
         return subscription
 
@@ -273,7 +273,7 @@ class Subscriptions:
             subscription.saved.created_ms,
             subscription.wake.failures > 0,
             len(links),
-            [links[name].told() for name in names[:limit]],
+            [links[name].state() for name in names[:limit]],
             len(names) > limit,
             subscription.is_incomplete,
             self._keys.current().public.kid if config.webhook_url is not None else None,
@@ -298,7 +298,7 @@ class Subscriptions:
             done(refusal)
             return
         try:
-            # What its deliveries will be signed with must be durable no later than the subscription.
+            # The keys that sign its deliveries must be durable no later than the subscription.
             self._keys.secret()
             if config.webhook_url is not None:
                 self._keys.current()
@@ -307,7 +307,7 @@ class Subscriptions:
         except Exception as error:
             done(as_refusal(error, f"creating subscription {id_!r}"))
             return
-        # Cursors go first: a crash in between leaves orphans, never a subscription that forgot where it began.
+        # Cursors are saved first: a crash leaves orphans, and not a subscription without its cursors.
         self._links.begin(subscription, partial(self._linked, subscription, done))
 
     def _linked(
@@ -329,7 +329,7 @@ class Subscriptions:
         self._wakes.mark_dirty(subscription)
         done(Put(self._view(subscription), True))
 
-    def _made(self, id_: str, done: Callable[[Put | Refusal], None], result: Put | Refusal) -> None:
+    def _answer_creation(self, id_: str, done: Callable[[Put | Refusal], None], result: Put | Refusal) -> None:
         """Answer the request that created the subscription, then those that named the same id meanwhile."""
         try:
             self._engine.after_all_pending(done, result)
@@ -344,11 +344,11 @@ class Subscriptions:
         self._by_id[subscription.id] = subscription
         subscription.is_ready = True
         if subscription.config.wake_stream is not None:
-            self._announcers.setdefault(subscription.config.wake_stream, {})[subscription] = None
+            self._by_wake_stream.setdefault(subscription.config.wake_stream, {})[subscription] = None
 
     def _stream_created(self, stream: LiveStream) -> None:
         self._links.stream_created(stream)
-        for subscription in self._announcers.get(stream.name, ()):
+        for subscription in self._by_wake_stream.get(stream.name, ()):
             self._wakes.announce(subscription)
 
 

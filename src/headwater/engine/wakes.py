@@ -1,13 +1,13 @@
-"""Wakes: telling workers that there is work, and judging what they answer.
+"""Wakes: notify workers of pending work and process their answers.
 
-What is saved, in which order, is what makes this survive a crash at any point:
+The order in which things are saved makes this survive a crash at any point:
 
-- A wake is saved before anybody hears of it. After a crash it is given notice of again: a webhook with the same
-  `wake_id`, a wake event with the same producer number, which the wake stream takes only once.
-- A cursor is saved before the wake that it lets end. After a crash between the two the worker still holds its lease
-  and acks again, which changes nothing.
-- A failed delivery is saved with the time of the next. That it was tried again is not: a crash then tries again.
-- An answer to a worker leaves only when all that it says is durable.
+- A wake is saved before it is announced. After a crash it is announced again: a webhook with the same `wake_id`, a wake
+  event with the same producer number, which the wake stream stores only once.
+- A cursor is saved before the end of its wake. After a crash between the two, the worker still holds its lease and acks
+  again, which changes nothing.
+- A failed delivery is saved with the time of its retry. The retry itself is not saved, so a crash repeats it.
+- A worker is answered when everything that the answer rests on is durable.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from headwater.engine.links import Links
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
 from headwater.engine.slices import SLICE_S
-from headwater.engine.subscription import Link, Subscription, Told
+from headwater.engine.subscription import Link, LinkState, Subscription
 from headwater.engine.webhooks import Answer, Caller, Outgoing
 
 log = logging.getLogger("headwater.subscriptions")
 
 WAKE_PREFIX: Final = "wake/"
-AGAIN_MS: Final = 1_000
-"""When to try again what storage refused."""
-ANNOUNCE_AGAIN_MS: Final = 60_000
-"""When to try again a wake event that its stream refused: closed, or full."""
+RETRY_MS: Final = 1_000
+"""When to retry what storage refused."""
+ANNOUNCE_RETRY_MS: Final = 60_000
+"""When to retry a wake event that its stream refused because it is closed or full."""
 
 _encode_json: Final = msgspec.json.Encoder().encode
 
 
-def any_jitter() -> float:
+def random_jitter() -> float:
     return random.uniform(-1.0, 1.0)
 
 
@@ -62,7 +62,7 @@ class Claimed(NamedTuple):
     wake_id: str
     generation: int
     token: str
-    streams: Sequence[Told]
+    streams: Sequence[LinkState]
     lease_ttl_ms: int
 
 
@@ -73,7 +73,7 @@ class _Delivery:
 
     def __init__(self) -> None:
         self.wake_id = ""
-        self.streams: Sequence[Told] = ()
+        self.streams: Sequence[LinkState] = ()
 
 
 class Wakes:
@@ -87,7 +87,7 @@ class Wakes:
         *,
         timeout_s: float,
         public_url: str = "",
-        jitter: Callable[[], float] = any_jitter,
+        jitter: Callable[[], float] = random_jitter,
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
@@ -103,10 +103,10 @@ class Wakes:
         self._is_running = False
 
     def start(self, subscriptions: Iterable[Subscription]) -> None:
-        """Begin to wake, and take up every wake where the last run left it."""
+        """Begin to wake workers, and continue every wake of the last run."""
         for subscription in subscriptions:
             if subscription.wake.phase is Phase.OUT and subscription.pending:
-                self._give_notice(subscription)
+                self._notify(subscription)
             self._alarms.set(subscription)
             self.mark_dirty(subscription)
         self._is_running = True
@@ -116,7 +116,7 @@ class Wakes:
         self._is_running = False
         self._alarms.stop()
 
-    # -- changes -----------------------------------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------------------------------
 
     def mark_dirty(self, subscription: Subscription) -> None:
         """Process a subscription in the next iteration of the loop: once, however many of its streams changed."""
@@ -127,13 +127,17 @@ class Wakes:
         self._schedule()
 
     def announce(self, subscription: Subscription) -> None:
-        """Append the event of a wake that is out to its wake stream, where it lands once however often this is done."""
+        """Append the event of an announced wake to its wake stream, which stores it once however often this runs."""
         config, wake = subscription.config, subscription.wake
         if config.wake_stream is None or wake.phase is not Phase.OUT:
             return
         stream = self._engine.catalog.by_name.get(config.wake_stream)
         if stream is None or stream.deleted:
-            log.warning("%r wakes nobody until its wake stream %r is created", subscription.id, config.wake_stream)
+            log.warning(
+                "subscription %r cannot wake anybody until its wake stream %r is created",
+                subscription.id,
+                config.wake_stream,
+            )
             return
         event = {
             "type": "wake",
@@ -150,11 +154,11 @@ class Wakes:
         except Refusal as refusal:
             self._announced(subscription, refusal)
 
-    # -- what workers ask --------------------------------------------------------------------------------------------
+    # -- requests of workers -------------------------------------------------------------------------------------------
 
     def claim(self, subscription: Subscription, worker: str) -> Claimed:
         config = subscription.config
-        self._check_time(subscription)
+        self._expire_if_due(subscription)
         wake = subscription.wake
         rules.check_claimable(wake, bool(subscription.pending))
         if wake.phase is Phase.IDLE:
@@ -162,31 +166,31 @@ class Wakes:
         wake = rules.claim(wake, worker, self._engine.now_ms() + config.lease_ttl_ms)
         token = self._token(subscription, wake)
         self._save(subscription, wake)
-        return Claimed(wake.wake_id, wake.generation, token, subscription.tell(), config.lease_ttl_ms)
+        return Claimed(wake.wake_id, wake.generation, token, subscription.reported_links(), config.lease_ttl_ms)
 
     def ack(
         self, subscription: Subscription, token: str, generation: int, wake_id: str, acks: Sequence[Ack], done: bool
     ) -> bool:
-        """Move cursors, and extend the lease or end it; whether there is a next wake."""
-        self._check_time(subscription)
+        """Move cursors and extend the lease or end it. True if the next wake follows."""
+        self._expire_if_due(subscription)
         self._check_current(subscription, token, generation, wake_id)
-        for link, offset in self._judge(subscription, acks):
+        for link, offset in self._check_acks(subscription, acks):
             self._links.move(link, offset)
         if done:
-            return self._end(subscription)
+            return self._end_wake(subscription)
         until_ms = self._engine.now_ms() + subscription.config.lease_ttl_ms
         self._save(subscription, rules.extend(subscription.wake, until_ms))
         return False
 
     def release(self, subscription: Subscription, token: str, generation: int, wake_id: str) -> None:
-        self._check_time(subscription)
+        self._expire_if_due(subscription)
         self._check_current(subscription, token, generation, wake_id)
-        self._end(subscription)
+        self._end_wake(subscription)
 
-    # -- time --------------------------------------------------------------------------------------------------------
+    # -- time ----------------------------------------------------------------------------------------------------------
 
-    def _check_time(self, subscription: Subscription) -> None:
-        """A lease that is over is over now, not when its timer comes round."""
+    def _expire_if_due(self, subscription: Subscription) -> None:
+        """Treat an expired lease as expired even before its timer fires."""
         deadline_ms = subscription.deadline_ms()
         if deadline_ms is not None and deadline_ms <= self._engine.now_ms():
             self._on_deadline(subscription)
@@ -196,22 +200,22 @@ class Wakes:
         self.mark_dirty(subscription)
 
     def _on_deadline(self, subscription: Subscription) -> None:
-        subscription.again_ms = None
+        subscription.retry_at_ms = None
         phase = subscription.wake.phase
         try:
             if phase is Phase.HELD:
                 self._engine.metrics.leases_expired += 1
-                log.info("a lease of %r ran out (holder %r)", subscription.id, subscription.wake.holder)
-                self._end(subscription)
+                log.info("a lease of subscription %r expired (holder %r)", subscription.id, subscription.wake.holder)
+                self._end_wake(subscription)
             elif phase is Phase.WAITING:
-                subscription.wake = rules.try_again(subscription.wake)
-                self._give_notice(subscription)
+                subscription.wake = rules.retry(subscription.wake)
+                self._notify(subscription)
             elif phase is Phase.OUT:
                 self.announce(subscription)
             else:
                 self.mark_dirty(subscription)
         except Refusal as refusal:
-            self._try_again(subscription, refusal, AGAIN_MS)
+            self._retry_later(subscription, refusal, RETRY_MS)
 
     def _schedule(self) -> None:
         if self._dirty and self._is_running and not self._is_scheduled:
@@ -228,7 +232,7 @@ class Wakes:
             try:
                 self._process(subscription)
             except Refusal as refusal:
-                self._try_again(subscription, refusal, AGAIN_MS)
+                self._retry_later(subscription, refusal, RETRY_MS)
             except Exception:
                 # A bug that one subscription meets must not keep the others from being woken.
                 log.exception("processing subscription %r failed unexpectedly", subscription.id)
@@ -239,33 +243,33 @@ class Wakes:
     def _process(self, subscription: Subscription) -> None:
         if subscription.is_deleted:
             return
-        self._check_time(subscription)
+        self._expire_if_due(subscription)
         phase = subscription.wake.phase
         if phase is Phase.IDLE and subscription.pending:
             self._save(subscription, self._next_wake(subscription.wake, subscription))
-            self._give_notice(subscription)
+            self._notify(subscription)
         elif phase in (Phase.OUT, Phase.WAITING) and not subscription.pending:
-            # Its work went away with a stream. Left standing, it would keep the next work from waking anybody.
-            self._end(subscription)
+            # Its work ended with a deleted stream. If the wake stayed, the next work could not wake anybody.
+            self._end_wake(subscription)
 
-    def _try_again(self, subscription: Subscription, refusal: Refusal, delay_ms: int) -> None:
-        log.warning("%r has to wait: %s", subscription.id, refusal.detail)
-        subscription.again_ms = self._engine.now_ms() + delay_ms
+    def _retry_later(self, subscription: Subscription, refusal: Refusal, delay_ms: int) -> None:
+        log.warning("subscription %r is retried later: %s", subscription.id, refusal.detail)
+        subscription.retry_at_ms = self._engine.now_ms() + delay_ms
         self._alarms.set(subscription)
 
-    # -- the wake ----------------------------------------------------------------------------------------------------
+    # -- the wake ------------------------------------------------------------------------------------------------------
 
     def _next_wake(self, wake: Wake, subscription: Subscription) -> Wake:
         return rules.wake_up(wake, f"w_{secrets.token_hex(12)}", next(iter(subscription.pending)))
 
-    def _end(self, subscription: Subscription) -> bool:
-        """The wake is over; the next one follows if there is work left. True if it does."""
+    def _end_wake(self, subscription: Subscription) -> bool:
+        """End the wake, and begin the next one if there is pending work. True if there is."""
         wake = rules.finish(subscription.wake)
         if subscription.pending:
             wake = self._next_wake(wake, subscription)
         self._save(subscription, wake)
         if wake.phase is Phase.OUT:
-            self._give_notice(subscription)
+            self._notify(subscription)
         return wake.phase is Phase.OUT
 
     def _save(self, subscription: Subscription, wake: Wake) -> None:
@@ -274,21 +278,21 @@ class Wakes:
             # Counted here and not when it is decided: what storage refuses is decided again.
             self._engine.metrics.wakes[subscription.config.kind] += 1
         subscription.wake = wake
-        subscription.again_ms = None
+        subscription.retry_at_ms = None
         self._alarms.set(subscription)
 
-    def _give_notice(self, subscription: Subscription) -> None:
+    def _notify(self, subscription: Subscription) -> None:
         if subscription.config.kind == "pull-wake":
-            # Queued behind the wake itself, so it can only be durable after it.
+            # Queued after the wake itself, so it cannot be durable before it.
             self.announce(subscription)
         else:
             self._engine.after_all_pending(partial(self._deliver, subscription, subscription.wake), None)
 
     def _announced(self, subscription: Subscription, result: object) -> None:
         if isinstance(result, Refusal) and not subscription.is_deleted:
-            self._try_again(subscription, result, ANNOUNCE_AGAIN_MS)
+            self._retry_later(subscription, result, ANNOUNCE_RETRY_MS)
 
-    # -- webhooks ----------------------------------------------------------------------------------------------------
+    # -- webhooks ------------------------------------------------------------------------------------------------------
 
     def _deliver(self, subscription: Subscription, wake: Wake, outcome: object) -> None:
         if isinstance(outcome, Refusal) or subscription.is_deleted or subscription.wake != wake:
@@ -299,7 +303,7 @@ class Wakes:
         if subscription.is_call_queued:
             return  # The call that waits for its turn will deliver this wake.
         subscription.is_call_queued = True
-        # A call that outlasted the lease could not be told from a worker that died.
+        # A call that took longer than the lease could not be distinguished from a worker that died.
         timeout_s = min(self._timeout_s, config.lease_ttl_ms / 1000)
         delivery = _Delivery()
         compose = partial(self._compose, subscription, delivery)
@@ -312,14 +316,14 @@ class Wakes:
         if subscription.is_deleted or current.phase is not Phase.OUT or current.wake_id != wake.wake_id:
             return None
         delivery.wake_id = wake.wake_id
-        snapshot = delivery.streams = subscription.tell()
+        snapshot = delivery.streams = subscription.reported_links()
         base_url = self._public_url or subscription.saved.base_url
         body = _encode_json(
             {
                 "subscription_id": subscription.id,
                 "wake_id": wake.wake_id,
                 "generation": wake.generation,
-                "streams": [render_told(told) for told in snapshot],
+                "streams": [render_link(link) for link in snapshot],
                 "callback_url": f"{base_url}/v1/stream/__ds/subscriptions/{quote(subscription.id, safe='')}/callback",
                 "callback_token": self._token(subscription, wake),
             }
@@ -336,39 +340,39 @@ class Wakes:
         now_ms = self._engine.now_ms()
         try:
             if answer.done:
-                self._ack_told(subscription, delivery.streams)
-                self._end(subscription)
+                self._ack_reported(subscription, delivery.streams)
+                self._end_wake(subscription)
             elif current.phase is not Phase.OUT:
-                return  # A callback came first, and the lease is the worker's.
+                return  # A callback was first, and the worker has the lease.
             elif answer.accepted:
                 self._save(subscription, rules.delivered(current, now_ms + subscription.config.lease_ttl_ms))
             else:
                 self._save(subscription, rules.failed(current, now_ms, self._jitter()))
                 log.warning(
-                    "webhook of %r failed (%s); the next try is in %.1f s",
+                    "webhook of subscription %r failed (%s); retry in %.1f s",
                     subscription.id,
                     answer.reason,
                     (subscription.wake.until_ms - now_ms) / 1000,
                 )
         except Refusal as refusal:
-            # Storage takes nothing: the delivery counts as never made, and is made again.
+            # Storage refuses writes: treat the delivery as failed, so that it is made again.
             if subscription.wake.phase is Phase.OUT:
                 subscription.wake = rules.failed(subscription.wake, now_ms, self._jitter())
-                self._try_again(subscription, refusal, AGAIN_MS)
+                self._retry_later(subscription, refusal, RETRY_MS)
 
-    def _ack_told(self, subscription: Subscription, snapshot: Sequence[Told]) -> None:
-        """`{"done": true}` acks what this delivery told of: no more, though more may have come since."""
-        for told in snapshot:
-            link = subscription.links.get(told.path)
-            if link is None or link.stream is None or link.stream.id != told.stream_id:
-                continue  # It ended since, and perhaps began anew.
-            if told.has_pending and link.acked < told.tail:
-                self._links.move(link, told.tail)
+    def _ack_reported(self, subscription: Subscription, snapshot: Sequence[LinkState]) -> None:
+        """Ack what a delivery reported, on `{"done": true}`, and not what was appended since."""
+        for reported in snapshot:
+            link = subscription.links.get(reported.path)
+            if link is None or link.stream is None or link.stream.id != reported.stream_id:
+                continue  # It was deleted since, and perhaps created again.
+            if reported.has_pending and link.acked < reported.tail:
+                self._links.move(link, reported.tail)
 
-    # -- cursors and tokens ------------------------------------------------------------------------------------------
+    # -- cursors and tokens --------------------------------------------------------------------------------------------
 
-    def _judge(self, subscription: Subscription, acks: Sequence[Ack]) -> list[tuple[Link, Offset]]:
-        """Where the acks move their cursors to: all of them, or (by raising) none."""
+    def _check_acks(self, subscription: Subscription, acks: Sequence[Ack]) -> list[tuple[Link, Offset]]:
+        """Where the acks move their cursors to. It raises if any of them is wrong, so that none is applied."""
         moved: dict[str, tuple[Link, Offset]] = {}
         for ack in acks:
             name = rules.linked_name(ack.stream)
@@ -378,15 +382,17 @@ class Wakes:
             offset = rules.advance(moved[name][1] if name in moved else link.acked, ack, link.tail)
             stream = link.stream
             if stream is None:
-                continue  # A name without a stream was told of at its beginning, and there it stays.
+                continue  # A name without a stream is reported at its beginning and stays there.
             try:
                 self._engine.reader.place(stream, ack.offset)
             except Refusal as refusal:
                 raise InvalidAck(refusal.detail) from refusal
-            # Below what is retained there are no boundaries left to compare with.
+            # There are no message boundaries below the earliest retained offset.
             retained = offset.index >= stream.retained_index
             if retained and self._engine.reader.boundary(stream, offset.index) != offset.position:
-                raise InvalidAck(f"{ack.offset} is not a place in {ack.stream!r}. Ack one that the server returned.")
+                raise InvalidAck(
+                    f"{ack.offset} is not a message boundary of {ack.stream!r}. Ack one that the server returned."
+                )
             moved[name] = (link, offset)
         return list(moved.values())
 
@@ -394,18 +400,18 @@ class Wakes:
         return make_token(self._keys.secret(), subscription.id, Token(wake.generation, wake.wake_id))
 
     def _check_current(self, subscription: Subscription, text: str, generation: int, wake_id: str) -> None:
-        """Fence whoever does not speak for the current wake: by token, by generation, or by wake id."""
+        """Fence a request whose token, generation or wake id is not of the current wake."""
         token = read_token(self._keys.secret(), subscription.id, text)
         if token != Token(generation, wake_id):
             raise Fenced("The token belongs to another wake.", generation=subscription.wake.generation)
         rules.check_current(subscription.wake, generation, wake_id)
 
 
-def render_told(told: Told) -> dict[str, str | bool]:
+def render_link(link: LinkState) -> dict[str, str | bool]:
     return {
-        "path": told.path,
-        "link_type": told.link_type,
-        "acked_offset": told.spelled(told.acked),
-        "tail_offset": told.spelled(told.tail),
-        "has_pending": told.has_pending,
+        "path": link.path,
+        "link_type": link.link_type,
+        "acked_offset": link.spelled(link.acked),
+        "tail_offset": link.spelled(link.tail),
+        "has_pending": link.has_pending,
     }

@@ -1,9 +1,9 @@
-"""Calling webhooks: one signed POST, to exactly the address that was checked.
+"""Webhook calls: one signed POST each, to exactly the address that was checked.
 
-The host is resolved once per call; every address it resolves to must be allowed, and the connection goes to one of
-those addresses by number, with the name kept for TLS and the Host header. So there is no second look-up that could
-answer otherwise (DNS rebinding). Redirects are not followed, proxies of the environment are not used, connections are
-not shared between calls, the whole call has one time limit, and of the answer only its beginning is read.
+The host is resolved once per call. All addresses that it resolves to must be allowed, and the connection is made to one
+of them by number, with the name for TLS and the Host header. So there is no second lookup with another result (DNS
+rebinding). Redirects are not followed, proxy settings of the environment are ignored, connections are not shared
+between calls, each call has one timeout, and a response is read up to a limit.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class Outgoing(NamedTuple):
-    """A request to make."""
+    """A request to send."""
 
     headers: dict[str, str]
     body: bytes
 
 
 class Answer(NamedTuple):
-    """What became of a call: accepted (2xx) or not, whether the work is done already, and why not."""
+    """The outcome of a call: accepted (2xx) or not, whether the receiver is done, and why the call failed."""
 
     accepted: bool
     done: bool = False
@@ -53,25 +53,25 @@ class Answer(NamedTuple):
 
 
 Compose: TypeAlias = Callable[[], Outgoing | None]
-"""Asked when the call's turn has come, so that what is sent and signed is fresh; None calls it off."""
+"""Builds the request when the call is made, so that it is current and freshly signed; None cancels the call."""
 OnAnswer: TypeAlias = Callable[[Answer], None]
 OnVetted: TypeAlias = Callable[[Refusal | None], None]
 
 
 class Caller(Protocol):
-    """What subscriptions need of the network. Tests step through answers with one of their own."""
+    """The network as subscriptions need it. Tests have their own."""
 
     def vet(self, url: str, done: OnVetted) -> None:
-        """Whether a URL may be called, as far as can be told now; `done` may be called before this returns."""
+        """Check whether a URL may be called; `done` may be called before this returns."""
 
     def call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
-        """Make a call when its turn comes; `done` gets its answer once, unless it is called off."""
+        """Make a call when there is a slot for it; `done` gets its answer once, unless the call is cancelled."""
 
     async def stop(self) -> None: ...
 
 
 async def system_resolve(host: str, port: int) -> list[str]:
-    """The addresses of a host, as the system's resolver has them."""
+    """Resolve a host with the resolver of the system."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(entry[4][0]) for entry in found]
 
@@ -93,7 +93,7 @@ _decode_reply = msgspec.json.Decoder(_Reply).decode
 
 
 class Webhooks:
-    """The real caller, on the running event loop."""
+    """The implementation of `Caller` on the running event loop."""
 
     def __init__(
         self,
@@ -123,12 +123,12 @@ class Webhooks:
         try:
             host = parse_webhook_url(url, allow_local=self._allow_local).authority
         except WebhookUrlRejected:
-            host = ""  # The settings changed. The call fails at once, when its turn comes.
+            host = ""  # A setting was changed since. The call will fail at once.
         self._queue.add(host, _Call(url, compose, timeout_s, done))
         self._start_calls()
 
     async def stop(self) -> None:
-        """Cut what is under way. Its wakes are saved as not yet delivered, so the next start calls again."""
+        """Cancel all calls. Their wakes are saved as not delivered, so the next start makes them again."""
         self._queue.clear()
         tasks = tuple(self._tasks)
         for task in tasks:
@@ -137,7 +137,7 @@ class Webhooks:
         for client in self._clients.values():
             await client.aclose()
 
-    # -- inside ----------------------------------------------------------------------------------------------------
+    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -147,7 +147,7 @@ class Webhooks:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            log.error("a webhook call ended in an unexpected error", exc_info=task.exception())
+            log.error("a webhook call failed unexpectedly", exc_info=task.exception())
 
     async def _vet(self, url: WebhookUrl, done: OnVetted) -> None:
         """Check the addresses of a URL's host. Whatever happens, `done` is called: an id waits for the answer."""
@@ -217,39 +217,39 @@ class Webhooks:
         try:
             if not response.is_success:
                 return Answer(False, reason=f"status {response.status_code}", is_from_receiver=True)
-            return Answer(True, _says_done(await _beginning(response)), is_from_receiver=True)
+            return Answer(True, _says_done(await _read_body(response)), is_from_receiver=True)
         finally:
             await response.aclose()
 
     async def _address(self, url: WebhookUrl) -> str:
-        """The address to call: the first that the host resolves to, if all of them are allowed."""
+        """The first address that the host resolves to, if all of its addresses are allowed."""
         found = await self._resolve(url.host, url.port)
         if not found:
             raise OSError(f"{url.host} does not resolve")
         for address in found:
-            # A scope ("fe80::1%eth0") belongs to a local address, which is refused with or without it.
+            # A scope ("fe80::1%eth0") belongs to a local address, which is refused anyway.
             check_address(url, ip_address(address.partition("%")[0]))
         return found[0]
 
     async def _open_client(self, scheme: str) -> httpx.AsyncClient:
         if scheme == "https" and self._tls is None:
-            # Reading the authorities takes long enough to be felt by everybody on the loop.
+            # Loading the certificates takes too long for the event loop.
             self._tls = await asyncio.to_thread(httpx.create_ssl_context, trust_env=False)
         if scheme not in self._clients:
             self._clients[scheme] = httpx.AsyncClient(
                 verify=self._tls if self._tls is not None else False,
                 trust_env=False,
                 follow_redirects=False,
-                timeout=None,  # noqa: S113 - the whole call has one limit, which also covers a trickled answer.
-                # A connection is known by its address alone: reusing one could answer for another name's certificate.
+                timeout=None,  # noqa: S113 - the whole call has one timeout, which also covers a slow body.
+                # The pool knows connections by address: one could be reused for a name that it was not verified for.
                 limits=httpx.Limits(max_keepalive_connections=0),
                 headers={"User-Agent": "headwater", "Accept": "application/json", "Accept-Encoding": "identity"},
             )
         return self._clients[scheme]
 
 
-async def _beginning(response: httpx.Response) -> bytes:
-    """The answer's body, unless it is longer than any that says something. Raw: nothing is unpacked."""
+async def _read_body(response: httpx.Response) -> bytes:
+    """The body of a response, without decompressing it; empty if it is longer than any that matters."""
     received = bytearray()
     async for piece in response.aiter_raw():
         received += piece

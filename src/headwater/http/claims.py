@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.core.errors import InvalidSubscription
 from headwater.core.subscriptions import Ack, check_worker
-from headwater.engine.wakes import Claimed, render_told
+from headwater.engine.wakes import Claimed, render_link
 from headwater.http.context import Context
 from headwater.http.headers import NO_CONTENT, NO_STORE, OK
 from headwater.http.json_bodies import bearer_token, json_response, read_json
@@ -86,7 +86,7 @@ def _render_claimed(claimed: Claimed) -> Response:
             "wake_id": claimed.wake_id,
             "generation": claimed.generation,
             "token": claimed.token,
-            "streams": [render_told(told) for told in claimed.streams],
+            "streams": [render_link(link) for link in claimed.streams],
             "lease_ttl_ms": claimed.lease_ttl_ms,
         },
     )

@@ -59,7 +59,7 @@ class ServerCollector(Collector):
             yield family
         standing = GaugeMetricFamily("headwater_subscriptions", "Subscriptions now.", labels=["kind", "phase"])
         census = self._context.census()
-        for (kind, phase), count in sorted(census.standing.items()):
+        for (kind, phase), count in sorted(census.by_kind_and_phase.items()):
             standing.add_metric([kind, phase], count)
         yield standing
         slow = sum(connection.is_slow_reader for connection in self._context.connections.all())
