@@ -181,6 +181,13 @@ class Limits(Section):
     max_snapshot_bytes: Bytes = Field(
         1_073_741_824, description="One snapshot; larger is 413. It is never held in memory but in `memory` mode."
     )
+    max_fork_depth: Count = Field(
+        1_000,
+        ge=1,
+        le=1_000_000,
+        description="Forks of forks: how many sources a fork may have above it; deeper is 409. Each one that a read"
+        " touches costs it some microseconds.",
+    )
     max_producers_per_stream: Count = Field(
         100_000, ge=1, le=100_000_000, description="Producer ids that one stream remembers; more is 413."
     )

@@ -469,6 +469,12 @@ class Engine:
             raise _not_found(request.fork.source_name)
         if source.deleted:
             raise Conflict(f"The source {source.name!r} was deleted; it can no longer be forked.")
+        max_depth = self._limits.max_fork_depth
+        if max_depth and self.reader.generation(source) >= max_depth:
+            raise Conflict(
+                f"The source {source.name!r} is a fork of the {max_depth}th generation, and {max_depth} is the limit"
+                " (limits.max_fork_depth); fork one of its sources instead."
+            )
         # The point lies in what is durable: a fork must never outlive bytes that it shares.
         point = self.reader.fork_point(source, request.fork)
         tracks_age = self.retention.rule.of(request.retention or source.retention).tracks_age

@@ -32,6 +32,8 @@ class Limits:
     max_snapshot_bytes: int = 2**30
     max_metadata_bytes: int = 0
     """Metadata alone: for a store that holds content on disk."""
+    max_fork_depth: int = 0
+    """Sources that a fork may have above it."""
 
 
 class Quota:

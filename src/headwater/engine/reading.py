@@ -1,7 +1,7 @@
 """Reading a stream: resolving offsets, cutting chunks at message boundaries, stitching forks.
 
 A fork's offset space continues its source's: what lies before the fork point is read from the source, at the same
-positions. A read walks up the chain of forks once, so a chunk costs its bytes plus the depth of the chain.
+positions. A chain of forks is searched, not walked (see `lineage`), so a chunk costs its bytes and its spans.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from headwater.core.buckets import is_bucketed
-from headwater.core.errors import DataCorrupt, InvalidOffset, OffsetGone, StreamNotFound
+from headwater.core.errors import InvalidOffset, OffsetGone, StreamNotFound
 from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
 from headwater.core.records import ForkPoint
 from headwater.core.rules import ForkRequest, check_retained, off_boundary, offset_gone, stream_recreated
 from headwater.engine.checked_storage import CheckedStorage
+from headwater.engine.lineage import Lineages
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Storage
 
@@ -57,6 +58,7 @@ class StreamReader:
     def __init__(self, storage: Storage, by_id: Mapping[int, LiveStream]) -> None:
         self._storage = CheckedStorage(storage, by_id)
         self._by_id = by_id
+        self._lineages = Lineages(by_id)
 
     def begin(self, stream: LiveStream, token: str | None) -> Offset:
         """Where an ordinary read begins: `-1` and a missing offset are the first message that is retained.
@@ -100,7 +102,10 @@ class StreamReader:
         heir = stream
         while heir.fork is not None:
             shared = shared and offset <= heir.base
-            heir = self._by_id[heir.fork.source_id]
+            source = self._by_id.get(heir.fork.source_id)
+            if source is None:
+                break
+            heir = source
             if heir.id == incarnation:
                 if shared:
                     return
@@ -108,6 +113,10 @@ class StreamReader:
                     f"Offset {offset} of {heir.name!r} lies after the point where {stream.name!r} was forked from it."
                 )
         raise stream_recreated(stream.name, stream.id, incarnation)
+
+    def generation(self, stream: LiveStream) -> int:
+        """How many sources a stream has above it."""
+        return self._lineages.of(stream).generation
 
     def fork_point(self, source: LiveStream, asked: ForkRequest) -> ForkPoint:
         """Where a fork parts: at an offset, moved on by messages of a JSON stream or by bytes within a message."""
@@ -134,11 +143,10 @@ class StreamReader:
             return stream.durable_position
         if index <= stream.durable_retained_index:
             return stream.durable_retained_position if index == stream.durable_retained_index else None
-        while stream.fork is not None and index <= stream.fork.index:
-            if index == stream.fork.index:
-                return stream.fork.position
-            stream = self._source(stream)
-        return self._storage.boundary(stream.id, index)
+        owner = self._lineages.owner(stream, index)
+        if owner.fork is not None and index == owner.base_index:
+            return owner.base_position
+        return self._storage.boundary(owner.id, index)
 
     def chunk(self, stream: LiveStream, start: Offset, max_bytes: int) -> Chunk:
         """The messages from `start` that fit into `max_bytes`, at least one if there is one."""
@@ -146,19 +154,22 @@ class StreamReader:
         end = tail
         spans: Sequence[Span] = ()
         if start.index < tail.index:
-            spans = self._spans(stream, start, tail)
-            if tail.position - start.position > max_bytes:
-                spans = self._cut(spans, max_bytes)
-                end = spans[-1].end
+            spans = self._spans(stream, start, tail, max_bytes)
+            end = spans[-1].end
         at_tail = end == tail
         return Chunk(stream, start, end, spans, at_tail, at_tail and stream.durable_closed)
 
     def run(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> Chunk:
         """The same for a run that ends at `end`, whatever the stream has got since."""
-        spans = self._spans(stream, start, end)
-        if end.position - start.position > max_bytes:
-            spans = self._cut(spans, max_bytes)
+        spans = self._spans(stream, start, end, max_bytes)
         return Chunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
+
+    def splits(self, stream: LiveStream, start: Offset, end: Offset, count: int) -> Iterator[Offset]:
+        """The ends of about `count` runs of equal size that make up the range, each worked out when it is taken."""
+        share = max(1, -(-(end.position - start.position) // count))
+        while start.index < end.index:
+            start = self._spans(stream, start, end, share)[-1].end
+            yield start
 
     def buffers(self, chunk: Chunk) -> list[Buffer]:
         """The bytes of a chunk, in order."""
@@ -203,28 +214,25 @@ class StreamReader:
                 lengths.extend(self._storage.lengths(stream_id, start.index, end.index))
         return lengths
 
-    def _spans(self, stream: LiveStream, start: Offset, end: Offset) -> list[Span]:
-        """The run from `start` to `end`, oldest incarnation first."""
+    def _spans(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> list[Span]:
+        """The run from `start` to `end`, or as much of it as fits into `max_bytes`, oldest incarnation first."""
+        limit = start.position + max_bytes
+        fits = end.position <= limit
+        if not fits:
+            # What begins beyond the limit is not part of it.
+            stream, above = self._lineages.below(stream, limit)
+            if above is not None:
+                end = min(end, above.base)
         spans: list[Span] = []
-        while True:
-            if start.index >= stream.base_index:
-                spans.append(Span(stream.id, start, end))
-                break
+        while start.index < stream.base_index:
             base = stream.base
             if base.index < end.index:
                 spans.append(Span(stream.id, base, end))
             end = min(end, base)
-            stream = self._source(stream)
+            stream = self._lineages.of(stream).origin
+        spans.append(Span(stream.id, start, end))
         spans.reverse()
-        return spans
-
-    def _source(self, fork: LiveStream) -> LiveStream:
-        """The stream that holds what lies before the fork's own data."""
-        assert fork.fork is not None, "only a fork has a base above zero"
-        source = self._by_id.get(fork.fork.source_id)
-        if source is None:
-            raise DataCorrupt(f"The source of stream {fork.name!r} is missing, and with it what lies before the fork.")
-        return source
+        return spans if fits else self._cut(spans, max_bytes)
 
     def _cut(self, spans: Sequence[Span], max_bytes: int) -> list[Span]:
         """The leading spans that fit, the last of them cut at a message boundary."""

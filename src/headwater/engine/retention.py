@@ -161,12 +161,13 @@ class RetentionKeeper:
     # -- floors ----------------------------------------------------------------------------------------------------
 
     def _settle(self, stream_id: int) -> None:
-        """Trim a stream to its floor, then the one that it was forked from, and so on up."""
+        """Trim a stream to its floor, then the one that it was forked from, and so on up while needs change."""
         stream = self._by_id.get(stream_id)
         while stream is not None:
             self._trim(stream)
-            self._note_need(stream)
-            stream = self._by_id.get(stream.fork.source_id) if stream.fork is not None else None
+            if not self._note_need(stream) or stream.fork is None:
+                return
+            stream = self._by_id.get(stream.fork.source_id)
 
     def _floor(self, stream: LiveStream) -> Offset:
         """The first place of the stream that anybody can still ask for; the tail when nobody can."""
@@ -190,18 +191,20 @@ class RetentionKeeper:
             self._freed(floor.position - stream.floor_position)
             stream.floor_index, stream.floor_position = floor.index, floor.position
 
-    def _note_need(self, stream: LiveStream) -> None:
-        """What a fork needs of its source: from its floor on, where that lies before its own data."""
+    def _note_need(self, stream: LiveStream) -> bool:
+        """What a fork needs of its source: from its floor on, where that lies before its own data. True if changed."""
         if stream.fork is None:
-            return
+            return False
         floor = self._floor(stream)
         self._sources[stream.id] = stream.fork.source_id
         if floor.index >= stream.base_index:
-            self._needs.pop(stream.id, None)
-        elif self._needs.get(stream.id) != floor:
-            self._needs[stream.id] = floor
-            needs = self._needs_by_source.setdefault(stream.fork.source_id, [])
-            heapq.heappush(needs, (floor.index, floor.position, stream.id))
+            return self._needs.pop(stream.id, None) is not None
+        if self._needs.get(stream.id) == floor:
+            return False
+        self._needs[stream.id] = floor
+        needs = self._needs_by_source.setdefault(stream.fork.source_id, [])
+        heapq.heappush(needs, (floor.index, floor.position, stream.id))
+        return True
 
     # -- age and size ----------------------------------------------------------------------------------------------
 

@@ -6,11 +6,14 @@ judged by them. The fields added here are *durable*: readers see nothing beyond 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headwater.core.catalog import Stream
 from headwater.core.errors import Refusal
 from headwater.core.records import Image
+
+if TYPE_CHECKING:
+    from headwater.engine.lineage import Lineage
 
 
 class Follower(Protocol):
@@ -36,6 +39,7 @@ class LiveStream(Stream):
         "followers",
         "frame",
         "in_flight",
+        "lineage",
         "live_readers",
         "touch_saved_ms",
         "visible",
@@ -57,6 +61,8 @@ class LiveStream(Stream):
         self.touch_saved_ms = self.accessed_ms
         self.followers: dict[Follower, bool] | None = None
         """Who is woken by news, and whether that is a live reader."""
+        self.lineage: Lineage | None = None
+        """Where what lies before the stream's own data is found; worked out when it is first needed."""
         self.live_readers = 0
         self.frame: object = None
         """The event frame that was encoded last, shared by all followers at the tail."""

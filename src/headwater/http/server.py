@@ -154,6 +154,7 @@ def _limits(settings: Settings) -> Limits:
         max_producers=limits.max_producers_per_stream,
         max_snapshot_bytes=limits.max_snapshot_bytes,
         max_metadata_bytes=0 if in_memory else limits.max_metadata_bytes,
+        max_fork_depth=limits.max_fork_depth,
     )
 
 

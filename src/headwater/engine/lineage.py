@@ -1,0 +1,87 @@
+"""Where a fork finds the data before its own: its lineage, searched without walking it step by step.
+
+What lies before a fork's own data is in the nearest ancestor whose data begins earlier: the fork's *origin*. (A source
+that was itself forked at that point or later has nothing of it.) So along origins, data begins earlier and earlier, and
+the ancestor that holds a given place can be searched for. Each fork keeps, besides its origin, one pointer far up the
+chain (Myers' skew-binary jump pointers), which makes that logarithmic: a read on a chain of 3,000 forks takes about 20
+steps and the spans that it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headwater.core.errors import DataCorrupt
+from headwater.engine.stream import LiveStream
+
+
+class Lineage:
+    """The pointers of one stream. A stream that is not a fork has itself for both."""
+
+    __slots__ = ("depth", "generation", "jump", "origin")
+
+    def __init__(self, origin: LiveStream, jump: LiveStream, depth: int, generation: int) -> None:
+        self.origin = origin
+        self.jump = jump
+        self.depth = depth
+        """Origins above the stream."""
+        self.generation = generation
+        """Sources above the stream."""
+
+
+class Lineages:
+    """The lineages of all streams, worked out when they are first needed."""
+
+    def __init__(self, by_id: Mapping[int, LiveStream]) -> None:
+        self._by_id = by_id
+
+    def of(self, stream: LiveStream) -> Lineage:
+        lineage = stream.lineage
+        return lineage if lineage is not None else self._work_out(stream)
+
+    def owner(self, stream: LiveStream, index: int) -> LiveStream:
+        """The nearest of the stream and its ancestors whose data begins at `index` or before."""
+        while stream.base_index > index:
+            lineage = self.of(stream)
+            stream = lineage.jump if lineage.jump.base_index > index else lineage.origin
+        return stream
+
+    def below(self, stream: LiveStream, position: int) -> tuple[LiveStream, LiveStream | None]:
+        """The nearest whose data begins at `position` or before, and the one before it on the way there."""
+        previous = None
+        while stream.base_position > position:
+            lineage = self.of(stream)
+            if lineage.jump.base_position > position:
+                stream = lineage.jump
+            else:
+                previous, stream = stream, lineage.origin
+        return stream, previous
+
+    def _work_out(self, stream: LiveStream) -> Lineage:
+        """For the stream and all its ancestors that lack it, from the top: chains may be thousands deep."""
+        waiting = [stream]
+        while (fork := waiting[-1].fork) is not None:
+            source = self._by_id.get(fork.source_id)
+            if source is None:
+                name = waiting[-1].name
+                raise DataCorrupt(f"The source of stream {name!r} is missing, and with it what lies before the fork.")
+            if source.lineage is not None:
+                break
+            waiting.append(source)
+        while len(waiting) > 1:
+            source = waiting.pop()
+            source.lineage = self._made(source)
+        stream.lineage = lineage = self._made(stream)
+        return lineage
+
+    def _made(self, stream: LiveStream) -> Lineage:
+        if stream.fork is None:
+            return Lineage(stream, stream, 0, 0)
+        source = self._by_id[stream.fork.source_id]
+        # Of a source that begins at the fork point or later, the fork has nothing.
+        origin = self.owner(source, max(0, stream.base_index - 1))
+        above = self.of(origin)
+        far = self.of(above.jump)
+        even = above.depth - far.depth == far.depth - self.of(far.jump).depth
+        jump = far.jump if even and above.depth else origin
+        return Lineage(origin, jump, above.depth + 1, self.of(source).generation + 1)

@@ -1,0 +1,136 @@
+"""Chains of forks: reads cost the spans that they touch, however deep the chain is."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from headwater.core.errors import Refusal
+from headwater.core.offsets import Offset
+from headwater.engine.quota import Limits
+from headwater.engine.stream import LiveStream
+from tests.engine.rig import Rig, status
+
+DEPTH = 3000
+STEPS_MAX = 60
+"""Twice the base-2 logarithm of the depth, and some."""
+
+
+class CountedStream:
+    """Counts how often the place where a stream's own data begins is looked at: once per step along a chain."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.steps = 0
+        for name in ("base_index", "base_position"):
+            slot: Any = getattr(LiveStream.__mro__[1], name)
+            monkeypatch.setattr(LiveStream, name, property(self._counted(slot), slot.__set__), raising=False)
+
+    def _counted(self, slot: Any) -> Any:
+        def get(stream: LiveStream) -> Any:
+            self.steps += 1
+            return slot.__get__(stream)
+
+        return get
+
+
+def deep(depth: int = DEPTH) -> Rig:
+    """A chain in which every stream adds one message of two bytes."""
+    rig = Rig(disk=False)
+    rig.put("s0", b"00")
+    for number in range(1, depth):
+        rig.put(f"s{number}", b"%02d" % (number % 100), source=f"s{number - 1}")
+    return rig
+
+
+@pytest.fixture(scope="module")
+def chain() -> Rig:
+    rig = deep()
+    rig.read(f"s{DEPTH - 1}")
+    return rig
+
+
+@pytest.mark.parametrize("index", [0, 1, DEPTH // 2, DEPTH - 2])
+def test_read_of_a_few_messages_takes_few_steps(chain: Rig, index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = chain.engine.look_up(f"s{DEPTH - 1}")
+    reader = chain.engine.reader
+    counted = CountedStream(monkeypatch)
+    assert reader.boundary(stream, index) == 2 * index
+    chunk = reader.chunk(stream, Offset(index, 2 * index), 2)
+    assert b"".join(reader.buffers(chunk)) == b"%02d" % (index % 100)
+    assert 0 < counted.steps < 4 * STEPS_MAX
+
+
+def test_splits_take_few_steps_each(chain: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = chain.engine.look_up(f"s{DEPTH - 1}")
+    counted = CountedStream(monkeypatch)
+    ends = list(chain.engine.reader.splits(stream, Offset(0, 0), stream.tail, 1000))
+    assert len(ends) == 1000
+    assert ends[-1] == stream.tail
+    assert 0 < counted.steps < 1000 * 2 * STEPS_MAX
+
+
+def test_deleting_a_leaf_of_a_deep_chain_takes_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = deep(1000)
+    counted = CountedStream(monkeypatch)
+    rig.delete("s999")
+    assert 0 < counted.steps < STEPS_MAX
+
+
+def test_fork_without_data_of_its_own_is_skipped() -> None:
+    rig = Rig(disk=False)
+    rig.put("s0", b"shared")
+    for number in range(1, 100):
+        rig.put(f"s{number}", source=f"s{number - 1}")
+    stream = rig.engine.look_up("s99")
+    assert rig.read("s99") == b"shared"
+    assert stream.lineage is not None
+    assert stream.lineage.origin.name == "s0"
+    assert stream.lineage.generation == 99
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_forks_at_any_point_read_what_their_sources_had(seed: int) -> None:
+    """Against plain lists of messages; forks also at or before the point where their source begins."""
+    random = Random(seed)
+    rig = Rig(disk=False)
+    rig.put("s0")
+    messages: dict[str, list[bytes]] = {"s0": []}
+    for number in range(1, 60):
+        for _ in range(random.randrange(4)):
+            name = random.choice(list(messages))
+            body = bytes([random.randrange(256)]) * random.randrange(1, 6)
+            rig.post(name, body)
+            messages[name].append(body)
+        source = random.choice(list(messages)[-5:])
+        at = random.randrange(len(messages[source]) + 1)
+        offset = Offset(at, sum(map(len, messages[source][:at])))
+        assert status(rig.put(f"s{number}", source=source, offset=str(offset))) is None
+        messages[f"s{number}"] = messages[source][:at]
+    reader = rig.engine.reader
+    for name, expected in messages.items():
+        stream = rig.engine.look_up(name)
+        for limit in (1, 7, 1000):
+            assert rig.read(name, limit) == b"".join(expected)
+        position = 0
+        for index, body in enumerate(expected):
+            assert reader.boundary(stream, index) == position
+            chunk = reader.chunk(stream, Offset(index, position), 10_000)
+            assert reader.lengths(chunk) == [len(each) for each in expected[index:]]
+            position += len(body)
+        ends = list(reader.splits(stream, Offset(0, 0), stream.tail, 5))
+        assert [end.index for end in ends] == sorted({end.index for end in ends})
+        assert not expected or ends[-1] == stream.tail
+
+
+def test_depth_is_limited() -> None:
+    rig = Rig(disk=False, limits=Limits(max_fork_depth=3))
+    rig.put("s0", b"x")
+    for number in range(1, 4):
+        assert status(rig.put(f"s{number}", source=f"s{number - 1}")) is None
+    refused = rig.put("s4", source="s3")
+    assert status(refused) == 409
+    assert isinstance(refused[0], Refusal)
+    assert "max_fork_depth" in refused[0].detail
+    assert status(rig.put("other", source="s2")) is None
