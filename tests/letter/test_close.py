@@ -80,7 +80,7 @@ def test_a_repeated_append_with_data_does_not_close(stream: Stream) -> None:
     assert stream.close("b", headers=producer("p", 0, 1)).headers["stream-closed"] == "true"
 
 
-def test_a_retry_after_somebody_else_closed_is_409_and_a_close_tells_whether_it_was_stored(stream: Stream) -> None:
+def test_a_retry_after_another_client_closed_is_409_and_a_close_shows_whether_it_was_stored(stream: Stream) -> None:
     """reference line 670 answers 204 to a repeat; protocol lines 206-208 answer 409 on a closed stream, and rule.
 
     What docs/clients.md tells producers to do then: close without data, and look at Producer-Seq.

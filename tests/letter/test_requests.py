@@ -27,7 +27,7 @@ def test_unknown_query_parameters_are_ignored(server: Server, stream: Stream, qu
 
 
 def test_a_known_parameter_that_is_repeated_is_400(server: Server, stream: Stream) -> None:
-    """protocol line 237: invalid parameters are 400; which of two offsets is meant is anybody's guess."""
+    """protocol line 237: invalid parameters are 400; two offsets are ambiguous."""
     stream.create("data")
     assert_problem(stream.http.get(f"{stream.path}?offset=-1&offset=now"), 400, "bad_request")
 

@@ -44,7 +44,7 @@ class Place:
     up_to_date: bool
     closed: bool
     restored: bool
-    """The state was just built anew from a bootstrap."""
+    """The state was just built from a bootstrap."""
 
 
 def follow(

@@ -42,7 +42,7 @@ CLOSED_HEADER: Final = ("Stream-Closed", "true")
 
 
 class Outcome(enum.Enum):
-    """What became of an append."""
+    """The result of an append."""
 
     ACCEPTED = enum.auto()
     DUPLICATE = enum.auto()
@@ -79,7 +79,7 @@ class CreateRequest:
 
 
 def decide_create(request: CreateRequest, stream_id: int, now_ms: int, *, tracks_age: bool = False) -> Create:
-    """The record that brings a new stream to life, with its initial content."""
+    """The record that creates a stream, with its initial content."""
     check_new_name(request.name)
     content_type = request.content_type or DEFAULT_CONTENT_TYPE
     messages = request.split(content_type)
@@ -136,7 +136,7 @@ def decide_fork(
 
 
 def check_same_config(stream: Stream, request: CreateRequest) -> None:
-    """PUT on a stream that exists succeeds only when it asks for what is there (protocol §5.1)."""
+    """PUT on a stream that exists succeeds only with the same configuration (protocol §5.1)."""
     if (request.fork is not None) != (stream.fork is not None):
         raise ConfigMismatch("A stream with this name exists, and only one of the two is a fork.")
     if request.fork is not None and stream.fork is not None:
@@ -246,7 +246,9 @@ def stream_recreated(name: str, incarnation: int, other: int) -> StreamRecreated
 
 
 def off_boundary(token: str) -> InvalidOffset:
-    return InvalidOffset(f"Offset {token!r} is not a place in this stream. Use one that the server returned.")
+    return InvalidOffset(
+        f"Offset {token!r} is not a message boundary of this stream; use an offset returned by the server."
+    )
 
 
 def _on_closed(stream: Stream, body: bytes, producer: Producer | None) -> Outcome:
@@ -256,6 +258,6 @@ def _on_closed(stream: Stream, body: bytes, producer: Producer | None) -> Outcom
         # Closing is idempotent, whichever producer headers the request has (§5.2, §5.2.1).
         return Outcome.ALREADY_CLOSED
     raise StreamClosed(
-        "The stream is closed and takes no more data.",
+        "The stream is closed and accepts no more data.",
         (CLOSED_HEADER, ("Stream-Next-Offset", spell(stream.index, stream.position, stream.id))),
     )

@@ -1,13 +1,13 @@
-"""Retention: what nobody can read any more is given back, and the front of streams is dropped by age and size.
+"""Retention: free bytes that cannot be read any more, and drop the front of streams by age and size.
 
 A stream's bytes may go when they lie before what it retains, and before what any fork below it still reads from it,
 at whatever depth, and before where a bootstrap under way began (a pin). `_settle` works that floor out, lets storage
-trim to it, and goes on to the stream that this one was forked from, whose floor may have moved with it.
+trim to it, and continues with the stream that this one was forked from, whose floor may have moved with it.
 
 Per stream with forks there is a heap of what its forks need. Needs only ever grow, so an entry that no longer holds is
 simply passed over: a thousand forks that go away cost a thousand steps, not a million.
 
-Trimming is not recorded. It follows from the catalog, and is worked out anew at every start.
+Trimming is not recorded. It follows from the catalog, and is computed again at every start.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class RetentionKeeper:
             stream = self._by_id.get(stream.fork.source_id)
 
     def _floor(self, stream: LiveStream) -> Offset:
-        """The first place of the stream that anybody can still ask for; the tail when nobody can."""
+        """The first offset of the stream that a read can still ask for; the tail if there is none."""
         floor = Offset(stream.durable_index, stream.durable_position)
         if stream.id not in self._ended:
             floor = Offset(stream.durable_retained_index, stream.durable_retained_position)

@@ -1,4 +1,4 @@
-"""Snapshots: from a blob that has arrived to the one latest snapshot of a stream, and away with the one before.
+"""Snapshots: publish an uploaded blob as the latest snapshot of a stream, and delete the previous one.
 
 The blob is durable before the record that names it is decided, and deleted only after no durable record names it any
 more. A fork begins with its source's snapshot, so blobs are counted: one that several streams name goes with the last
