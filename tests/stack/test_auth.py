@@ -20,17 +20,22 @@ from tests.serving import Server, serve
 from tests.stack.proxying import Proxied, echoing, proxied
 
 TEXT = "Content-Type: text/plain"
+APP = "https://app.example.com"
 
 
 @pytest.fixture(scope="module")
 def behind() -> Iterator[Server]:
-    with serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="2", DS_SERVER__LONG_POLL_TIMEOUT_SECS="1") as server:
+    with serve(
+        DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="2",
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="1",
+        DS_HTTP__CORS_ORIGINS=APP,
+    ) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def proxy(behind: Server) -> Iterator[Proxied]:
-    with proxied(behind.port) as running:
+    with proxied(behind.port, DS_HTTP__CORS_ORIGINS=APP) as running:
         yield running
 
 
@@ -151,14 +156,17 @@ def test_two_tokens_in_one_request_are_refused(echo: Proxied, second: str) -> No
 
 def test_a_live_read_ends_when_its_token_expires() -> None:
     """The clock skew (1 s here) is still granted; the server itself would go on for minutes."""
-    with serve() as server, proxied(server.port, DS_AUTH__CLOCK_SKEW_SECS="1") as proxy:
+    with (
+        serve() as server,
+        proxied(server.port, DS_AUTH__CLOCK_SKEW_SECS="1", DS_HTTP__CORS_ORIGINS=APP) as proxy,
+    ):
         httpx.put(f"{server.url}/v1/stream/quiet", headers={"Content-Type": "text/plain"})
         for name in ("live", "l%69ve"):
             expiry = int(time.time()) + 2
             headers = {
                 "Authorization": f"Bearer {proxy.signed(exp=expiry)}",
                 "X-Envoy-Upstream-Rq-Timeout-Ms": "600000",
-                "Origin": "https://app.example.com",
+                "Origin": APP,
             }
             address = f"{proxy.url}/v1/stream/quiet?offset=now&{name}"
             with httpx.stream("GET", f"{address}=sse", headers=headers, timeout=20) as answer:
@@ -171,12 +179,12 @@ def test_a_live_read_ends_when_its_token_expires() -> None:
             ended = httpx.get(f"{address}=long-poll", headers=headers, timeout=20)
             assert (ended.status_code, ended.json()["code"]) == (401, "token_expired")
             assert "invalid_token" in ended.headers["www-authenticate"]
-            assert ended.headers["access-control-allow-origin"] == "*"
+            assert ended.headers["access-control-allow-origin"] == APP
             assert expiry <= time.time() < expiry + 4
 
 
 def test_a_preflight_passes_and_refusals_can_be_read_in_browsers(proxy: Proxied) -> None:
-    origin = "Origin: https://app.example.com"
+    origin = f"Origin: {APP}"
     preflight = proxy.raw("OPTIONS", "/v1/stream/x", origin, "Access-Control-Request-Method: PUT")
     assert preflight.status == 204
     assert "PUT" in preflight.headers["access-control-allow-methods"]
@@ -186,7 +194,7 @@ def test_a_preflight_passes_and_refusals_can_be_read_in_browsers(proxy: Proxied)
         proxy.raw("GET", "/v1/stream/__registry__", origin, token=proxy.token()),
     ):
         assert refused.status in {401, 403}
-        assert refused.headers["access-control-allow-origin"] == "*"
+        assert refused.headers["access-control-allow-origin"] == APP
 
 
 def test_server_sent_events_pass_at_once_and_end_soon_after_their_token(proxy: Proxied) -> None:
