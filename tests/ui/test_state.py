@@ -113,6 +113,23 @@ def test_a_subscription_with_its_cursors_and_lag(ui: Pages, http: httpx.Client) 
     assert http.get("/v1/stream/__ds/subscriptions/ui-workers").status_code == 404
 
 
+def test_a_subscription_links_to_streams_of_buckets_and_says_when_there_are_more(ui: Pages, http: httpx.Client) -> None:
+    http.put("/ds/ui-linked")
+    http.put("/ds/ui-linked/log", headers={"Content-Type": "text/plain"}, content="x").raise_for_status()
+    body = {"type": "pull-wake", "pattern": "/ds/ui-linked/*", "wake_stream": "ui-linked-wake"}
+    http.put("/v1/stream/__ds/subscriptions/ui-linked", json=body).raise_for_status()
+    many = [f"ui-many/{number:04}" for number in range(1_000)]
+    http.put("/v1/stream/__ds/subscriptions/ui-many", json=body | {"streams": many}).raise_for_status()
+    ui.open("#/subscription/ui-linked")
+    link = ui.page.locator("tr[data-stream='/ds/ui-linked/log'] a")
+    expect(link).to_have_attribute("href", "#/bucket/ui-linked/log")
+    expect(ui.page.locator("tr[data-stream='/ds/ui-linked/log']")).to_contain_text("up to date")
+    ui.open("#/subscription/ui-many")
+    expect(ui.page.locator("td.muted", has_text="The first 1,000 of 1,001 streams.")).to_be_visible()
+    for id_ in ("ui-linked", "ui-many"):
+        http.delete(f"/v1/stream/__ds/subscriptions/{id_}")
+
+
 def test_a_webhook_that_is_refused_says_why(ui: Pages) -> None:
     ui.open("#/subscriptions")
     ui.press("subscription-new")

@@ -12,6 +12,12 @@ const ROOT = "/v1/stream/__ds/subscriptions";
 const POLL_MS = 2000;
 const LAGS_MAX = 50; // streams whose tail is asked for on each look
 
+/** The stream that a subscription names: `/ds/{bucket}/{stream}` is in a bucket. */
+function addressOf(path) {
+  const found = path.match(/^\/ds\/([^/]+)\/(.+)$/);
+  return found ? new Address(found[2], found[1]) : new Address(path);
+}
+
 const subscriptionPath = (id) => `${ROOT}/${encodeURIComponent(id)}`;
 
 export class SubscriptionsView {
@@ -160,7 +166,7 @@ export class SubscriptionView {
     try {
       const body = await this.app.client.json({ path: this.path, quiet: true });
       const links = body.streams ?? [];
-      const tails = await Promise.all(links.slice(0, LAGS_MAX).map((link) => describe(this.app.client, new Address(link.path), { quiet: true }).catch(() => null)));
+      const tails = await Promise.all(links.slice(0, LAGS_MAX).map((link) => describe(this.app.client, addressOf(link.path), { quiet: true }).catch(() => null)));
       if (this.stopped) return;
       this.note.hidden = true;
       this.#draw(body, links, tails);
@@ -181,7 +187,7 @@ export class SubscriptionView {
         return h(
           "tr",
           { "data-stream": link.path },
-          h("td", {}, h("a", { class: "mono", href: new Address(link.path).hash, text: link.path })),
+          h("td", {}, h("a", { class: "mono", href: addressOf(link.path).hash, text: link.path })),
           h("td", { text: link.link_type }),
           h("td", { class: "mono muted", text: link.acked_offset }),
           h("td", { class: "mono muted", text: tail ?? "–" }),
@@ -189,6 +195,7 @@ export class SubscriptionView {
           h("td", {}, link.link_type === "explicit" && button("", () => this.#unlink(link.path), { symbol: "close", kind: "quiet small", title: `Unlink ${link.path}` })),
         );
       }),
+      body.has_more && h("tr", {}, h("td", { colspan: "6", class: "muted", text: `The first ${count(links.length)} of ${plural(body.stream_count, "stream")}.` })),
     );
     this.links = links;
     this.tails = tails;
