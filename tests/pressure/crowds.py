@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 MESSAGE_BYTES = 10 * MIB
 APPENDS = 400
 TEXT = {"Content-Type": "text/plain"}
-SETTLE_S = 3.0
+SETTLE_S = 5.0
 
 
 def rss_mib(server: Server) -> float:
@@ -48,6 +48,16 @@ def good_client(server: Server, path: str) -> list[float]:
     return times
 
 
+def cpu_ms(server: Server, path: str) -> tuple[list[float], float]:
+    """The times of a client that behaves, and the server's CPU time for each of its rounds."""
+    process = psutil.Process(server.pid)
+    before = process.cpu_times()
+    times = good_client(server, path)
+    after = process.cpu_times()
+    spent_s = after.user + after.system - before.user - before.system
+    return times, round(spent_s / len(times) * 1000, 3)
+
+
 def silent_readers(count: int, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
     """Half of them ask for events, half pipeline reads of the same large stream; none reads a byte."""
     settings: dict[str, Any] = {
@@ -61,13 +71,13 @@ def silent_readers(count: int, program: tuple[str, ...] = ("headwater",)) -> dic
             connection.request(method, "/v1/stream/large", body, TEXT)
             connection.getresponse().read()
         connection.close()
-        quiet = good_client(server, "/v1/stream/quiet")
+        quiet, quiet_cpu_ms = cpu_ms(server, "/v1/stream/quiet")
         before = rss_mib(server)
         events = encode("GET", "/v1/stream/large?offset=-1&live=sse")
         reads = encode("GET", "/v1/stream/large?offset=-1") * 50
         crowd = [_stopped(server, events if number % 2 else reads) for number in range(count)]
         time.sleep(SETTLE_S)
-        crowded = good_client(server, "/v1/stream/crowded")
+        crowded, crowded_cpu_ms = cpu_ms(server, "/v1/stream/crowded")
         during = rss_mib(server)
         for each in crowd:
             each.close()
@@ -80,6 +90,8 @@ def silent_readers(count: int, program: tuple[str, ...] = ("headwater",)) -> dic
         "before_mib": round(before, 1),
         "during_mib": round(during, 1),
         "after_mib": round(after, 1),
+        "quiet_cpu_ms": quiet_cpu_ms,
+        "crowded_cpu_ms": crowded_cpu_ms,
         "quiet_p99_ms": percentile(quiet, 0.99),
         "crowded_p99_ms": percentile(crowded, 0.99),
         "after_p99_ms": percentile(after_times, 0.99),
@@ -101,7 +113,7 @@ def idle_connections(count: int) -> dict[str, Any]:
     """Connections that sent one request and then stay open."""
     settings: dict[str, Any] = {"DS_SERVER__IDLE_TIMEOUT_SECS": "3600", "DS_SERVER__MAX_CONNECTIONS": str(count + 100)}
     with serve(**settings) as server:
-        quiet = good_client(server, "/v1/stream/quiet")
+        quiet, quiet_cpu_ms = cpu_ms(server, "/v1/stream/quiet")
         before = rss_mib(server)
         crowd: list[socket.socket] = []
         try:
@@ -113,7 +125,7 @@ def idle_connections(count: int) -> dict[str, Any]:
                 crowd.append(connection)
             time.sleep(SETTLE_S)
             during = rss_mib(server)
-            crowded = good_client(server, "/v1/stream/crowded")
+            crowded, crowded_cpu_ms = cpu_ms(server, "/v1/stream/crowded")
         finally:
             for connection in crowd:
                 connection.close()
@@ -125,6 +137,8 @@ def idle_connections(count: int) -> dict[str, Any]:
         "during_mib": round(during, 1),
         "after_mib": round(after, 1),
         "kib_per_connection": round((during - before) * 1024 / count, 2),
+        "quiet_cpu_ms": quiet_cpu_ms,
+        "crowded_cpu_ms": crowded_cpu_ms,
         "quiet_p99_ms": percentile(quiet, 0.99),
         "crowded_p99_ms": percentile(crowded, 0.99),
     }
