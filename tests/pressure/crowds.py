@@ -16,7 +16,9 @@ MIB = 1024 * 1024
 MESSAGE_BYTES = 10 * MIB
 APPENDS = 400
 TEXT = {"Content-Type": "text/plain"}
-SETTLE_S = 5.0
+IDLE_S = 1.0
+IDLE_SHARE_MAX = 0.03
+PATIENCE_S = 120.0
 
 
 def rss_mib(server: Server) -> float:
@@ -48,6 +50,19 @@ def good_client(server: Server, path: str) -> list[float]:
     return times
 
 
+def wait_until_idle(server: Server) -> None:
+    """Until the server uses next to no CPU time: what the crowd's arrival or end gave it to do is done."""
+    process = psutil.Process(server.pid)
+    until = time.monotonic() + PATIENCE_S
+    spent = 1.0
+    while spent > IDLE_SHARE_MAX * IDLE_S:
+        assert time.monotonic() < until, f"the server is never idle: {spent:.2f} s of CPU time a second"
+        before = process.cpu_times()
+        time.sleep(IDLE_S)
+        after = process.cpu_times()
+        spent = after.user + after.system - before.user - before.system
+
+
 def cpu_ms(server: Server, path: str) -> tuple[list[float], float]:
     """The times of a client that behaves, and the server's CPU time for each of its rounds."""
     process = psutil.Process(server.pid)
@@ -76,12 +91,12 @@ def silent_readers(count: int, program: tuple[str, ...] = ("headwater",)) -> dic
         events = encode("GET", "/v1/stream/large?offset=-1&live=sse")
         reads = encode("GET", "/v1/stream/large?offset=-1") * 50
         crowd = [_stopped(server, events if number % 2 else reads) for number in range(count)]
-        time.sleep(SETTLE_S)
+        wait_until_idle(server)
         crowded, crowded_cpu_ms = cpu_ms(server, "/v1/stream/crowded")
         during = rss_mib(server)
         for each in crowd:
             each.close()
-        time.sleep(SETTLE_S)
+        wait_until_idle(server)
         after_times = good_client(server, "/v1/stream/after")
         after = rss_mib(server)
     return {
@@ -123,13 +138,13 @@ def idle_connections(count: int) -> dict[str, Any]:
                 connection.sendall(request)
                 assert connection.recv(4096).startswith(b"HTTP/1.1 200"), "a connection was refused"
                 crowd.append(connection)
-            time.sleep(SETTLE_S)
+            wait_until_idle(server)
             during = rss_mib(server)
             crowded, crowded_cpu_ms = cpu_ms(server, "/v1/stream/crowded")
         finally:
             for connection in crowd:
                 connection.close()
-        time.sleep(SETTLE_S)
+        wait_until_idle(server)
         after = rss_mib(server)
     return {
         "connections": len(crowd),
