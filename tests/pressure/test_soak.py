@@ -51,6 +51,7 @@ def test_a_soak_finds_a_server_that_leaks() -> None:
 def test_readers_that_never_read_cost_bounded_memory() -> None:
     found = crowds.silent_readers(40)
     assert found["during_mib"] - found["before_mib"] < 40 * READER_COST_MIB, found
+    assert found["after_second_mib"] - found["after_mib"] < 10, f"a second crowd costs memory again: {found}"
 
 
 def test_a_server_that_buffers_for_silent_readers_is_noticed() -> None:
