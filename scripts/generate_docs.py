@@ -244,11 +244,12 @@ def _crowds() -> str:
                 )
                 rows.append(_row((f"{counts[key]:,} {CHECKS[name][0].lower()}", *memory, *latency, run["commit"])))
     head = (
-        "## Crowds\n\nMemory of the server process before, with and after the crowd, and after a second one like it (freed"
-        " memory may stay with the process; what leaks is taken again); and what an append and a HEAD of a"
+        "## Crowds\n\nMemory of the server process before, with and after the crowd, and after a second one like it"
+        " (freed memory may stay with the process; what leaks is taken again); and what an append and a HEAD of a"
         " client that behaves cost without and with it: the server's CPU time, and the 99th percentile of the time"
         " that the client waits (which other programs on the machine change).\n\n"
-        "| crowd | before | with it | after | after a second | CPU quiet | CPU with it | p99 quiet | p99 with it | commit |\n"
+        "| crowd | before | with it | after | after a second | CPU quiet | CPU with it | p99 quiet | p99 with it |"
+        " commit |\n"
         "|---|---|---|---|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(rows) if rows else ""

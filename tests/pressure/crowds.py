@@ -20,7 +20,7 @@ APPENDS = 400
 TEXT = {"Content-Type": "text/plain"}
 IDLE_S = 1.0
 IDLE_SHARE_MAX = 0.03
-PATIENCE_S = 120.0
+PATIENCE_S = 40.0
 
 
 def rss_mib(server: Server) -> float:
@@ -60,9 +60,13 @@ def wait_until_idle(server: Server) -> None:
     while spent > IDLE_SHARE_MAX * IDLE_S:
         assert time.monotonic() < until, f"the server is never idle: {spent:.2f} s of CPU time a second"
         before = process.cpu_times()
-        time.sleep(IDLE_S)
+        waits = True
+        for _ in range(10):
+            time.sleep(IDLE_S / 10)
+            # On a busy machine a server with work to do may get no CPU time.
+            waits = waits and process.status() == psutil.STATUS_SLEEPING
         after = process.cpu_times()
-        spent = after.user + after.system - before.user - before.system
+        spent = after.user + after.system - before.user - before.system if waits else 1.0
 
 
 def cpu_ms(server: Server, path: str) -> tuple[list[float], float]:
