@@ -9,8 +9,11 @@ import pytest
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
+from headwater.core.records import Retain
+from headwater.engine import engine as engine_module
 from headwater.engine.quota import Limits
 from headwater.engine.stream import LiveStream
+from headwater.storage.interface import Corrupt
 from tests.engine.rig import Rig, status
 
 DEPTH = 3000
@@ -134,3 +137,60 @@ def test_depth_is_limited() -> None:
     assert isinstance(refused[0], Refusal)
     assert "max_fork_depth" in refused[0].detail
     assert status(rig.put("other", source="s2")) is None
+
+
+# -- splits in slices
+
+
+def split(rig: Rig, stream: LiveStream, count: int) -> list[Any]:
+    answers: list[Any] = []
+    rig.engine.split(stream, Offset(0, 0), stream.tail, count, answers.append)
+    return answers
+
+
+def test_splits_of_a_large_range_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "SPLIT_SLICE_S", 0.0)
+    rig = Rig(disk=False)
+    stream = rig.there("a")
+    for _ in range(50):
+        rig.post("a", b"0123456789")
+    answers = split(rig, stream, 10)
+    for _ in range(9):
+        assert answers == []
+        rig.scheduler.tick()
+    rig.scheduler.settle()
+    assert [end.index for end in answers[0]] == list(range(5, 51, 5))
+
+
+@pytest.mark.parametrize("ending", ["deleted", "trimmed", "damaged"])
+def test_stream_that_ends_while_it_is_split_is_refused(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "SPLIT_SLICE_S", 0.0)
+    rig = Rig(disk=False)
+    stream = rig.there("a")
+    for _ in range(50):
+        rig.post("a", b"0123456789")
+    answers = split(rig, stream, 10)
+    if ending == "deleted":
+        rig.delete("a")
+    elif ending == "trimmed":
+        rig.engine.retain(stream, Retain(stream.id, 0, 40, 400), None, None)
+    else:
+
+        def damaged(*_: Any) -> Any:
+            raise Corrupt("damaged")
+
+        monkeypatch.setattr(rig.storage, "cut", damaged)
+    rig.scheduler.settle()
+    [refusal] = answers
+    assert isinstance(refusal, Refusal)
+    assert refusal.code == {"deleted": "stream_not_found", "trimmed": "offset_gone", "damaged": "data_corrupt"}[ending]
+
+
+def test_first_messages_of_a_range() -> None:
+    rig = Rig(disk=False)
+    stream = rig.there("a", b"0123456789")
+    rig.post("a", b"01234")
+    reader = rig.engine.reader
+    assert reader.first_messages(stream, Offset(0, 0), stream.tail, 1) == Offset(1, 10)
+    assert reader.first_messages(stream, Offset(0, 0), stream.tail, 2) == stream.tail
+    assert reader.first_messages(stream, Offset(1, 10), stream.tail, 5) == stream.tail

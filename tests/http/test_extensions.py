@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.http.protocol import Stream, assert_problem, offset, producer, stream_on
@@ -197,3 +199,36 @@ def test_digests_survive_a_restart(tmp_path: Path, mode: str) -> None:
         stream.create().append("one", producer("p", 7, 0))
     with serve(**settings) as server, stream_on(server, "kept") as stream:
         assert stream.post("one", producer("p", 7, 0)).headers["producer-digest"] == crc_and_length(b"one")
+
+
+def test_frames_of_many_tiny_messages_come_in_several_answers(
+    stream_name: Callable[[], str], client: httpx.Client
+) -> None:
+    """Their lengths are worked out at once, so one answer has a limited number of them."""
+    count = 120_000
+    stream = Stream(client, stream_name(), "application/json").create()
+    for _ in range(2):
+        stream.append("[" + ",".join("0" for _ in range(count // 2)) + "]")
+    at, messages, answers = "-1", 0, 0
+    while True:
+        answer = stream.get(offset=at, frames=1)
+        found = unframe(answer.content)
+        assert set(found) == {b"0,"}
+        messages += len(found)
+        answers += 1
+        at = answer.headers["stream-next-offset"]
+        if "stream-up-to-date" in answer.headers:
+            break
+    assert messages == count
+    assert answers == 3
+
+
+def test_many_splits_of_a_deep_chain_of_forks(stream_name: Callable[[], str], client: httpx.Client) -> None:
+    name = stream_name()
+    Stream(client, f"{name}-0").create("ab")
+    for number in range(1, 200):
+        fork = {"Stream-Forked-From": f"/v1/stream/{name}-{number - 1}"}
+        Stream(client, f"{name}-{number}").create("cd", headers=fork)
+    ranges = Stream(client, f"{name}-199").get(offset="-1", splits=10_000).json()["ranges"]
+    assert [(each["start_position"], each["end_position"]) for each in ranges] == [(at, at + 1) for at in range(200)]
+    assert all(each["bytes"] == 2 for each in ranges)

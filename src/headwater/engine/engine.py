@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
@@ -53,6 +54,8 @@ from headwater.storage.interface import RECORD_MAX_BYTES, Storage, Usage
 log = logging.getLogger("headwater.engine")
 
 TEND_INTERVAL_S = 1.0
+SPLIT_SLICE_S = 0.005
+"""How long one slice of the work of `split` may take."""
 TOUCH_SHARE = 16
 """A sliding window is saved once per this share of its length: a read must not cost a write (nor lose a window)."""
 
@@ -84,6 +87,7 @@ class Deleted(msgspec.Struct, frozen=True, gc=False):
 OnCreated: TypeAlias = Callable[[Created | Refusal], None]
 OnAppended: TypeAlias = Callable[[Appended | Refusal], None]
 OnDeleted: TypeAlias = Callable[[Deleted | Refusal], None]
+OnSplit: TypeAlias = Callable[[list[Offset] | Refusal], None]
 
 
 class Engine:
@@ -405,6 +409,27 @@ class Engine:
             done(result)
         else:
             self._committer.submit(Entry(None, None, (), done, result))
+
+    def split(self, stream: LiveStream, start: Offset, end: Offset, count: int, done: OnSplit) -> None:
+        """Cut a range into about `count` runs of equal size, a slice of the work at a time; `done` gets their ends."""
+        splits = self.reader.splits(stream, start, end, count)
+        ends: list[Offset] = []
+
+        def step() -> None:
+            until_s = time.perf_counter() + SPLIT_SLICE_S
+            try:
+                self.reader.check_readable(stream, ends[-1] if ends else start)
+                for split in splits:
+                    ends.append(split)
+                    if time.perf_counter() >= until_s:
+                        self._scheduler.soon(step)
+                        return
+            except Refusal as refusal:
+                done(refusal)
+                return
+            done(ends)
+
+        step()
 
     def retain(self, stream: LiveStream, record: Retain, done: Callable[..., None] | None, result: object) -> None:
         """Move the earliest retained offset of a stream. What the record says must have been checked."""

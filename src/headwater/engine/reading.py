@@ -164,6 +164,21 @@ class StreamReader:
         spans = self._spans(stream, start, end, max_bytes)
         return Chunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
 
+    def check_readable(self, stream: LiveStream, start: Offset) -> None:
+        """Refuse to continue from `start` when the stream was deleted or trimmed meanwhile."""
+        if stream.id not in self._by_id:
+            raise StreamNotFound(f"Stream {stream.name!r} was deleted while it was being read.")
+        if start.index < stream.durable_retained_index:
+            raise gone_before(stream)
+
+    def first_messages(self, stream: LiveStream, start: Offset, end: Offset, count: int) -> Offset:
+        """The end of the first `count` messages of a range, or its own where it has fewer."""
+        if end.index - start.index <= count:
+            return end
+        position = self.boundary(stream, start.index + count)
+        assert position is not None, "the range lies within what is durable"
+        return Offset(start.index + count, position)
+
     def splits(self, stream: LiveStream, start: Offset, end: Offset, count: int) -> Iterator[Offset]:
         """The ends of about `count` runs of equal size that make up the range, each worked out when it is taken."""
         share = max(1, -(-(end.position - start.position) // count))

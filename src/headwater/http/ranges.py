@@ -13,7 +13,8 @@ import sys
 from array import array
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import chain
+from functools import partial
+from itertools import chain, pairwise
 from typing import Final
 
 import msgspec
@@ -36,9 +37,11 @@ from headwater.http.headers import (
     offset_text,
 )
 from headwater.http.request import Request
-from headwater.http.responses import PiecewiseResponse, Response
+from headwater.http.responses import Deferred, PiecewiseResponse, Response
 
 SPLITS_MAX: Final = 10_000
+FRAMES_MAX: Final = 50_000
+"""Messages in one answer with frames: their lengths are worked out at once, in about 10 ms."""
 FRAMES_TYPE: Final = "application/vnd.headwater.frames"
 PARAMETERS: Final = ("until", "splits", "frames")
 
@@ -56,18 +59,18 @@ def not_for_live_reads() -> BadRequest:
 
 def respond(
     context: Context, request: Request, stream: LiveStream, start: Offset, query: Mapping[str, str]
-) -> Response | PiecewiseResponse:
+) -> Response | PiecewiseResponse | Deferred:
     """Answer a read that uses one of the extensions."""
     if query.get("offset") == NOW:
         raise not_for_live_reads()
     until = _until(context, stream, start, query.get("until"))
     if "splits" in query:
         return _splits(context, stream, start, until, query["splits"])
-    chunk = _bounded(context, stream, start, until, context.limits.max_chunk_bytes)
     if "frames" not in query:
-        return chunk_response(context, request, chunk)
+        return chunk_response(context, request, _bounded(context, stream, start, until))
     if query["frames"] == "1":
-        return _frames(context, chunk)
+        until = context.engine.reader.first_messages(stream, start, until, FRAMES_MAX)
+        return _frames(context, _bounded(context, stream, start, until))
     raise BadRequest("frames must be 1.")
 
 
@@ -78,8 +81,8 @@ def _until(context: Context, stream: LiveStream, start: Offset, token: str | Non
     return until
 
 
-def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset, max_bytes: int) -> Chunk:
-    chunk = context.engine.reader.run(stream, start, until, max_bytes)
+def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset) -> Chunk:
+    chunk = context.engine.reader.run(stream, start, until, context.limits.max_chunk_bytes)
     at_tail = chunk.end.index == stream.durable_index
     return replace(chunk, up_to_date=at_tail, closed=at_tail and stream.durable_closed)
 
@@ -106,15 +109,12 @@ def _frames(context: Context, chunk: Chunk) -> PiecewiseResponse:
     return PiecewiseResponse(OK, headers, len(prefix) + chunk.length, pieces)
 
 
-def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, asked: str) -> Response:
+def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, asked: str) -> Deferred:
     if _COUNT.fullmatch(asked) is None or int(asked) > SPLITS_MAX:
         raise BadRequest(f"splits must be a whole number from 1 to {SPLITS_MAX}.")
-    share = max(1, -(-(until.position - start.position) // int(asked)))
-    ranges: list[dict[str, str | int]] = []
-    at = start
-    while at.index < until.index:
-        end = context.engine.reader.run(stream, at, until, share).end
-        ranges.append(
+
+    def render(ends: list[Offset]) -> Response:
+        ranges = [
             {
                 "start": offset_text(stream.id, at),
                 "end": offset_text(stream.id, end),
@@ -122,7 +122,9 @@ def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, 
                 "end_position": end.index,
                 "bytes": end.position - at.position,
             }
-        )
-        at = end
-    headers = NO_STORE + JSON_TYPE + next_offset(stream.id, until.index, until.position)
-    return Response(OK, headers + next_position(until.index), _encode_json({"ranges": ranges}))
+            for at, end in pairwise((start, *ends))
+        ]
+        headers = NO_STORE + JSON_TYPE + next_offset(stream.id, until.index, until.position)
+        return Response(OK, headers + next_position(until.index), _encode_json({"ranges": ranges}))
+
+    return Deferred(partial(context.engine.split, stream, start, until, int(asked)), render)

@@ -21,10 +21,10 @@ from headwater.http.headers import (
 )
 from headwater.http.paths import Address
 from headwater.http.request import Request
-from headwater.http.responses import PiecewiseResponse, Response
+from headwater.http.responses import Deferred, PiecewiseResponse, Response
 
 
-def handle(context: Context, request: Request, address: Address) -> Response | PiecewiseResponse:
+def handle(context: Context, request: Request, address: Address) -> Response | PiecewiseResponse | Deferred:
     query = address.query
     if "live" in query:
         raise BadRequest(f"live must be long-poll or sse, not {query['live']!r}.")
