@@ -155,7 +155,7 @@ describe("idempotent producer", () => {
       const second = await fetch(url, init)
       if (first.ok) {
         expect(second.status).toBe(204)
-        expect(second.headers.get("stream-next-offset")).toMatch(/^[0-9a-f]{16}_[0-9a-f]{16}$/)
+        expect(second.headers.get("stream-next-offset")).toMatch(/^[0-9a-f]{16}_[0-9a-f]{16}_[0-9a-f]{16}$/)
         repeats++
       }
       return second
