@@ -222,7 +222,7 @@ def _results(name: str) -> list[dict[str, Any]]:
 
 
 def _summary(name: str, what: str, count: str, unit: str) -> tuple[str, ...]:
-    runs = _results(name)
+    runs = [run for run in _results(name) if "ended_early" not in run]
     by_mode: dict[str, float] = {}
     for run in runs:
         by_mode[run["mode"]] = by_mode.get(run["mode"], 0) + run["counts"].get(count, 0)
@@ -317,7 +317,15 @@ def _findings() -> str:
         for run in _results(name)
         for finding in run["found"]
     ]
-    return "## Findings\n\n" + "\n".join(found) if found else ""
+    without = [
+        f"- `{name}` (seed {run['seed']}, {run['mode']}, commit {run['commit']}) ended early: {run['ended_early']}"
+        for name in CHECKS
+        for run in _results(name)
+        if "ended_early" in run
+    ]
+    parts = ["## Findings\n\n" + "\n".join(found)] if found else []
+    parts += ["## Runs without a result\n\n" + "\n".join(without)] if without else []
+    return "\n\n".join(parts)
 
 
 PAGES: dict[str, Callable[[], str]] = {
