@@ -22,8 +22,10 @@ from prometheus_client import CollectorRegistry
 from headwater.pipeline.endpoint import Endpoint
 from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.job import Job
+from headwater.pipeline.probe import Probe
 from headwater.pipeline.settings import PipelineSettings
 from headwater.pipeline.status import QueryStatus, StatusMetrics, StatusTeller, described, failure, slot_value
+from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres import slots, snapshots
 from headwater.postgres.connecting import Connection, connect, named
 from headwater.spark.status import StatusStream
@@ -92,16 +94,23 @@ class Application:
             _session(self.settings) as spark,
         ):
             log.info("metrics and readiness on http://%s:%d", general.metrics_host, endpoint.port)
+            probe = Probe(spark, self.settings.surroundings) if general.probe and _has_table(jobs) else None
             try:
                 while not self._stop.is_set() and not all(run.is_over for run in runs):
                     for run in runs:
                         self._attend(spark, run, metrics)
                     self._look_at_slots(runs)
-                    endpoint.trouble = "; ".join(_trouble(run.status) for run in runs if not run.status.is_well)
+                    troubles = [_trouble(run.status) for run in runs if not run.status.is_well]
+                    if probe is not None and not troubles:
+                        probe.attend()
+                        troubles = [probe.trouble] if probe.trouble else []
+                    endpoint.trouble = "; ".join(troubles)
                     metrics.ready.set(not endpoint.trouble)
                     self._tell(runs, metrics, teller)
                     self._stop.wait(_TICK_S)
             finally:
+                if probe is not None:
+                    probe.stop()
                 self._end(runs)
                 self._tell(runs, metrics, teller)
                 if teller is not None:
@@ -127,7 +136,7 @@ class Application:
                 run.batch_seen = seen
                 run.status.take(progress)
                 run.wait_s = self.settings.pipeline.restart_wait
-        if run.status.status == "starting":
+        if run.status.status == "starting" and (progress is not None or _has_planned(run.query)):
             run.status.status = "running"
         if run.status.status == "running" and run.status.error and time.monotonic() - run.begun_at > 30:
             run.status.error = None
@@ -302,6 +311,16 @@ def _session(settings: PipelineSettings) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
+
+
+def _has_planned(query: StreamingQuery) -> bool:
+    """Whether a query is past its first look at its source: it waits for data, or works on some."""
+    now = query.status
+    return str(now["message"]).startswith("Waiting") or bool(now["isTriggerActive"] and now["isDataAvailable"])
+
+
+def _has_table(jobs: list[Job]) -> bool:
+    return any(isinstance(job, ToPostgres) for job in jobs)
 
 
 def _is_submitted() -> bool:

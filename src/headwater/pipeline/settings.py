@@ -59,6 +59,11 @@ class General(_Section):
     checkpoints: str = Field("data/pipeline", description="Where queries keep their places.")
     metrics_host: str = Field("127.0.0.1", description="Where metrics and readiness are answered.")
     metrics_port: int = Field(9437, ge=0, le=65535, description="Their port; 0 picks a free one.")
+    probe: bool = Field(
+        False,
+        description="Be ready only when an event of our own has gone through a stream and a table of our own. The stack"
+        " sets it.",
+    )
     status_stream: str = Field("__pipeline__", description="The stream that takes the status; empty tells none.")
     status_interval: float = Field(10.0, gt=0, description="Seconds after which a status is told although it is old.")
     restart_wait: float = Field(1.0, gt=0, description="Seconds before a failed query is started again; doubles.")

@@ -213,7 +213,7 @@ def _sync(plan: Plan, postgres_url: str) -> Part:
         answers(f"http://127.0.0.1:{settings.sync_port}/readyz"),
         settings.sync_port,
         address=f"http://127.0.0.1:{settings.sync_port}/metrics",
-        environment={**plan.server.environment, "POSTGRES_URL": postgres_url},
+        environment={**plan.server.environment, "POSTGRES_URL": postgres_url, "DS_PIPELINE__PROBE": "true"},
     )
 
 

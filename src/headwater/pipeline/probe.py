@@ -1,0 +1,119 @@
+"""A first event of our own through the whole pipeline, so that "ready" means that a change can flow.
+
+Starting a query costs Spark little; its first batch starts Python processes, plans and compiles, for a minute on a busy
+machine. The probe sends one event through a stream and a table of its own, by the same job that users' streams go
+through. Invariant: the probe leaves no table, no rows and no checkpoint; its stream expires.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shutil
+import time
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+from psycopg import sql
+
+from headwater.pipeline.job import Surroundings
+from headwater.pipeline.server import JSON, client
+from headwater.pipeline.to_postgres import ToPostgres
+from headwater.postgres.catalog import table_name
+from headwater.postgres.connecting import connect
+from headwater.spark.errors import ServerRefused
+from headwater.spark.protocol import Producer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger("headwater.pipeline")
+
+_STREAM_TTL_S: Final = 600
+_ATTEMPT_S: Final = 240.0
+_WAIT_S: Final = 5.0
+_REASON_MAX: Final = 300
+_DENIED: Final = frozenset((401, 403))
+_CLEANED_UP: Final = (
+    "DELETE FROM headwater.batches WHERE job = %s",
+    "DELETE FROM headwater.dead_letters WHERE job = %s",
+)
+
+
+class Probe:
+    """Call `attend` every moment; `trouble` is empty once an event has arrived. All in the caller's thread: Spark looks
+    data sources up in the session of the thread."""
+
+    def __init__(self, spark: SparkSession, surroundings: Surroundings) -> None:
+        self.trouble = "the first event is on its way through the pipeline"
+        self._spark = spark
+        self._surroundings = surroundings
+        self._wait_max_s = _ATTEMPT_S
+        self._begun_at = 0.0
+        self._next_at = 0.0
+        self._job: ToPostgres | None = None
+        self._query: StreamingQuery | None = None
+
+    def attend(self) -> None:
+        if not self.trouble or time.monotonic() < self._next_at:
+            return
+        try:
+            if self._query is None:
+                self._begin()
+            elif self._has_arrived(self._query):
+                self.stop()
+                self.trouble = ""
+                log.info("the first event took %.1f s from its stream to its table", time.monotonic() - self._begun_at)
+        except Exception as error:
+            self.stop()
+            if isinstance(error, psycopg.errors.InsufficientPrivilege) or _is_denied(error):
+                log.warning("not probed, because our role or token may not create what the probe needs: %s", error)
+                self.trouble = ""
+                return
+            self.trouble = f"the first event did not arrive: {' '.join(str(error).split())[:_REASON_MAX]}"
+            log.warning("%s; trying again", self.trouble)
+            self._next_at = time.monotonic() + _WAIT_S
+
+    def stop(self) -> None:
+        """End what runs, and remove what it made."""
+        query, self._query = self._query, None
+        job, self._job = self._job, None
+        if query is not None:
+            query.stop()
+        if job is None:
+            return
+        try:
+            with connect(self._surroundings.postgres) as connection:
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table_name(job.table).quoted))
+                for statement in _CLEANED_UP:
+                    connection.execute(statement, [job.name])
+        except psycopg.Error as error:
+            log.warning("the probe's table %s could not be removed: %s", job.table, error)
+        if "://" not in self._surroundings.checkpoints:
+            shutil.rmtree(self._surroundings.checkpoint(job.name), ignore_errors=True)
+
+    def _begin(self) -> None:
+        tag = secrets.token_hex(4)
+        stream = f"__pipeline__probe/{tag}"
+        name, table = f"probe-{tag}", f"headwater.probe_{tag}"
+        self._job = ToPostgres(name, table, (stream,), wait_max_s=self._wait_max_s)
+        self._begun_at = time.monotonic()
+        server = client(self._surroundings)
+        server.create(stream, JSON, {"Stream-TTL": str(_STREAM_TTL_S)})
+        server.append(stream, b'[{"type":"probe"}]', JSON, Producer(self._job.name, 0, 0))
+        self._query = self._job.start(self._spark, self._surroundings)
+
+    def _has_arrived(self, query: StreamingQuery) -> bool:
+        if not query.isActive:
+            raise query.exception() or RuntimeError("its query ended")
+        if time.monotonic() - self._begun_at > _ATTEMPT_S:
+            raise TimeoutError(f"no row within {_ATTEMPT_S:.0f} s")
+        assert self._job is not None
+        count = sql.SQL("SELECT count(*) FROM {}").format(table_name(self._job.table).quoted)
+        with connect(self._surroundings.postgres) as connection:
+            return connection.execute(count).fetchone() != (0,)
+
+
+def _is_denied(error: Exception) -> bool:
+    return isinstance(error, ServerRefused) and error.status in _DENIED

@@ -1,0 +1,59 @@
+"""The probe: ready only when an event has really gone from a stream to a table, and nothing of it is left."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+
+from headwater.pipeline.job import Surroundings
+from headwater.pipeline.probe import Probe
+from tests.serving import Server, serve
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PATIENCE_S = 280.0
+
+
+def attended(probe: Probe, until: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while until not in probe.trouble if until else probe.trouble:
+        assert time.monotonic() < deadline, probe.trouble
+        probe.attend()
+        time.sleep(0.1)
+
+
+def test_an_event_arrives_and_nothing_is_left(
+    spark: SparkSession, server: Server, postgres_url: str, tmp_path: Path
+) -> None:
+    surroundings = Surroundings(f"{server.url}/v1/stream", str(tmp_path), postgres=postgres_url)
+    probe = Probe(spark, surroundings)
+    assert "on its way" in probe.trouble
+    attended(probe, "")
+    with psycopg.connect(postgres_url) as connection:
+        for left in (
+            "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'probe%'",
+            "SELECT count(*) FROM headwater.batches WHERE job LIKE 'probe%'",
+        ):
+            assert connection.execute(left).fetchone() == (0,)
+    assert list(tmp_path.iterdir()) == []
+    assert not [query for query in spark.streams.active if (query.name or "").startswith("probe")]
+
+
+def test_a_database_that_does_not_answer_is_told_and_tried_again(
+    spark: SparkSession, server: Server, tmp_path: Path
+) -> None:
+    nowhere = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1"
+    probe = Probe(spark, Surroundings(f"{server.url}/v1/stream", str(tmp_path), postgres=nowhere))
+    probe._wait_max_s = 0.5
+    attended(probe, "did not arrive")
+    assert "could not be used" in probe.trouble
+
+
+def test_a_token_that_may_not_create_streams_is_no_reason_to_wait(tmp_path: Path) -> None:
+    with serve(DS_AUTH__TOKEN="the-one-and-only-token") as closed:
+        surroundings = Surroundings(f"{closed.url}/v1/stream", str(tmp_path), "another", "postgresql://unused")
+        attended(Probe(cast(Any, "no Spark is needed"), surroundings), "")
