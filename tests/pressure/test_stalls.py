@@ -7,9 +7,9 @@ import pytest
 from tests.pressure.operations import OPERATIONS, Load, Operation
 from tests.pressure.stalls import STALL_MAX_MS, cpu_of, wall_of
 
-UNBOUNDED = {"append-memory", "append-file-durable", "append-acid", "splits", "frames", "expiry"}
+UNBOUNDED = {"append-memory", "append-file-durable", "append-acid"}
 """Operations that have no bound yet: they are measured, not judged."""
-UNBOUNDED_AT_FULL_SIZE = {"json-large", "chunked-bytes", "sse-fan-out", "fork-chain"}
+UNBOUNDED_AT_FULL_SIZE = {"json-large", "chunked-bytes", "sse-fan-out"}
 """Operations whose longest iteration grows with their input: within the budget at the quick size only."""
 SYNCS_MAX = 1
 READ_MAX = 1024 * 1024
