@@ -9,6 +9,7 @@ from typing import Final
 from headwater.core.errors import HostNotAllowed, OriginNotAllowed, Refusal, Unauthorized
 from headwater.http.origins import Hosts, Origins, is_same_origin
 
+KNOWN_HOSTS_MAX: Final = 1024
 _CHANGING: Final = frozenset((b"PUT", b"POST", b"DELETE", b"PATCH"))
 _OPEN_PATHS: Final = (b"/healthz", b"/readyz", b"/ui")
 """Health checks, and the files of the stream browser; what the browser reads needs the token."""
@@ -22,11 +23,13 @@ class Access:
         self._hosts = hosts
         self.origins = origins
         self._token = token.encode()
+        self._known_hosts: set[bytes] = set()
+        """Host headers that were allowed before: clients send the same one with every request."""
 
     def refusal(self, method: bytes, target: bytes, headers: Mapping[bytes, bytes]) -> Refusal | None:
         """Why a request is not let in, if it is not."""
         host = headers.get(b"host", b"")
-        if host and not self._hosts.allows(host):
+        if host not in self._known_hosts and not self._knows(host):
             return HostNotAllowed(
                 f"Host {host.decode('latin-1')!r} is not a name of this server. Add it to server.allowed_hosts."
             )
@@ -43,6 +46,15 @@ class Access:
         if self._token and method != b"OPTIONS" and not self._is_open(target):
             return self._check_token(headers.get(b"authorization", b""))
         return None
+
+    def _knows(self, host: bytes) -> bool:
+        """Whether a Host header is allowed; HTTP/1.0 has none."""
+        if host and not self._hosts.allows(host):
+            return False
+        if len(self._known_hosts) >= KNOWN_HOSTS_MAX:
+            self._known_hosts.clear()
+        self._known_hosts.add(host)
+        return True
 
     def _check_token(self, authorization: bytes) -> Refusal | None:
         scheme, _, token = authorization.partition(b" ")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from headwater.http.flow import (
 from headwater.http.headers import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK
 from headwater.http.parser import RequestParser
 from headwater.http.request import Request, UploadRequest
-from headwater.http.responses import AnyResponse, Buffer, Deferred, LiveResponse, PiecewiseResponse, Response, problem
+from headwater.http.responses import Buffer, Deferred, LiveResponse, PiecewiseResponse, Response, problem
 from headwater.http.routing import Router
 from headwater.http.states import (
     CLOSE,
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         self._router = router
         # Per connection.
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._parser = RequestParser(context.parser_limits, context.budget, self)
+        self._parser = RequestParser(context.parser_limits, context.budget, context.access.refusal, self)
         self._flow = FlowControl()
         self._queue: deque[Request] = deque()
         self._queued_bytes = 0
@@ -178,9 +178,6 @@ class Connection(asyncio.Protocol):
         # Only when it is this request's turn: the permission must not overtake an answer.
         if self._writing is IDLE and not self._queue:
             self._transport.write(CONTINUE)
-
-    def check_head(self, method: bytes, target: bytes, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        return self._context.access.refusal(method, target, headers)
 
     def begin_upload(self, head: Request) -> BlobUpload | None:
         is_next = self._writing is IDLE and not self._queue
@@ -304,7 +301,13 @@ class Connection(asyncio.Protocol):
         try:
             route, address = self._router.resolve(self._context, request)
             self._operation = route.operation
-            self._send(route.handler(self._context, request, address))
+            response = route.handler(self._context, request, address)
+            if isinstance(response, Deferred):
+                if response.operation is not None:
+                    self._operation = response.operation
+                response.begin(partial(self._complete, request, response.render))
+            else:
+                self._send(response)
         except Refusal as refusal:
             self._send(problem(refusal))
         except Exception as error:
@@ -317,28 +320,20 @@ class Connection(asyncio.Protocol):
         self._operation = MALFORMED
         self._send(problem(refusal))
 
-    def _send(self, response: AnyResponse) -> None:
-        kind = type(response)
-        if kind is Deferred:
-            assert isinstance(response, Deferred)
-            if response.operation is not None:
-                self._operation = response.operation
-            response.begin(partial(self._complete, self._request, response.render))
-        elif kind is Response:
-            assert isinstance(response, Response)
+    def _send(self, response: Response | PiecewiseResponse | LiveResponse) -> None:
+        if type(response) is Response:
             self._write_whole(response)
             self._finish()
-        elif kind is PiecewiseResponse:
-            assert isinstance(response, PiecewiseResponse)
+        elif isinstance(response, PiecewiseResponse):
             self._write_head(response.status, response.headers + b"Content-Length: %d\r\n" % response.length)
             self._writing = WRITING[self._writing][SEND_PIECES]
             self._pieces = response.pieces
             self._send_pieces()
         else:
-            live: LiveResponse = response  # type: ignore[assignment]
+            assert not isinstance(response, Response)
             self._writing = WRITING[self._writing][GO_LIVE]
-            self._live = live
-            live.start(self)
+            self._live = response
+            response.start(self)
 
     def _complete(
         self, request: Request, render: Callable[[Any], Response | PiecewiseResponse], result: object
@@ -387,21 +382,24 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(b"%b%b%b%b\r\n%b" % (head, response.headers, length, self._connection_header(), body))
         self._turn_bytes += len(body)
-        self._count(status)
+        counts = context.requests
+        key = (self._operation, status)
+        counts[key] = counts.get(key, 0) + 1
+        if context.debug:
+            self._log(status)
 
     def _write_head(self, status: int, headers: bytes) -> None:
         head = self._context.common_headers.begin(status, self._request.headers.get(b"origin"))
         self._transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
-        self._count(status)
-
-    def _count(self, status: int) -> None:
         key = (self._operation, status)
-        counts = self._context.requests
-        counts[key] = counts.get(key, 0) + 1
+        self._context.requests[key] = self._context.requests.get(key, 0) + 1
         if self._context.debug:
-            method = self._request.method.decode("latin-1")
-            path = self._request.target.decode("latin-1")
-            log.debug("answered", extra={"method": method, "path": path, "status": status})
+            self._log(status)
+
+    def _log(self, status: int) -> None:
+        method = self._request.method.decode("latin-1")
+        path = self._request.target.decode("latin-1")
+        log.debug("answered", extra={"method": method, "path": path, "status": status})
 
     def _connection_header(self) -> bytes:
         request = self._request
@@ -444,8 +442,10 @@ class Connection(asyncio.Protocol):
             self._linger()
             return
         self._writing = WRITING[self._writing][DONE]
-        if self._is_last or not request.keep_alive:
+        if not request.keep_alive or self._is_last:
             self.close()
+        elif self._serving:
+            return  # `_serve` takes the next one.
         elif self._queue or self._parser.refusal is not None:
             self._serve()
         else:

@@ -7,9 +7,9 @@ connection's queue. The first violation sets `refusal`, and everything after it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import httptools
 import msgspec
@@ -58,6 +58,10 @@ class ParserLimits:
     read_timeout_s: float
 
 
+HeadCheck: TypeAlias = Callable[[bytes, bytes, Mapping[bytes, bytes]], Refusal | None]
+"""Given method, target and headers: why a request is not let in, if it is not."""
+
+
 class RequestSink(Protocol):
     """The connection, as the parser sees it."""
 
@@ -65,9 +69,6 @@ class RequestSink(Protocol):
 
     def on_expect_continue(self) -> None:
         """The client waits for permission to send the body."""
-
-    def check_head(self, method: bytes, target: bytes, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        """Why a request is not let in, if it is not."""
 
     def begin_upload(self, head: Request) -> BlobUpload | None:
         """Where the body of a request goes while it arrives, or None if it is held. Raises the reason to refuse it."""
@@ -83,6 +84,7 @@ class RequestParser:
         "_body",
         "_body_bytes",
         "_budget",
+        "_check_head",
         "_chunked_quiet_bytes",
         "_head_bytes",
         "_head_raw_bytes",
@@ -103,9 +105,10 @@ class RequestParser:
         "upload",
     )
 
-    def __init__(self, limits: ParserLimits, budget: ByteBudget, sink: RequestSink) -> None:
+    def __init__(self, limits: ParserLimits, budget: ByteBudget, check_head: HeadCheck, sink: RequestSink) -> None:
         self._limits = limits
         self._budget = budget
+        self._check_head = check_head
         self._sink = sink
         self._parser = httptools.HttpRequestParser(self)
         self.state = IDLE
@@ -219,7 +222,7 @@ class RequestParser:
         self.state = READING[self.state][HEAD_COMPLETE]
         headers = self._headers
         self._method = self._parser.get_method()
-        refusal = self._sink.check_head(self._method, self._target, headers)
+        refusal = self._check_head(self._method, self._target, headers)
         if refusal is not None:
             self.refuse(refusal)
             return

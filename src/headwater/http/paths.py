@@ -82,6 +82,9 @@ class Address(NamedTuple):
     subscription: str = ""
     """The id of the subscription that the path names."""
 
+    def with_query(self, query: Mapping[str, str]) -> Address:
+        return Address(self.pattern, self.name, query, self.bucket, self.snapshot, self.subscription)
+
 
 def resolve_path(path: bytes, max_name_bytes: int) -> Address:
     """What a path names. Raises the refusal if it names nothing."""

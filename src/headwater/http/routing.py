@@ -15,12 +15,12 @@ import httptools
 from headwater.core.errors import BadRequest, MethodNotAllowed
 from headwater.engine.uploads import BlobUpload
 from headwater.http.context import Context
-from headwater.http.paths import Address, resolve_path
+from headwater.http.paths import SERVER, Address, resolve_path
 from headwater.http.request import Request
 from headwater.http.responses import AnyResponse
 
 ADDRESS_CACHE_MAX: Final = 8192
-"""Targets without a query whose address is remembered: writers use the same URL over and over."""
+"""Paths whose address is remembered: clients use the same ones over and over."""
 LIVE: Final = "live"
 PARAMETERS: Final = frozenset(("offset", "live", "cursor", "until", "splits", "frames", "limit", "after", "prefix"))
 """The query parameters that mean something to any route; all others are ignored."""
@@ -72,26 +72,33 @@ class Router:
 
     def begin_upload(self, context: Context, request: Request, *, is_next: bool) -> BlobUpload | None:
         """Where the body of a request goes while it arrives, for the routes that take such bodies."""
-        address = self._addresses.get(request.target) or self._address(context, request)
+        address = self._address(context, request)
         route = self._methods[address.pattern].get(request.method)
         if route is None or route.begin_upload is None:
             return None
         return route.begin_upload(context, request, address, is_next)
 
     def _address(self, context: Context, request: Request) -> Address:
+        path, _, query = request.target.partition(b"?")
+        address = self._addresses.get(path)
+        if address is None or b"#" in query:
+            address, query = self._parse(context, request)
+        return address.with_query(parse_query(query)) if query else address
+
+    def _parse(self, context: Context, request: Request) -> tuple[Address, bytes]:
+        """The address of a target whose path is not known yet, and its query."""
         if request.target == b"*" and request.method == b"OPTIONS":
-            return Address("*")
+            return Address(SERVER), b""
         try:
             url = httptools.parse_url(request.target)
         except httptools.HttpParserInvalidURLError:
             raise BadRequest("The request target is not a valid URL.") from None
-        address = resolve_path(url.path or b"/", context.limits.max_name_bytes)
-        if url.query:
-            return address._replace(query=parse_query(url.query))
+        path = url.path or b"/"
+        address = resolve_path(path, context.limits.max_name_bytes)
         if len(self._addresses) >= ADDRESS_CACHE_MAX:
             self._addresses.clear()
-        self._addresses[request.target] = address
-        return address
+        self._addresses[path] = address
+        return address, url.query or b""
 
 
 def parse_query(raw: bytes) -> dict[str, str]:
