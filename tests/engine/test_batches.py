@@ -10,6 +10,7 @@ from headwater.engine.engine import Appended, Created
 from headwater.engine.stream import LiveStream
 from tests.engine.rig import TEXT, Rig
 
+CALLBACKS_MAY_FAIL = True
 BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])
 
 

@@ -35,7 +35,7 @@ def test_a_fork_can_be_read_until_its_deletion_is_durable() -> None:
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_a_reader_that_fails_is_no_trouble_to_the_others(disk: bool) -> None:
+def test_a_reader_that_fails_is_no_trouble_to_the_others(disk: bool, caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(disk=disk)
     stream = rig.there("a")
     failing, other = rig.follow(stream), rig.follow(stream)
@@ -47,6 +47,8 @@ def test_a_reader_that_fails_is_no_trouble_to_the_others(disk: bool) -> None:
     rig.post("a", b"x")
     rig.scheduler.settle()
     assert other.data == b"x"
+    assert "a callback of the engine failed" in caplog.text
+    caplog.clear()
 
 
 def test_readers_see_a_source_until_its_deletion_is_durable() -> None:
