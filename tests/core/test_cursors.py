@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.core.cursors import DIGITS_MAX, EPOCH_MS, JITTER_MAX_SECS, later_cursor, next_cursor
+from headwater.core.cursors import DIGITS_MAX, EPOCH_MS, JITTER_MAX_SECS, next_cursor
 
 INTERVAL_SECS = 20
 
@@ -94,24 +94,6 @@ def test_whatever_number_a_client_holds_the_answer_is_greater(held: int, now_ms:
         assert answered > held
         assert len(str(answered)) <= DIGITS_MAX
         held = answered
-
-
-@given(
-    st.one_of(st.none(), st.integers(min_value=0, max_value=10**17)),
-    st.lists(st.integers(min_value=0, max_value=60_000), max_size=30),
-    times,
-    jitters,
-)
-def test_the_cursors_of_one_response_never_go_back(
-    echoed: int | None, pauses: list[int], now_ms: int, jitter: float
-) -> None:
-    held = None if echoed is None else str(echoed)
-    sent = next_cursor(now_ms, INTERVAL_SECS, held, jitter)
-    for pause_ms in pauses:
-        now_ms += pause_ms
-        later = later_cursor(now_ms, INTERVAL_SECS, sent)
-        assert int(later) == max(int(sent), interval_at(now_ms))
-        sent = later
 
 
 def test_leading_zeros_do_not_hide_a_cursor() -> None:

@@ -1,8 +1,8 @@
 """Cursors: values that make successive live requests differ, so that no cache answers them in a loop.
 
 The cursor is the number of the current interval since a fixed epoch. A client that already holds that number or a
-later one gets a strictly greater one, moved on by a random jitter (protocol §8.1). A cursor never goes back: not from
-one request to the next (`next_cursor`), and not between two events of one response (`later_cursor`).
+later one gets a strictly greater one, moved on by a random jitter (protocol §8.1). A cursor never goes back from
+one request to the next; within one response the event reader keeps the last one that it sent.
 """
 
 from __future__ import annotations
@@ -25,17 +25,8 @@ def next_cursor(now_ms: int, interval_secs: int, echoed: str | None, jitter: flo
 
     `jitter` is a random number in [0, 1).
     """
-    current = _current(now_ms, interval_secs)
+    current = max(0, (now_ms - EPOCH_MS) // (interval_secs * 1000))
     if echoed is None or _CURSOR.fullmatch(echoed) is None or int(echoed) < current:
         return str(current)
     step_secs = 1 + int(jitter * JITTER_MAX_SECS)
     return str(int(echoed) + max(1, step_secs // interval_secs))
-
-
-def later_cursor(now_ms: int, interval_secs: int, sent: str) -> str:
-    """The cursor for a further event of the response in which `sent` was the last one: the same or a greater one."""
-    return str(max(_current(now_ms, interval_secs), int(sent)))
-
-
-def _current(now_ms: int, interval_secs: int) -> int:
-    return max(0, (now_ms - EPOCH_MS) // (interval_secs * 1000))
