@@ -211,7 +211,8 @@ def test_variables_that_are_not_ours_are_left_alone(cwd: Path) -> None:
             "headwater=loud",
             "log.rust_log: got 'headwater=loud' from RUST_LOG; it takes trace, debug, info, warn, error or"
             " off, or a list like info,headwater.http=debug"
-            " ('headwater=loud' is neither a level nor module=level)",
+            " ('headwater=loud' is neither a level nor module=level; levels are trace, debug, info, warn, warning,"
+            " error, off)",
         ),
     ],
 )
