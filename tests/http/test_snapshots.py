@@ -255,7 +255,7 @@ def test_2_2_a_new_snapshot_replaces_the_one_before_at_once(log_stream: BucketSt
     log_stream.publish(TWO, "second", "text/x-second")
     assert log_stream.snapshot(ONE).status_code == 404
     assert log_stream.snapshot(TWO).content == b"second"
-    assert log_stream.latest().headers["location"].endswith(TWO)
+    assert log_stream.latest().headers["location"].rpartition("/")[2] == TWO
     assert log_stream.head().headers["stream-snapshot-offset"] == TWO
     # Also at the same place.
     log_stream.publish(TWO, "second, corrected", "text/x-third")
@@ -353,7 +353,9 @@ def test_2_3_latest_is_a_redirect_to_the_snapshot(server: Server, bucket: Bucket
     stream.publish(ONE, "state")
     response = stream.latest()
     assert (response.status_code, response.content) == (307, b"")
-    assert response.headers["location"] == f"{server.url}{bucket.path}/with%20space/snapshot/{ONE}"
+    where, _, at = response.headers["location"].rpartition("/")
+    assert where == f"{server.url}{bucket.path}/with%20space/snapshot"
+    assert at == ONE
     followed = stream.http.get(f"{stream.path}/snapshot", follow_redirects=True)
     assert (followed.status_code, followed.content) == (200, b"state")
     assert stream.http.head(f"{stream.path}/snapshot").status_code == 307
