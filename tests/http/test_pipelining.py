@@ -144,3 +144,28 @@ def test_http_1_0_has_no_transfer_encoding_and_no_100_continue(running: Server, 
         headers = {**TEXT, "Expect": "100-continue", "Content-Length": "1"}
         connection.send(encode("POST", stream.path, headers=headers, version="1.0") + b"x")
         assert connection.response().status == 204
+
+
+@pytest.mark.parametrize("version", ["0.9", "2.0"])
+def test_another_http_version_is_505(running: Server, stream: Stream, version: str) -> None:
+    stream.create()
+    with connect(running) as connection:
+        connection.send(encode("GET", stream.path, version=version))
+        assert connection.response().status == 505
+        assert connection.ends()
+
+
+def test_a_body_of_very_many_chunks_is_parsed_in_turns(running: Server, stream: Stream) -> None:
+    """A second client is served between the turns."""
+    stream.create()
+    count = 200_000
+    with connect(running) as connection, connect(running) as other:
+        head = encode("POST", stream.path, headers={**TEXT, "Transfer-Encoding": "chunked"})
+        connection.send(head)
+        for _ in range(count // 10_000):
+            connection.send(b"1\r\nx\r\n" * 10_000)
+            assert other.request("GET", "/healthz").status == 200
+        connection.send(b"0\r\n\r\n" + encode("GET", "/healthz"))
+        assert connection.response().status == 204
+        assert connection.response().status == 200
+    assert stream.content() == b"x" * count

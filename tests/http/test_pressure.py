@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -56,6 +56,13 @@ def metric(server: Server, name: str) -> float:
         if line.startswith(f"{name} "):
             return float(line.split()[1])
     raise AssertionError(f"no metric {name}")
+
+
+def wait_until(condition: Callable[[], bool], for_secs: float = 30) -> None:
+    ends_at = time.monotonic() + for_secs
+    while not condition():
+        assert time.monotonic() < ends_at, "it did not come true in time"
+        time.sleep(0.05)
 
 
 def test_unread_answers_are_not_produced(running: Server) -> None:
@@ -117,8 +124,9 @@ def test_bodies_of_all_connections_share_one_budget(running: Server) -> None:
         assert 1 <= refused <= 7
     with stream_on(running, "budget-after") as stream:
         stream.create()
+        wait_until(lambda: metric(running, "headwater_request_body_bytes") == 0)
         assert stream.post(b"y" * (8 * MIB)).status_code == 204
-        assert metric(running, "headwater_request_body_bytes") == 0
+        wait_until(lambda: metric(running, "headwater_request_body_bytes") == 0)
 
 
 def test_an_endless_trailer_is_refused(running: Server) -> None:

@@ -247,6 +247,13 @@ class Overloaded(Refusal):
     code = "overloaded"
 
 
+class UnsupportedHttpVersion(Refusal):
+    """The request is neither HTTP/1.1 nor HTTP/1.0."""
+
+    status = 505
+    code = "unsupported_http_version"
+
+
 class UnsupportedTransferCoding(Refusal):
     """The request has a `Transfer-Encoding` other than `chunked`."""
 

@@ -18,11 +18,13 @@ from headwater.core.errors import InternalError, Refusal
 from headwater.engine.uploads import BlobUpload
 from headwater.http.context import Context
 from headwater.http.flow import (
+    PARSE_BYTES,
     PIPELINE_MAX_BYTES,
     PIPELINE_MAX_REQUESTS,
     QUEUE_FULL,
     TURN_BYTES,
     TURN_REQUESTS,
+    UNPARSED,
     UNREAD,
     UPLOAD_AHEAD,
     FlowControl,
@@ -34,6 +36,7 @@ from headwater.http.responses import Buffer, Deferred, LiveResponse, PiecewiseRe
 from headwater.http.routing import Router
 from headwater.http.states import (
     CLOSE,
+    CLOSED,
     DONE,
     GO_LIVE,
     IDLE,
@@ -81,6 +84,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "_turn_bytes",
         "_turn_is_due",
+        "_unparsed",
         "_writing",
     )
 
@@ -94,6 +98,8 @@ class Connection(asyncio.Protocol):
         self._flow = FlowControl()
         self._queue: deque[Request] = deque()
         self._queued_bytes = 0
+        self._unparsed = b""
+        """Input that is parsed in later turns."""
         self._writing = IDLE
         self._is_last = False
         """The connection is closed once the current answer is complete."""
@@ -144,18 +150,42 @@ class Connection(asyncio.Protocol):
             if request is not None:
                 self._answer(request)
                 return
-            parser.feed(data, context.now_s)
-            if len(self._queue) == 1 and parser.state is IDLE:
+            self._feed(data)
+            if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
                 context.head_cache.remember(data, self._queue[0])
+        elif self._unparsed:
+            self._unparsed += data
         else:
-            parser.feed(data, context.now_s)
+            self._feed(data)
         self._serve()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse what was received; the rest of a large piece in later turns."""
+        parser = self._parser
+        if len(data) <= PARSE_BYTES or parser.takes_bulk():
+            parser.feed(data, self._context.now_s)
+            return
+        parser.feed(data[:PARSE_BYTES], self._context.now_s)
+        if parser.takes_bulk():
+            parser.feed(data[PARSE_BYTES:], self._context.now_s)
+        elif parser.refusal is None:
+            self._unparsed = data[PARSE_BYTES:]
+            self._flow.hold(UNPARSED)
+            self._context.turns.ask(self._feed_rest)
+
+    def _feed_rest(self) -> None:
+        rest, self._unparsed = self._unparsed, b""
+        if self._parser.state is not CLOSED:
+            self._feed(rest)
+            if not self._unparsed:
+                self._flow.release(UNPARSED)
+            self._serve()
 
     def eof_received(self) -> bool:
         # A client that half-closes still gets the answers to what it sent. A live reader that does is gone.
         if self._writing is LINGERING:
             return False  # The answer was sent and the client needs no more of it.
-        return self._live is None and (self._writing is not IDLE or bool(self._queue))
+        return self._live is None and (self._writing is not IDLE or bool(self._queue) or bool(self._unparsed))
 
     def pause_writing(self) -> None:
         self._flow.hold(UNREAD)
@@ -247,7 +277,7 @@ class Connection(asyncio.Protocol):
         elif self._writing is LINGERING:
             if waited_s > LINGER_S:
                 self.abort()
-        elif self._writing is not IDLE or self._queue:
+        elif self._writing is not IDLE or self._queue or self._unparsed:
             return
         elif self._parser.state is not IDLE:
             self._parser.check_time(now_s)

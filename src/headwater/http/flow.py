@@ -19,10 +19,14 @@ QUEUE_FULL: Final = 2
 """Enough pipelined requests wait for their turn."""
 UPLOAD_AHEAD: Final = 4
 """An upload arrives faster than the disk takes it."""
+UNPARSED: Final = 8
+"""What was received is still being parsed, a piece in each turn."""
 
 PIPELINE_MAX_REQUESTS: Final = 32
 PIPELINE_MAX_BYTES: Final = 1024 * 1024
 """Requests, and bytes of their bodies, that may wait behind the one being answered; then the socket is not read."""
+PARSE_BYTES: Final = 32 * 1024
+"""What is parsed in one turn: it may be thousands of chunks, header fields or requests."""
 TURN_REQUESTS: Final = 64
 TURN_BYTES: Final = 256 * 1024
 """What one connection may do in one turn: requests answered, bytes written."""

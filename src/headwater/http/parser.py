@@ -22,6 +22,7 @@ from headwater.core.errors import (
     Refusal,
     RequestTimeout,
     TooLarge,
+    UnsupportedHttpVersion,
     UnsupportedTransferCoding,
     UrlTooLong,
 )
@@ -42,6 +43,7 @@ from headwater.http.states import (
     REQUEST_COMPLETE,
 )
 
+_VERSIONS: Final = frozenset(("1.1", "1.0"))
 UNCOUNTED_BODY_BYTES: Final = 16 * 1024
 """A body up to this size is not counted in the budget: the limit on connections bounds all of them together."""
 BODY_PROGRESS_BYTES: Final = 16
@@ -161,6 +163,10 @@ class RequestParser:
         if self.state is began_in and message == self._message and self.refusal is None:
             self._count_invisible(len(data))
 
+    def takes_bulk(self) -> bool:
+        """Whether what follows is a body of known length, which costs little to parse however large it is."""
+        return self.state is BODY and b"transfer-encoding" not in self._headers
+
     def refuse(self, refusal: Refusal) -> None:
         """Read no more requests; the first reason counts."""
         if self.refusal is None:
@@ -222,6 +228,10 @@ class RequestParser:
         self.state = READING[self.state][HEAD_COMPLETE]
         headers = self._headers
         self._method = self._parser.get_method()
+        version = self._parser.get_http_version()
+        if version not in _VERSIONS:
+            self.refuse(UnsupportedHttpVersion(f"HTTP/{version} is not supported; use HTTP/1.1."))
+            return
         refusal = self._check_head(self._method, self._target, headers)
         if refusal is not None:
             self.refuse(refusal)

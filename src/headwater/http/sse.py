@@ -11,7 +11,6 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from typing import Final, NamedTuple
 
 from headwater.core.errors import Refusal
@@ -258,13 +257,17 @@ class EventReader:
         return b"".join(parts)
 
     def _begin_large(self, chunk: Chunk) -> None:
-        pieces = self._context.engine.reader.slices(chunk)
-        kind = self._stream.type
-        event = large_event(kind, as_array(pieces, chunk.length) if kind.json else pieces)
-        self._event_pieces = chain((id_line(offset_text(self._stream.id, chunk.end)),), event)
+        self._event_pieces = self._large_event(chunk)
         self._event_end = chunk.end
         # Not in this turn: all readers of the stream may have been woken at once.
         self._channel.take_turn()
+
+    def _large_event(self, chunk: Chunk) -> Iterator[bytes]:
+        """The pieces of a large event. A generator: nothing is read from storage before the first is asked for."""
+        yield id_line(offset_text(self._stream.id, chunk.end))
+        pieces = self._context.engine.reader.slices(chunk)
+        kind = self._stream.type
+        yield from large_event(kind, as_array(pieces, chunk.length) if kind.json else pieces)
 
     def _send_piece(self, pieces: Iterator[bytes]) -> None:
         piece = next(pieces, None)
