@@ -47,7 +47,11 @@ tab() {
 def test_it_is_installed_and_completes_commands_and_options(home: Path) -> None:
     assert "completion installed" in in_bash(home, "headwater --install-completion")
     said = in_bash(home, f"{_TAB}\ntab headwater re\ntab headwater store c\ntab headwater tail --res").splitlines()
-    assert [set(line.split()) for line in said] == [{"read", "restore"}, {"check", "confirm-expiry", "copy"}, {"--resume"}]
+    assert [set(line.split()) for line in said] == [
+        {"read", "restore"},
+        {"check", "confirm-expiry", "copy"},
+        {"--resume"},
+    ]
 
 
 def test_the_script_can_be_shown_instead(home: Path) -> None:

@@ -15,6 +15,14 @@ CLOSED = f"""Traceback (most recent call last):
   File "{DAEMON}", line 264, in manager
   File "{DAEMON}", line 95, in worker
 BrokenPipeError: [Errno 32] Broken pipe""".splitlines()
+ENDED = """Traceback (most recent call last):
+  File "/usr/lib/python3.11/socketserver.py", line 317, in _handle_request_noblock
+    self.process_request(request, client_address)
+  File "/site-packages/pyspark/accumulators.py", line 304, in accum_updates
+    num_updates = read_int(self.rfile)
+  File "/site-packages/pyspark/serializers.py", line 604, in read_int
+    raise EOFError
+EOFError""".splitlines()
 FLUSHED = ["PySpark daemon failed to flush the output to the worker process:", *CLOSED]
 REAL = f"""Traceback (most recent call last):
   File "{DAEMON}", line 264, in manager
@@ -35,7 +43,7 @@ def fed(*lines: str) -> list[str]:
     return [line for given in lines for line in tidy.feed(given)] + tidy.flush()
 
 
-@pytest.mark.parametrize("block", [CLOSED, FLUSHED, [*CLOSED, *CLOSED]])
+@pytest.mark.parametrize("block", [CLOSED, ENDED, FLUSHED, [*CLOSED, *CLOSED]])
 def test_a_socket_that_spark_closed_is_not_told(block: list[str]) -> None:
     assert fed(OURS, *block, LOG4J) == [OURS, LOG4J]
 

@@ -1,8 +1,8 @@
 """What Spark's processes write to stderr, as lines of our log: each with its time, and without what means nothing.
 
 The JVM and the Python workers inherit stderr and write what they like to it: banners, stack traces, and a traceback of
-pyspark's daemon whenever Spark closes the socket of a worker that it needs no more (`BrokenPipeError`), which happens
-in healthy operation. Invariant: every line that is written leaves again, with a time, unless it belongs to such a
+pyspark's daemon or of its accumulators whenever Spark closes a socket that it needs no more (`BrokenPipeError`,
+`EOFError`), which happens in healthy operation. Invariant: every line that is written leaves again, with a time, unless it belongs to such a
 traceback.
 """
 
@@ -22,8 +22,9 @@ _OURS: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _LOG4J: Final = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d ")
 _BEGIN: Final = "Traceback (most recent call last):"
 _FLUSH: Final = "PySpark daemon failed to flush"
-_CLOSED: Final = ("BrokenPipeError:", "ConnectionResetError:")
-_DAEMON: Final = re.compile(r'  File ".*pyspark/daemon\.py", line \d+')
+_CLOSED: Final = ("BrokenPipeError:", "ConnectionResetError:", "EOFError")
+_SOCKETS: Final = re.compile(r'  File ".*(?:pyspark/(?:daemon|accumulators|serializers)|/socketserver)\.py", line \d+')
+"""The files of pyspark that talk to the JVM over a socket, and the standard library's server below one of them."""
 _HOLD_BACK_S: Final = 1.0
 _BLOCK_LINES_MAX: Final = 500
 _CHUNK_BYTES: Final = 65536
@@ -64,7 +65,7 @@ class StderrLines:
 def _is_closed_socket(block: list[str]) -> bool:
     files = [line for line in block if line.startswith("  File ")]
     ends = [line for line in block if line and not line[0].isspace() and line != _BEGIN and not line.startswith(_FLUSH)]
-    return bool(files and ends) and all(map(_DAEMON.match, files)) and all(end.startswith(_CLOSED) for end in ends)
+    return bool(files and ends) and all(map(_SOCKETS.match, files)) and all(end.startswith(_CLOSED) for end in ends)
 
 
 def _timed(line: str, level: str = "INFO") -> str:
