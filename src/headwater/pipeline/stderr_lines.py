@@ -2,8 +2,8 @@
 
 The JVM and the Python workers inherit stderr and write what they like to it: banners, stack traces, and a traceback of
 pyspark's daemon or of its accumulators whenever Spark closes a socket that it needs no more (`BrokenPipeError`,
-`EOFError`), which happens in healthy operation. Invariant: every line that is written leaves again, with a time, unless it belongs to such a
-traceback.
+`EOFError`), which happens in healthy operation. Invariant: every line that is written leaves again, with a time, unless
+it belongs to such a traceback.
 """
 
 from __future__ import annotations
