@@ -434,8 +434,8 @@ def test_1_5_a_stream_and_its_bucket_cannot_both_win_a_race(client: httpx.Client
     for number in range(20):
         bucket = Bucket(client, f"race-{number:04d}").create()
         with connect(server) as one, connect(server) as two:
-            one.send(f"PUT {bucket.path}/x HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
-            two.send(f"DELETE {bucket.path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            one.send(f"PUT {bucket.path}/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+            two.send(f"DELETE {bucket.path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             created, deleted = one.response().status, two.response().status
         assert (created, deleted) in ((201, 409), (404, 204))
         assert bucket.get().status_code == (200 if deleted == 409 else 404)
@@ -457,7 +457,7 @@ def test_1_5_pipelined_requests_see_what_those_before_them_did(server: Server, b
         ]
         connection.send(
             b"".join(
-                f"{method} {bucket.path}{path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+                f"{method} {bucket.path}{path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()
                 for method, path, _ in steps
             )
         )
@@ -576,7 +576,7 @@ def test_100_000_streams_are_created_counted_and_listed_in_order(server: Server,
                 ids = [f"{(number * 7919 + step * 104729) % 999983:06d}-{step}-{number}" for number in numbers]
                 connection.send(
                     b"".join(
-                        f"PUT {bucket.path}/{id_} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode()
+                        f"PUT {bucket.path}/{id_} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode()
                         for id_ in ids
                     )
                 )

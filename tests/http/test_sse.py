@@ -54,8 +54,8 @@ def test_frames_look_like_this_on_the_wire(lasting: Server, live: Stream) -> Non
         events.until_up_to_date()
         data, control = events.wire.split(b"\n\n")[:2]
     at = offset(1, 5).encode()
-    assert data.startswith(b"id:" + at)
-    assert data.endswith(b"\nevent: data\ndata:hello")
+    assert data.startswith(b"event: data\ndata:hello\nid:" + at)
+    assert data.count(b"\n") == 2
     start = b'event: control\ndata:{"streamNextOffset":"0000000000000001_0000000000000005_'
     assert re.match(re.escape(start) + b'[0-9a-f]{16}"', control)
 
@@ -453,7 +453,7 @@ def test_over_http_1_0_the_response_ends_with_the_connection(lasting: Server, li
         connection.send(encode("GET", f"{live.path}?offset=-1&live=sse", version="1.0"))
         read = connection.response()
         assert read.header("transfer-encoding") is None
-        assert b"\nevent: data\ndata:data\n\n" in read.body
+        assert read.body.startswith(b"event: data\ndata:data\nid:" + offset(1, 4).encode())
         assert connection.ends()
 
 

@@ -121,8 +121,8 @@ DECIDE = rules.decide_append
 
 
 def decide_without_stream_seq(stream: Stream, *args: Any) -> Any:
-    content_type, body, producer, _, close, now_ms = args
-    return DECIDE(stream, content_type, body, producer, None, close, now_ms)
+    content_type, body, producer, _, *rest = args
+    return DECIDE(stream, content_type, body, producer, None, *rest)
 
 
 def decide_without_closer(stream: Stream, *args: Any) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from headwater.stack.database import Database
 from tests.docs.pictures import chat_script
 from tests.examples.loading import example
+from tests.offsets import place_of
 from tests.pipeline.syncing import Sync, syncing
 from tests.pipeline.waiting import eventually
 from tests.serving import Server
@@ -125,7 +126,7 @@ def test_an_event_of_the_stream_appears_in_postgres(sync: Sync, streams: Streams
         ),
         lambda rows: len(rows) > 0,
     )
-    assert found == [("session-events", "user:alice", "presence", "set", PRESENCE, offset)]
+    assert found == [("session-events", "user:alice", "presence", "set", PRESENCE, str.__str__(place_of(offset)))]
 
 
 def test_the_way_round_an_insert_is_in_the_stream_with_its_id(sync: Sync, streams: Streams, postgres: Database) -> None:

@@ -20,7 +20,7 @@ from tests.spark.streams import Streams
 
 def test_errors_name_the_stream_and_what_to_do(streams: Streams, stream_name: Callable[[], str]) -> None:
     client = Client(Connection(streams.root, retry_timeout_s=5.0))
-    with pytest.raises(StreamMissing, match=r"'nowhere' at .*/v1/stream: there is no such stream .* onGone=skip"):
+    with pytest.raises(StreamMissing, match=r"'nowhere' at .*/v1/stream: there is no such stream .* onGone=restart"):
         client.head("nowhere")
     name = streams.filled(stream_name(), [1, 2, 3])
     beyond = "0000000000000009_0000000000000009"

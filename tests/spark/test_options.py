@@ -46,7 +46,7 @@ def test_a_misspelt_option_names_the_right_one() -> None:
         (URL, "Say what to read"),
         (URL | {"streams": "a", "prefix": "b"}, "either streams or prefix"),
         (URL | {"streams": "a", "maxRowsPerBatch": "many"}, "maxRowsPerBatch must be a whole number"),
-        (URL | {"streams": "a", "onGone": "ignore"}, "onGone must be fail or bootstrap or skip"),
+        (URL | {"streams": "a", "onGone": "ignore"}, "onGone must be fail or restart or bootstrap or skip"),
         (URL | {"streams": "a", "startingOffsets": "{"}, "not valid JSON"),
         (URL | {"streams": "a", "startingOffsets": '{"a": 5}'}, "must map stream names"),
         (URL | {"streams": "a", "endingOffsets": "earliest"}, "is empty"),

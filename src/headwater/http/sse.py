@@ -25,7 +25,16 @@ from headwater.http.paths import Address
 from headwater.http.read import begin_live
 from headwater.http.request import Request
 from headwater.http.responses import Channel
-from headwater.http.sse_encoding import Event, as_chunk, control_event, events_of, id_line, json_event, large_event
+from headwater.http.sse_encoding import (
+    Event,
+    as_chunk,
+    control_event,
+    events_of,
+    id_line,
+    json_event,
+    large_event,
+    with_id,
+)
 
 log = logging.getLogger("headwater.http")
 
@@ -126,7 +135,7 @@ class EventReader:
             # Nothing to send: say so at once, with the offset to resume from.
             at_tail = self._index == self._stream.durable_index
             here = self._here()
-            self._write(id_line(here) + control_event(here, self._next_cursor(), up_to_date=at_tail, closed=False))
+            self._write(with_id(control_event(here, self._next_cursor(), up_to_date=at_tail, closed=False), here))
 
     def on_writable(self) -> None:
         self._pump()
@@ -248,12 +257,12 @@ class EventReader:
         last = events[-1]
         for event in events[:-1]:
             offset = offset_text(stream_id, event.end)
-            parts += (id_line(offset), event.payload, control_event(offset, cursor, up_to_date=False, closed=False))
+            parts += (with_id(event.payload, offset), control_event(offset, cursor, up_to_date=False, closed=False))
         # A reader from whom something is held back is not up to date.
         at_end = last.end == chunk.end
         offset = offset_text(stream_id, last.end)
         up_to_date, closed = chunk.up_to_date and at_end, chunk.closed and at_end
-        parts += (id_line(offset), last.payload, control_event(offset, cursor, up_to_date=up_to_date, closed=closed))
+        parts += (with_id(last.payload, offset), control_event(offset, cursor, up_to_date=up_to_date, closed=closed))
         return b"".join(parts)
 
     def _begin_large(self, chunk: Chunk) -> None:
@@ -264,10 +273,10 @@ class EventReader:
 
     def _large_event(self, chunk: Chunk) -> Iterator[bytes]:
         """The pieces of a large event. A generator: nothing is read from storage before the first is asked for."""
-        yield id_line(offset_text(self._stream.id, chunk.end))
         pieces = self._context.engine.reader.slices(chunk)
         kind = self._stream.type
-        yield from large_event(kind, as_array(pieces, chunk.length) if kind.json else pieces)
+        last_line = id_line(offset_text(self._stream.id, chunk.end))
+        yield from large_event(kind, as_array(pieces, chunk.length) if kind.json else pieces, last_line)
 
     def _send_piece(self, pieces: Iterator[bytes]) -> None:
         piece = next(pieces, None)

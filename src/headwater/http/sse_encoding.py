@@ -78,13 +78,14 @@ def data_event(text: bytes) -> bytes:
     return b"%b%b%b\n\n" % (_EVENT, first, text)
 
 
-def large_event(kind: ContentType, pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+def large_event(kind: ContentType, pieces: Iterable[bytes | memoryview], last_line: bytes = b"") -> Iterator[bytes]:
     """One `data` event whose message comes in pieces, so that it is never in memory whole."""
-    return _large_text_event(pieces) if kind.text else _large_base64_event(pieces)
-
-
-def _large_text_event(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     yield _EVENT + b"data:"
+    yield from _text_pieces(pieces) if kind.text else _base64_pieces(pieces)
+    yield b"\n%b\n" % last_line
+
+
+def _text_pieces(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     at_line_start = True
     ends_in_cr = b""
     for piece in _small(pieces):
@@ -100,7 +101,8 @@ def _large_text_event(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
             text = b" " + text
         at_line_start = text.endswith(b"\n")
         yield text.replace(b"\n ", b"\n  ").replace(b"\n", b"\ndata:")
-    yield b"\ndata:\n\n" if ends_in_cr else b"\n\n"
+    if ends_in_cr:
+        yield b"\ndata:"
 
 
 def _small(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
@@ -110,19 +112,25 @@ def _small(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]
             yield piece[at : at + _PIECE_BYTES]
 
 
-def _large_base64_event(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    yield _EVENT + b"data:"
+def _base64_pieces(pieces: Iterable[bytes | memoryview]) -> Iterator[bytes]:
     rest = b""
     for piece in pieces:
         data = rest + bytes(piece)
         whole = len(data) - len(data) % 3
         rest = data[whole:]
         yield b64encode(data[:whole])
-    yield b64encode(rest) + b"\n\n"
+    yield b64encode(rest)
+
+
+def with_id(event: bytes, offset: str) -> bytes:
+    """The event with an id, which a browser's `EventSource` remembers and sends as `Last-Event-ID`.
+
+    The id is the last line: simple readers expect the name of the event in the first one.
+    """
+    return b"%b%b\n" % (event[:-1], id_line(offset))
 
 
 def id_line(offset: str) -> bytes:
-    """The line in front of an event that a browser's `EventSource` remembers and sends as `Last-Event-ID`."""
     return b"id:%b\n" % offset.encode()
 
 

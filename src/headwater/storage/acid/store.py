@@ -48,6 +48,8 @@ MAP_RESERVE_SHARE: Final = 16
 MAP_RESERVE_BYTES: Final = 512 * 2**20
 """With less of its map left than the smaller of these, a database counts as full: a transaction needs room beside
 what it replaces."""
+MAP_RESERVE_MIN_BYTES: Final = 2**20
+"""Joining pieces frees and takes runs of pages, and a run needs pages that lie side by side."""
 LOOK_AT_ROOM_S: Final = 1.0
 CHECK_READERS_S: Final = 60.0
 ROUND_BYTES: Final = 16 * 2**20
@@ -55,6 +57,12 @@ ROUND_BYTES: Final = 16 * 2**20
 
 _BOOKKEEPING_BYTES: Final = 256
 """About what a record takes beside its payload while it waits."""
+
+
+def _reserve_bytes(map_bytes: int) -> int:
+    """How much of a map is left when its database counts as full."""
+    share = min(map_bytes // MAP_RESERVE_SHARE, MAP_RESERVE_BYTES)
+    return max(share, min(MAP_RESERVE_MIN_BYTES, map_bytes // 4))
 
 
 class _Known:
@@ -339,7 +347,7 @@ class AcidStorage:
             return f"The disk of {self._root} has less than {DISK_RESERVE_BYTES >> 20} MiB left."
         parts: list[Shard | Journal] = [*self._shards, self._opened_journal()]
         for part in parts:
-            if not part.has_room(min(part.map_bytes // MAP_RESERVE_SHARE, MAP_RESERVE_BYTES)):
+            if not part.has_room(_reserve_bytes(part.map_bytes)):
                 return f"{part.path} is nearly as large as storage.acid_map_bytes allows."
         return None
 
