@@ -48,7 +48,12 @@ def fill(driver: Driver, tag: str, store: AcidStorage, *, carried: bool) -> None
 
 def make_store(home: Path, *, crashed: bool) -> None:
     """`store` and `expected`: with an empty journal, or with entries that no shard has yet."""
-    pieces.PIECE_BYTES = 600  # type: ignore[misc]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE_BYTES", 600)
+        _make_store(home, crashed=crashed)
+
+
+def _make_store(home: Path, *, crashed: bool) -> None:
     origin = home / "origin"
     store = AcidStorage(origin, 2, MAP_BYTES, 1, carry_bytes=1, carry_after_s=0.0)
     driver = Driver([store])
