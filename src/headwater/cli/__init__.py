@@ -32,7 +32,7 @@ from headwater.cli import (
     up,
     writing,
 )
-from headwater.cli.failure import Failure
+from headwater.cli.errors import CommandError
 from headwater.printable import printable
 
 app = typer.Typer(
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     try:
         code = app(args=arguments, prog_name="headwater", standalone_mode=False)
-    except Failure as failure:
+    except CommandError as failure:
         _say(str(failure))
         code = failure.code
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.remote import CONFLICT, Remote, next_offset
 
 if TYPE_CHECKING:
@@ -172,17 +172,17 @@ class Appender:
         expected = answer.headers.get("producer-expected-seq")
         if answer.status_code == 403 and "producer-epoch" in answer.headers:
             newer = answer.headers["producer-epoch"]
-            raise Failure(f"{who}: fenced by epoch {newer}; a newer run has taken over (--epoch)", CONFLICT)
+            raise CommandError(f"{who}: fenced by epoch {newer}; a newer run has taken over (--epoch)", CONFLICT)
         if answer.status_code == 409 and expected is not None:
-            raise Failure(f"{who}: the server expects seq {expected}, this is {self._seq}", CONFLICT)
+            raise CommandError(f"{who}: the server expects seq {expected}, this is {self._seq}", CONFLICT)
         if answer.status_code == 400 and self._seq == 0:
-            raise Failure(f"{who}: {answer.text[:300]}", USAGE)
+            raise CommandError(f"{who}: {answer.text[:300]}", USAGE)
 
     def _check_repeat(self, answer: httpx.Response, content: bytes) -> None:
         """A repeat whose digest differs is not a repeat of this input."""
         digest = answer.headers.get("producer-digest")
         if digest is not None and digest != f"crc32:{zlib.crc32(content):08x}:{len(content)}":
-            raise Failure(
+            raise CommandError(
                 f"seq {self._seq} of this producer and epoch holds something else: the input or --batch has changed"
                 " since; use another --producer or a higher --epoch",
                 CONFLICT,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.failure import Failure
+from headwater.cli.errors import CommandError
 from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url
 from headwater.cli.running import (
     Bucket,
@@ -168,7 +168,7 @@ def _require(lake: Path) -> None:
     from headwater.pipeline.archive.manifest import Manifest
 
     if not Manifest(lake).exists:
-        raise Failure(f"{lake} is not a lake with a manifest; `headwater archive run --lake DIR` makes one")
+        raise CommandError(f"{lake} is not a lake with a manifest; `headwater archive run --lake DIR` makes one")
 
 
 @contextmanager
@@ -178,6 +178,6 @@ def _told_plainly() -> Iterator[None]:
     try:
         yield
     except LakeTrouble as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
     except OSError as error:
-        raise Failure(f"{error.filename or 'the lake'}: {error.strerror or error}") from None
+        raise CommandError(f"{error.filename or 'the lake'}: {error.strerror or error}") from None

@@ -20,7 +20,7 @@ _SECRETS = frozenset(("auth.token", "stack.postgres_password"))
 _PIPE_WIDTH = 200  # columns; a line cut to a guessed screen is of no use to grep
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     TABLE = "table"
     JSON = "json"
 
@@ -29,11 +29,11 @@ class Format(StrEnum):
 def show(
     profile: Profile = None,
     config_file: ConfigFile = None,
-    style: Annotated[Format, typer.Option("--format", help="How to print them.")] = Format.TABLE,
+    style: Annotated[OutputFormat, typer.Option("--format", help="How to print them.")] = OutputFormat.TABLE,
 ) -> None:
     """Print the settings in force, each with its origin."""
     loaded = settings_from(profile, config_file)
-    if style is Format.JSON:
+    if style is OutputFormat.JSON:
         listing = {key: {"value": value, "origin": origin} for key, value, origin in _rows(loaded)}
         typer.echo(json.dumps(listing, indent=2, default=str))
         return

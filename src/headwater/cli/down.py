@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.failure import Failure
+from headwater.cli.errors import CommandError
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
 from headwater.stack.state import StackBusy, StackDirectory
@@ -36,7 +36,9 @@ def down(
             supervisor.send(signal.SIGTERM)
             told = True
         if time.monotonic() > deadline:
-            raise Failure(f"the stack on {directory.root} did not end within {timeout:g} s; see `headwater status`")
+            raise CommandError(
+                f"the stack on {directory.root} did not end within {timeout:g} s; see `headwater status`"
+            )
         time.sleep(0.05)
     if supervisor is not None:
         # It has let go of the directory; its last step is to end.
@@ -44,7 +46,7 @@ def down(
     try:
         directory.acquire()
     except StackBusy:
-        raise Failure(f"another stack was started on {directory.root} meanwhile") from None
+        raise CommandError(f"another stack was started on {directory.root} meanwhile") from None
     left = clean_up_after(directory, settings.stack.stop_timeout_secs)
     _tell_the_state(directory)
     directory.release()

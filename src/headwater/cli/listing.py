@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from headwater.cli.failure import Failure
+from headwater.cli.errors import CommandError
 from headwater.cli.output import messages_of, readers_may_leave
 from headwater.cli.reading import catch_up
 from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Name, Remote, Token, Url, look_at, remote
@@ -101,7 +101,7 @@ def _registered(server: Remote, prefix: str) -> list[dict[str, Any]]:
             for message in messages_of(body, is_json=True):
                 _fold(found, json.loads(message))
     except StreamMissing:
-        raise Failure(
+        raise CommandError(
             f"{server.url} keeps no registry, so its streams cannot be listed"
             " (Headwater: DS_REGISTRY__ENABLED=true, or serve --profile dev)",
             MISSING,

@@ -9,7 +9,7 @@ from typing import IO, Annotated
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.output import readers_may_leave
 from headwater.cli.token import StackDirectory as DirectoryOption
@@ -33,7 +33,7 @@ def logs(
     chosen = [log for log in known if not part or log.stem == part]
     if not chosen:
         there = ", ".join(log.stem for log in known) or "nothing yet"
-        raise Failure(f"there is no log of {part or 'a stack'} in {directory.logs}; there is: {there}", USAGE)
+        raise CommandError(f"there is no log of {part or 'a stack'} in {directory.logs}; there is: {there}", USAGE)
     with readers_may_leave():
         tails = [_Tail(log, f"{log.stem} | " if len(chosen) > 1 else "", lines) for log in chosen]
         while follow:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.config import ConfigError, LoadedSettings, load_settings
 
 
@@ -54,4 +54,4 @@ def settings_from(
     try:
         return load_settings(profile, config_file, os.environ, Path.cwd(), flags)
     except ConfigError as error:
-        raise Failure(str(error), USAGE) from None
+        raise CommandError(str(error), USAGE) from None

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
 
@@ -42,7 +42,7 @@ def psql(
     directory = StackDirectory(data_dir or settings.stack.data_dir)
     credentials = stored_credentials(directory.database_credentials)
     if credentials is None:
-        raise Failure(f"there is no database in {directory.root}: `headwater up --profile sync` makes one", USAGE)
+        raise CommandError(f"there is no database in {directory.root}: `headwater up --profile sync` makes one", USAGE)
     password = credentials.password_of(role.value)
     if print_url:
         typer.echo(database_url(role.value, password, settings.stack.postgres_port, DATABASE))
@@ -53,8 +53,10 @@ def psql(
         beside = None
     program = str(beside) if beside is not None and beside.exists() else shutil.which("psql")
     if program is None:
-        raise Failure("psql is missing (on Debian: apt-get install postgresql-client); other programs connect with the"
-                      " address that --print-url prints")  # fmt: skip
+        raise CommandError(
+            "psql is not installed (on Debian: apt-get install postgresql-client). Other programs can connect with the"
+            " URL that --print-url prints."
+        )
     environment = {**os.environ, "PGPASSWORD": password}
     address = database_url(role.value, "", settings.stack.postgres_port, DATABASE)
     sys.stdout.flush()

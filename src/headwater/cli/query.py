@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import readers_may_leave
 from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Token, Url
 from headwater.cli.running import Master, reason_of, stream_root
@@ -58,7 +58,7 @@ def query(
             except Exception as error:
                 raise _failure(error) from None
     except NoSpark as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def _failure(error: Exception) -> Exception:
@@ -70,13 +70,13 @@ def _failure(error: Exception) -> Exception:
     from headwater.spark.errors import HeadwaterError, StreamMissing
 
     if isinstance(error, StreamMissing):
-        return Failure(str(error).split(" It was never")[0], MISSING)
+        return CommandError(str(error).split(" It was never")[0], MISSING)
     if isinstance(error, QueryTrouble):
-        return Failure(str(error), USAGE)
+        return CommandError(str(error), USAGE)
     if isinstance(error, LakeTrouble | HeadwaterError):
-        return Failure(str(error))
+        return CommandError(str(error))
     if isinstance(error, PySparkException):
-        return Failure(reason_of(error), USAGE)
+        return CommandError(reason_of(error), USAGE)
     return error
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import messages_of, progress_bar, readers_may_leave, write_messages
 from headwater.cli.remote import (
     DEFAULT_URL,
@@ -76,7 +76,7 @@ def read(
 ) -> None:
     """Print what a stream holds: JSON as one message a line, anything else as it is."""
     if resume is not None and limit is not None:
-        raise Failure("--resume and --limit: offsets are known behind pages, not behind each message", USAGE)
+        raise CommandError("--resume and --limit: offsets are known behind pages, not behind each message", USAGE)
     with readers_may_leave(), remote(url, token, ca_file) as server:
         address = server.address(stream)
         saved = ResumeFile(resume, address) if resume is not None else None
@@ -191,7 +191,7 @@ def _batches(stream: Stream, offset: str, live: Live, retry: bool) -> Iterator[B
                     return
         except NoEvents as error:
             if live is Live.SSE:
-                raise Failure(f"--live sse: {error}; try --live long-poll") from None
+                raise CommandError(f"--live sse: {error}; try --live long-poll") from None
             mode = Live.LONG_POLL
         except (httpx.TransportError, MalformedAnswer, Refused) as error:
             if not retry or (isinstance(error, Refused) and error.status not in _PASSING):

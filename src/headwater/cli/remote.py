@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from headwater.cli.failure import RUNTIME, USAGE, Failure
+from headwater.cli.errors import RUNTIME, USAGE, CommandError
 from headwater.cli.interrupts import prompt_interrupts
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Remote:
         if name.startswith("/"):
             return self.url + quote(name, safe=_NAME_SAFE)
         if not name:
-            raise Failure("the stream's name is empty", USAGE)
+            raise CommandError("the stream's name is empty", USAGE)
         return self.url + STREAM_ROOT + quote(name, safe=_NAME_SAFE)
 
     def path(self, name: str) -> str:
@@ -84,7 +84,7 @@ def remote(url: str, token: str, ca_file: Path | None = None) -> Iterator[Remote
     import httpx
 
     if not url.startswith(("http://", "https://")):
-        raise Failure(f"--url: {url!r} does not begin with http:// or https://", USAGE)
+        raise CommandError(f"--url: {url!r} does not begin with http:// or https://", USAGE)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = httpx.Timeout(30.0, read=_READ_TIMEOUT_S)
     trust = trusting(ca_file) if ca_file is not None else True
@@ -103,7 +103,7 @@ def trusting(ca_file: Path) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise Failure(f"--ca-file: {ca_file} cannot be read as PEM certificates: {error}", USAGE) from None
+        raise CommandError(f"--ca-file: {ca_file} cannot be read as PEM certificates: {error}", USAGE) from None
 
 
 @contextmanager
@@ -116,17 +116,19 @@ def told_plainly(url: str) -> Iterator[None]:
     try:
         yield
     except httpx.ConnectError as error:
-        raise Failure(f"cannot reach {url}: {error}; is a server running there? `headwater serve` starts one") from None
+        raise CommandError(
+            f"cannot reach {url}: {error}; is a server running there? `headwater serve` starts one"
+        ) from None
     except httpx.TimeoutException:
-        raise Failure(f"{url} did not answer in time") from None
+        raise CommandError(f"{url} did not answer in time") from None
     except httpx.InvalidURL as error:
-        raise Failure(f"{error}", USAGE) from None
+        raise CommandError(f"{error}", USAGE) from None
     except httpx.HTTPError as error:
-        raise Failure(f"{url}: {str(error) or type(error).__name__}") from None
+        raise CommandError(f"{url}: {str(error) or type(error).__name__}") from None
     except Refused as refused:
-        raise Failure(_advised(refused), exit_code(refused.status)) from None
+        raise CommandError(_advised(refused), exit_code(refused.status)) from None
     except ClientError as error:
-        raise Failure(f"{url}: {error}") from None
+        raise CommandError(f"{url}: {error}") from None
 
 
 def exit_code(status: int) -> int:
@@ -157,11 +159,11 @@ def look_at(server: Remote, address: str) -> httpx.Headers:
 
     answer = server.http.head(address)
     if answer.status_code == 404:
-        raise Failure(f"404: there is no stream {address}", MISSING)
+        raise CommandError(f"404: there is no stream {address}", MISSING)
     if answer.status_code == 410:
-        raise Failure(f"410: the stream {address} is gone", MISSING)
+        raise CommandError(f"410: the stream {address} is gone", MISSING)
     if answer.status_code in {401, 403}:
-        raise Failure(f"{answer.status_code}: {address} wants a token (--token or DS_TOKEN)", DENIED)
+        raise CommandError(f"{answer.status_code}: {address} wants a token (--token or DS_TOKEN)", DENIED)
     check(answer, 200)
     next_offset(answer)
     return answer.headers
@@ -176,5 +178,5 @@ def next_offset(response: httpx.Response) -> str:
     """The offset that every answer about a stream carries."""
     offset = response.headers.get("stream-next-offset")
     if not isinstance(offset, str):
-        raise Failure(f"{response.url} answers without Stream-Next-Offset: it is no Durable Streams server")
+        raise CommandError(f"{response.url} answers without Stream-Next-Offset: it is no Durable Streams server")
     return offset

@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 
 
 class ResumeFile:
@@ -26,9 +26,9 @@ class ResumeFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError):
-            raise Failure(f"--resume: {self._path} is no file that this command wrote", USAGE) from None
+            raise CommandError(f"--resume: {self._path} is no file that this command wrote", USAGE) from None
         if url != self._url:
-            raise Failure(f"--resume: {self._path} belongs to {url}, not to {self._url}", USAGE)
+            raise CommandError(f"--resume: {self._path} belongs to {url}, not to {self._url}", USAGE)
         return str(offset)
 
     def save(self, offset: str) -> None:
@@ -37,4 +37,4 @@ class ResumeFile:
             beside.write_text(json.dumps({"url": self._url, "offset": offset}) + "\n", encoding="utf-8")
             os.replace(beside, self._path)  # noqa: PTH105 - a rename that replaces, on every system
         except OSError as error:
-            raise Failure(f"--resume: cannot write {self._path}: {error.strerror}") from None
+            raise CommandError(f"--resume: cannot write {self._path}: {error.strerror}") from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.remote import STREAM_ROOT
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="All whose
 
 def stream_root(url: str) -> str:
     if not url.startswith(("http://", "https://")):
-        raise Failure(f"--url: {url!r} does not begin with http:// or https://", USAGE)
+        raise CommandError(f"--url: {url!r} does not begin with http:// or https://", USAGE)
     return url.rstrip("/") + STREAM_ROOT.rstrip("/")
 
 
@@ -65,7 +65,7 @@ def configured(make: Callable[[], Any]) -> Any:
         return make()
     except ValidationError as error:
         said = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
-        raise Failure(said, USAGE) from None
+        raise CommandError(said, USAGE) from None
 
 
 def run_job(
@@ -98,9 +98,9 @@ def run_job(
             finally:
                 signal.signal(signal.SIGTERM, previous)
     except NoSpark as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
     except ValueError as error:
-        raise Failure(str(error), USAGE) from None
+        raise CommandError(str(error), USAGE) from None
 
 
 def supervise(start: Callable[[], StreamingQuery], line: Line) -> None:
@@ -121,7 +121,7 @@ def supervise(start: Callable[[], StreamingQuery], line: Line) -> None:
         reason = reason_of(error)
         restarts = 0 if batches else restarts
         if not any(sign in str(error) for sign in _PASSING) or restarts >= RESTARTS_MAX:
-            raise Failure(reason)
+            raise CommandError(reason)
         restarts += 1
         _say(f"starting again: {reason}")
         time.sleep(2**restarts)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, Profile, settings_from
 from headwater.config import Settings
 
@@ -40,15 +40,15 @@ def serve(
     try:
         run(settings)
     except StorageError as error:
-        raise Failure(f"storage: {error}") from None
+        raise CommandError(f"storage: {error}") from None
     except ssl.SSLError as error:
         reason = error.reason or error
-        raise Failure(f"tls.cert_path and tls.key_path are not a usable pair of PEM files: {reason}") from None
+        raise CommandError(f"tls.cert_path and tls.key_path are not a usable pair of PEM files: {reason}") from None
     except OSError as error:
         sentence = _why_it_cannot_listen(error, settings)
         if sentence is None:
             raise
-        raise Failure(sentence) from None
+        raise CommandError(sentence) from None
 
 
 def _check_tls_files(settings: Settings) -> None:
@@ -58,7 +58,7 @@ def _check_tls_files(settings: Settings) -> None:
         try:
             path.open("rb").close()
         except OSError as error:
-            raise Failure(f"{key}: cannot read {path}: {error.strerror}", USAGE) from None
+            raise CommandError(f"{key}: cannot read {path}: {error.strerror}", USAGE) from None
 
 
 def _why_it_cannot_listen(error: OSError, settings: Settings) -> str | None:

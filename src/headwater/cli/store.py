@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.config import Format
-from headwater.cli.failure import RUNTIME, USAGE, Failure
+from headwater.cli.config import OutputFormat
+from headwater.cli.data_directory import locate_store, require_no_server, running_server, storage_errors
+from headwater.cli.errors import RUNTIME, USAGE, CommandError
 from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile, StoreMode
-from headwater.cli.place import failures, place_from, refuse_if_running, server_of
 from headwater.printable import printable
 
 if TYPE_CHECKING:
@@ -52,19 +52,19 @@ def check(
     profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
 ) -> None:
     """Verify every checksum and index of a directory that no server has open; exit code 1 if anything is wrong."""
-    place = place_from(profile, config_file, mode, directory)
+    store = locate_store(profile, config_file, mode, directory)
 
     from headwater.storage.inspection import check as find
 
     count = 0
-    with failures():
-        refuse_if_running(place.directory)
-        for problem in find(place.directory, place.mode):
+    with storage_errors():
+        require_no_server(store.directory)
+        for problem in find(store.directory, store.mode):
             count += 1
             typer.echo(printable(str(problem)))
     if count:
-        raise Failure(f"{place.directory}: {count} finding{'s' if count > 1 else ''}", RUNTIME)
-    typer.echo(f"{place.directory}: every checksum and index is right")
+        raise CommandError(f"{store.directory}: {count} finding{'s' if count > 1 else ''}", RUNTIME)
+    typer.echo(f"{store.directory}: every checksum and index is right")
 
 
 @app.command()
@@ -73,25 +73,25 @@ def stats(
     config_file: ConfigFile = None,
     mode: Mode = None,
     directory: DataDirectory = None,
-    style: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.TABLE,
+    style: Annotated[OutputFormat, typer.Option("--format", help="How to print it.")] = OutputFormat.TABLE,
 ) -> None:
     """Streams, bytes, segments, packs or shards, and free space; of a running server too."""
-    place = place_from(profile, config_file, mode, directory)
+    store = locate_store(profile, config_file, mode, directory)
 
     from headwater.storage.inspection import family_of, stats_at_rest, stats_beside
 
-    with failures():
-        family_of(place.directory, place.mode)
-        with server_of(place.directory) as server:
+    with storage_errors():
+        family_of(store.directory, store.mode)
+        with running_server(store.directory) as server:
             if server is None:
-                found = stats_at_rest(place.directory)
+                found = stats_at_rest(store.directory)
                 who: dict[str, Any] = {"running": False}
             else:
                 told = server.ask("stats")
-                found = stats_beside(place.directory, told["contents"], told["parts"])
+                found = stats_beside(store.directory, told["contents"], told["parts"])
                 who = {"running": True, "pid": told["pid"], "mode": told["mode"], "memory_bytes": told["memory_bytes"]}
-    report = {"directory": str(place.directory), "family": found.family, **who, **dict(_numbers(found))}
-    if style is Format.JSON:
+    report = {"directory": str(store.directory), "family": found.family, **who, **dict(_numbers(found))}
+    if style is OutputFormat.JSON:
         typer.echo(json.dumps(report, indent=2))
     else:
         _print_report(report)
@@ -102,10 +102,10 @@ def rotate_key(
     profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
 ) -> None:
     """Give the running server a new key to sign webhooks with; what the old one signed stays good."""
-    place = place_from(profile, config_file, mode, directory)
-    with failures(), server_of(place.directory) as server:
+    store = locate_store(profile, config_file, mode, directory)
+    with storage_errors(), running_server(store.directory) as server:
         if server is None:
-            raise Failure(f"no server has {place.directory} open, and a key is made by the one that signs with it")
+            raise CommandError(f"no server has {store.directory} open, and a key is made by the one that signs with it")
         made = server.ask("rotate")
     moment = datetime.fromtimestamp(made["signs_from_ms"] / 1000, UTC)
     typer.echo(f"key {made['kid']} is published now and signs from {moment:%Y-%m-%dT%H:%M:%SZ} on")
@@ -116,10 +116,10 @@ def confirm_expiry(
     profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
 ) -> None:
     """Confirm the time after a clock jump: the running server deletes the expired streams that it has kept."""
-    place = place_from(profile, config_file, mode, directory)
-    with failures(), server_of(place.directory) as server:
+    store = locate_store(profile, config_file, mode, directory)
+    with storage_errors(), running_server(store.directory) as server:
         if server is None:
-            raise Failure(f"no server has {place.directory} open; expired streams are kept and deleted by the server")
+            raise CommandError(f"no server has {store.directory} open; only a running server deletes expired streams")
         count = server.ask("confirm-expiry")["released"]
     typer.echo(f"the time is confirmed; expired streams that the server deletes now: {count}")
 
@@ -144,25 +144,27 @@ def copy(
     config_file: ConfigFile = None,
 ) -> None:
     """Copy all that a directory holds into another mode, and verify the copy. No server may have it open."""
-    place = place_from(profile, config_file, from_mode, from_directory)
+    store = locate_store(profile, config_file, from_mode, from_directory)
 
     from headwater.storage.copying import copy_between
 
-    if place.mode is None:
-        raise Failure("storage.mode is memory, which has no directory; say which to copy from with --from-mode", USAGE)
-    with failures():
-        refuse_if_running(place.directory)
+    if store.mode is None:
+        raise CommandError(
+            "storage.mode is memory, which has no directory; say which to copy from with --from-mode", USAGE
+        )
+    with storage_errors():
+        require_no_server(store.directory)
         copied = copy_between(
-            place.directory,
-            place.mode,
+            store.directory,
+            store.mode,
             to_directory,
             to_mode.canonical,
-            shard_count=shards if shards is not None else place.settings.acid_shard_count,
-            map_bytes=place.settings.acid_map_bytes,
+            shard_count=shards if shards is not None else store.settings.acid_shard_count,
+            map_bytes=store.settings.acid_map_bytes,
         )
     typer.echo(
         f"copied {copied.streams} streams ({copied.payload_bytes} bytes), {copied.documents} documents and"
-        f" {copied.snapshots} snapshots from {place.directory} to {to_directory}, and compared them"
+        f" {copied.snapshots} snapshots from {store.directory} to {to_directory}, and compared them"
     )
 
 

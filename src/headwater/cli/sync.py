@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.printable import printable
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def drop_slot(
         dropped = slots.drop(connection, name)
         snapshots.forget(connection, name)
     if not dropped:
-        raise Failure(f"there is no slot {name} in the database", 3)
+        raise CommandError(f"there is no slot {name} in the database", 3)
     typer.echo(f"dropped {name}")
 
 
@@ -117,12 +117,12 @@ def _settings(config: Path | None, flags: dict[str, Any]) -> PipelineSettings:
     try:
         from headwater.pipeline.settings import PipelineError, load
     except ImportError as error:
-        raise Failure(f"the pipeline is not installed ({error}); pip install headwater[pipeline]", USAGE) from None
+        raise CommandError(f"the pipeline is not installed ({error}); pip install headwater[pipeline]", USAGE) from None
     try:
         settings = load(config, os.environ, flags)
         settings.jobs()
     except PipelineError as error:
-        raise Failure(str(error), USAGE) from None
+        raise CommandError(str(error), USAGE) from None
     return settings
 
 
@@ -135,7 +135,7 @@ def _database(config: Path | None, postgres: str | None) -> Any:
     try:
         return connect(url)
     except psycopg.Error as error:
-        raise Failure(f"Postgres at {named(url)}: {error}") from None
+        raise CommandError(f"Postgres at {named(url)}: {error}") from None
 
 
 def _say_what_would_run(settings: PipelineSettings) -> None:

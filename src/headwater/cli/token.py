@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.config import Settings
 from headwater.stack.keys import Algorithm, KeyRing
@@ -51,9 +51,9 @@ def token(
     settings = settings_from(None, config_file).settings
     if not settings.auth.has_own_keys:
         source = settings.auth.jwks_url or settings.auth.jwks_file
-        raise Failure(f"the keys are not ours but those of {source}: get tokens where it does", USAGE)
+        raise CommandError(f"the keys are not ours but those of {source}: get tokens where it does", USAGE)
     if ttl > 365 * _DAY_S:
-        raise Failure("--ttl: a token for more than a year is a password", USAGE)
+        raise CommandError("--ttl: a token for more than a year is a password", USAGE)
     ring = key_ring(settings, data_dir)
     if rotate:
         ring.rotate()

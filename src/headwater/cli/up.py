@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
 from headwater.config import LoadedSettings
@@ -65,9 +65,9 @@ def up(
         else:
             _in_the_foreground(loaded, directory, profile, _shards(loaded, shards), config_file, plain=plain)
     except (UnsafeSettings, ManifestMismatch) as error:
-        raise Failure(str(error), USAGE) from None
+        raise CommandError(str(error), USAGE) from None
     except (StackBusy, StackFailed, EnvoyTrouble) as error:
-        raise Failure(str(error)) from None
+        raise CommandError(str(error)) from None
 
 
 def _shards(loaded: LoadedSettings, asked: int | None) -> int | None:
@@ -151,7 +151,9 @@ def _detached(directory: StackDirectory, *, plain: bool) -> None:
                 said = directory.supervisor_log.read_bytes()[began_at:].decode("utf-8", "replace").strip().splitlines()
                 reasons = [line for line in said if line.startswith("headwater: ")] or said[-1:]
                 reason = " ".join(reasons).removeprefix("headwater: ")
-                raise Failure(reason or f"the supervisor ended; see {directory.supervisor_log}", child.returncode or 1)
+                raise CommandError(
+                    reason or f"the supervisor ended; see {directory.supervisor_log}", child.returncode or 1
+                )
             time.sleep(0.05)
     except KeyboardInterrupt:
         with suppress(ProcessLookupError):
@@ -167,7 +169,7 @@ def _detached(directory: StackDirectory, *, plain: bool) -> None:
 def _write_envoy_config(loaded: LoadedSettings, directory: StackDirectory, file: Path, upstream: str) -> None:
     host, colon, port = upstream.rpartition(":")
     if not colon or not port.isdigit():
-        raise Failure("--write-envoy-config needs --upstream HOST:PORT, where Envoy finds the server", USAGE)
+        raise CommandError("--write-envoy-config needs --upstream HOST:PORT, where Envoy finds the server", USAGE)
     directory.make()
     settings = loaded.settings
     jwks = settings.auth.jwks_url or jwks_file_of(settings, directory)

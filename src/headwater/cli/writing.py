@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from headwater.cli.appending import Appender, Exactly, batches, parts_of
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import progress_bar
 from headwater.cli.remote import DEFAULT_URL, CaFile, Name, Token, Url, is_json_type, look_at, next_offset, remote
 from headwater.printable import printable
@@ -136,16 +136,16 @@ def delete(
         address = server.address(stream)
         if not yes:
             if not sys.stdin.isatty():
-                raise Failure(f"deleting {address} cannot be undone; say --yes where nobody can be asked", USAGE)
+                raise CommandError(f"deleting {address} cannot be undone; say --yes where nobody can be asked", USAGE)
             if not typer.confirm(f"Delete {address} and all that it holds?"):
-                raise Failure("nothing was deleted")
+                raise CommandError("nothing was deleted")
         check(server.http.delete(address), 200, 204)
         typer.echo(f"deleted {printable(address)}")
 
 
 def _lifetime(ttl: int | None, expires_at: str | None) -> dict[str, str]:
     if ttl is not None and expires_at is not None:
-        raise Failure("--ttl and --expires-at: give one of them", USAGE)
+        raise CommandError("--ttl and --expires-at: give one of them", USAGE)
     if ttl is not None:
         return {"Stream-TTL": str(ttl)}
     return {"Stream-Expires-At": expires_at} if expires_at is not None else {}
