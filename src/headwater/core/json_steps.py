@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Generator
+from io import BytesIO
 from typing import Final
 
 import msgspec
@@ -50,25 +51,26 @@ def split_json_in_steps(
     if end <= begin or body[end] != ord("]"):
         raise InvalidJson("The body is not valid JSON: the array does not end.")
     at = begin + 1
-    payload: list[bytes] = []
+    payload = BytesIO()
     lengths: list[int] = []
     while True:
         elements, at = yield from _next_piece(body, at, end, max_message_bytes)
         if not elements:
-            if payload or at < end:
+            if lengths or at < end:
                 raise InvalidJson("The body is not valid JSON: an element of the array is missing.")
             if allow_empty:
                 return NO_MESSAGES
             raise EmptyBody("An empty JSON array appends nothing; send at least one element.")
-        payload.append(b",".join(elements))
+        payload.write(b",".join(elements))
+        payload.write(b",")
         lengths.extend([len(element) + 1 for element in elements])
         if len(lengths) > max_messages:
             raise TooManyMessages(f"The body has more than {max_messages} messages; send them in several requests.")
         if at >= end:
             break
         yield
-    payload.append(b"")
-    return Messages(b",".join(payload), tuple(lengths))
+    # The buffer grew a step at a time, and its value is taken without a copy.
+    return Messages(payload.getvalue(), tuple(lengths))
 
 
 def too_large(max_message_bytes: int) -> MessageTooLarge:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Final, Protocol, TypeAlias
 
 import httptools
@@ -84,6 +85,7 @@ class RequestParser:
 
     __slots__ = (
         "_body",
+        "_body_buffer",
         "_body_bytes",
         "_budget",
         "_check_head",
@@ -132,7 +134,10 @@ class RequestParser:
         """Bytes of input that lie wholly within this head, shown or not."""
         self._chunked_quiet_bytes = 0
         """Bytes received within the body since its last data: chunk extensions and trailers."""
-        self._body: list[bytes] = []
+        self._body = b""
+        """The body as long as it is in one piece."""
+        self._body_buffer: BytesIO | None = None
+        """The body once it has more pieces: it grows as they arrive, and its value is taken without a copy."""
         self._body_bytes = 0
         self._progress_bytes = 0
         self._reserved = 0
@@ -197,7 +202,8 @@ class RequestParser:
         self._method = self._target = b""
         self._headers = {}
         self._head_bytes = self._head_raw_bytes = self._chunked_quiet_bytes = 0
-        self._body = []
+        self._body = b""
+        self._body_buffer = None
         self._body_bytes = self._progress_bytes = 0
         self.since_s = self.now_s
 
@@ -270,25 +276,26 @@ class RequestParser:
         elif self._body_bytes > UNCOUNTED_BODY_BYTES and not self._reserve(self._body_bytes):
             self.refuse(Overloaded("The server holds too many request bodies.", (("Retry-After", "1"),)))
         else:
-            self._body.append(body)
+            self._keep(body)
 
     def on_message_complete(self) -> None:
         if self.refusal is not None or self._upgrading:
             return
         self.state = READING[self.state][REQUEST_COMPLETE]
-        body = self._body
+        body = self._body if self._body_buffer is None else self._body_buffer.getvalue()
         parser = self._parser
         request = Request(
             self._method,
             self._target,
             self._headers,
-            body[0] if len(body) == 1 else b"".join(body),
+            body,
             parser.get_http_version() == "1.0",
             parser.should_keep_alive(),
             self._reserved,
         )
         self._reserved = 0
-        self._body = []
+        self._body = b""
+        self._body_buffer = None
         if self.upload is not None:
             request = UploadRequest(**msgspec.structs.asdict(request), upload=self.upload)
             self.upload = None
@@ -365,6 +372,16 @@ class RequestParser:
         if upload.crowded:
             self._sink.on_upload_ahead()
 
+    def _keep(self, body: bytes) -> None:
+        if self._body_buffer is not None:
+            self._body_buffer.write(body)
+        elif self._body:
+            self._body_buffer = BytesIO()
+            self._body_buffer.write(self._body)
+            self._body_buffer.write(body)
+        else:
+            self._body = body
+
     def _reserve(self, size: int) -> bool:
         if not self._budget.take(size - self._reserved):
             return False
@@ -373,7 +390,8 @@ class RequestParser:
 
     def _give_up(self) -> None:
         """Drop the request that was being read."""
-        self._body = []
+        self._body = b""
+        self._body_buffer = None
         self._budget.give_back(self._reserved)
         self._reserved = 0
         if self.upload is not None:

@@ -35,7 +35,7 @@ class MemoryStorage:
                 self._create(record)
             if removed:
                 for stream_id in removed:
-                    self._bytes -= len(self._tails.pop(stream_id).data)
+                    self._bytes -= self._tails.pop(stream_id).size
 
     def boundary(self, stream_id: int, index: int) -> int | None:
         return self._tails[stream_id].boundary(index)
@@ -47,7 +47,7 @@ class MemoryStorage:
         return self._tails[stream_id].lengths(index, end_index)
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
-        return (self._tails[stream_id].read(position, end_position),)
+        return self._tails[stream_id].read(position, end_position)
 
     def trim(self, stream_id: int, index: int, position: int) -> None:
         tail = self._tails[stream_id]

@@ -1,25 +1,43 @@
 """A run of consecutive messages of one stream, in memory: its bytes, and where each message ends.
 
 Used for all of a stream in `memory`, and for the hot tail in the other modes. Positions and indexes are absolute.
+
+Small payloads are gathered in blocks; a large one is kept as the block that it is, so that an append of many megabytes
+copies nothing on the event loop.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, islice
+from typing import Final
+
+BLOCK_BYTES: Final = 256 * 1024
+"""A gathered block of this size gets no more."""
+WHOLE_BYTES: Final = 64 * 1024
+"""A payload of this size is a block."""
+SHARED_MAX_BYTES: Final = 1024 * 1024
+"""Readers get views of blocks up to this size, and copies of parts of larger ones: a view keeps all of its block."""
 
 
 class Tail:
     """Bytes from `position`, the first of them the start of message `index`."""
 
-    __slots__ = ("data", "ends", "index", "position")
+    __slots__ = ("_blocks", "_growing", "_growing_position", "_starts", "ends", "index", "position")
 
     def __init__(self, index: int, position: int) -> None:
         self.index = index
         self.position = position
-        self.data = bytearray()
         self.ends = array("Q")
+        self._growing = bytearray()
+        """The last block, which takes the next small payload."""
+        self._growing_position = position
+        self._blocks: list[bytes | bytearray] | None = None
+        """The blocks before it, which never change; the first may begin before `position`."""
+        self._starts: list[int] = _NO_STARTS
+        """The position of each of `_blocks`."""
 
     @property
     def end_index(self) -> int:
@@ -27,17 +45,30 @@ class Tail:
 
     @property
     def end_position(self) -> int:
-        return self.position + len(self.data)
+        return self._growing_position + len(self._growing)
+
+    @property
+    def size(self) -> int:
+        """The number of bytes in the run."""
+        return self._growing_position + len(self._growing) - self.position
 
     def extend(self, payload: bytes, lengths: Sequence[int]) -> None:
-        end = self.position + len(self.data)
-        self.data += payload
+        growing = self._growing
+        size = len(payload)
+        end = self._growing_position + len(growing)
+        if size >= WHOLE_BYTES:
+            if growing:
+                self._seal()
+            self._growing_position = end + size
+            self._add_block(payload, end)
+        else:
+            growing += payload
+            if len(growing) >= BLOCK_BYTES:
+                self._seal()
         if len(lengths) == 1:
-            self.ends.append(end + len(payload))
-            return
-        for length in lengths:
-            end += length
-            self.ends.append(end)
+            self.ends.append(end + size)
+        else:
+            self.ends.extend(islice(accumulate(lengths, initial=end), 1, None))
 
     def boundary(self, index: int) -> int | None:
         """Position after `index` messages of the stream, for boundaries inside the run or at its start."""
@@ -64,17 +95,68 @@ class Tail:
         starts = array("Q", [self.position if low == 0 else self.ends[low - 1]]) + ends[:-1]
         return [end - start for start, end in zip(starts, ends, strict=True)]
 
-    def read(self, position: int, end_position: int) -> bytes:
-        # A copy: a view would pin the buffer and make the next append fail.
-        return bytes(memoryview(self.data)[position - self.position : end_position - self.position])
+    def read(self, position: int, end_position: int) -> list[bytes | memoryview]:
+        """The bytes from `position` to `end_position`, in as many pieces as they lie in."""
+        pieces: list[bytes | memoryview] = []
+        for block, view in self._parts(position, end_position):
+            # A view of the growing block would make the next append fail.
+            is_shared = block is not self._growing and len(block) <= SHARED_MAX_BYTES
+            pieces.append(view if is_shared else bytes(view))
+        return pieces
+
+    def views(self, position: int, end_position: int) -> Iterator[memoryview]:
+        """The same without copies. They must be gone before the run is extended."""
+        return (view for _, view in self._parts(position, end_position))
+
+    def _parts(self, position: int, end_position: int) -> Iterator[tuple[bytes | bytearray, memoryview]]:
+        """Each block of the range, and its part in the range."""
+        if self._blocks is not None and position < self._growing_position:
+            number = bisect_right(self._starts, position) - 1
+            while position < end_position and number < len(self._blocks):
+                block = self._blocks[number]
+                at = position - self._starts[number]
+                view = memoryview(block)[at : at + end_position - position]
+                yield block, view
+                position += len(view)
+                number += 1
+        if position < end_position:
+            at = position - self._growing_position
+            yield self._growing, memoryview(self._growing)[at : at + end_position - position]
 
     def drop(self, index: int) -> None:
         """Forget the messages before `index`, which must be a boundary of the run."""
         at = index - self.index
         if at <= 0:
             return
-        position = self.ends[at - 1]
-        del self.data[: position - self.position]
-        self.ends = self.ends[at:]
         self.index = index
-        self.position = position
+        self.position = self.ends[at - 1]
+        self.ends = self.ends[at:]
+        if self.position >= self._growing_position:
+            del self._growing[: self.position - self._growing_position]
+            self._growing_position = self.position
+            self._blocks, self._starts = None, _NO_STARTS
+        elif self._blocks is not None:
+            number = bisect_right(self._starts, self.position) - 1
+            del self._blocks[:number], self._starts[:number]
+            self._shrink_first(self._blocks)
+
+    def _shrink_first(self, blocks: list[bytes | bytearray]) -> None:
+        """Give back the dropped part of the first block once it is half of it; so each byte is copied once at most."""
+        unused = self.position - self._starts[0]
+        if unused * 2 >= len(blocks[0]):
+            blocks[0] = blocks[0][unused:]
+            self._starts[0] = self.position
+
+    def _seal(self) -> None:
+        self._add_block(self._growing, self._growing_position)
+        self._growing_position += len(self._growing)
+        self._growing = bytearray()
+
+    def _add_block(self, block: bytes | bytearray, position: int) -> None:
+        if self._blocks is None:
+            self._blocks, self._starts = [], []
+        self._blocks.append(block)
+        self._starts.append(position)
+
+
+_NO_STARTS: Final[list[int]] = []

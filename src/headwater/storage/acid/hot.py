@@ -29,7 +29,7 @@ class _Hot:
         """Up to here the shard has the stream; below zero while it has not even heard of it."""
 
     def cost(self) -> int:
-        return len(self.tail.data) + MESSAGE_OVERHEAD_BYTES * len(self.tail.ends) + STREAM_OVERHEAD_BYTES
+        return self.tail.size + MESSAGE_OVERHEAD_BYTES * len(self.tail.ends) + STREAM_OVERHEAD_BYTES
 
 
 class HotTails:
@@ -96,7 +96,7 @@ class HotTails:
             hot = self._hot[stream_id]
             before = hot.cost()
             self._drop_oldest(hot, excess)
-            if hot.reached_index == hot.tail.end_index and not hot.tail.data:
+            if hot.reached_index == hot.tail.end_index and not hot.tail.size:
                 del self._hot[stream_id]
                 dropped = before
             else:

@@ -260,11 +260,11 @@ class AcidStorage:
         if tail is None:
             return self._reader(stream_id).read(stream_id, position, end_position)
         if position >= tail.position:
-            return (tail.read(position, end_position),)
+            return tail.read(position, end_position)
         if end_position <= tail.position:
             return self._reader(stream_id).read(stream_id, position, end_position)
         stored = self._reader(stream_id).read(stream_id, position, tail.position)
-        return [*stored, tail.read(tail.position, end_position)]
+        return [*stored, *tail.read(tail.position, end_position)]
 
     # -- inside ----------------------------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ def save_checkpoint(shop: Workshop, plan: Plan) -> Generator[None, None, Saved]:
         tails = yield from _in_order(plan.frozen)
         for steps, (stream_id, tail) in enumerate(tails, 1):
             blobs.append((stream_id, extents.join(_save_tail(packs, stream_id, tail))))
-            if steps % _STEP_EXTENTS == 0 or len(tail.data) > shop.big_bytes:
+            if steps % _STEP_EXTENTS == 0 or tail.size > shop.big_bytes:
                 yield
         del tails
         infos = packs.finish()
@@ -160,18 +160,17 @@ def _in_order(frozen: list[Frozen]) -> Generator[None, None, list[tuple[int, Tai
 
 def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
     index, position = tail.index, tail.position
-    size = len(tail.data)
+    size = tail.size
     if 0 < size <= EXTENT_MAX_BYTES:
         distances = array("I", [end - position for end in tail.ends])
-        return [packs.writer(size).add(stream_id, index, position, (tail.data,), distances)]
+        return [packs.writer(size).add(stream_id, index, position, tail.views(position, tail.end_position), distances)]
     saved = []
-    data = memoryview(tail.data)
     while index < tail.end_index:
         end_index, end_position = tail.cut(index, position, tail.end_index, EXTENT_MAX_BYTES)
         ends = tail.ends[index - tail.index : end_index - tail.index]
         distances = array("I", [end - position for end in ends])
-        piece = data[position - tail.position : end_position - tail.position]
-        saved.append(packs.writer(len(piece)).add(stream_id, index, position, (piece,), distances))
+        pieces = tail.views(position, end_position)
+        saved.append(packs.writer(end_position - position).add(stream_id, index, position, pieces, distances))
         index, position = end_index, end_position
     return saved
 

@@ -7,7 +7,7 @@ then the tail that grows. All that is asked of a stream is asked of its runs, in
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Protocol
 
@@ -37,7 +37,7 @@ class Run(Protocol):
 
     def lengths(self, index: int, end_index: int) -> list[int]: ...
 
-    def read(self, position: int, end_position: int) -> bytes | memoryview: ...
+    def read(self, position: int, end_position: int) -> Sequence[bytes | memoryview]: ...
 
 
 class Damaged(Exception):
@@ -85,10 +85,10 @@ class SavedRun:
         starts = ends[:-1] if low else [0, *ends[:-1]]
         return [end - start for start, end in zip(starts, ends[1:] if low else ends, strict=True)]
 
-    def read(self, position: int, end_position: int) -> memoryview:
+    def read(self, position: int, end_position: int) -> Sequence[memoryview]:
         start = self._extent.offset + position - self.position
         try:
-            return self._pack.data(start, start + end_position - position)
+            return (self._pack.data(start, start + end_position - position),)
         except DamagedPage as damage:
             raise Damaged(position + max(damage.offset - start, 0), str(damage)) from damage
         except OSError as error:
@@ -235,11 +235,11 @@ def read(holding: Holding, shelf: Shelf, position: int, end_position: int) -> li
         if position >= end_position:
             break
         stop = min(end_position, run.end_position)
-        pieces.append(run.read(position, stop))
+        pieces += run.read(position, stop)
         position = stop
     return pieces
 
 
 def memory_of(tail: Tail | None) -> int:
     """About how much memory a tail takes."""
-    return TAIL_BYTES + len(tail.data) + 8 * len(tail.ends) if tail is not None else 0
+    return TAIL_BYTES + tail.size + 8 * len(tail.ends) if tail is not None else 0

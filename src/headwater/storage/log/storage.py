@@ -282,7 +282,7 @@ class LogStorage:
         holding = self._holdings[stream_id]
         tail = holding.tail
         if tail is not None and position >= tail.position:
-            return (tail.read(position, end_position),)
+            return tail.read(position, end_position)
         return self._guarded(stream_id, lambda: holdings.read(holding, self._shelf, position, end_position))
 
     # -- figures ---------------------------------------------------------------------------------------------------
