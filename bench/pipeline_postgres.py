@@ -45,7 +45,7 @@ def report(name: str, seconds: list[float]) -> None:
 
 
 def into_table(spark: SparkSession, around: Surroundings, events: int, warm_up: int) -> None:
-    query = ToPostgres("latency-in", streams=("latency-in",)).start(spark, around)
+    query = ToPostgres(name="latency-in", streams=("latency-in",)).start(spark, around)
     times: list[float] = []
     with httpx.Client(timeout=60.0) as http, psycopg.connect(around.postgres, autocommit=True) as sql:
         for number in range(warm_up + events):
@@ -64,7 +64,9 @@ def into_stream(spark: SparkSession, around: Surroundings, events: int, warm_up:
     with psycopg.connect(around.postgres, autocommit=True) as sql, httpx.Client(timeout=60.0) as http:
         sql.execute("CREATE TABLE latency_out (id int PRIMARY KEY)")
         tables = (FollowedTable("latency_out", "latency-out", "rows", operations=("insert",)),)
-        query = FromPostgres("latency-out", tables, "latency_out", "latency_out").start(spark, around)
+        query = FromPostgres(name="latency-out", tables=tables, slot="latency_out", publication="latency_out").start(
+            spark, around
+        )
         url = f"{around.streams}/latency-out"
         offset = http.head(url).headers["Stream-Next-Offset"]
         times: list[float] = []
@@ -97,7 +99,7 @@ def many_into_table(spark: SparkSession, around: Surroundings, rows: int) -> Non
         # By the key, so that looking costs the database nothing.
         seen = "SELECT 1 FROM session_events WHERE stream_name = 'many-in' AND ds_offset = %s"
         begun = time.perf_counter()
-        query = ToPostgres("many-in", streams=("many-in",)).start(spark, around)
+        query = ToPostgres(name="many-in", streams=("many-in",)).start(spark, around)
         while not (there(sql, "SELECT to_regclass('session_events')") and there(sql, seen, tail)):
             time.sleep(0.1)
         tell("stream -> table", rows, time.perf_counter() - begun)
@@ -110,7 +112,9 @@ def many_into_stream(spark: SparkSession, around: Surroundings, rows: int) -> No
     tables = (FollowedTable("many_out", "many-out", "changes"),)
     with psycopg.connect(around.postgres, autocommit=True) as sql, httpx.Client(timeout=60.0) as http:
         sql.execute("CREATE TABLE many_out (id int PRIMARY KEY, title text, body text)")
-        query = FromPostgres("many-out", tables, "many_out", "many_out").start(spark, around)
+        query = FromPostgres(name="many-out", tables=tables, slot="many_out", publication="many_out").start(
+            spark, around
+        )
         while not sql.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = 'many_out'").fetchone():
             time.sleep(0.1)
         time.sleep(3.0)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx
 from pyspark.sql import SparkSession
 
-from headwater.cli.running import Line, supervise
 from headwater.client import Stream
 from headwater.pipeline.archive.job import Archive
 from headwater.pipeline.fold.job import Fold
 from headwater.pipeline.fold.state import State
 from headwater.pipeline.job import Surroundings
+from headwater.pipeline.supervisor import COMMAND, POLL_S, Supervisor
 from tests.serving import Server
 from tests.spark.streams import Streams
 
@@ -41,4 +43,9 @@ class Bucket(Streams):
 def run(spark: SparkSession, configured: Archive | Fold, surroundings: Surroundings) -> None:
     """Until all is done that is there, as the command does it."""
     job = configured.model_copy(update={"once": True})
-    supervise(lambda: job.start(spark, surroundings), Line(job.name, wanted=False))
+    supervisor = Supervisor(spark, surroundings, [job], COMMAND)
+    while not supervisor.is_finished:
+        supervisor.poll()
+        time.sleep(POLL_S)
+    (status,) = supervisor.statuses
+    assert status.status == "stopped", status.error

@@ -37,8 +37,8 @@ def test_several_tables_one_slot_a_schema_change_and_a_stream_for_each_key(
     with psycopg.connect(postgres_url, autocommit=True) as sql:
         sql.execute("CREATE TABLE users (id int PRIMARY KEY, name text); CREATE TABLE docs (id text PRIMARY KEY)")
         job = FromPostgres(
-            "several",
-            (FollowedTable("users", "user/{key}", "changes"), FollowedTable("docs", "docs-out", "envelopes")),
+            name="several",
+            tables=(FollowedTable("users", "user/{key}", "changes"), FollowedTable("docs", "docs-out", "envelopes")),
             slot="several",
             publication="several",
         )
@@ -63,7 +63,7 @@ def test_a_crash_of_postgres_repeats_and_loses_nothing_and_a_dropped_slot_stops_
     with database() as own:
         with psycopg.connect(own.url, autocommit=True) as sql:
             sql.execute("CREATE TABLE items (id int PRIMARY KEY)")
-        job = FromPostgres("crashing", (FollowedTable("items", "crash-out", "rows", operations=("insert",)),))
+        job = FromPostgres(name="crashing", tables=(FollowedTable("items", "crash-out", "rows"),))
         around = Surroundings(streams.root, str(tmp_path), postgres=own.url)
         with running(spark, job, around) as query:
             for round_ in range(3):

@@ -20,9 +20,9 @@ PATIENCE_S = 280.0
 
 def attended(probe: Probe, until: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while until not in probe.trouble if until else probe.trouble:
-        assert time.monotonic() < deadline, probe.trouble
-        probe.attend()
+    while until not in probe.not_ready if until else probe.not_ready:
+        assert time.monotonic() < deadline, probe.not_ready
+        probe.poll()
         time.sleep(0.1)
 
 
@@ -31,7 +31,7 @@ def test_an_event_arrives_and_nothing_is_left(
 ) -> None:
     surroundings = Surroundings(f"{server.url}/v1/stream", str(tmp_path), postgres=postgres_url)
     probe = Probe(spark, surroundings)
-    assert "on its way" in probe.trouble
+    assert "on its way" in probe.not_ready
     attended(probe, "")
     with psycopg.connect(postgres_url) as connection:
         for left in (
@@ -50,7 +50,7 @@ def test_a_database_that_does_not_answer_is_told_and_tried_again(
     probe = Probe(spark, Surroundings(f"{server.url}/v1/stream", str(tmp_path), postgres=nowhere))
     probe._wait_max_s = 0.5
     attended(probe, "did not arrive")
-    assert "could not be used" in probe.trouble
+    assert "could not be used" in probe.not_ready
 
 
 def test_a_token_that_may_not_create_streams_is_no_reason_to_wait(tmp_path: Path) -> None:

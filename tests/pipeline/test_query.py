@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.cli import main
-from headwater.cli.running import reason_of
 from headwater.pipeline.query import Call, rewritten
+from headwater.spark.query_errors import error_sentence
 from tests.pipeline.buckets import Bucket
 from tests.serving import Server
 from tests.spark.streams import Streams
@@ -60,7 +60,7 @@ def test_only_our_calls_with_plain_texts_are_replaced(
     ],
 )
 def test_of_what_spark_says_one_line_is_told(spark_says: str, we_say: str) -> None:
-    said = reason_of(RuntimeError(spark_says))
+    said = error_sentence(RuntimeError(spark_says))
     assert said.startswith(we_say)
     assert "\n" not in said
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
+from headwater.cli import main
+from headwater.config import ConfigError
 from headwater.pipeline.from_postgres import FromPostgres
-from headwater.pipeline.settings import PipelineError, load
+from headwater.pipeline.settings import load
+from headwater.pipeline.supervisor import COMMAND, SERVICE
 from headwater.pipeline.to_postgres import ToPostgres
+from headwater.postgres.slots import SlotLost
 
 
 def written(directory: Path, text: str) -> Path:
@@ -26,10 +31,10 @@ def test_without_a_file_the_reference_is_what_runs(tmp_path: Path, monkeypatch: 
     items, events = settings.jobs()
     assert isinstance(items, FromPostgres)
     assert isinstance(events, ToPostgres)
-    assert (items.tables[0].table, items.tables[0].stream, items.tables[0].operations) == (
+    assert (items.tables[0].table, items.tables[0].stream, items.tables[0].published) == (
         "items",
         "pg-items",
-        ("insert",),
+        frozenset({"insert"}),
     )
     assert (events.streams, events.table) == (("session-events",), "session_events")
     assert events.columns["event_key"] == "key"
@@ -65,7 +70,7 @@ def test_a_file_says_what_runs_and_flags_come_last(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("[pipeline]\nservr = 1", "pipeline.servr: no such setting"),
-        ("[[to_postgres]]\ntable = 't'", "give either streams or prefix"),
+        ("[[to_postgres]]\ntable = 't'", "name what to read"),
         ("[[to_postgres]]\nstreams = ['s']\ncolumns = { a = '@stream' }", "they are the key"),
         ("[[from_postgres]]\nslot = 'Not Good'\ntables = [{ table = 't', stream = 's' }]", "from_postgres.0.slot"),
         (
@@ -74,6 +79,8 @@ def test_a_file_says_what_runs_and_flags_come_last(tmp_path: Path) -> None:
             "a stream each",
         ),
         ("[[to_postgres]]\nname='x'\nstreams=['s']\n[[to_postgres]]\nname='x'\nstreams=['s']", "two jobs are called x"),
+        ("[[from_postgres]]\ntables = [{ table = 't', stream = 's', keys = 'x' }]", "tables.0.keys: no such setting"),
+        ("[[fold]]\nbucket = 'b'\nevry = 2", "fold.0.evry: no such setting"),
         ("not toml", "not valid TOML"),
         ("[pipeline]\nserver = 'ftp://x'", "must begin with http"),
     ],
@@ -82,6 +89,32 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, said: str) -> None:
     def use() -> None:
         load(written(tmp_path, text), {}).jobs()
 
-    with pytest.raises(PipelineError, match=r"^[^\n]+$") as caught:
+    with pytest.raises(ConfigError, match=r"^[^\n]+$") as caught:
         use()
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("command", [["sync"], ["archive", "run", "a", "--lake", "lake"]])
+def test_a_busy_metrics_port_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = busy.getsockname()[1]
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--metrics-port", str(port)])
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert f"Cannot serve metrics on 127.0.0.1:{port}" in said
+    assert "--metrics-port" in said
+    assert "Traceback" not in said
+
+
+def test_a_command_restarts_only_after_errors_that_pass() -> None:
+    gone, bad = RuntimeError("headwater.spark.errors.OffsetGone: gone"), RuntimeError("bad option")
+    assert COMMAND.allows(gone, 0)
+    assert not COMMAND.allows(gone, 5)
+    assert not COMMAND.allows(bad, 0)
+    assert SERVICE.allows(bad, 1000)
+    assert not SERVICE.allows(SlotLost("the slot is gone"), 0)
+    assert not SERVICE.allows(RuntimeError("…\nheadwater.postgres.slots.SlotLost: gone"), 0)

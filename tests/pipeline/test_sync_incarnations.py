@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.pipeline.loading import Part, load, statements
-from headwater.pipeline.settings import ToPostgresSection
+from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connecting import Connection, connect
@@ -24,7 +24,7 @@ from tests.spark.driving import Query, stop_all, without_incarnation
 from tests.spark.streams import Streams
 
 MAPPED = Mapped(table_name("session_events"), SESSION_EVENTS, {})
-ON_GONE = ToPostgresSection(streams=("s",)).on_gone
+ON_GONE = ToPostgres(streams=("s",)).on_gone
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_events_come_once_in_order_with_their_offsets_and_the_columns_of_the_ref
     spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
 ) -> None:
     around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
-    job = ToPostgres("sessions-in-order", streams=("session-order",))
+    job = ToPostgres(name="sessions-in-order", streams=("session-order",))
     event = {"key": "user:alice", "type": "presence", "operation": "set", "value": {"status": "online"}}
     with running(spark, job, around):
         tokens = [streams.append("session-order", [event])]
@@ -75,7 +75,7 @@ def test_a_stream_that_is_deleted_and_created_again_brings_its_events_without_ma
 ) -> None:
     """Streams can be deleted after they are synced. The new events have the offsets of the old ones."""
     around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
-    job = ToPostgres("sessions-again", streams=("session-again",))
+    job = ToPostgres(name="sessions-again", streams=("session-again",))
 
     def keys() -> list[str]:
         found = rows(postgres_url, "SELECT event_key FROM session_events ORDER BY id")
@@ -104,7 +104,7 @@ def test_what_is_not_a_row_goes_to_the_dead_letters_and_blocks_nothing(
             "CREATE TABLE orders (s text, o text, amount int CHECK (amount > 0), note varchar(5), place bigint)"
         )
     job = ToPostgres(
-        "orders-in",
+        name="orders-in",
         table="orders",
         streams=("orders-dead", "orders-text"),
         columns={"s": "@stream", "o": "@offset", "amount": "sum.cents", "note": "note", "place": "@position"},
@@ -153,7 +153,7 @@ def test_a_database_that_is_down_is_waited_for_and_nothing_is_lost(
 ) -> None:
     with database() as own:
         around = Surroundings(streams.root, str(tmp_path), postgres=own.url)
-        with running(spark, ToPostgres("while-down", streams=("while-down",)), around) as query:
+        with running(spark, ToPostgres(name="while-down", streams=("while-down",)), around) as query:
             streams.append("while-down", [{"n": 0}])
             eventually(count(own.url, "session_events"), lambda found: found == 1)
             own.kill()

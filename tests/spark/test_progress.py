@@ -13,7 +13,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from headwater.spark.progress import Flow, ProgressMetrics, ProgressStream, lags, last_offsets, said_by
+from headwater.spark.progress import Flow, ProgressMetrics, ProgressStream, lags, last_offsets
+from headwater.spark.query_errors import error_sentence
 from headwater.spark.status import StatusStream
 from tests.offsets import place_of
 from tests.serving import serve
@@ -35,8 +36,8 @@ def test_an_error_is_told_without_its_traces() -> None:
         "[STREAM_FAILED] Query ended: boom\n=== Streaming Query ===\nTraceback (most recent call last):\n"
         "headwater.spark.errors.StreamMissing: stream 'a': there is no such stream. Create it.\n\n\tat org.apache.X"
     )
-    assert said_by(trace) == "stream 'a': there is no such stream. Create it."
-    assert said_by("\njava.lang.Oops: no\n\tat x") == "java.lang.Oops: no"
+    assert error_sentence(trace) == "stream 'a': there is no such stream. Create it."
+    assert error_sentence("\njava.lang.Oops: no\n\tat x") == "java.lang.Oops: no"
 
 
 def folded(events: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url
 from headwater.cli.running import (
     Bucket,
@@ -51,6 +52,8 @@ def fold(
     from headwater.pipeline.fold.job import Fold
     from headwater.pipeline.job import Surroundings
 
+    if table and not postgres:
+        raise CommandError("--table needs a database: set --postgres or POSTGRES_URL", USAGE)
     job = configured(
         lambda: Fold(
             name=name,

@@ -13,7 +13,7 @@ import typer
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import readers_may_leave
 from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Token, Url
-from headwater.cli.running import Master, reason_of, stream_root
+from headwater.cli.running import Master, stream_root
 from headwater.printable import printable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def query(
     a schema for the fields of JSON messages as its second text: stream('orders', 'id long, total double').
     """
     from headwater.pipeline.job import Surroundings
-    from headwater.pipeline.session import NoSpark, spark_session
+    from headwater.pipeline.session import SparkMissingError, spark_session
 
     surroundings = Surroundings(stream_root(url), "", token, ca_file=str(ca_file or ""))
     try:
@@ -57,7 +57,7 @@ def query(
                 _print(Catalog(spark, surroundings).sql(text), style, limit)
             except Exception as error:
                 raise _failure(error) from None
-    except NoSpark as error:
+    except SparkMissingError as error:
         raise CommandError(str(error)) from None
 
 
@@ -68,6 +68,7 @@ def _failure(error: Exception) -> Exception:
     from headwater.pipeline.archive.manifest import LakeTrouble
     from headwater.pipeline.query import QueryTrouble
     from headwater.spark.errors import HeadwaterError, StreamMissing
+    from headwater.spark.query_errors import error_sentence
 
     if isinstance(error, StreamMissing):
         return CommandError(str(error).split(" It was never")[0], MISSING)
@@ -76,7 +77,7 @@ def _failure(error: Exception) -> Exception:
     if isinstance(error, LakeTrouble | HeadwaterError):
         return CommandError(str(error))
     if isinstance(error, PySparkException):
-        return CommandError(reason_of(error), USAGE)
+        return CommandError(error_sentence(error), USAGE)
     return error
 
 

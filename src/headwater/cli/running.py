@@ -1,15 +1,14 @@
-"""Running a job of the pipeline from the command line: its session, its progress on the terminal, its end.
+"""Run one job of the pipeline from the command line, and the options that such commands share.
 
-Invariant: stdout stays empty; what is meant for eyes goes to stderr, a line that is written over on a terminal and one
-line a batch elsewhere. A job that is told to stop (Ctrl-C, SIGTERM) ends cleanly, and goes on where it was next time.
+Invariant: stdout stays empty; progress goes to stderr. Ctrl-C and SIGTERM stop the job cleanly, and the next run
+continues from its checkpoint.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
+import threading
 import time
-from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -20,16 +19,10 @@ from headwater.cli.remote import STREAM_ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql.streaming.query import StreamingQuery
-
     from headwater.pipeline.job import Job, Surroundings
+    from headwater.pipeline.status import QueryStatus
 
-RESTARTS_MAX: Final = 5
-"""In a row, without a batch between them."""
-_PASSING: Final = ("OffsetGone", "failed to connect back")
-"""What starting again cures. A lost executor took rows with it that a snapshot has replaced meanwhile: planned anew,
-the batch finds it. And Spark gives its Python processes ten seconds to start, which a busy machine may not have."""
-_LOOK_S: Final = 1
+_STATUS_REPEAT_S: Final = 10.0
 
 Once = Annotated[bool, typer.Option("--once", help="End when everything that is there now is done.")]
 Master = Annotated[str, typer.Option("--master", metavar="URL", help="The Spark master.")]
@@ -58,150 +51,102 @@ def stream_root(url: str) -> str:
 
 
 def configured(make: Callable[[], Any]) -> Any:
-    """A job from its flags, or the one line that says what is wrong with them."""
+    """A job from its flags; a mistake in them is one line."""
     from pydantic import ValidationError
+
+    from headwater.pipeline.settings import validation_message
 
     try:
         return make()
     except ValidationError as error:
-        said = "; ".join(str(one["msg"]).removeprefix("Value error, ") for one in error.errors())
-        raise CommandError(said, USAGE) from None
+        raise CommandError(validation_message(error), USAGE) from None
 
 
 def run_job(
     job: Job, surroundings: Surroundings, master: str, progress: bool | None, metrics_port: int | None = None
 ) -> None:
-    """Start it, tell of it, and see it to its end."""
-    from headwater.pipeline.session import NoSpark, spark_session
-    from headwater.pipeline.status import described
-    from headwater.spark.progress import Flow, ProgressMetrics, ProgressStream
+    """Run one job until it ends, fails for good, or is stopped by a signal."""
+    from contextlib import ExitStack, closing
+    from dataclasses import asdict
 
-    status = described(job)
-    flows = {job.name: Flow(status.source, status.target)}
+    from headwater.pipeline.endpoint import Endpoint, EndpointError
+    from headwater.pipeline.session import SparkMissingError, spark_session
+    from headwater.pipeline.supervisor import COMMAND, POLL_S, Supervisor, stop_on_signals
+    from headwater.spark.progress import ProgressMetrics
+    from headwater.spark.status import StatusStream
+
+    stop = threading.Event()
+    line = ProgressLine(progress)
     try:
-        with (
-            spark_session(f"headwater {job.name}", master) as spark,
-            closing(
-                ProgressStream(
-                    surroundings.streams, token=surroundings.token, ca_file=surroundings.ca_file, flows=flows
-                )
-            ) as told,
-        ):
-            spark.streams.addListener(told)
+        with ExitStack() as stack:
+            metrics = ProgressMetrics()
             if metrics_port is not None:
-                metrics = ProgressMetrics()
-                spark.streams.addListener(metrics)
-                _say(f"metrics on http://127.0.0.1:{metrics.serve(metrics_port)}/metrics")
-            previous = signal.signal(signal.SIGTERM, _interrupt)
+                endpoint = stack.enter_context(Endpoint("127.0.0.1", metrics_port, metrics.registry))
+                _say(f"metrics on http://127.0.0.1:{endpoint.port}/metrics")
+            spark = stack.enter_context(spark_session(f"headwater {job.name}", master))
+            spark.streams.addListener(metrics)
+            status = stack.enter_context(
+                closing(
+                    StatusStream(
+                        surroundings.streams,
+                        token=surroundings.token,
+                        ca_file=surroundings.ca_file,
+                        repeat_s=_STATUS_REPEAT_S,
+                    )
+                )
+            )
+            stack.enter_context(stop_on_signals(stop))
+            supervisor = Supervisor(spark, surroundings, [job], COMMAND)
+            (current,) = supervisor.statuses
             try:
-                supervise(lambda: job.start(spark, surroundings), Line(job.name, progress))
+                while not stop.is_set() and not supervisor.is_finished:
+                    restarts = current.restarts
+                    supervisor.poll()
+                    if current.restarts > restarts:
+                        line.close()
+                        _say(f"restarting: {(current.error or {}).get('message')}")
+                    line.show(current)
+                    status.tell("query", job.name, asdict(current))
+                    stop.wait(POLL_S)
             finally:
-                signal.signal(signal.SIGTERM, previous)
-    except NoSpark as error:
+                line.close()
+                supervisor.stop()
+                status.tell("query", job.name, asdict(current))
+    except (SparkMissingError, EndpointError) as error:
         raise CommandError(str(error)) from None
     except ValueError as error:
         raise CommandError(str(error), USAGE) from None
+    if current.status == "failed":
+        raise CommandError((current.error or {}).get("message", "the job failed"))
 
 
-def supervise(start: Callable[[], StreamingQuery], line: Line) -> None:
-    """Run a query to its end, or until it is told to stop; start it again where that helps."""
-    restarts = 0
-    while True:
-        query = start()
-        try:
-            batches = line.follow(query)
-        except KeyboardInterrupt:
-            query.stop()
-            return
-        finally:
-            line.close()
-        error = query.exception()
-        if error is None:
-            return
-        reason = reason_of(error)
-        restarts = 0 if batches else restarts
-        if not any(sign in str(error) for sign in _PASSING) or restarts >= RESTARTS_MAX:
-            raise CommandError(reason)
-        restarts += 1
-        _say(f"starting again: {reason}")
-        time.sleep(2**restarts)
+class ProgressLine:
+    """The progress of one job on stderr: one line that is overwritten on a terminal, otherwise one line per batch."""
 
-
-class Line:
-    """What a query does, told on stderr."""
-
-    def __init__(self, name: str, wanted: bool | None) -> None:
-        self._name = name
+    def __init__(self, wanted: bool | None) -> None:
         self._overwrites = sys.stderr.isatty()
         self._shown = wanted if wanted is not None else self._overwrites
         self._rows = 0
         self._open = False
+        self._started_at = time.monotonic()
 
-    def follow(self, query: StreamingQuery) -> int:
-        """Until it ends, well or badly; how many batches were seen."""
-        from pyspark.errors import StreamingQueryException
-
-        seen = -1
-        count = 0
-        began = time.monotonic()
-        while True:
-            try:
-                ended = query.awaitTermination(_LOOK_S)
-            except StreamingQueryException:
-                ended = True
-            for told in query.recentProgress:
-                batch = told["batchId"]
-                if batch > seen and told["numInputRows"]:
-                    seen, count = batch, count + 1
-                    self._rows += told["numInputRows"]
-                    self._tell(told, time.monotonic() - began)
-            if ended:
-                return count
-
-    def close(self) -> None:
-        if self._open:
-            sys.stderr.write("\n")
-            self._open = False
-
-    def _tell(self, told: Any, elapsed_s: float) -> None:
-        if not self._shown:
+    def show(self, status: QueryStatus) -> None:
+        if not self._shown or status.rows == self._rows:
             return
-        from headwater.spark.progress import lags
-
-        behind = sum(sum(lags(source["endOffset"], source["latestOffset"]).values()) for source in _sources(told))
-        rate = self._rows / max(elapsed_s, 0.001)
+        self._rows = status.rows
+        elapsed_s = time.monotonic() - self._started_at
         text = (
-            f"{self._name}: batch {told['batchId']}, {self._rows:,} messages in {elapsed_s:.0f} s"
-            f" ({rate:,.0f}/s), {behind:,} behind"
+            f"{status.name}: batch {status.batch}, {status.rows:,} messages in {elapsed_s:.0f} s"
+            f" ({status.rows / max(elapsed_s, 0.001):,.0f}/s), {status.lag_messages or 0:,} behind"
         )
         sys.stderr.write(f"\r\x1b[K{text}" if self._overwrites else f"{text}\n")
         sys.stderr.flush()
         self._open = self._overwrites
 
-
-def _sources(told: Any) -> list[dict[str, Any]]:
-    import json
-
-    sources: list[dict[str, Any]] = json.loads(told.json)["sources"] if hasattr(told, "json") else told["sources"]
-    for source in sources:
-        for key in ("endOffset", "latestOffset"):
-            if not isinstance(source[key], str | None):
-                source[key] = json.dumps(source[key])
-    return sources
-
-
-def reason_of(error: Exception) -> str:
-    """The sentence within what Spark makes of an error."""
-    text = str(error).strip()
-    for line in reversed(text.splitlines()):
-        name, colon, said = line.strip().partition(": ")
-        if colon and (name.startswith("headwater.") or name.endswith(("Trouble", "Error"))) and said:
-            return said
-    return text.splitlines()[0][:500] if text else type(error).__name__
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+    def close(self) -> None:
+        if self._open:
+            sys.stderr.write("\n")
+            self._open = False
 
 
 def _say(text: str) -> None:

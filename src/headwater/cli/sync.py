@@ -61,13 +61,18 @@ def sync(
         _say_what_would_run(settings)
         return
     from headwater.pipeline.application import Application
+    from headwater.pipeline.endpoint import EndpointError
+    from headwater.pipeline.session import SparkMissingError
     from headwater.pipeline.stderr_lines import tidy_stderr
 
     _set_up_logging()
     show = _progress() if sys.stderr.isatty() else None
     application = Application(settings, **({"show": show} if show else {}))
-    with tidy_stderr():
-        code = application.run()
+    try:
+        with tidy_stderr():
+            code = application.run()
+    except (EndpointError, SparkMissingError) as error:
+        raise CommandError(str(error)) from None
     if code:
         raise typer.Exit(code)
 
@@ -114,14 +119,16 @@ def create_slot(
 
 
 def _settings(config: Path | None, flags: dict[str, Any]) -> PipelineSettings:
+    from headwater.config import ConfigError
+
     try:
-        from headwater.pipeline.settings import PipelineError, load
+        from headwater.pipeline.settings import load
     except ImportError as error:
         raise CommandError(f"the pipeline is not installed ({error}); pip install headwater[pipeline]", USAGE) from None
     try:
         settings = load(config, os.environ, flags)
         settings.jobs()
-    except PipelineError as error:
+    except ConfigError as error:
         raise CommandError(str(error), USAGE) from None
     return settings
 
@@ -139,15 +146,13 @@ def _database(config: Path | None, postgres: str | None) -> Any:
 
 
 def _say_what_would_run(settings: PipelineSettings) -> None:
-    from headwater.pipeline.status import described
     from headwater.postgres.connecting import named
 
     typer.echo(f"server   {settings.pipeline.server}")
     typer.echo(f"postgres {named(settings.pipeline.postgres)}")
     typer.echo(f"spark    {settings.pipeline.master}")
     for job in settings.jobs():
-        status = described(job)
-        typer.echo(f"{status.name}: {printable(status.source)} -> {printable(status.target)}")
+        typer.echo(f"{job.name}: {printable(job.source)} -> {printable(job.target)}")
 
 
 def _set_up_logging() -> None:

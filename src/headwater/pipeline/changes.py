@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +24,7 @@ from headwater.postgres.catalog import TableName, made_types, primary_key, table
 from headwater.postgres.connecting import Connection
 from headwater.postgres.formats import Format, Origin, TableFormat, snapshot_row, told
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
-from headwater.postgres.pgoutput import Decoder, Transaction
+from headwater.postgres.pgoutput import Decoder, Operation, Transaction
 from headwater.postgres.snapshots import Copy, Seen
 from headwater.postgres.values import MadeType
 
@@ -48,15 +49,29 @@ _FOREIGN_WAL_S: Final = 1.0
 _CATALOG_FOR_S: Final = 5.0
 
 
-class FollowedTable(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class FollowedTable:
+    """A table whose changes are read, and how they are published. A section of the settings has these names."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
     table: str
     stream: str
-    format: Format
+    """The name of the stream; with `{key}` in it, one stream for each key."""
+    format: Format = "rows"
     key: tuple[str, ...] = ()
-    """Of its own choice; else the primary key."""
-    operations: tuple[str, ...] = ("insert", "update", "delete", "truncate")
+    """The columns of the key; if empty, those of the primary key."""
+    operations: tuple[Operation, ...] = ()
+    """The operations that are published; if empty, all of them, except for `rows`, where it is inserts alone."""
     snapshot: bool = True
+    """Publish first what the table holds already."""
     full_rows: bool = False
+    """Set REPLICA IDENTITY FULL: old rows are complete and no value is missing."""
+
+    @property
+    def published(self) -> frozenset[str]:
+        everything: tuple[Operation, ...] = ("insert", "update", "delete", "truncate")
+        return frozenset(self.operations or (("insert",) if self.format == "rows" else everything))
 
 
 class Following(msgspec.Struct, frozen=True):
@@ -269,7 +284,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     one.stream,
                     one.format,
                     one.key or primary_key(connection, table),
-                    frozenset(one.operations),
+                    one.published,
                 )
                 for table, one in self._tables.items()
             }

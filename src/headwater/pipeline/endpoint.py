@@ -1,4 +1,4 @@
-"""A small HTTP endpoint beside the pipeline: /metrics for Prometheus, /healthz and /readyz for its supervisor."""
+"""The pipeline's HTTP endpoint: /metrics for Prometheus, /healthz and /readyz for health checks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 
+class EndpointError(Exception):
+    """The endpoint cannot listen on its address."""
+
+
 class Endpoint:
-    """Answers while its `with` block runs."""
+    """Serves for the duration of its `with` block."""
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        self.trouble = "starting"
-        """Why the pipeline is not ready; empty when it is."""
+        self.not_ready = "starting"
+        """Why the pipeline is not ready; empty if it is."""
         endpoint = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class EndpointHandler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
                 if path == "/metrics":
@@ -25,8 +29,8 @@ class Endpoint:
                 elif path == "/healthz":
                     self._answer(200, b"ok\n")
                 elif path == "/readyz":
-                    trouble = endpoint.trouble
-                    self._answer(503 if trouble else 200, f"{trouble or 'ready'}\n".encode())
+                    reason = endpoint.not_ready
+                    self._answer(503 if reason else 200, f"{reason or 'ready'}\n".encode())
                 else:
                     self._answer(404, b"not found\n")
 
@@ -38,9 +42,15 @@ class Endpoint:
                 self.wfile.write(body)
 
             def log_message(self, format: str, *_: object) -> None:  # noqa: A002 - the interface's name
-                """Probes are not worth a line each."""
+                """Do not log health checks and scrapes."""
 
-        self._server = ThreadingHTTPServer((host, port), Handler)
+        try:
+            self._server = ThreadingHTTPServer((host, port), EndpointHandler)
+        except OSError as error:
+            raise EndpointError(
+                f"Cannot serve metrics on {host}:{port}: {error.strerror or error}. Choose another port with"
+                " --metrics-port; 0 picks a free one."
+            ) from None
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, name="pipeline-endpoint", daemon=True)
 

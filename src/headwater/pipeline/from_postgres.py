@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headwater.pipeline.changes import FollowedTable, Following
 from headwater.pipeline.job import Surroundings
 from headwater.pipeline.postgres_format import NAME, PLAN, register
 from headwater.pipeline.server import create_streams
+from headwater.pipeline.stream_job import MIB, JobName
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connecting import Connection, Waiting
@@ -20,22 +21,30 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 
-@dataclass(frozen=True, slots=True)
-class FromPostgres:
-    """One slot, several tables, each with its stream."""
+class FromPostgres(BaseModel):
+    """Several tables, each with its stream, read through one replication slot."""
 
-    name: str
-    tables: tuple[FollowedTable, ...]
-    slot: str = "headwater"
-    publication: str = "headwater"
-    changes_per_batch_max: int = 100_000
-    idle_wait_s: float = 0.5
-    wait_max_s: float = 600.0
-    lag_bytes_warn: int = 256 << 20
-    lag_bytes_max: int = 0
-    """Above this the job stops and its slot is dropped, so that the database's disk does not fill; 0 is never."""
-    create_items: bool = False
-    """Make the reference's table `items` when it is missing."""
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: JobName = "pg-items"
+    slot: str = Field("headwater", pattern=r"^[a-z0-9_]{1,63}$", description="The replication slot.")
+    publication: str = Field("headwater", description="The publication; tables are added to it.")
+    tables: tuple[FollowedTable, ...] = Field(min_length=1)
+    changes_per_batch_max: int = Field(100_000, ge=1, description="Most changes in a batch; transactions stay whole.")
+    idle_wait: float = Field(0.5, gt=0, description="Seconds that one request for changes may wait for some.")
+    wait_max: float = Field(600.0, gt=0, description="Seconds that a batch waits for the database.")
+    lag_bytes_warn: int = Field(256 * MIB, ge=0, description="Log kept for the slot above which there is a warning.")
+    lag_bytes_max: int = Field(0, ge=0, description="Above it the job stops and the slot is dropped; 0 is never.")
+    create_items: bool = Field(False, description="Create the reference's table `items` when it is missing.")
+
+    @model_validator(mode="after")
+    def _streams_are_separate(self) -> Self:
+        changed = [one.stream for one in self.tables if one.format == "changes" and "{key}" not in one.stream]
+        if len(set(changed)) < len(changed):
+            raise ValueError("tables in the format changes need a stream each: a TRUNCATE of one resets all of it")
+        if len({one.table for one in self.tables}) < len(self.tables):
+            raise ValueError("a table can be followed once in a job")
+        return self
 
     @property
     def source(self) -> str:
@@ -47,7 +56,7 @@ class FromPostgres:
 
     def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
         register(spark)
-        create_streams(surroundings, [one.stream for one in self.tables if "{key}" not in one.stream])
+        create_streams(surroundings.connection(), [one.stream for one in self.tables if "{key}" not in one.stream])
         if self.create_items:
             self._create_items(surroundings)
         following = Following(
@@ -55,8 +64,8 @@ class FromPostgres:
             self.publication,
             self.tables,
             self.changes_per_batch_max,
-            self.idle_wait_s,
-            self.wait_max_s,
+            self.idle_wait,
+            self.wait_max,
         )
         changes = (
             spark.readStream.format(NAME)
@@ -81,7 +90,7 @@ class FromPostgres:
                 if one.table.rpartition(".")[2] == "items":
                     tables.prepare_items(connection, table_name(one.table))
 
-        database = Waiting(surroundings.postgres, self.wait_max_s)
+        database = Waiting(surroundings.postgres, self.wait_max)
         try:
             database.run(make)
         finally:

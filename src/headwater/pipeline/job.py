@@ -53,5 +53,13 @@ class Job(Protocol):
     def name(self) -> str:
         """Unique within an application; names the query, its checkpoint and its metrics."""
 
+    @property
+    def source(self) -> str:
+        """What it reads, for people."""
+
+    @property
+    def target(self) -> str:
+        """What it writes, for people."""
+
     def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
         """Start the query, or go on where it was."""

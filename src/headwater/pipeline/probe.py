@@ -42,11 +42,11 @@ _CLEANED_UP: Final = (
 
 
 class Probe:
-    """Call `attend` every moment; `trouble` is empty once an event has arrived. All in the caller's thread: Spark looks
+    """Call `poll` every moment; `not_ready` is empty once an event has arrived. All in the caller's thread: Spark looks
     data sources up in the session of the thread."""
 
     def __init__(self, spark: SparkSession, surroundings: Surroundings) -> None:
-        self.trouble = "the first event is on its way through the pipeline"
+        self.not_ready = "the first event is on its way through the pipeline"
         self._spark = spark
         self._surroundings = surroundings
         self._wait_max_s = _ATTEMPT_S
@@ -55,24 +55,24 @@ class Probe:
         self._job: ToPostgres | None = None
         self._query: StreamingQuery | None = None
 
-    def attend(self) -> None:
-        if not self.trouble or time.monotonic() < self._next_at:
+    def poll(self) -> None:
+        if not self.not_ready or time.monotonic() < self._next_at:
             return
         try:
             if self._query is None:
                 self._begin()
             elif self._has_arrived(self._query):
                 self.stop()
-                self.trouble = ""
+                self.not_ready = ""
                 log.info("the first event took %.1f s from its stream to its table", time.monotonic() - self._begun_at)
         except Exception as error:
             self.stop()
             if isinstance(error, psycopg.errors.InsufficientPrivilege) or _is_denied(error):
                 log.warning("not probed, because our role or token may not create what the probe needs: %s", error)
-                self.trouble = ""
+                self.not_ready = ""
                 return
-            self.trouble = f"the first event did not arrive: {' '.join(str(error).split())[:_REASON_MAX]}"
-            log.warning("%s; trying again", self.trouble)
+            self.not_ready = f"the first event did not arrive: {' '.join(str(error).split())[:_REASON_MAX]}"
+            log.warning("%s; trying again", self.not_ready)
             self._next_at = time.monotonic() + _WAIT_S
 
     def stop(self) -> None:
@@ -97,7 +97,7 @@ class Probe:
         tag = secrets.token_hex(4)
         stream = f"__pipeline__probe/{tag}"
         name, table = f"probe-{tag}", f"headwater.probe_{tag}"
-        self._job = ToPostgres(name, table, (stream,), wait_max_s=self._wait_max_s)
+        self._job = ToPostgres(name=name, table=table, streams=(stream,), wait_max=self._wait_max_s)
         self._begun_at = time.monotonic()
         server = client(self._surroundings)
         server.create(stream, JSON, {"Stream-TTL": str(_STREAM_TTL_S)})

@@ -1,4 +1,4 @@
-"""What jobs ask of the stream server beside reading and appending: that their streams exist."""
+"""Requests of jobs to the stream server beside reading and appending."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from headwater.pipeline.job import Surroundings
 from headwater.spark.errors import ServerRefused, StreamMissing
+from headwater.spark.options import Connection
 from headwater.spark.protocol import Client, connect
 
 JSON = "application/json"
@@ -15,15 +16,15 @@ def client(surroundings: Surroundings, retry_timeout_s: float = 120.0) -> Client
     return connect(surroundings.connection(retry_timeout_s=retry_timeout_s))
 
 
-def create_streams(surroundings: Surroundings, names: Iterable[str]) -> None:
-    """JSON streams of these names; those that are there already, of whatever type, stay as they are."""
-    asked = client(surroundings)
+def create_streams(connection: Connection, names: Iterable[str]) -> None:
+    """Create the JSON streams that do not exist yet. An existing stream, of whatever type, is left as it is."""
+    requests = connect(connection)
     for name in names:
         try:
-            asked.head(name)
+            requests.head(name)
         except StreamMissing:
             try:
-                asked.create(name, JSON)
+                requests.create(name, JSON)
             except ServerRefused as refused:
                 if refused.status != 409:
                     raise

@@ -1,10 +1,13 @@
-"""The Spark session of a command: local unless a master is named, with the settings that streams need, and quiet."""
+"""The Spark session of the pipeline and of the commands that use Spark, with the settings that streams need.
+
+Invariant: a session that exists already (a notebook, a test) is used as it is and left running.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,22 +18,30 @@ if TYPE_CHECKING:
 DEFAULT_MASTER: Final = "local[2]"
 
 
-class NoSpark(Exception):
-    """Spark or Java is missing; says how to get it."""
+class SparkMissingError(Exception):
+    """Spark or Java is not installed; the message says how to install it."""
 
 
 @contextmanager
 def spark_session(
-    name: str, master: str = DEFAULT_MASTER, settings: dict[str, str] | None = None
+    name: str,
+    master: str = DEFAULT_MASTER,
+    settings: Mapping[str, str] | None = None,
+    *,
+    local_checkpoints: bool | None = None,
+    log_level: str = "FATAL",
 ) -> Iterator[SparkSession]:
-    """A session for as long as the block lasts; where there is one already, in a notebook for example, that one."""
-    home = os.environ.get("JAVA_HOME")
-    if not ((home and Path(home, "bin", "java").exists()) or shutil.which("java")):
-        raise NoSpark("Java is missing: Spark needs a version 17 (on Debian: apt-get install openjdk-17-jre-headless)")
+    """A session for the duration of the block.
+
+    spark-submit has chosen the master already; then `master` is ignored. `local_checkpoints` is whether checkpoints are
+    on a local disk, by default whether the master is local. A command prints one line for an error, where Spark's own
+    log would have a page of traces before it: hence the default of `log_level`.
+    """
+    _require_java()
     try:
-        from pyspark.sql import SparkSession  # noqa: PLC0415 - half a gigabyte that not everybody has
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - half a gigabyte that not every installation has
     except ImportError:
-        raise NoSpark("Spark is missing: pip install headwater[pipeline]") from None
+        raise SparkMissingError("Spark is not installed; run: pip install headwater[pipeline]") from None
     if (active := SparkSession.getActiveSession()) is not None:
         yield active
         return
@@ -39,14 +50,29 @@ def spark_session(
     local = master.startswith("local")
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = SparkSession.Builder().master(master).appName(name)
-    quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL"}
-    for key, value in {**quiet, "spark.sql.shuffle.partitions": "2" if local else "200", **(settings or {})}.items():
+    builder = SparkSession.Builder().appName(name)
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit sets it.
+        builder = builder.master(master)
+    own = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": log_level,
+        "spark.sql.shuffle.partitions": "2" if local else "200",
+    }
+    for key, value in {**own, **(settings or {})}.items():
         builder = builder.config(key, value)
-    session = configure(builder, local_checkpoints=local).getOrCreate()
-    # Of an error the command tells its one line; Spark would print a page of traces before it.
-    session.sparkContext.setLogLevel("FATAL")
+    builder = configure(builder, local_checkpoints=local if local_checkpoints is None else local_checkpoints)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel(log_level)
     try:
         yield session
     finally:
         session.stop()
+
+
+def _require_java() -> None:
+    home = os.environ.get("JAVA_HOME")
+    if not ((home and Path(home, "bin", "java").exists()) or shutil.which("java")):
+        raise SparkMissingError(
+            "Java is not installed, and Spark needs version 17 (on Debian: apt-get install openjdk-17-jre-headless)"
+        )

@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
+from pydantic import Field, model_validator
 
 from headwater.pipeline.events import Filling
 from headwater.pipeline.job import Surroundings
 from headwater.pipeline.loading import Statements, statements
 from headwater.pipeline.postgres_format import NAME, PLAN, register
 from headwater.pipeline.server import create_streams
+from headwater.pipeline.stream_job import MIB, JobName, StreamJob
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connecting import Connection, Waiting
-from headwater.postgres.tables import SESSION_EVENTS, Mapped
+from headwater.postgres.tables import OFFSET, SESSION_EVENTS, STREAM, Mapped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-MIB: Final = 1 << 20
 
-
-@dataclass(frozen=True, slots=True)
-class ToPostgres:
+class ToPostgres(StreamJob):
     """Which streams go to which table, and which field to which column."""
 
-    name: str
-    table: str = "session_events"
-    streams: tuple[str, ...] = ()
-    prefix: str = ""
-    columns: Mapping[str, str] = field(default_factory=lambda: dict(SESSION_EVENTS))
-    types: Mapping[str, str] = field(default_factory=dict)
-    batch_bytes_max: int = 32 * MIB
-    event_bytes_max: int = 16 * MIB
-    on_gone: str = "restart"
-    wait_max_s: float = 600.0
+    name: JobName = "session-events"
+    table: str = Field("session_events", description="The table, `schema.table` or in `public`; created when missing.")
+    columns: dict[str, str] = Field(
+        dict(SESSION_EVENTS),
+        description="Column = what fills it: `@stream`, `@offset`, `@incarnation` (`ds_incarnation` if left out),"
+        " `@position`, `@payload`, or a field's path.",
+    )
+    types: dict[str, str] = Field({}, description="Types of columns, for a table that is created; otherwise text.")
+    batch_bytes_max: int = Field(32 * MIB, ge=1024, description="Most bytes in one batch.")
+    event_bytes_max: int = Field(16 * MIB, ge=1, description="Larger events go to the dead letters.")
+    on_gone: Literal["fail", "restart", "bootstrap", "skip"] = Field(
+        "restart",
+        description="As the source's option onGone: a stream that was deleted is waited for, and read from its"
+        " beginning when it was created again.",
+    )
+    wait_max: float = Field(600.0, gt=0, description="Seconds that a batch waits for the database.")
 
-    @property
-    def source(self) -> str:
-        return f"{self.prefix}*" if self.prefix else ", ".join(self.streams)
+    @model_validator(mode="after")
+    def _has_a_key(self) -> Self:
+        sources = list(self.columns.values())
+        if STREAM not in sources or OFFSET not in sources:
+            raise ValueError('columns must have one for "@stream" and one for "@offset": they are the key')
+        return self
 
     @property
     def target(self) -> str:
@@ -50,23 +56,22 @@ class ToPostgres:
 
     def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
         register(spark)
-        create_streams(surroundings, self.streams)
+        create_streams(self.connection(surroundings), self.streams)
         mapped = Mapped(table_name(self.table), self.columns, self.types)
 
         def prepare(connection: Connection) -> Statements:
             tables.prepare(connection, mapped)
             return statements(connection, mapped)
 
-        database = Waiting(surroundings.postgres, self.wait_max_s)
+        database = Waiting(surroundings.postgres, self.wait_max)
         try:
             prepared = database.run(prepare)
         finally:
             database.close()
-        filling = Filling(self.name, prepared, self.event_bytes_max, self.wait_max_s)
-        chosen = {"prefix": self.prefix} if self.prefix else {"streams": ",".join(self.streams)}
+        filling = Filling(self.name, prepared, self.event_bytes_max, self.wait_max)
         events = (
             spark.readStream.format("headwater")
-            .options(**surroundings.options, **chosen)
+            .options(**self.source_options(surroundings))
             .option("valueType", "binary")
             .option("onGone", self.on_gone)
             .option("maxBytesPerBatch", str(self.batch_bytes_max))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from headwater.spark.offsets import are_of_two_streams
+from headwater.spark.query_errors import error_sentence
 from headwater.spark.status import PIPELINE, State, StatusStream
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 OFFSETS_TOLD: Final = 100
 """Streams whose last offset an event names; a query may read thousands."""
-_SAID_MAX: Final = 1000
-_OUR_ERROR: Final = re.compile(r"headwater\.[\w.]*errors\.\w+: (.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +130,9 @@ class ProgressStream(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
-        ends = [source.endOffset for source in progress.sources]
-        waiting = [lags(source.endOffset, source.latestOffset) for source in progress.sources]
-        offsets = {stream: offset for end in ends for stream, offset in last_offsets(end).items()}
-        told: State = {
-            "status": "running",
-            "error": None,
-            "batch": progress.batchId,
-            "batch_ms": batch_ms(progress.durationMs),
-            "phases_ms": dict(progress.durationMs),
-            "rows": progress.numInputRows,
-            "input_rows_per_s": _number(progress.inputRowsPerSecond),
-            "processed_rows_per_s": _number(progress.processedRowsPerSecond),
-            "lag_messages": sum(sum(lag.values()) for lag in waiting) if any(waiting) else None,
-            "streams": len(offsets),
-            "offsets": dict(sorted(offsets.items())[:OFFSETS_TOLD]),
-        }
+        told: State = {"status": "running", "error": None} | query_state(progress)
+        offsets = told["offsets"]
+        told["offsets"] = dict(sorted(offsets.items())[:OFFSETS_TOLD])
         if offsets:
             told["source"] = _listed(sorted(offsets))
         self._tell(str(progress.id), progress.name, told)
@@ -161,7 +146,7 @@ class ProgressStream(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         ended: State = {"status": "stopped", "input_rows_per_s": 0.0}
         if event.exception is not None:
-            error = {"message": said_by(event.exception), "at_ms": time.time_ns() // 1_000_000}
+            error = {"message": error_sentence(event.exception), "at_ms": time.time_ns() // 1_000_000}
             ended = {"status": "failed", "input_rows_per_s": 0.0, "error": error}
         self._tell(str(event.id), None, ended, urgent=True)
 
@@ -184,20 +169,31 @@ def batch_ms(phases: Mapping[str, int]) -> int | None:
     return None if whole is None else whole - phases.get("latestOffset", 0)
 
 
+def query_state(progress: Any) -> State:
+    """The state of a query after a batch, as it is published: what `StreamingQueryProgress` says in our names."""
+    lag = [lags(source.endOffset, source.latestOffset) for source in progress.sources]
+    offsets = {name: offset for source in progress.sources for name, offset in last_offsets(source.endOffset).items()}
+    return {
+        "batch": progress.batchId,
+        "batch_ms": batch_ms(progress.durationMs),
+        "phases_ms": dict(progress.durationMs),
+        "rows": progress.numInputRows,
+        "input_rows_per_s": _number(progress.inputRowsPerSecond),
+        "processed_rows_per_s": _number(progress.processedRowsPerSecond),
+        "lag_messages": sum(sum(one.values()) for one in lag) if any(lag) else None,
+        "streams": len(offsets),
+        "offsets": offsets,
+    }
+
+
 def last_offsets(end: str | None) -> dict[str, str]:
-    """Up to where each stream was read. Empty for sources of other kinds."""
+    """The end offset of a batch by stream, or the `lsn` of a database. Empty for sources of other kinds."""
     try:
-        return {stream: str(place["offset"]) for stream, place in json.loads(end or "{}").items()}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        ends = json.loads(end or "{}").items()
+    except (ValueError, AttributeError):
         return {}
-
-
-def said_by(exception: str) -> str:
-    """The sentence of an error that tells what happened and what to do, without the traces around it."""
-    ours = _OUR_ERROR.findall(exception)
-    if ours:
-        return str(ours[-1]).strip()[:_SAID_MAX]
-    return next((line.strip() for line in exception.splitlines() if line.strip()), exception)[:_SAID_MAX]
+    offsets = {name: place.get("offset") if isinstance(place, dict) else place for name, place in ends}
+    return {name: offset for name, offset in offsets.items() if isinstance(offset, str)}
 
 
 def _number(rate: float) -> float | None:

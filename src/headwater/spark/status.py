@@ -38,13 +38,23 @@ class StatusStream:
     """`tell` as often as you like; `close` when all is told."""
 
     def __init__(
-        self, url: str, stream: str = PIPELINE, *, token: str = "", ca_file: str = "", interval_s: float = 1.0
+        self,
+        url: str,
+        stream: str = PIPELINE,
+        *,
+        token: str = "",
+        ca_file: str = "",
+        interval_s: float = 1.0,
+        repeat_s: float = 0.0,
     ) -> None:
+        """`repeat_s`: a state that has not changed is sent again only after so many seconds."""
         self._client = Client(
             Connection(url.rstrip("/"), token=token, ca_file=ca_file, retry_timeout_s=_SEND_TIMEOUT_S)
         )
         self._stream = stream
         self._interval_s = interval_s
+        self._repeat_s = repeat_s
+        self._last: dict[tuple[str, str], tuple[State, float]] = {}
         self._changed = threading.Condition()
         self._waiting: dict[tuple[str, str], State] = {}
         self._urgent = False
@@ -56,6 +66,11 @@ class StatusStream:
 
     def tell(self, kind: str, key: str, state: State, *, urgent: bool = False) -> None:
         """The whole state of a thing (`query`, `slot`): it takes the place of what was told before."""
+        now = time.monotonic()
+        before, at = self._last.get((kind, key), (None, 0.0))
+        if state == before and now - at < self._repeat_s:
+            return
+        self._last[kind, key] = state, now
         told = {"updated_at_ms": time.time_ns() // 1_000_000, **state}
         with self._changed:
             self._waiting[kind, key] = told

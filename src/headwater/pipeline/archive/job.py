@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from headwater.pipeline.archive.files import COLUMNS, RESULT, ArchiveTask, data_root
 from headwater.pipeline.archive.manifest import Archived, File, LakeTrouble, Manifest, Outrun
 from headwater.pipeline.archive.reading import archived, is_delta
 from headwater.pipeline.archive.trimming import Trim, trim
-from headwater.pipeline.batches import start_batches
 from headwater.pipeline.fold.remote import Publisher
+from headwater.pipeline.stream_job import JobName, StreamJob
 from headwater.spark.options import Connection
 
 if TYPE_CHECKING:
@@ -38,16 +38,11 @@ _FILE = msgspec.json.Decoder(File)
 _ATTEMPTS = 20
 
 
-class Archive(BaseModel):
+class Archive(StreamJob):
     """A configured archive."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = "archive"
+    name: JobName = "archive"
     lake: Path = Field(description="The directory of the lake; on a cluster, one that every node reaches.")
-    bucket: str = Field("", description="Archive streams of this bucket instead of /v1/stream/.")
-    streams: tuple[str, ...] = Field((), description="Their names; without any, all of the bucket, or by prefix.")
-    prefix: str = Field("", description="Streams whose names begin so, also those that come later.")
     format: Literal["parquet", "delta"] = Field("parquet", description="Parquet with a manifest, or a Delta table.")
     shards: int = Field(8, ge=1, le=10_000, description="Into how many directories a day's streams are spread.")
     tasks: int = Field(2, ge=1, description="Spark tasks that a batch is written by.")
@@ -64,11 +59,7 @@ class Archive(BaseModel):
     once: bool = Field(False, description="End when everything there was at the start is archived.")
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
-        if self.streams and self.prefix:
-            raise ValueError("give streams or a prefix, not both")
-        if not (self.bucket or self.streams or self.prefix):
-            raise ValueError("say what to archive: a bucket, streams, or a prefix")
+    def _can_be_trimmed(self) -> Self:
         if self.trim != "never" and not self.bucket:
             raise ValueError(
                 "only streams of a bucket (/ds/BUCKET/…) can be trimmed: a snapshot makes the server forget, and"
@@ -77,6 +68,10 @@ class Archive(BaseModel):
         if self.trim_after_s and self.format == "delta":
             raise ValueError("trim_after_s needs the times of a manifest: use the format parquet")
         return self
+
+    @property
+    def target(self) -> str:
+        return str(self.lake)
 
     def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
         trimmed: dict[str, Archived] = {}
@@ -88,8 +83,8 @@ class Archive(BaseModel):
             log.info("archive %s: batch %d: %d rows", self.name, batch_id, rows)
             self.let_go(surroundings, trimmed)
 
-        options = {"onGone": self.on_gone} | self._beginning(surroundings)
-        return start_batches(self, spark, surroundings, COLUMNS, options, archive_batch)
+        options = {"onGone": self.on_gone, "maxBytesPerBatch": self.batch_bytes, **self._beginning(surroundings)}
+        return self.start_batches(spark, surroundings, COLUMNS, options, archive_batch, once=self.once)
 
     def run(self, batch: DataFrame, query: str, batch_id: int) -> int:
         """Put a batch into the lake, unless it is there; how many rows."""
@@ -164,7 +159,7 @@ class Archive(BaseModel):
         """
         if self.trim == "never":
             return 0
-        connection = self._connection(surroundings)
+        connection = self.connection(surroundings)
         safe = [(stream, place) for stream, place in self._safe(connection) if trimmed.get(stream) != place]
         count = trim(connection, Trim(self.trim), self.lake, safe)
         trimmed.update(safe)
@@ -192,12 +187,9 @@ class Archive(BaseModel):
         finally:
             client.disconnect()
 
-    def _connection(self, surroundings: Surroundings) -> Connection:
-        return surroundings.connection(self.bucket)
-
     def _beginning(self, surroundings: Surroundings) -> dict[str, str]:
         """For a query without a checkpoint: what the lake has need not be read, and may be gone."""
-        known = self._known(self._connection(surroundings))
+        known = self._known(self.connection(surroundings))
         if not known:
             return {}
         offsets = {stream: place.offset for stream, place in known.items()}

@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from headwater.pipeline.batches import start_batches
 from headwater.pipeline.fold.remote import Publisher, publisher
 from headwater.pipeline.fold.task import SCHEMA, TOTALS, FoldTask, Totals
-from headwater.spark.options import Connection
+from headwater.pipeline.stream_job import JobName, StreamJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,15 +26,10 @@ log = logging.getLogger("headwater.pipeline")
 COLUMNS = "stream string, offset string, position long, value binary"
 
 
-class Fold(BaseModel):
-    """A configured fold."""
+class Fold(StreamJob):
+    """A configured fold. Only streams of a bucket have snapshots."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = "fold"
-    bucket: str = Field("", description="The bucket whose streams are folded. Only streams of a bucket have snapshots.")
-    streams: tuple[str, ...] = Field((), description="Their names; without any, all of the bucket, or by prefix.")
-    prefix: str = Field("", description="Streams whose names begin so, also those that come later.")
+    name: JobName = "fold"
     snapshots: bool = Field(True, description="Publish the state as snapshots, for bootstrap.")
     every: int = Field(
         1,
@@ -50,7 +44,7 @@ class Fold(BaseModel):
     once: bool = Field(False, description="End when everything there was at the start is folded.")
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _has_a_target(self) -> Self:
         if not self.snapshots and not self.table:
             raise ValueError("a fold without snapshots and without a table has nowhere to go")
         if self.snapshots and not self.bucket:
@@ -58,11 +52,11 @@ class Fold(BaseModel):
                 "streams of /v1/stream/ have no snapshots, only those of a bucket (/ds/BUCKET/…): name a bucket, or"
                 " fold into a table alone"
             )
-        if self.streams and self.prefix:
-            raise ValueError("give streams or a prefix, not both")
-        if not (self.bucket or self.streams or self.prefix):
-            raise ValueError("say what to fold: a bucket, streams, or a prefix")
         return self
+
+    @property
+    def target(self) -> str:
+        return self.table or "snapshots"
 
     def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
         if self.table and not surroundings.postgres:
@@ -77,7 +71,8 @@ class Fold(BaseModel):
 
         # What a snapshot of ours stands for is gone from the stream, and streams come and go: neither is an error.
         # A place that does not join the rows is seen, and read from the snapshot.
-        return start_batches(self, spark, surroundings, COLUMNS, {"onGone": "skip"}, fold_batch)
+        options: dict[str, str | int] = {"onGone": "skip", "maxBytesPerBatch": self.batch_bytes}
+        return self.start_batches(spark, surroundings, COLUMNS, options, fold_batch, once=self.once)
 
     def run(self, batch: DataFrame, task: FoldTask) -> Totals:
         """Fold a batch of rows of any order."""
@@ -94,9 +89,6 @@ class Fold(BaseModel):
             self.table,
             surroundings.postgres if self.table else "",
         )
-
-    def connection(self, surroundings: Surroundings) -> Connection:
-        return surroundings.connection(self.bucket)
 
     def _prepare_table(self, spark: SparkSession, surroundings: Surroundings, task: FoldTask) -> None:
         """Make it, and put in what only snapshots still hold."""
