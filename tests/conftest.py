@@ -8,10 +8,14 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from tests.serving import Server, serve
 
 pytest_plugins = ["tests.spark.session"]
+
+# The client's own five seconds are too few for an answer on a busy machine.
+DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.write = 60.0
 
 _counter = itertools.count()
 
@@ -53,7 +57,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def client(server: Server) -> Iterator[httpx.Client]:
     """An HTTP client whose base address is the shared server."""
-    with httpx.Client(base_url=server.url, timeout=10.0) as http:
+    with httpx.Client(base_url=server.url) as http:
         yield http
 
 

@@ -17,8 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.waiting import wait_until
+
 START_TIMEOUT_SECS = 60.0
 STOP_TIMEOUT_SECS = 40.0
+TIME_HAS_PASSED = "time has passed: move {}."
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _LISTENING = re.compile(r"listening on (https?://[^\s\"]+)")
@@ -32,6 +35,9 @@ class Server:
         self.directory = directory
         self.url = ""
         self._log: list[str] = []
+        self._moves = 0
+        self.moved_s = 0.0
+        """How far the clock of a server with `moving_time` is ahead of ours."""
         self._listening = threading.Event()
         self._reader = threading.Thread(target=self._read_log, name="server-log", daemon=True)
         self._reader.start()
@@ -50,6 +56,19 @@ class Server:
     def log(self) -> str:
         """Everything the server has written to stderr so far."""
         return "".join(self._log)
+
+    def wait_for_log(self, text: str) -> None:
+        """Until the server has written this to stderr."""
+        wait_until(lambda: text in self.log(), what=f"{text!r} in the log of the server")
+
+    def pass_time(self, seconds: float) -> None:
+        """Move the clock of a server with `moving_time` forward; timers that are due then have run on return."""
+        assert self.process.stdin is not None, "only a server with moving_time has a clock that moves"
+        self.process.stdin.write(f"{seconds}\n".encode())
+        self.process.stdin.flush()
+        self._moves += 1
+        self.moved_s += seconds
+        self.wait_for_log(TIME_HAS_PASSED.format(self._moves))
 
     def kill(self) -> None:
         """End it as a crash would: SIGKILL, nothing flushed."""
@@ -114,24 +133,28 @@ def serve(
     port: int = 0,
     program: tuple[str, ...] = ("headwater",),
     command: tuple[str, ...] = (),
+    moving_time: bool = False,
     **env: str,
 ) -> Iterator[Server]:
     """Start a server with the given DS_… variables; wait until it listens; stop it on exit.
 
     `directory` is its working directory (a temporary one by default): pass the same one twice to start a
     second server on the data of the first. `program` is the module that runs it, with arguments, for tests that
-    change or measure the server; `command` is what executes it, like `prlimit`.
+    change or measure the server; `command` is what executes it, like `prlimit`. With `moving_time` the test can
+    move the clock of the server (`tests/moving_time.py`).
     """
     with tempfile.TemporaryDirectory(prefix="headwater-test-") as temporary:
         cwd = directory or Path(temporary)
         environment = server_environment(**env)
+        if moving_time:
+            program = ("tests.moving_time",)
         if program[0] != "headwater":
             environment["PYTHONPATH"] += os.pathsep + str(_REPOSITORY)
         process = subprocess.Popen(
             [*command, sys.executable, "-m", *program, "serve", "--port", str(port), *arguments],
             cwd=cwd,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if moving_time else subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
@@ -143,4 +166,8 @@ def serve(
             if process.poll() is None:
                 server.kill()
             raise
-        server.stop()
+        else:
+            server.stop()
+        finally:
+            if process.stdin is not None:
+                process.stdin.close()

@@ -10,8 +10,11 @@ import httpx
 import pytest
 
 from tests.http.bucketed import Bucket, BucketStream
-from tests.http.protocol import Stream
-from tests.serving import Server
+from tests.http.protocol import Stream, stream_on
+from tests.serving import Server, serve
+
+LONG_POLL_S = 10_000
+"""How long the long-polls of `moving_server` wait."""
 
 _bucket_numbers = itertools.count()
 
@@ -19,8 +22,41 @@ _bucket_numbers = itertools.count()
 @pytest.fixture(scope="session")
 def client(server: Server) -> Iterator[httpx.Client]:
     """One for the whole run: making a client loads certificates, which takes longer than most tests."""
-    with httpx.Client(base_url=server.url, timeout=10.0, verify=False) as http:
+    with httpx.Client(base_url=server.url, verify=False) as http:
         yield http
+
+
+@pytest.fixture(scope="session")
+def moving_server() -> Iterator[Server]:
+    """A server shared by the whole run whose clock tests move: whatever else is on it grows older too."""
+    with serve(
+        moving_time=True,
+        DS_STORAGE__MODE="memory",
+        DS_LIMITS__MAX_MEMORY_BYTES=str(2**29),
+        DS_SERVER__IDLE_TIMEOUT_SECS="600000",
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS=str(LONG_POLL_S),
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def moving_client(moving_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=moving_server.url, verify=False) as http:
+        yield http
+
+
+@pytest.fixture(scope="session")
+def patient() -> Iterator[Server]:
+    """A server whose live readers wait longer than any test: an answer can only be a wake-up."""
+    with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="3600", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as running:
+        yield running
+
+
+@pytest.fixture
+def patient_stream(patient: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
+    """A text stream on that server, not yet created."""
+    with stream_on(patient, stream_name()) as stream:
+        yield stream
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from types import TracebackType
 
 from tests.serving import Server
 
-TIMEOUT_SECS = 10.0
+TIMEOUT_SECS = 60.0
 _BODYLESS = (204, 304)
 
 
@@ -135,6 +135,10 @@ class RawConnection:
         finally:
             self.socket.settimeout(TIMEOUT_SECS)
         return False
+
+    def has_nothing(self) -> bool:
+        """Whether nothing has arrived up to now: for a moment at which an early answer would be there already."""
+        return self.quiet(for_secs=0.001)
 
     def _take(self, size: int) -> bytes:
         while len(self._buffer) < size:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 
 import httpx
 import pytest
@@ -12,9 +11,17 @@ import pytest
 from tests.http.protocol import offset, stream_on
 from tests.http.raw import RawConnection, connect, encode
 from tests.http.sse_reader import SseReader
-from tests.serving import Server, serve
+from tests.http.watching import COUNTED_BODY_BYTES, wait_for_live_readers, wait_for_sample
+from tests.serving import STOP_TIMEOUT_SECS, Server, serve
 
 TEXT = {"Content-Type": "text/plain"}
+
+
+def length(size: int) -> dict[str, str]:
+    return {**TEXT, "Content-Length": str(size)}
+
+
+UNFINISHED = encode("POST", "/v1/stream/x", headers=length(COUNTED_BODY_BYTES + 5)) + b"x" * COUNTED_BODY_BYTES
 
 
 def ask_to_stop(server: Server) -> None:
@@ -36,15 +43,13 @@ def test_sse_readers_get_a_clean_end() -> None:
 
 
 def test_a_waiting_long_poll_is_answered_at_once() -> None:
-    with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="30") as server, stream_on(server, "drained") as stream:
+    with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="3600") as server, stream_on(server, "drained") as stream:
         stream.create("data")
         with connect(server) as connection:
             connection.send(encode("GET", f"{stream.path}?offset=now&live=long-poll"))
-            assert connection.quiet(for_secs=0.2)
-            began = time.monotonic()
+            wait_for_live_readers(server, "long-poll", 1)
             ask_to_stop(server)
             answer = connection.response()
-            assert time.monotonic() - began < 2
             assert answer.status == 204
             assert answer.header("stream-next-offset") == offset(1, 4)
             assert answer.header("stream-up-to-date") == "true"
@@ -56,14 +61,14 @@ def test_a_write_in_flight_is_answered_and_done() -> None:
     with serve() as server, stream_on(server, "drained") as stream:
         stream.create()
         with connect(server) as connection:
-            request = encode("POST", stream.path, headers=TEXT, body=b"x" * 1000)
-            connection.send(request[:-500])
-            time.sleep(0.2)
+            connection.send(encode("POST", stream.path, headers=length(COUNTED_BODY_BYTES + 500)))
+            connection.send(b"x" * COUNTED_BODY_BYTES)
+            wait_for_sample(server, "request_body_bytes", COUNTED_BODY_BYTES)
             ask_to_stop(server)
-            time.sleep(0.3)
-            connection.send(request[-500:])
+            server.wait_for_log("draining")
+            connection.send(b"x" * 500)
             answer = connection.response()
-            assert (answer.status, answer.header("stream-next-offset")) == (204, offset(1, 1000))
+            assert (answer.status, answer.header("stream-next-offset")) == (204, offset(1, COUNTED_BODY_BYTES + 500))
             assert answer.header("connection") == "close"
             assert connection.ends()
         assert server.stop() == 0
@@ -73,10 +78,10 @@ def test_idle_connections_are_closed_and_new_ones_refused() -> None:
     with serve() as server:
         with connect(server) as idle, connect(server) as busy:
             assert idle.request("GET", "/healthz").status == 200
-            busy.send(encode("POST", "/v1/stream/x", headers={**TEXT, "Content-Length": "5"}))
-            time.sleep(0.2)
+            busy.send(UNFINISHED)
+            wait_for_sample(server, "request_body_bytes", COUNTED_BODY_BYTES)
             ask_to_stop(server)
-            assert idle.ends(within_secs=3)
+            assert idle.ends()
             with pytest.raises((ConnectionRefusedError, ConnectionResetError, AssertionError)):
                 RawConnection(server).request("GET", "/healthz")
         assert server.stop() == 0
@@ -84,11 +89,10 @@ def test_idle_connections_are_closed_and_new_ones_refused() -> None:
 
 def test_a_client_that_never_finishes_does_not_hold_up_the_end() -> None:
     with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="1") as server, connect(server) as connection:
-        connection.send(encode("POST", "/v1/stream/x", headers={**TEXT, "Content-Length": "5"}))
-        time.sleep(0.2)
-        began = time.monotonic()
+        connection.send(UNFINISHED)
+        wait_for_sample(server, "request_body_bytes", COUNTED_BODY_BYTES)
         assert server.stop() == 0
-        assert time.monotonic() - began < 5
+    assert "cut 1 connections" in server.log()
 
 
 def test_a_reader_that_never_reads_does_not_hold_up_the_end() -> None:
@@ -99,18 +103,15 @@ def test_a_reader_that_never_reads_does_not_hold_up_the_end() -> None:
         with connect(server) as connection:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.send(encode("GET", stream.path) * 10)
-            time.sleep(0.5)
-            began = time.monotonic()
+            wait_for_sample(server, "slow_readers_now", 1)
             assert server.stop() == 0
-            assert time.monotonic() - began < 5
+    assert "cut 1 connections" in server.log()
 
 
 def test_an_idle_server_ends_at_once_and_says_nothing_bad() -> None:
     with serve() as server:
         assert httpx.get(f"{server.url}/healthz").text == "ok"
-        began = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - began < 3
     assert "Traceback" not in server.log()
     assert "ERROR" not in server.log()
 
@@ -118,14 +119,14 @@ def test_an_idle_server_ends_at_once_and_says_nothing_bad() -> None:
 def test_sigint_stops_as_sigterm_does() -> None:
     with serve() as server:
         server.process.send_signal(signal.SIGINT)
-        assert server.process.wait(timeout=10) in (0, 130)
+        assert server.process.wait(timeout=STOP_TIMEOUT_SECS) in (0, 130)
         assert "Traceback" not in server.log()
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["client gone", "client still there"])
 def test_a_connection_that_was_refused_does_not_hold_up_a_stop(stays: bool) -> None:
     """After a refusal in the middle of a body the server waits a little, so that the client can read the answer."""
-    with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="20") as server, stream_on(server, "drained") as stream:
+    with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="3600") as server, stream_on(server, "drained") as stream:
         stream.create()
         with connect(server) as connection:
             headers = {**TEXT, "Content-Length": str(2**30)}
@@ -133,6 +134,4 @@ def test_a_connection_that_was_refused_does_not_hold_up_a_stop(stays: bool) -> N
             assert connection.response().status == 413
             if not stays:
                 connection.socket.close()
-            began = time.monotonic()
             assert server.stop() == 0
-        assert time.monotonic() - began < 10

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-import time
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import pytest
 
 from tests.http.protocol import Stream, assert_problem, offset, stream_on
+from tests.http.raw import connect, encode
 from tests.http.sse_reader import SseReader
-from tests.serving import serve
+from tests.http.watching import wait_for_live_readers
+from tests.serving import Server, serve
 
 TTL_MAX = 2**53 - 1
 
 
-def instant(in_secs: float) -> str:
-    return (datetime.now(UTC) + timedelta(seconds=in_secs)).isoformat().replace("+00:00", "Z")
+HOUR_S = 3600
+
+
+@pytest.fixture
+def client(moving_client: httpx.Client) -> httpx.Client:
+    return moving_client
+
+
+@pytest.fixture
+def instant(moving_server: Server) -> Callable[[float], str]:
+    """The time in so many seconds, by the clock of the server."""
+    return lambda in_s: instant_on(moving_server, in_s)
+
+
+def instant_on(server: Server, in_s: float) -> str:
+    return (datetime.now(UTC) + timedelta(seconds=server.moved_s + in_s)).isoformat().replace("+00:00", "Z")
 
 
 def assert_gone(stream: Stream) -> None:
@@ -26,55 +44,55 @@ def assert_gone(stream: Stream) -> None:
     assert_problem(stream.delete(), 404, "stream_not_found")
 
 
-def test_an_unused_stream_is_gone_after_its_ttl(stream: Stream) -> None:
-    stream.create("data", headers={"Stream-TTL": "1"})
+def test_an_unused_stream_is_gone_after_its_ttl(moving_server: Server, stream: Stream) -> None:
+    stream.create("data", headers={"Stream-TTL": str(HOUR_S)})
     assert stream.head().status_code == 200
-    time.sleep(1.1)
+    moving_server.pass_time(HOUR_S + 1)
     assert_gone(stream)
 
 
-def test_a_read_restarts_the_ttl(stream: Stream) -> None:
-    stream.create("data", headers={"Stream-TTL": "1"})
+def test_a_read_restarts_the_ttl(moving_server: Server, stream: Stream) -> None:
+    stream.create("data", headers={"Stream-TTL": str(HOUR_S)})
     for _ in range(3):
-        time.sleep(0.6)
+        moving_server.pass_time(0.6 * HOUR_S)
         assert stream.get().status_code == 200
-    time.sleep(1.1)
+    moving_server.pass_time(HOUR_S + 1)
     assert_gone(stream)
 
 
-def test_a_write_restarts_the_ttl(stream: Stream) -> None:
-    stream.create("data", headers={"Stream-TTL": "1"})
+def test_a_write_restarts_the_ttl(moving_server: Server, stream: Stream) -> None:
+    stream.create("data", headers={"Stream-TTL": str(HOUR_S)})
     for _ in range(3):
-        time.sleep(0.6)
+        moving_server.pass_time(0.6 * HOUR_S)
         assert stream.post("more").status_code == 204
-    time.sleep(1.1)
+    moving_server.pass_time(HOUR_S + 1)
     assert_gone(stream)
 
 
-def test_head_does_not_restart_the_ttl(stream: Stream) -> None:
-    stream.create("data", headers={"Stream-TTL": "1"})
+def test_head_does_not_restart_the_ttl(moving_server: Server, stream: Stream) -> None:
+    stream.create("data", headers={"Stream-TTL": str(HOUR_S)})
     for _ in range(2):
-        time.sleep(0.4)
+        moving_server.pass_time(0.4 * HOUR_S)
         assert stream.head().status_code == 200
-    time.sleep(0.4)
+    moving_server.pass_time(0.4 * HOUR_S)
     assert stream.head().status_code == 404
 
 
-def test_head_tells_the_whole_window(stream: Stream) -> None:
+def test_head_tells_the_whole_window(moving_server: Server, stream: Stream) -> None:
     stream.create(headers={"Stream-TTL": "3600"})
-    time.sleep(1.1)
+    moving_server.pass_time(1000)
     head = stream.head()
     assert head.headers["stream-ttl"] == "3600"
     assert "stream-expires-at" not in head.headers
 
 
-def test_expires_at_does_not_slide(stream: Stream) -> None:
-    stream.create("data", headers={"Stream-Expires-At": instant(1.0)})
+def test_expires_at_does_not_slide(moving_server: Server, stream: Stream, instant: Callable[[float], str]) -> None:
+    stream.create("data", headers={"Stream-Expires-At": instant(HOUR_S)})
     for _ in range(2):
-        time.sleep(0.4)
+        moving_server.pass_time(0.4 * HOUR_S)
         assert stream.get().status_code == 200
         assert stream.post("more").status_code == 204
-    time.sleep(0.4)
+    moving_server.pass_time(0.4 * HOUR_S)
     assert_gone(stream)
 
 
@@ -97,12 +115,12 @@ def test_a_stream_that_is_already_over_is_gone_at_once(stream: Stream, headers: 
     assert_gone(stream)
 
 
-def test_the_name_of_an_expired_stream_is_free_again(stream: Stream) -> None:
-    stream.create("old", headers={"Stream-TTL": "1"})
-    time.sleep(1.1)
+def test_the_name_of_an_expired_stream_is_free_again(moving_server: Server, stream: Stream) -> None:
+    stream.create("old", headers={"Stream-TTL": str(HOUR_S)})
+    moving_server.pass_time(HOUR_S + 1)
     stream.create(b'{"new":1}', headers={"Content-Type": "application/json"})
     assert stream.get().content == b'[{"new":1}]'
-    time.sleep(1.1)
+    moving_server.pass_time(HOUR_S + 1)
     assert stream.get().status_code == 200
 
 
@@ -197,40 +215,46 @@ def test_the_same_instant_in_another_spelling_is_the_same_configuration(stream: 
 
 def test_t21_a_long_poll_on_an_expiring_stream_is_answered_when_it_expires() -> None:
     with (
-        serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="20", DS_EXPIRY__SWEEP_INTERVAL_SECS="0.2") as server,
+        serve(moving_time=True, DS_SERVER__LONG_POLL_TIMEOUT_SECS=str(3 * HOUR_S)) as server,
         stream_on(server, "expiring") as stream,
+        connect(server) as connection,
     ):
-        stream.create("data", headers={"Stream-Expires-At": instant(1.0)})
-        began = time.monotonic()
-        ended = stream.long_poll(offset(1, 4))
-        assert time.monotonic() - began < 3
-        assert ended.status_code == 404
+        stream.create("data", headers={"Stream-Expires-At": instant_on(server, HOUR_S)})
+        connection.send(encode("GET", f"{stream.path}?offset={offset(1, 4)}&live=long-poll"))
+        wait_for_live_readers(server, "long-poll", 1)
+        server.pass_time(HOUR_S + 1)
+        assert connection.response().status == 404
 
 
 def test_t21_an_sse_reader_of_an_expiring_stream_gets_a_clean_end() -> None:
     with (
-        serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="60", DS_EXPIRY__SWEEP_INTERVAL_SECS="0.2") as server,
+        serve(moving_time=True, DS_SERVER__SSE_RECONNECT_INTERVAL_SECS=str(3 * HOUR_S)) as server,
         stream_on(server, "expiring") as stream,
     ):
-        stream.create("data", headers={"Stream-Expires-At": instant(1.0)})
+        stream.create("data", headers={"Stream-Expires-At": instant_on(server, HOUR_S)})
         with SseReader(server, stream.name) as events:
             assert [event.kind for event in events.until_up_to_date()] == ["data", "control"]
-            began = time.monotonic()
+            server.pass_time(HOUR_S + 1)
             assert events.ends()
-            assert time.monotonic() - began < 3
 
 
-def test_readers_and_writers_meet_an_expiry_only_as_404(stream: Stream) -> None:
-    stream.create("x", headers={"Stream-Expires-At": instant(1.0)})
-    with ThreadPoolExecutor(4) as pool:
-        ends_at = time.monotonic() + 1.5
+def test_readers_and_writers_meet_an_expiry_only_as_404(
+    moving_server: Server, stream: Stream, instant: Callable[[float], str]
+) -> None:
+    stream.create("x", headers={"Stream-Expires-At": instant(HOUR_S)})
 
-        def hammer(write: bool) -> set[int]:
-            seen = set()
-            while time.monotonic() < ends_at:
-                seen.add((stream.post("x") if write else stream.get()).status_code)
-            return seen
+    def use(write: bool) -> set[int]:
+        """Statuses up to and with the first that is another than before."""
+        seen: set[int] = set()
+        while len(seen) < 2:
+            seen.add((stream.post("x") if write else stream.get()).status_code)
+            busy.set()
+        return seen
 
-        reads, writes = pool.submit(hammer, False), pool.submit(hammer, True)
+    busy = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        reads, writes = pool.submit(use, False), pool.submit(use, True)
+        busy.wait()
+        moving_server.pass_time(HOUR_S + 1)
         assert reads.result() == {200, 404}
         assert writes.result() == {204, 404}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -97,10 +96,8 @@ def test_appends_are_sent_as_they_come(lasting: Server, live: Stream) -> None:
     with SseReader(lasting, live.name) as events:
         events.until_up_to_date()
         for number in range(20):
-            began = time.monotonic()
             token = live.append(f"live {number}")
             data, control = events.pair()
-            assert time.monotonic() - began < 1
             assert data.data == f"live {number}"
             assert control["streamNextOffset"] == token
             assert control["upToDate"] is True
@@ -279,7 +276,6 @@ def test_t25_a_message_whose_end_can_never_become_a_character_is_sent_at_once(
     with SseReader(lasting, live.name) as events:
         events.until_up_to_date()
         live.append(broken)
-        assert not events.connection.quiet(for_secs=1)
         assert events.pair()[0].data == broken.decode("utf-8", "replace")
 
 
@@ -292,7 +288,8 @@ def test_t18_the_last_message_comes_before_stream_closed(lasting: Server) -> Non
             with SseReader(lasting, stream.name) as events:
                 if number % 2:
                     events.until_up_to_date()
-                time.sleep(rng.choice((0, 0, 0.001, 0.01)))
+                for _ in range(rng.choice((0, 0, 1, 5))):
+                    stream.head()
                 stream.close("last")
                 got = list(events)
         assert [event.data for event in got if event.kind == "data"][-1] == "last"
@@ -335,10 +332,8 @@ def test_t21_deleting_the_stream_ends_the_response_cleanly(lasting: Server, live
     live.create("data")
     with SseReader(lasting, live.name) as events:
         events.until_up_to_date()
-        began = time.monotonic()
         live.delete()
         rest = list(events)
-        assert time.monotonic() - began < 1
     assert not [event for event in rest if event.kind == "data"]
     assert not [event for event in rest if event.kind == "control" and "streamClosed" in event.control]
 
@@ -356,12 +351,17 @@ def test_t21_a_successor_under_the_same_name_does_not_feed_readers_of_the_delete
 
 
 def test_the_server_ends_the_response_after_the_reconnect_interval() -> None:
-    with serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="1") as server, stream_on(server, "short") as stream:
+    with (
+        serve(moving_time=True, DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="3600") as server,
+        stream_on(server, "short") as stream,
+    ):
         stream.create("data")
         with SseReader(server, stream.name) as events:
-            began = time.monotonic()
-            got = list(events)
-            assert 0.7 < time.monotonic() - began < 2.5
+            got = events.until_up_to_date()
+            server.pass_time(3000)
+            assert events.connection.has_nothing()
+            server.pass_time(1000)
+            got += list(events)
         assert [event.data for event in got if event.kind == "data"] == ["data"]
         assert not any("streamClosed" in event.data for event in got)
 
@@ -371,8 +371,7 @@ def test_readers_that_reconnect_again_and_again_lose_and_repeat_nothing() -> Non
         stream.create()
         sent, at, reconnects = 0, "-1", 0
         got: list[str] = []
-        ends_at = time.monotonic() + 3
-        while time.monotonic() < ends_at or len(got) < sent:
+        while reconnects < 10 or len(got) < sent:
             with SseReader(server, stream.name, offset=at) as events:
                 reconnects += 1
                 for event in events:
@@ -380,20 +379,23 @@ def test_readers_that_reconnect_again_and_again_lose_and_repeat_nothing() -> Non
                         got.append(event.data)
                     else:
                         at = event.control["streamNextOffset"]
-                        if time.monotonic() < ends_at:
+                        if reconnects < 10:
                             stream.append(f"{sent}")
                             sent += 1
         assert got == [str(number) for number in range(sent)]
-        assert reconnects > 5
 
 
-def test_an_interval_of_0_never_ends_the_response(lasting: Server, live: Stream) -> None:
-    live.create()
-    with SseReader(lasting, live.name) as events:
-        events.until_up_to_date()
-        assert events.connection.quiet(for_secs=1.5)
-        live.append("still here")
-        assert events.pair()[0].data == "still here"
+def test_an_interval_of_0_never_ends_the_response() -> None:
+    with (
+        serve(moving_time=True, DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as server,
+        stream_on(server, "endless") as stream,
+    ):
+        stream.create()
+        with SseReader(server, stream.name) as events:
+            events.until_up_to_date()
+            server.pass_time(1_000_000)
+            stream.append("still here")
+            assert events.pair()[0].data == "still here"
 
 
 def test_t16_the_cursor_of_an_sse_reader_advances(lasting: Server, live: Stream) -> None:

@@ -37,7 +37,7 @@ def server(mode: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def client(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=10.0) as http:
+    with httpx.Client(base_url=server.url) as http:
         yield http
 
 

@@ -1,0 +1,74 @@
+"""The real server with a clock that a test can move forward: `serve(moving_time=True)` and `Server.pass_time`.
+
+    python -m tests.moving_time serve --port 0
+
+Each line on stdin is a number of seconds. The clocks of the engine and of the event loop jump ahead by as much, every
+timer that is due then runs, and the server logs that time has passed. In between, time runs as usual. A test uses
+periods of an hour or more, so that what the machine is doing cannot bring them to an end.
+
+It runs on asyncio's own event loop, because the clock of uvloop is out of reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+
+import uvloop
+
+from headwater.cli import main
+from headwater.engine import clock
+from tests.serving import TIME_HAS_PASSED
+
+TURNS = 10
+"""Iterations of the loop before the move is reported: timers that were due have run, and what they put off as well."""
+
+
+class MovingTime:
+    """The functions of the `time` module that the engine's clock uses."""
+
+    def __init__(self) -> None:
+        self.moved_s = 0.0
+
+    def time(self) -> float:
+        return time.time() + self.moved_s
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.moved_s
+
+
+moving = MovingTime()
+
+
+class MovingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        super().__init__()
+        self._moves = 0
+        self.add_reader(sys.stdin.fileno(), self._read_moves)
+
+    def time(self) -> float:
+        return super().time() + moving.moved_s
+
+    def _read_moves(self) -> None:
+        lines = os.read(sys.stdin.fileno(), 65_536)
+        if not lines:
+            self.remove_reader(sys.stdin.fileno())
+        for line in lines.splitlines():
+            moving.moved_s += float(line)
+            self._moves += 1
+            self._report(TURNS, self._moves)
+
+    def _report(self, turns: int, move: int) -> None:
+        if turns:
+            self.call_soon(self._report, turns - 1, move)
+        else:
+            sys.stderr.write(f"{TIME_HAS_PASSED.format(move)}\n")
+            sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    clock.time = moving  # type: ignore[assignment]
+    uvloop.new_event_loop = MovingLoop  # type: ignore[assignment]
+    main(sys.argv[1:])
