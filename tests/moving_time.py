@@ -69,6 +69,6 @@ class MovingLoop(asyncio.SelectorEventLoop):
 
 
 if __name__ == "__main__":
-    clock.time = moving  # type: ignore[assignment]
+    vars(clock)["time"] = moving
     uvloop.new_event_loop = MovingLoop  # type: ignore[assignment]
     main(sys.argv[1:])

@@ -102,11 +102,11 @@ class RawConnection:
         assert not ("content-length" in named and "transfer-encoding" in named), "two framings at once"
         if named.get("transfer-encoding") == "chunked":
             while size := int(self._take_until(b"\r\n").split(b";")[0], 16):
-                yield self._take(size)
-                assert self._take(2) == b"\r\n", "a chunk does not end with CRLF"
+                yield self.take(size)
+                assert self.take(2) == b"\r\n", "a chunk does not end with CRLF"
             assert self._take_until(b"\r\n") == b"", "unexpected trailer"
         elif "content-length" in named:
-            yield self._take(int(named["content-length"]))
+            yield self.take(int(named["content-length"]))
         else:
             while True:
                 if self._buffer:
@@ -140,7 +140,8 @@ class RawConnection:
         """Whether nothing has arrived up to now: for a moment at which an early answer would be there already."""
         return self.quiet(for_secs=0.001)
 
-    def _take(self, size: int) -> bytes:
+    def take(self, size: int) -> bytes:
+        """So many bytes as they came, of whatever they are a part."""
         while len(self._buffer) < size:
             if not self._fill():
                 raise ConnectionEnded(f"the connection ended {size - len(self._buffer)} bytes too early")

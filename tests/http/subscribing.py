@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from base64 import urlsafe_b64decode
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-WAIT_S = 60.0
-
-
-def eventually(check: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
-    """What `check` returns once that is true."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        result = check()
-        if result:
-            return result
-        assert time.monotonic() < deadline, f"still {result!r} after {timeout_s} s"
-        time.sleep(0.02)
 
 
 def assert_error(response: httpx.Response, status: int, code: str, **members: object) -> None:

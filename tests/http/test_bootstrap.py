@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.http.protocol import ZERO, Stream, assert_problem, offset
 from tests.http.raw import connect, encode
 from tests.http.sse_reader import SseReader
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 ONE, TWO, THREE = offset(1, 3), offset(2, 6), offset(3, 11)
 OCTETS = "application/octet-stream"
@@ -219,7 +219,6 @@ def test_3_2_the_cut_is_made_when_the_request_comes(server: Server, bucket: Buck
     with connect(server) as connection:
         connection.send(encode("GET", f"{stream.path}/bootstrap"))
         _, status, fields = connection.response_head()
-        time.sleep(0.05)
         for _ in range(3):
             stream.publish(stream.append(b"later" * 1000), b"new state")
         assert_problem(stream.get(offset=at), 410, "offset_gone")
@@ -263,10 +262,7 @@ def test_3_2_readers_that_leave_let_go_of_what_they_held(server: Server, bucket:
             connection.response_head()
             connections.append(connection)
             stream.publish(stream.append(b"x"), b"state")
-    deadline = time.monotonic() + 5
-    while held() > before - 8_000_000 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert held() <= before - 8_000_000
+    wait_until(held, lambda found: found <= before - 8_000_000)
     stream.delete()
 
 

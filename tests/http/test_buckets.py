@@ -250,11 +250,14 @@ def test_1_3_streams_of_other_buckets_and_of_the_base_surface_do_not_count(
     assert other.count() == 1
 
 
-def test_1_3_an_expired_stream_is_not_counted_nor_listed(bucket: Bucket) -> None:
-    bucket.stream("short").create(headers={"Stream-TTL": "1"})
+def test_1_3_an_expired_stream_is_not_counted_nor_listed(
+    moving_server: Server, moving_client: httpx.Client, bucket_id: str
+) -> None:
+    bucket = Bucket(moving_client, bucket_id).create()
+    bucket.stream("short").create(headers={"Stream-TTL": "3600"})
     bucket.stream("long").create()
     assert bucket.count() == 2
-    time.sleep(1.1)
+    moving_server.pass_time(3601)
     assert (bucket.count(), bucket.ids()) == (1, ["long"])
 
 
@@ -291,11 +294,14 @@ def test_1_4_the_listing_has_every_field(bucket: Bucket) -> None:
     assert second["tail_offset"] == position(second["next_offset"]) - int(second["next_offset"][:16], 16)
 
 
-def test_1_4_tail_offset_and_times_follow_the_stream(bucket: Bucket) -> None:
+def test_1_4_tail_offset_and_times_follow_the_stream(
+    moving_server: Server, moving_client: httpx.Client, bucket_id: str
+) -> None:
+    bucket = Bucket(moving_client, bucket_id).create()
     stream = bucket.stream("s").create()
     before = bucket.listing().json()["streams"][0]
     assert (before["tail_offset"], before["next_offset"]) == (0, ZERO)
-    time.sleep(0.02)
+    moving_server.pass_time(1)
     stream.append("12345")
     after = bucket.listing().json()["streams"][0]
     assert (after["tail_offset"], after["next_offset"]) == (5, offset(1, 5))
@@ -423,9 +429,12 @@ def test_1_5_a_bucket_with_a_stream_is_409_and_keeps_it(bucket: Bucket) -> None:
     assert bucket.delete().status_code == 204
 
 
-def test_1_5_a_bucket_whose_last_stream_expired_can_be_deleted(bucket: Bucket) -> None:
-    bucket.stream("short").create(headers={"Stream-TTL": "1"})
-    time.sleep(1.1)
+def test_1_5_a_bucket_whose_last_stream_expired_can_be_deleted(
+    moving_server: Server, moving_client: httpx.Client, bucket_id: str
+) -> None:
+    bucket = Bucket(moving_client, bucket_id).create()
+    bucket.stream("short").create(headers={"Stream-TTL": "3600"})
+    moving_server.pass_time(3601)
     assert bucket.delete().status_code == 204
 
 

@@ -16,7 +16,8 @@ from headwater.engine.stores import open_store
 from tests.cli.test_commands import headwater_command
 from tests.engine.seams import ManualClock, ManualScheduler
 from tests.http.protocol import Stream, assert_problem
-from tests.serving import Server, serve
+from tests.http.watching import samples, wait_for_sample
+from tests.serving import serve
 
 DAY_SECS = 24 * 3600
 
@@ -34,18 +35,6 @@ def write_store(directory: Path, mode: str, days_ago: int) -> None:
     engine.stop()
 
 
-def metric(server: Server, name: str) -> float:
-    [line] = [each for each in httpx.get(f"{server.url}/metrics").text.splitlines() if each.startswith(f"{name} ")]
-    return float(line.split()[1])
-
-
-def wait_for(server: Server, name: str, value: float) -> None:
-    deadline = time.monotonic() + 30
-    while metric(server, name) != value:
-        assert time.monotonic() < deadline, f"{name} is {metric(server, name)}"
-        time.sleep(0.05)
-
-
 @pytest.mark.parametrize("mode", ["file-durable", "acid"])
 def test_start_after_40_days_keeps_the_data_of_expired_streams_until_it_is_confirmed(mode: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
@@ -58,17 +47,17 @@ def test_start_after_40_days_keeps_the_data_of_expired_streams_until_it_is_confi
         assert_problem(expired.get(offset="-1"), 404, "stream_not_found")
         assert_problem(expired.put(), 409, "conflict")
         assert alive.get(offset="-1").text == "kept"
-        wait_for(server, "headwater_expiry_held_streams", 1)
-        assert metric(server, "headwater_streams") == 3
-        assert metric(server, "headwater_clock_jumps_total") == 1
+        wait_for_sample(server, "expiry_held_streams", 1)
+        assert samples(server)["headwater_streams"] == 3
+        assert samples(server)["headwater_clock_jumps_total"] == 1
         assert "the clock jumped from" in server.log()
         done = headwater_command("store", "confirm-expiry", "--data-dir", str(data), cwd=tmp_path)
         assert (done.returncode, done.stdout) == (
             0,
             "the time is confirmed; expired streams that the server deletes now: 1\n",
         )
-        wait_for(server, "headwater_streams", 2)
-        assert metric(server, "headwater_expiry_held_streams") == 0
+        wait_for_sample(server, "streams", 2)
+        assert samples(server)["headwater_expiry_held_streams"] == 0
         assert expired.put("new").status_code == 201
 
 
@@ -78,7 +67,7 @@ def test_start_after_a_short_downtime_deletes_expired_streams(tmp_path: Path) ->
     with serve(
         DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR=str(data), DS_EXPIRY__CLOCK_JUMP_SECS="8640000"
     ) as server:
-        wait_for(server, "headwater_streams", 2)
+        wait_for_sample(server, "streams", 2)
         assert "the clock jumped" not in server.log()
 
 

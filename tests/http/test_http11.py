@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 
 from tests.http.protocol import Stream, offset
 from tests.http.raw import RawConnection, chunked, connect, encode
+from tests.http.watching import samples
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 TEXT = {"Content-Type": "text/plain"}
 CHUNKED = {**TEXT, "Transfer-Encoding": "chunked"}
@@ -80,7 +81,7 @@ def test_pipelined_answers_larger_than_any_buffer_come_whole(server: Server, str
     stream.create(large)
     with connect(server) as connection:
         connection.send(encode("GET", stream.path) * 5)
-        time.sleep(0.3)
+        wait_until(lambda: samples(server)["headwater_slow_readers_now"] >= 1)
         assert all(connection.response().body == large for _ in range(5))
 
 
@@ -181,7 +182,7 @@ def test_requests_may_be_split_at_any_byte(server: Server, stream: Stream) -> No
         for cut in range(1, len(requests)):
             connection.send(requests[:cut])
             # The server has to see two reads, not one.
-            time.sleep(0.001)
+            stream.head()
             connection.send(requests[cut:])
             assert_splittable_answers(connection)
 
@@ -214,7 +215,7 @@ def test_a_head_that_was_seen_before_may_come_with_any_body_in_any_pieces(server
             body = b"c%03d" % cut
             request = head + body
             connection.send(request[:cut])
-            time.sleep(0.02)
+            stream.head()
             connection.send(request[cut:])
             assert connection.response().status == 204
             expected += body
@@ -418,7 +419,7 @@ def test_random_bytes_never_break_the_server(server: Server, stream: Stream) -> 
         with connect(server) as connection:
             connection.send(bytes(mutated))
             connection.half_close()
-            while not connection.ends(within_secs=5):
+            while not connection.ends():
                 answer = connection.response()
                 assert answer.status < 500 or answer.status in (501, 505)
         stream.delete()

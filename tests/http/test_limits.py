@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.http.protocol import Stream, assert_problem, offset, producer
-from tests.serving import serve
+from tests.http.watching import wait_for_sample
+from tests.serving import Server, serve
 
 STREAM_BYTES = 100_000
 MEMORY_BYTES = 300_000
@@ -18,16 +20,17 @@ MEMORY_BYTES = 300_000
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
     """A server of its own: 100 kB a stream, 300 kB in all, five producers a stream."""
-    with (
-        serve(
-            DS_LIMITS__MAX_STREAM_BYTES=str(STREAM_BYTES),
-            DS_LIMITS__MAX_MEMORY_BYTES=str(MEMORY_BYTES),
-            DS_LIMITS__MAX_PRODUCERS_PER_STREAM="5",
-            DS_EXPIRY__SWEEP_INTERVAL_SECS="0.2",
-        ) as server,
-        httpx.Client(base_url=server.url, timeout=10.0, verify=False) as client,
-    ):
+    with limited() as server, httpx.Client(base_url=server.url, verify=False) as client:
         yield client
+
+
+def limited(**more: Any) -> AbstractContextManager[Server]:
+    return serve(
+        DS_LIMITS__MAX_STREAM_BYTES=str(STREAM_BYTES),
+        DS_LIMITS__MAX_MEMORY_BYTES=str(MEMORY_BYTES),
+        DS_LIMITS__MAX_PRODUCERS_PER_STREAM="5",
+        **more,
+    )
 
 
 def fill(http: httpx.Client, *names: str) -> list[Stream]:
@@ -78,14 +81,16 @@ def test_t10_deleting_gives_the_bytes_back(http: httpx.Client) -> None:
     fill(http, "a", "b", "c")
 
 
-def test_t10_expiry_gives_the_bytes_back_without_anyone_looking(http: httpx.Client) -> None:
-    for round_number in range(3):
-        for name in ("a", "b", "c"):
-            Stream(http, name).create(b"x" * 90_000, headers={"Stream-TTL": "1"})
-        assert_problem(Stream(http, "late").put(b"x" * 90_000), 413, "memory_full")
-        time.sleep(1.8)
-        Stream(http, f"late-{round_number}").create(b"x" * 90_000)
-        Stream(http, f"late-{round_number}").delete()
+def test_t10_expiry_gives_the_bytes_back_without_anyone_looking() -> None:
+    with limited(moving_time=True) as server, httpx.Client(base_url=server.url, verify=False) as http:
+        for round_number in range(3):
+            for name in ("a", "b", "c"):
+                Stream(http, name).create(b"x" * 90_000, headers={"Stream-TTL": "3600"})
+            assert_problem(Stream(http, "late").put(b"x" * 90_000), 413, "memory_full")
+            server.pass_time(3601)
+            wait_for_sample(server, "streams", 0)
+            Stream(http, f"late-{round_number}").create(b"x" * 90_000)
+            Stream(http, f"late-{round_number}").delete()
 
 
 def test_t10_refused_requests_cost_nothing(http: httpx.Client) -> None:

@@ -10,7 +10,11 @@ import httpx
 import pytest
 
 from tests.http.protocol import ZERO, Stream, offset
-from tests.http.subscribing import Subscription, acks_of, assert_error, eventually, wake_events
+from tests.http.subscribing import Subscription, acks_of, assert_error, wake_events
+from tests.serving import Server
+from tests.waiting import wait_until
+
+LEASE_S = 600
 
 
 class Pool:
@@ -39,9 +43,9 @@ def pool(client: httpx.Client, stream_name: Callable[[], str]) -> Pool:
 
 
 @pytest.fixture
-def hasty(client: httpx.Client, stream_name: Callable[[], str]) -> Pool:
-    """With the shortest lease there is."""
-    return Pool(client, stream_name(), lease_ttl_ms=1000)
+def leased(moving_client: httpx.Client, stream_name: Callable[[], str]) -> Pool:
+    """On a server whose clock the test moves, with the longest lease there is."""
+    return Pool(moving_client, stream_name(), lease_ttl_ms=LEASE_S * 1000)
 
 
 def test_an_append_writes_one_wake_event(pool: Pool) -> None:
@@ -139,42 +143,43 @@ def test_work_that_came_meanwhile_is_the_next_wake(pool: Pool) -> None:
     assert pool.events() == [(stream.name, 1), (stream.name, 2)]
 
 
-def test_an_ack_without_done_moves_the_cursor_and_keeps_the_lease(hasty: Pool) -> None:
-    stream = hasty.stream("a").create("one")
+def test_an_ack_without_done_moves_the_cursor_and_keeps_the_lease(moving_server: Server, leased: Pool) -> None:
+    stream = leased.stream("a").create("one")
     stream.append("two")
-    claimed = hasty.subscription.claimed("ann")
+    claimed = leased.subscription.claimed("ann")
     first = [{"path": stream.name, "offset": offset(1, 3)}]
     for _ in range(4):
-        time.sleep(0.4)  # Longer in all than the lease.
-        beat = hasty.subscription.act("ack", claimed, acks=first)
+        moving_server.pass_time(0.4 * LEASE_S)  # Longer in all than the lease.
+        beat = leased.subscription.act("ack", claimed, acks=first)
         assert beat.json() == {"ok": True, "next_wake": False}
-    assert hasty.subscription.acked(stream.name) == offset(1, 3)
-    assert_error(hasty.subscription.claim("bob"), 409, "ALREADY_CLAIMED", current_holder="ann")
-    assert hasty.subscription.act("ack", claimed, acks=acks_of(claimed), done=True).json()["next_wake"] is False
+    assert leased.subscription.acked(stream.name) == offset(1, 3)
+    assert_error(leased.subscription.claim("bob"), 409, "ALREADY_CLAIMED", current_holder="ann")
+    assert leased.subscription.act("ack", claimed, acks=acks_of(claimed), done=True).json()["next_wake"] is False
 
 
-def test_a_lease_that_runs_out_wakes_again_and_fences_the_old_worker(hasty: Pool) -> None:
-    stream = hasty.stream("a").create("one")
-    stale = hasty.subscription.claimed("ann")
-    eventually(lambda: hasty.has_event(2))
-    assert_error(hasty.subscription.act("ack", stale, acks=acks_of(stale), done=True), 409, "FENCED", generation=2)
-    assert_error(hasty.subscription.act("release", stale), 409, "FENCED")
-    fresh = hasty.subscription.claimed("bob")
+def test_a_lease_that_runs_out_wakes_again_and_fences_the_old_worker(moving_server: Server, leased: Pool) -> None:
+    stream = leased.stream("a").create("one")
+    stale = leased.subscription.claimed("ann")
+    moving_server.pass_time(LEASE_S + 1)
+    wait_until(lambda: leased.has_event(2))
+    assert_error(leased.subscription.act("ack", stale, acks=acks_of(stale), done=True), 409, "FENCED", generation=2)
+    assert_error(leased.subscription.act("release", stale), 409, "FENCED")
+    fresh = leased.subscription.claimed("bob")
     assert fresh["generation"] == 2
     assert fresh["wake_id"] != stale["wake_id"]
-    assert_error(hasty.subscription.act("ack", stale), 409, "FENCED")
-    assert hasty.subscription.acked(stream.name) == ZERO, "a stale ack moves nothing"
-    assert hasty.subscription.act("ack", fresh, acks=acks_of(fresh), done=True).status_code == 200
+    assert_error(leased.subscription.act("ack", stale), 409, "FENCED")
+    assert leased.subscription.acked(stream.name) == ZERO, "a stale ack moves nothing"
+    assert leased.subscription.act("ack", fresh, acks=acks_of(fresh), done=True).status_code == 200
 
 
-def test_a_lease_that_runs_out_with_nothing_left_to_do_is_just_over(hasty: Pool) -> None:
-    hasty.stream("a").create("one")
-    claimed = hasty.subscription.claimed()
-    assert hasty.subscription.act("ack", claimed, acks=acks_of(claimed)).status_code == 200
-    time.sleep(1.2)
-    assert [number for _, number in hasty.events()] == [1]
-    assert_error(hasty.subscription.claim(), 409, "NO_PENDING_WORK")
-    assert_error(hasty.subscription.act("ack", claimed), 409, "FENCED")
+def test_a_lease_that_runs_out_with_nothing_left_to_do_is_just_over(moving_server: Server, leased: Pool) -> None:
+    leased.stream("a").create("one")
+    claimed = leased.subscription.claimed()
+    assert leased.subscription.act("ack", claimed, acks=acks_of(claimed)).status_code == 200
+    moving_server.pass_time(LEASE_S + 1)
+    assert [number for _, number in leased.events()] == [1]
+    assert_error(leased.subscription.claim(), 409, "NO_PENDING_WORK")
+    assert_error(leased.subscription.act("ack", claimed), 409, "FENCED")
 
 
 def test_a_release_wakes_the_next(pool: Pool) -> None:

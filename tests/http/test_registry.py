@@ -11,8 +11,9 @@ import httpx
 import pytest
 
 from tests.http.protocol import Stream, assert_problem
-from tests.http.subscribing import eventually
+from tests.http.subscribing import Subscription, wake_events
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 JSON = {"Content-Type": "application/json"}
 
@@ -91,7 +92,7 @@ def test_streams_come_and_go(listing: httpx.Client) -> None:
 def test_expiry_is_told_too(listing: httpx.Client) -> None:
     listing.put("/v1/stream/brief", headers={"Stream-TTL": "1"})
     assert "brief" in listed(listing)
-    eventually(lambda: "brief" not in listed(listing))
+    wait_until(lambda: "brief" not in listed(listing))
     listing.put("/v1/stream/brief")
     assert "brief" in listed(listing)
 
@@ -128,11 +129,14 @@ def test_it_can_be_forked(listing: httpx.Client) -> None:
 
 def test_pull_wake_cannot_write_into_it(listing: httpx.Client) -> None:
     Stream(listing, "woken").create()
+    Stream(listing, "wakes", "application/json").create()
     before = events(listing)
     body = {"type": "pull-wake", "pattern": "woken", "wake_stream": "__registry__"}
     listing.put("/v1/stream/__ds/subscriptions/sneaky", json=body)
+    Subscription(listing, "honest").pull("wakes", "woken")
     Stream(listing, "woken").append("x")
-    time.sleep(0.3)
+    # The wake of the other subscription is written after the one that must not be.
+    wait_until(lambda: wake_events(listing, "wakes"))
     assert events(listing) == before
 
 
@@ -167,7 +171,7 @@ def test_after_a_restart_it_is_put_right(tmp_path: Path, mode: str) -> None:
         http.put("/v1/stream/older")
         server.kill()
     with serve(**on) as server, httpx.Client(base_url=server.url) as http:
-        eventually(lambda: "older" in listed(http))
+        wait_until(lambda: "older" in listed(http))
         for name in ("kept", "gone", "changed"):
             http.put(f"/v1/stream/{name}")
         server.kill()
@@ -178,7 +182,7 @@ def test_after_a_restart_it_is_put_right(tmp_path: Path, mode: str) -> None:
         http.put("/v1/stream/missed")
         server.kill()
     with serve(**on) as server, httpx.Client(base_url=server.url) as http:
-        eventually(lambda: set(listed(http)) == {"older", "kept", "changed", "missed"})
+        wait_until(lambda: set(listed(http)) == {"older", "kept", "changed", "missed"})
         assert listed(http)["changed"]["contentType"] == "text/plain"
         count = len(events(http))
         server.kill()
@@ -199,5 +203,5 @@ def test_registry_that_a_client_spoiled_while_it_was_off_is_replaced(tmp_path: P
         serve(directory=tmp_path, DS_STORAGE__MODE="file-durable", DS_REGISTRY__ENABLED="true") as server,
         httpx.Client(base_url=server.url) as http,
     ):
-        eventually(lambda: set(listed(http)) == {"other"})
+        wait_until(lambda: set(listed(http)) == {"other"})
         assert "it is replaced by a new one" in server.log()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -10,26 +9,30 @@ import pytest
 
 from tests.http.protocol import Stream, stream_on
 from tests.http.raw import RawConnection, chunked, connect, encode
+from tests.http.watching import samples, wait_for_live_readers, wait_for_sample
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 TEXT = {"Content-Type": "text/plain"}
 CHUNKED = {**TEXT, "Transfer-Encoding": "chunked"}
 BODY_BYTES = 10_000
 HEADER_BYTES = 4_096
 URL_BYTES = 1_024
+READ_S, IDLE_S, WRITE_S, POLL_S = 1000, 2000, 3000, 8000
 
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Server]:
-    """A server with small limits and short patience."""
+    """A server with small limits, whose clock tests move."""
     with serve(
+        moving_time=True,
         DS_HTTP__MAX_BODY_BYTES=str(BODY_BYTES),
         DS_HTTP__MAX_HEADER_BYTES=str(HEADER_BYTES),
         DS_HTTP__MAX_URL_BYTES=str(URL_BYTES),
-        DS_SERVER__READ_TIMEOUT_SECS="1",
-        DS_SERVER__IDLE_TIMEOUT_SECS="1.5",
-        DS_SERVER__WRITE_TIMEOUT_SECS="2",
-        DS_SERVER__LONG_POLL_TIMEOUT_SECS="4",
+        DS_SERVER__READ_TIMEOUT_SECS=str(READ_S),
+        DS_SERVER__IDLE_TIMEOUT_SECS=str(IDLE_S),
+        DS_SERVER__WRITE_TIMEOUT_SECS=str(WRITE_S),
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS=str(POLL_S),
     ) as running:
         yield running
 
@@ -40,17 +43,14 @@ def stream(strict: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
         yield one
 
 
-def send_slowly(connection: RawConnection, data: bytes, *, every_secs: float, for_secs: float) -> None:
-    """One byte at a time, until the server has had enough."""
-    ends_at = time.monotonic() + for_secs
-    for byte in data:
-        if time.monotonic() > ends_at:
-            return
+def send_slowly(server: Server, connection: RawConnection, data: bytes) -> None:
+    """One byte at a time, ten of them within the time for a request, until the server has had enough."""
+    for byte in data[:25]:
         try:
             connection.send(bytes([byte]))
         except OSError:
             return
-        time.sleep(every_secs)
+        server.pass_time(READ_S / 10)
 
 
 def test_a_body_of_exactly_the_limit_is_taken(stream: Stream) -> None:
@@ -187,11 +187,9 @@ def test_a_slow_loris_is_408_and_cut_off(strict: Server, stream: Stream, part: s
     }[part]
     rest = whole if part == "request line" else (b"y" * 200 if part != "chunk size" else b"0" * 200)
     with connect(strict) as connection:
-        began = time.monotonic()
         connection.send(begin)
-        send_slowly(connection, rest, every_secs=0.1, for_secs=2.5)
+        send_slowly(strict, connection, rest)
         answer = connection.response()
-        assert time.monotonic() - began < 4
         assert answer.status == 408
         assert b'"request_timeout"' in answer.body
         assert connection.ends()
@@ -200,23 +198,26 @@ def test_a_slow_loris_is_408_and_cut_off(strict: Server, stream: Stream, part: s
 
 def test_a_request_that_never_comes_ends_the_connection(strict: Server) -> None:
     with connect(strict) as connection:
-        began = time.monotonic()
-        assert connection.ends(within_secs=5)
-        assert time.monotonic() - began > 0.8
+        wait_until(lambda: samples(strict)["headwater_connections"] >= 2)
+        strict.pass_time(IDLE_S / 2)
+        assert connection.has_nothing()
+        strict.pass_time(IDLE_S)
+        assert connection.ends()
 
 
 def test_an_idle_connection_is_closed_without_a_word(strict: Server) -> None:
     with connect(strict) as connection:
         connection.request("GET", "/healthz")
-        began = time.monotonic()
-        assert connection.ends(within_secs=5)
-        assert 1 < time.monotonic() - began < 4
+        strict.pass_time(IDLE_S / 2)
+        assert connection.has_nothing()
+        strict.pass_time(IDLE_S)
+        assert connection.ends()
 
 
 def test_a_connection_in_use_is_not_idle(strict: Server) -> None:
     with connect(strict) as connection:
         for _ in range(6):
-            time.sleep(0.5)
+            strict.pass_time(IDLE_S / 3)
             assert connection.request("GET", "/healthz").status == 200
 
 
@@ -224,10 +225,12 @@ def test_waiting_for_data_is_not_being_slow(strict: Server, stream: Stream) -> N
     """The time-outs are the client's to obey: a long-poll that outlasts them all is answered."""
     stream.create("data")
     with connect(strict) as connection:
-        began = time.monotonic()
-        answer = connection.request("GET", f"{stream.path}?offset=now&live=long-poll")
-        assert answer.status == 204
-        assert time.monotonic() - began > 3
+        connection.send(encode("GET", f"{stream.path}?offset=now&live=long-poll"))
+        wait_for_live_readers(strict, "long-poll", 1)
+        strict.pass_time(POLL_S - READ_S)
+        assert connection.has_nothing()
+        strict.pass_time(READ_S)
+        assert connection.response().status == 204
 
 
 def test_a_reader_that_takes_nothing_is_dropped(strict: Server, stream: Stream) -> None:
@@ -236,9 +239,10 @@ def test_a_reader_that_takes_nothing_is_dropped(strict: Server, stream: Stream) 
         stream.append(b"x" * BODY_BYTES)
     with connect(strict) as connection:
         connection.send(encode("GET", stream.path) * 20)
-        time.sleep(5)
+        wait_for_sample(strict, "slow_readers_now", 1)
+        strict.pass_time(WRITE_S + 1)
+        wait_for_sample(strict, "slow_readers_now", 0)
         received = 0
-        connection.socket.settimeout(3)
         while True:
             try:
                 piece = connection.socket.recv(1 << 20)
@@ -265,6 +269,9 @@ def test_more_connections_than_allowed_are_503() -> None:
         finally:
             for connection in held:
                 connection.socket.close()
-        time.sleep(0.2)
-        with connect(server) as again:
-            assert again.request("GET", "/healthz").status == 200
+
+        def is_served() -> bool:
+            with connect(server) as again:
+                return again.request("GET", "/healthz").status == 200
+
+        wait_until(is_served)

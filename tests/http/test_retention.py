@@ -6,8 +6,7 @@ The effect of snapshots is the extensions' §2.2; age, size and the permission t
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,10 +17,13 @@ from tests.http.bucketed import Bucket, BucketStream
 from tests.http.protocol import ZERO, Stream, assert_problem, offset
 from tests.http.raw import ConnectionEnded, connect, encode
 from tests.http.sse_reader import SseReader
+from tests.http.watching import wait_for_live_readers
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 ONE, TWO, THREE = offset(1, 3), offset(2, 6), offset(3, 11)
 OCTETS = "application/octet-stream"
+HOUR_S = 3600
 DROP = {"Stream-Retention-Drop": "allowed"}
 
 
@@ -31,11 +33,19 @@ def metric(http: httpx.Client, name: str) -> float:
     return float(found[0])
 
 
-def eventually(condition: Callable[[], bool], within_secs: float = 10.0) -> None:
-    deadline = time.monotonic() + within_secs
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to be"
-        time.sleep(0.05)
+@pytest.fixture
+def moving_bucket(moving_client: httpx.Client, bucket_id: str) -> Bucket:
+    """A bucket on the server whose clock tests move."""
+    return Bucket(moving_client, bucket_id).create()
+
+
+def let_retention_work(server: Server, bucket: Bucket) -> None:
+    """An hour passes, and retention has dropped what it may of a stream that was written last."""
+    marker = bucket.stream("marker").create(headers={**DROP, "Stream-Retention-Bytes": "1"})
+    for _ in range(5):
+        marker.append("x")
+    server.pass_time(HOUR_S)
+    wait_until(lambda: "stream-earliest-offset" in marker.head().headers)
 
 
 # -- live readers (§2.2: for any offset before, the server must return 410)
@@ -48,12 +58,13 @@ def test_2_2_a_long_poll_before_what_is_retained_is_410(log_stream: BucketStream
     assert log_stream.long_poll(TWO).content == b"three"
 
 
-def test_2_2_a_long_poll_at_the_tail_is_not_disturbed_by_a_snapshot(server: Server, log_stream: BucketStream) -> None:
-    with connect(server) as connection:
-        connection.send(encode("GET", f"{log_stream.path}?offset={THREE}&live=long-poll"))
-        time.sleep(0.1)
-        log_stream.publish(THREE)
-        assert connection.quiet(for_secs=0.2)
+def test_2_2_a_long_poll_at_the_tail_is_not_disturbed_by_a_snapshot(patient: Server, bucket_id: str) -> None:
+    with httpx.Client(base_url=patient.url, verify=False) as http, connect(patient) as connection:
+        log_stream = Bucket(http, bucket_id).create().stream("log").create("one two three")
+        connection.send(encode("GET", f"{log_stream.path}?offset=now&live=long-poll"))
+        wait_for_live_readers(patient, "long-poll", 1)
+        log_stream.publish(log_stream.tail())
+        assert connection.has_nothing()
         log_stream.append("four")
         assert connection.response().body == b"four"
 
@@ -73,7 +84,7 @@ def test_2_2_an_event_reader_that_fell_behind_is_ended_and_meets_410(server: Ser
     for number in range(90):
         stream.append(bytes([number]) * 100_000)
     with SseReader(server, stream.path, offset="-1") as reader:
-        time.sleep(0.2)
+        # It does not read, and 9 MB do not fit into the buffers between the two.
         stream.publish(stream.tail(), "state")
         events = list(reader)
     # It ended cleanly, on a pair, and well before the end.
@@ -110,7 +121,7 @@ def test_the_bytes_before_a_snapshot_count_no_longer(bucket: Bucket) -> None:
         at = stream.append(bytes([number]) * 1_000_000)
         if number % 5 == 4:
             stream.publish(at, b"s" * 10)
-            eventually(lambda: metric(bucket.http, "payload_bytes") <= before + 20)
+            wait_until(lambda: metric(bucket.http, "payload_bytes") <= before + 20)
     assert stream.parts()[0].body == b"s" * 10
     stream.delete()
 
@@ -137,9 +148,9 @@ def test_a_fork_keeps_what_it_reads_until_it_is_gone(bucket: Bucket) -> None:
     assert metric(bucket.http, "payload_bytes") >= start
     inner.publish(offset(2, 200_000), "z")
     assert inner.get(offset=offset(2, 200_000)).content == expected[200_000:400_000]
-    eventually(lambda: metric(bucket.http, "payload_bytes") <= start - 200_000 + 10)
+    wait_until(lambda: metric(bucket.http, "payload_bytes") <= start - 200_000 + 10)
     inner.delete()
-    eventually(lambda: metric(bucket.http, "payload_bytes") <= start - 1_000_000 + 10)
+    wait_until(lambda: metric(bucket.http, "payload_bytes") <= start - 1_000_000 + 10)
     for stream in (source, fork):
         stream.delete()
 
@@ -152,10 +163,10 @@ def test_a_fork_of_a_deleted_source_keeps_only_what_it_needs(bucket: Bucket) -> 
     fork = bucket.stream("fork", OCTETS).create(headers={"Stream-Forked-From": source.path})
     source.delete()
     fork.publish(offset(6, 600_000), "state")
-    eventually(lambda: metric(bucket.http, "payload_bytes") <= start - 600_000 + 10)
+    wait_until(lambda: metric(bucket.http, "payload_bytes") <= start - 600_000 + 10)
     assert fork.get(offset=offset(6, 600_000)).content == b"".join(bytes([n]) * 100_000 for n in range(6, 10))
     fork.delete()
-    eventually(lambda: metric(bucket.http, "payload_bytes") <= start - 1_000_000 + 10)
+    wait_until(lambda: metric(bucket.http, "payload_bytes") <= start - 1_000_000 + 10)
 
 
 def disk_bytes(directory: Path) -> int:
@@ -176,6 +187,13 @@ def serve_small(directory: Path, mode: str) -> Iterator[httpx.Client]:
         yield http
 
 
+def patient_append(stream: Stream, content: bytes) -> str:
+    """Append as soon as the disk has caught up."""
+    answer = wait_until(lambda: stream.post(content), lambda found: found.status_code != 503)
+    assert answer.status_code == 204, answer.text
+    return answer.headers["stream-next-offset"]
+
+
 def test_the_bytes_before_a_snapshot_are_freed_on_disk(tmp_path: Path, persistent_mode: str) -> None:
     """Eight times 20 MB pass through a stream that is folded; the directory stays far below what passed."""
     with serve_small(tmp_path, persistent_mode) as http:
@@ -185,7 +203,7 @@ def test_the_bytes_before_a_snapshot_are_freed_on_disk(tmp_path: Path, persisten
         at = ""
         sizes = []
         for _ in range(8):
-            at = [stream.append(bytes([number]) * 500_000) for number in range(40)][-1]
+            at = [patient_append(stream, bytes([number]) * 500_000) for number in range(40)][-1]
             stream.publish(at, "state")
             sizes.append(disk_bytes(tmp_path))
         after = stream.append(b"after" * 1000)
@@ -194,7 +212,7 @@ def test_the_bytes_before_a_snapshot_are_freed_on_disk(tmp_path: Path, persisten
             # A database file does not shrink, but what was freed in it is used again.
             assert sizes[-1] < sizes[3] + 20_000_000, sizes
         else:
-            eventually(lambda: disk_bytes(tmp_path) < 30_000_000, within_secs=20)
+            wait_until(lambda: disk_bytes(tmp_path) < 30_000_000)
         assert [part.body for part in stream.parts()] == [b"state", b"after" * 1000]
     with serve_small(tmp_path, persistent_mode) as http:
         bucket = Bucket(http, "bucket")
@@ -236,7 +254,7 @@ def test_a_stream_is_cut_to_its_size_where_dropping_is_allowed(bucket: Bucket) -
     stream = bucket.stream("sized", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "10000"})
     offsets = [stream.append(bytes([number]) * 1000) for number in range(50)]
     # At rest: at least what was asked for, and no more than an eighth beyond it.
-    eventually(lambda: len(_retained(stream)) <= 11_250)
+    wait_until(lambda: len(_retained(stream)) <= 11_250)
     earliest = stream.head().headers["stream-earliest-offset"]
     assert earliest in offsets
     content = _retained(stream)
@@ -250,25 +268,27 @@ def test_a_stream_is_cut_to_its_size_where_dropping_is_allowed(bucket: Bucket) -
     assert b"".join(part.body for part in stream.parts()) == content
 
 
-def test_the_newest_message_stays_however_large_it_is(bucket: Bucket) -> None:
-    stream = bucket.stream("large", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "10"})
+def test_the_newest_message_stays_however_large_it_is(moving_server: Server, moving_bucket: Bucket) -> None:
+    stream = moving_bucket.stream("large", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "10"})
     at = stream.append(b"a" * 1000)
     stream.append(b"b" * 1000)
-    eventually(lambda: stream.head().headers.get("stream-earliest-offset") == at)
-    time.sleep(1.2)
+    wait_until(lambda: stream.head().headers.get("stream-earliest-offset") == at)
+    moving_server.pass_time(HOUR_S)
     assert stream.get(offset=at).content == b"b" * 1000
 
 
-def test_messages_go_when_they_are_too_old(bucket: Bucket) -> None:
-    stream = bucket.stream("aged").create(headers={**DROP, "Stream-Retention-Age": "2"})
+def test_messages_go_when_they_are_too_old(moving_server: Server, moving_bucket: Bucket) -> None:
+    stream = moving_bucket.stream("aged").create(headers={**DROP, "Stream-Retention-Age": str(HOUR_S)})
     stream.append("one")
-    time.sleep(1.5)
+    moving_server.pass_time(0.7 * HOUR_S)
     at = stream.append("two")
     assert stream.content() == b"onetwo"
-    eventually(lambda: stream.get(offset="-1").status_code == 410, within_secs=4)
-    # Never too early: the second message has its two seconds.
+    moving_server.pass_time(0.5 * HOUR_S)
+    wait_until(lambda: stream.get(offset="-1").status_code == 410)
+    # Never too early: the second message has its hour.
     assert stream.get(offset=stream.head().headers["stream-earliest-offset"]).content == b"two"
-    eventually(lambda: stream.head().headers["stream-earliest-offset"] == at, within_secs=5)
+    moving_server.pass_time(HOUR_S)
+    wait_until(lambda: stream.head().headers["stream-earliest-offset"] == at)
     assert stream.get(offset=at).content == b""
     stream.append("three")
     assert stream.get(offset=at).content == b"three"
@@ -285,21 +305,21 @@ def test_messages_go_when_they_are_too_old(bucket: Bucket) -> None:
     ],
 )
 def test_nothing_is_dropped_that_no_snapshot_covers_unless_it_was_allowed(
-    bucket: Bucket, headers: dict[str, str]
+    moving_server: Server, moving_bucket: Bucket, headers: dict[str, str]
 ) -> None:
-    stream = bucket.stream("kept", OCTETS).create(headers=headers)
+    stream = moving_bucket.stream("kept", OCTETS).create(headers=headers)
     for number in range(20):
         stream.append(bytes([number]) * 100)
-    time.sleep(2)
+    let_retention_work(moving_server, moving_bucket)
     assert len(stream.content()) == 2000
 
 
-def test_what_follows_a_snapshot_stays_until_the_next_one(bucket: Bucket) -> None:
+def test_what_follows_a_snapshot_stays_until_the_next_one(moving_server: Server, moving_bucket: Bucket) -> None:
     """Age and size never drop what only a snapshot could stand for: bootstrap would be incomplete (§3.4)."""
-    stream = bucket.stream("both", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "1000"})
+    stream = moving_bucket.stream("both", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "1000"})
     stream.publish(stream.append(b"a" * 100), "state")
     tail = [stream.append(b"b" * 100) for _ in range(30)][-1]
-    time.sleep(1.2)
+    let_retention_work(moving_server, moving_bucket)
     assert stream.bootstrap().headers["stream-snapshot-offset"].startswith(offset(1, 100))
     assert [part.body for part in stream.parts()] == [b"state", *[b"b" * 100] * 30]
     stream.publish(tail, "later")
@@ -345,7 +365,7 @@ def test_the_base_surface_has_it_too(stream: Stream) -> None:
     stream.create(headers={**DROP, "Stream-Retention-Bytes": "100", "Content-Type": OCTETS})
     for number in range(20):
         stream.append(bytes([number]) * 50, headers={"Content-Type": OCTETS})
-    eventually(lambda: len(_retained(stream)) == 100)
+    wait_until(lambda: len(_retained(stream)) == 100)
     assert stream.get(offset="-1").content == _retained(stream)
     assert_problem(stream.get(offset=ZERO), 410, "offset_gone")
 
@@ -353,8 +373,8 @@ def test_the_base_surface_has_it_too(stream: Stream) -> None:
 @contextmanager
 def dropping(
     directory: Path, mode: str, *, size: int = 0, age_secs: float = 0, drop: str = "true"
-) -> Iterator[httpx.Client]:
-    """A server with a rule of its own."""
+) -> Iterator[tuple[Server, httpx.Client]]:
+    """A server with its own rule, whose clock the test moves."""
     with (
         serve(
             directory=directory,
@@ -362,14 +382,15 @@ def dropping(
             DS_RETENTION__MAX_BYTES=str(size),
             DS_RETENTION__MAX_AGE_SECS=str(age_secs),
             DS_RETENTION__DROP_UNCOVERED=drop,
+            moving_time=True,
         ) as server,
-        httpx.Client(base_url=server.url, timeout=30) as http,
+        httpx.Client(base_url=server.url) as http,
     ):
-        yield http
+        yield server, http
 
 
 def test_the_servers_rule_holds_where_a_stream_says_nothing(tmp_path: Path) -> None:
-    with dropping(tmp_path, "file-durable", size=1000) as http:
+    with dropping(tmp_path, "file-durable", size=1000) as (_, http):
         bucket = Bucket(http, "bucket").create()
         plain = bucket.stream("plain", OCTETS).create()
         never = bucket.stream("never", OCTETS).create(headers={"Stream-Retention-Drop": "never"})
@@ -377,34 +398,37 @@ def test_the_servers_rule_holds_where_a_stream_says_nothing(tmp_path: Path) -> N
         for stream in (plain, never, larger):
             for number in range(60):
                 stream.append(bytes([number]) * 100)
-        eventually(lambda: 1000 <= len(_retained(plain)) <= 1125)
-        eventually(lambda: 3000 <= len(_retained(larger)) <= 3375)
+        wait_until(lambda: 1000 <= len(_retained(plain)) <= 1125)
+        wait_until(lambda: 3000 <= len(_retained(larger)) <= 3375)
         assert len(never.content()) == 6000
     # Restarted with another rule, which holds for what is there.
-    with dropping(tmp_path, "file-durable", size=500) as http:
+    with dropping(tmp_path, "file-durable", size=500) as (_, http):
         plain = Bucket(http, "bucket").stream("plain", OCTETS)
-        eventually(lambda: 500 <= len(_retained(plain)) <= 600)
-    with dropping(tmp_path, "file-durable", size=100, drop="false") as http:
+        wait_until(lambda: 500 <= len(_retained(plain)) <= 600)
+    with dropping(tmp_path, "file-durable", size=100, drop="false") as (server, http):
         plain = Bucket(http, "bucket").stream("plain", OCTETS)
-        time.sleep(1.5)
+        let_retention_work(server, Bucket(http, "bucket"))
         assert len(_retained(plain)) >= 500
 
 
 @pytest.mark.parametrize("mode", ["file-durable", "acid"])
 def test_ages_are_known_across_restarts(tmp_path: Path, mode: str) -> None:
-    with dropping(tmp_path, mode, age_secs=4) as http:
+    with dropping(tmp_path, mode, age_secs=HOUR_S) as (server, http):
         stream = Bucket(http, "bucket").create().stream("aged").create()
         stream.append("old")
-        time.sleep(2.2)
+        server.pass_time(0.5 * HOUR_S)
         at = stream.append("new")
-        written = time.monotonic()
-    with dropping(tmp_path, mode, age_secs=4) as http:
+        moved_s = server.moved_s
+    with dropping(tmp_path, mode, age_secs=HOUR_S) as (server, http):
+        # The clock of the new server is ours again: move it to where the old one was.
+        server.pass_time(moved_s)
         stream = Bucket(http, "bucket").stream("aged")
-        eventually(lambda: stream.get(offset="-1").status_code == 410, within_secs=8)
-        if time.monotonic() - written < 3.5:
-            assert _retained(stream) == b"new"
-        eventually(lambda: stream.head().headers["stream-earliest-offset"] == at, within_secs=8)
-        assert time.monotonic() - written >= 3.9
+        assert stream.content() == b"oldnew"
+        server.pass_time(0.6 * HOUR_S)
+        wait_until(lambda: stream.get(offset="-1").status_code == 410)
+        assert _retained(stream) == b"new"
+        server.pass_time(0.6 * HOUR_S)
+        wait_until(lambda: stream.head().headers["stream-earliest-offset"] == at)
 
 
 def _retained(stream: Stream) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +15,9 @@ from tests.http.bucketed import Bucket, BucketStream
 from tests.http.protocol import ZERO, Stream, assert_problem, offset
 from tests.http.raw import chunked, connect, encode
 from tests.http.sse_reader import SseReader
+from tests.http.watching import samples
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 ONE, TWO, THREE = offset(1, 3), offset(2, 6), offset(3, 11)
 MAX_BYTES = 300_000
@@ -28,10 +29,11 @@ LARGE = bytes(range(256)) * 1100
 def limited() -> Iterator[Server]:
     """A server whose snapshots may have 300 kB, ordinary bodies 1 kB, and all content together 2 MB."""
     with serve(
+        moving_time=True,
         DS_LIMITS__MAX_SNAPSHOT_BYTES=str(MAX_BYTES),
         DS_HTTP__MAX_BODY_BYTES="1000",
         DS_LIMITS__MAX_MEMORY_BYTES="2000000",
-        DS_SERVER__READ_TIMEOUT_SECS="1",
+        DS_SERVER__READ_TIMEOUT_SECS="600",
     ) as running:
         yield running
 
@@ -39,7 +41,7 @@ def limited() -> Iterator[Server]:
 @pytest.fixture
 def small_server(limited: Server, bucket_id: str) -> Iterator[BucketStream]:
     """A stream with the messages `one`, `two`, `three` on the server with limits."""
-    with httpx.Client(base_url=limited.url, timeout=10.0) as http:
+    with httpx.Client(base_url=limited.url) as http:
         stream = Bucket(http, bucket_id).create().stream("log").create()
         for text in ("one", "two", "three"):
             stream.append(text)
@@ -304,10 +306,12 @@ def test_2_2_a_stream_that_ends_while_its_snapshot_arrives_is_404(server: Server
 
 
 def test_2_2_a_client_that_leaves_in_the_middle_publishes_nothing(server: Server, log_stream: BucketStream) -> None:
+    before = samples(server)["headwater_connections"]
     with connect(server) as connection:
         connection.send(encode("PUT", f"{log_stream.path}/snapshot/{TWO}", headers={"Content-Length": str(len(LARGE))}))
         connection.send(LARGE[:-1])
-    time.sleep(0.2)
+        wait_until(lambda: samples(server)["headwater_connections"] > before)
+    wait_until(lambda: samples(server)["headwater_connections"] <= before)
     assert log_stream.latest().status_code == 404
     assert log_stream.content() == b"onetwothree"
 
@@ -319,7 +323,7 @@ def test_2_2_a_client_that_hardly_sends_is_408(small_server: BucketStream, limit
         )
         for _ in range(5):
             connection.send(b"x" * 10)
-            time.sleep(0.3)
+            limited.pass_time(200)
         assert connection.response().status == 408
     assert small_server.latest().status_code == 404
 
@@ -331,11 +335,13 @@ def test_2_2_a_closed_stream_takes_a_snapshot(log_stream: BucketStream) -> None:
     assert (response.headers["stream-up-to-date"], response.headers["stream-closed"]) == ("true", "true")
 
 
-def test_2_2_publishing_restarts_a_sliding_window(bucket: Bucket) -> None:
-    stream = bucket.stream("ttl").create("one", headers={"Stream-TTL": "2"})
-    time.sleep(1.3)
+def test_2_2_publishing_restarts_a_sliding_window(
+    moving_server: Server, moving_client: httpx.Client, bucket_id: str
+) -> None:
+    stream = Bucket(moving_client, bucket_id).create().stream("ttl").create("one", headers={"Stream-TTL": "3600"})
+    moving_server.pass_time(2400)
     stream.publish(ONE)
-    time.sleep(1.3)
+    moving_server.pass_time(2400)
     assert stream.snapshot(ONE).status_code == 200
 
 
@@ -506,10 +512,7 @@ def blobs(directory: Path) -> list[Path]:
 
 def wait_for_blobs(directory: Path, count: int) -> None:
     """Superseded blobs go soon after, not at once."""
-    deadline = time.monotonic() + 5
-    while len(blobs(directory)) != count and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert len(blobs(directory)) == count
+    wait_until(lambda: len(blobs(directory)), lambda found: found == count, what="number of blobs")
 
 
 def test_snapshots_survive_a_kill_and_only_the_latest_is_kept(tmp_path: Path, persistent_mode: str) -> None:

@@ -20,13 +20,13 @@ from tests.http.subscribing import (
     Subscription,
     acks_of,
     assert_error,
-    eventually,
     key_set,
     verify,
     wake_events,
 )
 from tests.http.webhook_receiver import DONE, Reply, receive
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 MODES = ["file-durable", "file-fast", "acid"]
 
@@ -59,7 +59,7 @@ def test_everything_is_there_again_after_a_kill(tmp_path: Path, mode: str) -> No
             events.append("two")
             Stream(http, "extra").create("xyz")
             hooked = Stream(http, "hooked/h").create("123")
-            eventually(lambda: hook.acked(hooked.name) == offset(1, 3))
+            wait_until(lambda: hook.acked(hooked.name) == offset(1, 3))
             claimed = pull.claimed("ann")
             assert pull.act("ack", claimed, acks=[{"stream": events.name, "offset": offset(1, 3)}]).is_success
             before = {one.id: one.get() for one in (hook, pull)}
@@ -84,18 +84,20 @@ def test_everything_is_there_again_after_a_kill(tmp_path: Path, mode: str) -> No
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_delivery_that_a_kill_cut_short_is_made_again(tmp_path: Path, mode: str) -> None:
-    with receive(Reply(delay_s=10), otherwise=DONE) as receiver:
+    killed = threading.Event()
+    with receive(Reply(hold=killed), otherwise=DONE) as receiver:
         with server_on(tmp_path, mode) as (server, http):
             port = server.port
             Subscription(http, "s").webhook(receiver.url, "a", lease_ttl_ms=60_000)
             Stream(http, "a").create("one")
             first = receiver.wait().body
             server.kill()
+            killed.set()
         with server_on(tmp_path, mode, port) as (server, http):
             second = receiver.wait(2).body
             assert (second["wake_id"], second["generation"]) == (first["wake_id"], 1)
             assert second["callback_token"] == first["callback_token"]
-            eventually(lambda: Subscription(http, "s").acked("a") == offset(1, 3))
+            wait_until(lambda: Subscription(http, "s").acked("a") == offset(1, 3))
 
 
 def test_the_retry_schedule_is_kept(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_the_retry_schedule_is_kept(tmp_path: Path) -> None:
             subscription = Subscription(http, "s").webhook(receiver.url, "a")
             Stream(http, "a").create("one")
             second = receiver.wait(2)
-            eventually(lambda: 'headwater_webhook_calls_total{outcome="failed"} 2.0' in http.get("/metrics").text)
+            wait_until(lambda: 'headwater_webhook_calls_total{outcome="failed"} 2.0' in http.get("/metrics").text)
             Stream(http, "b").create()  # durable after all that came before it
             assert subscription.get()["status"] == "failed"
             server.kill()
@@ -116,7 +118,7 @@ def test_the_retry_schedule_is_kept(tmp_path: Path) -> None:
             # At the latest when the server has started again, which takes a while on a busy machine.
             assert third.at_s - second.at_s >= 1.5, "two seconds after the second delivery, not at once"
             assert third.body["wake_id"] == second.body["wake_id"]
-            eventually(lambda: Subscription(http, "s").get()["status"] == "active")
+            wait_until(lambda: Subscription(http, "s").get()["status"] == "active")
 
 
 def test_a_lease_that_ran_out_while_nobody_was_there_wakes_again(tmp_path: Path) -> None:
@@ -126,12 +128,11 @@ def test_a_lease_that_ran_out_while_nobody_was_there_wakes_again(tmp_path: Path)
         Subscription(http, "s").pull("wake", "a/*", lease_ttl_ms=1000)
         Stream(http, "a/b").create("one")
         # A claim could come before the event that invites to it; the events of both wakes are what is counted below.
-        eventually(lambda: [event["generation"] for event in wake_events(http, "wake")] == [1])
+        wait_until(lambda: [event["generation"] for event in wake_events(http, "wake")] == [1])
         stale = Subscription(http, "s").claimed()
         server.kill()
-    time.sleep(1.0)
     with server_on(tmp_path, "file-durable", port) as (server, http):
-        eventually(lambda: [event["generation"] for event in wake_events(http, "wake")] == [1, 2])
+        wait_until(lambda: [event["generation"] for event in wake_events(http, "wake")] == [1, 2])
         assert_error(Subscription(http, "s").act("ack", stale, done=True), 409, "FENCED")
 
 
@@ -181,7 +182,7 @@ def test_no_delivery_is_lost_by_kills_at_any_time(tmp_path: Path, mode: str, lon
             subscription = Subscription(http, "s")
             assert len(written) == len(names)
             tails = {name: http.head(f"/v1/stream/{name}").headers["stream-next-offset"] for name in names}
-            eventually(lambda: {name: subscription.acked(name) for name in names} == tails, 60)
+            wait_until(lambda: {name: subscription.acked(name) for name in names} == tails)
     for got in receiver.received:
         told |= {
             stream["path"]: max(stream["tail_offset"], told.get(stream["path"], "")) for stream in got.body["streams"]

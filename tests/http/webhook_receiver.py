@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+TRICKLE_S = 0.1
 WAIT_S = 60.0
 """Long enough for a busy machine. A test that waits this long has failed."""
 
@@ -42,11 +43,10 @@ class Reply:
     status: int = 200
     body: bytes = b"{}"
     headers: dict[str, str] = field(default_factory=dict)
-    delay_s: float = 0.0
-    trickle_s: float = 0.0
-    """Send the body one byte at a time, with this pause between."""
+    trickles: bool = False
+    """Send the body one byte at a time until `hold` is set."""
     hold: threading.Event | None = None
-    """Send nothing before this is set; with `trickle_s`, not the last byte."""
+    """Send nothing before this is set; if it trickles, not the last byte."""
 
 
 DONE = Reply(body=b'{"done": true}')
@@ -77,12 +77,6 @@ class Receiver:
                 f"{len(self.received)} of {count} requests came within {timeout_s} s"
             )
         return self.received[count - 1]
-
-    def stays_quiet(self, seconds: float) -> None:
-        """No further request comes for a while."""
-        before = len(self.received)
-        time.sleep(seconds)
-        assert len(self.received) == before
 
     def take(self, received: Received) -> Reply:
         with self._arrived:
@@ -120,23 +114,22 @@ def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext
         do_GET = do_POST
 
         def _answer(self, reply: Reply) -> None:
-            time.sleep(reply.delay_s)
-            if reply.hold is not None and not reply.trickle_s:
+            if reply.hold is not None and not reply.trickles:
                 reply.hold.wait(WAIT_S)
             self.send_response(reply.status)
             for name, value in reply.headers.items():
                 self.send_header(name, value)
             self.send_header("Content-Length", str(len(reply.body)))
             self.end_headers()
-            if not reply.trickle_s:
+            if not reply.trickles:
                 self.wfile.write(reply.body)
                 return
+            assert reply.hold is not None
             for byte in reply.body[:-1]:
                 self.wfile.write(bytes([byte]))
                 self.wfile.flush()
-                time.sleep(reply.trickle_s)
-            if reply.hold is not None:
-                reply.hold.wait(WAIT_S)
+                reply.hold.wait(TRICKLE_S)
+            reply.hold.wait(WAIT_S)
             self.wfile.write(reply.body[-1:])
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from contextlib import AbstractContextManager
 
 import pytest
 
 from tests.http.protocol import ZERO, Stream, assert_problem, stream_on
+from tests.http.raw import connect, encode
 from tests.http.sse_reader import SseReader
+from tests.http.watching import wait_for_live_readers
 from tests.serving import Server, serve
+
+HOUR_S = 3600
 
 
 @pytest.mark.parametrize("fraction", ["1234567890", "500000000000", "9" * 40], ids=len)
@@ -37,35 +42,46 @@ def test_a_conflict_of_expiry_times_names_the_one_that_the_stream_has(stream: St
 def test_a_long_poll_keeps_a_short_ttl_alive(mode: str) -> None:
     """newer protocol: a stream with live readers does not expire. A poll on a TTL of 2 s was answered with 404."""
     with (
-        serve(DS_STORAGE__MODE=mode, DS_SERVER__LONG_POLL_TIMEOUT_SECS="4") as server,
+        serve(moving_time=True, DS_STORAGE__MODE=mode, DS_SERVER__LONG_POLL_TIMEOUT_SECS=str(4 * HOUR_S)) as server,
         stream_on(server, "short") as stream,
+        connect(server) as connection,
     ):
-        stream.create(headers={"Stream-TTL": "2"})
-        began = time.monotonic()
-        assert stream.long_poll(ZERO).status_code == 204
-        assert time.monotonic() - began >= 3.9
+        stream.create(headers={"Stream-TTL": str(HOUR_S)})
+        connection.send(encode("GET", f"{stream.path}?offset={ZERO}&live=long-poll"))
+        wait_for_live_readers(server, "long-poll", 1)
+        server.pass_time(3 * HOUR_S)
+        assert connection.has_nothing()
+        server.pass_time(HOUR_S)
+        assert connection.response().status == 204
         assert stream.head().status_code == 200
 
 
-def test_an_event_reader_keeps_a_short_ttl_alive_and_its_leaving_starts_the_window(
-    server: Server, stream: Stream
-) -> None:
+def test_an_event_reader_keeps_a_short_ttl_alive_and_its_leaving_starts_the_window(mode: str) -> None:
     """newer protocol: a stream with live readers does not expire."""
-    stream.create(headers={"Stream-TTL": "1"})
-    with SseReader(server, stream.name) as reader:
-        assert reader.next().control["upToDate"] is True
-        time.sleep(2.5)
-        stream.append("still here")
-        assert reader.pair()[0].data == "still here"
-    time.sleep(2.2)
-    assert stream.head().status_code == 404
+    with expiring(mode) as server, stream_on(server, "short") as stream:
+        stream.create(headers={"Stream-TTL": str(HOUR_S)})
+        with SseReader(server, stream.name) as reader:
+            assert reader.next().control["upToDate"] is True
+            server.pass_time(3 * HOUR_S)
+            stream.append("still here")
+            assert reader.pair()[0].data == "still here"
+        wait_for_live_readers(server, "sse", 0)
+        server.pass_time(HOUR_S + 1)
+        assert stream.head().status_code == 404
 
 
-def test_a_live_reader_does_not_hold_up_an_absolute_expiry(server: Server, stream: Stream) -> None:
+def test_a_live_reader_does_not_hold_up_an_absolute_expiry(mode: str) -> None:
     """protocol line 84: Stream-Expires-At is an absolute time."""
-    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 2))
-    stream.create(headers={"Stream-Expires-At": at})
-    with SseReader(server, stream.name) as reader:
-        reader.next()
-        assert reader.ends()
-    assert stream.head().status_code == 404
+    with expiring(mode) as server, stream_on(server, "short") as stream:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + HOUR_S))
+        stream.create(headers={"Stream-Expires-At": at})
+        with SseReader(server, stream.name) as reader:
+            reader.next()
+            server.pass_time(HOUR_S + 1)
+            assert reader.ends()
+        assert stream.head().status_code == 404
+
+
+def expiring(mode: str) -> AbstractContextManager[Server]:
+    """A server whose clock the test moves, and whose event streams never end."""
+    return serve(moving_time=True, DS_STORAGE__MODE=mode, DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0")
