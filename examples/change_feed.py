@@ -16,11 +16,10 @@ import argparse
 import os
 import random
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import httpx
+from headwater.client import ProducerStamp, Stream
 
 BATCH_ROWS = 100
 PRODUCER = "change-feed"
@@ -65,18 +64,13 @@ def change_at_random(database: sqlite3.Connection, chance: random.Random, count:
                 database.execute("DELETE FROM items WHERE id = ?", (chance.choice(known),))
 
 
-def publish(database: sqlite3.Connection, stream: str, http: httpx.Client) -> int:
-    """Send everything in the outbox; how many changes that were."""
+def publish(database: sqlite3.Connection, stream: Stream) -> int:
+    """Send everything in the outbox; returns the number of changes."""
     sent = 0
     while (batch := _next_batch(database)) is not None:
         number, events = batch
-        headers = {
-            "Content-Type": "application/json",
-            "Producer-Id": PRODUCER,
-            "Producer-Epoch": "0",
-            "Producer-Seq": str(number),
-        }
-        http.post(stream, content=f"[{','.join(events)}]", headers=headers).raise_for_status()
+        body = f"[{','.join(events)}]".encode()
+        stream.append_body(body, producer=ProducerStamp(PRODUCER, epoch=0, seq=number))
         with database:
             database.execute("DELETE FROM outbox WHERE batch = ?", (number,))
             database.execute("UPDATE published SET batches = ?", (number + 1,))
@@ -97,19 +91,10 @@ def _next_batch(database: sqlite3.Connection) -> tuple[int, list[str]] | None:
     return (number, events) if events else None
 
 
-def read_all(stream: str, http: httpx.Client) -> Iterator[dict[str, Any]]:
-    """Every event up to the tail, page by page."""
-    offset, up_to_date = "-1", False
-    while not up_to_date:
-        page = http.get(stream, params={"offset": offset}).raise_for_status()
-        yield from page.json()
-        offset, up_to_date = page.headers["stream-next-offset"], "stream-up-to-date" in page.headers
-
-
-def replicate(stream: str, http: httpx.Client) -> Rows:
+def replicate(stream: Stream) -> Rows:
     """The table, from the stream alone."""
     rows: Rows = {}
-    for event in read_all(stream, http):
+    for event in stream.read():
         key = int(event["key"])
         if event["headers"]["operation"] == "delete":
             del rows[key]
@@ -130,12 +115,12 @@ def main() -> None:
     parser.add_argument("--database", default="items.db", metavar="FILE", help="the SQLite database")
     parser.add_argument("--changes", type=int, default=50, help="how many changes to make")
     arguments = parser.parse_args()
-    stream = f"{arguments.url.rstrip('/')}/v1/stream/{arguments.stream}"
-    with closing(open_database(arguments.database)) as database, httpx.Client(timeout=30.0) as http:
-        http.put(stream, headers={"Content-Type": "application/json"}).raise_for_status()
+    url = f"{arguments.url.rstrip('/')}/v1/stream/{arguments.stream}"
+    with closing(open_database(arguments.database)) as database, Stream(url) as stream:
+        stream.create()
         change_at_random(database, random.Random(), arguments.changes)
-        print(f"published {publish(database, stream, http)} changes")
-        ours, theirs = table(database), replicate(stream, http)
+        print(f"published {publish(database, stream)} changes")
+        ours, theirs = table(database), replicate(stream)
         print(f"{len(ours)} rows here, {len(theirs)} in the replica, {'the same' if ours == theirs else 'DIFFERENT'}")
 
 

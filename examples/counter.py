@@ -6,7 +6,7 @@
     python examples/counter.py watch
 
 Invariant: the counter never goes below zero, however many writers there are. A writer decides on the state it has read
-and says so with `Stream-Seq`: if another one was faster, the server refuses (409), and the writer decides anew.
+and says so with `Stream-Seq`: if another one was faster, the server refuses (409), and the writer decides again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-import httpx
-
-from headwater.client import Part, Refused, Stream, follow
+from headwater.client import Client, ConflictError, Snapshot, Stream
 
 SNAPSHOT_EVERY = 50
 """Events after which the state is published as a snapshot, so that nobody reads them all again."""
@@ -36,46 +36,44 @@ class Counter:
     value: int = 0
     version: int = 0
 
-    def restore(self, snapshot: Part | None) -> None:
-        saved = json.loads(snapshot.read()) if snapshot is not None else {"value": 0, "version": 0}
+    def restore(self, snapshot: Snapshot | None) -> None:
+        saved = json.loads(snapshot.body) if snapshot is not None else {"value": 0, "version": 0}
         self.value, self.version = saved["value"], saved["version"]
 
-    def apply(self, update: bytes) -> None:
-        self.value += json.loads(update)["add"]
+    def apply(self, message: bytes) -> None:
+        self.value += json.loads(message)["add"]
         self.version += 1
 
 
-def open_counter(url: str, name: str) -> Stream:
-    """The counter's stream, in a bucket of its own, made if it is not there."""
-    bucket = f"{url}/ds/counters"
-    answer = httpx.put(bucket)
-    if answer.status_code not in {201, 409}:
-        answer.raise_for_status()
-    stream = Stream(f"{bucket}/{name}")
-    stream.create()
-    return stream
+@contextmanager
+def open_counter(url: str, name: str) -> Iterator[Stream]:
+    """The counter's stream, created if it does not exist."""
+    with Client(url) as client:
+        bucket = client.bucket("counters")
+        bucket.create(exist_ok=True)
+        stream = bucket.stream(name)
+        stream.create()
+        yield stream
 
 
 def load(stream: Stream) -> Counter:
     """The state as of now: the latest snapshot and what came after it."""
     counter = Counter()
-    next(iter(follow(stream, counter)))
+    next(stream.follow_state(counter))
     return counter
 
 
 def add(stream: Stream, amount: int) -> Counter:
-    """Decide, append, and try again if somebody else appended in between."""
+    """Decide, append, and try again if another writer appended in between."""
     while True:
         counter = load(stream)
         if counter.value + amount < 0:
             raise WouldBeNegative(f"the counter is at {counter.value}; {amount} would bring it below zero")
         event = json.dumps({"add": amount}).encode()
         try:
-            offset = stream.append(event, headers={"Stream-Seq": f"{counter.version + 1:020}"})
-        except Refused as refused:
-            if refused.status == 409:
-                continue
-            raise
+            offset = stream.append(event, seq=f"{counter.version + 1:020}").next_offset
+        except ConflictError:
+            continue
         counter.apply(event)
         if counter.version % SNAPSHOT_EVERY == 0:
             state = json.dumps({"value": counter.value, "version": counter.version}).encode()
@@ -103,7 +101,7 @@ def main() -> None:
         else:
             counter = Counter()
             shown: int | None = None
-            for _ in follow(stream, counter):
+            for _ in stream.follow_state(counter):
                 if counter.version != shown:
                     shown = counter.version
                     print(counter.value, flush=True)

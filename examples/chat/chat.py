@@ -4,8 +4,8 @@
 
 The stream is the session. The page appends questions to it and shows what it holds; this script follows it and appends
 answers, one token an event. Reload the page, open it twice, stop this script in the middle of an answer: everything
-goes on where it was, because all there is to know is in the stream. Tokens come from a simulated model; put a real one
-into `tokens_for`.
+continues where it was, because all state is in the stream. Tokens are made by a simulated model; put a real one into
+`tokens_for`.
 
 Invariant: every token is appended once. The script's appends carry a producer id, an epoch that grows with each start
 (so that a leftover of an earlier start is refused) and a number; what it must still say, it reads from the stream.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import http.server
 import itertools
-import json
 import os
 import threading
 import time
@@ -24,10 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+from headwater.client import ENDLESS_RETRY, Batch, ProducerStamp, Stream
 
 PAGE = Path(__file__).with_name("index.html")
-RETRY_S = 0.2
 
 _WORDS = (
     "A durable stream is an append-only log behind a URL. I write one token at a time, you may reload in the middle of"
@@ -53,53 +51,26 @@ def is_ours(event: Any) -> bool:
 class Session:
     """The stream as this script writes it."""
 
-    def __init__(self, stream: str) -> None:
+    def __init__(self, stream: Stream) -> None:
         self.stream = stream
-        self._http = httpx.Client(timeout=httpx.Timeout(10.0, read=90.0))
-        self._epoch = str(time.time_ns() // 1_000_000)
+        self._epoch = time.time_ns() // 1_000_000
         self._seqs = itertools.count()
-
-    def create(self) -> None:
-        self._patiently("PUT", {"Content-Type": "application/json"})
 
     def append(self, event: dict[str, Any]) -> None:
         """Append exactly once: sent again under the same number until there is an answer."""
-        producer = {"Producer-Id": "assistant", "Producer-Epoch": self._epoch, "Producer-Seq": str(next(self._seqs))}
-        self._patiently("POST", {"Content-Type": "application/json", **producer}, json.dumps(event))
+        self.stream.append(event, producer=ProducerStamp("assistant", self._epoch, next(self._seqs)))
 
-    def events(self) -> Iterator[list[Any]]:
-        """What the stream holds and what comes, in batches; an empty one says that all that is there has been read."""
-        offset = "-1"
-        while True:
-            live = {"live": "long-poll"} if offset != "-1" else {}
-            try:
-                answer = self._http.get(self.stream, params={"offset": offset, **live}).raise_for_status()
-            except httpx.TransportError:
-                time.sleep(RETRY_S)
-                continue
-            offset = answer.headers["stream-next-offset"]
-            if answer.status_code == 200:
-                yield answer.json()
-            if "stream-up-to-date" in answer.headers:
-                yield []
-
-    def _patiently(self, method: str, headers: dict[str, str], body: str = "") -> None:
-        while True:
-            try:
-                answer = self._http.request(method, self.stream, headers=headers, content=body)
-            except httpx.TransportError:
-                time.sleep(RETRY_S)
-                continue
-            answer.raise_for_status()
-            return
+    def events(self) -> Iterator[Batch]:
+        """What the stream holds and what is appended, in batches."""
+        return self.stream.follow().batches()
 
 
 def answer_questions(session: Session, pause_s: float) -> None:
-    """Follow the session for ever, and answer what has no complete answer yet."""
+    """Follow the session, and answer every question that has no complete answer yet."""
     questions: dict[str, str] = {}
     said: dict[str, int] = {}
     for batch in session.events():
-        for event in batch:
+        for event in batch.values:
             if not is_ours(event):
                 continue
             key, kind, value = event["key"], event["type"], event["value"]
@@ -110,7 +81,7 @@ def answer_questions(session: Session, pause_s: float) -> None:
                 said[question] = said.get(question, 0) + 1
             elif kind == "message":
                 questions.pop(key.removesuffix(":answer"), None)
-        if not batch:
+        if batch.up_to_date:
             for key in list(questions):
                 _answer(session, key, questions.pop(key), said.get(key, 0), pause_s)
 
@@ -151,12 +122,13 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8437, help="where the page is served; 0 picks a free port")
     parser.add_argument("--pause", type=float, default=0.06, metavar="SECONDS", help="between two tokens")
     arguments = parser.parse_args()
-    stream = f"{arguments.url.rstrip('/')}/v1/stream/{arguments.stream}"
+    url = f"{arguments.url.rstrip('/')}/v1/stream/{arguments.stream}"
+    stream = Stream(url, retry=ENDLESS_RETRY)
+    stream.create()
     session = Session(stream)
-    session.create()
-    pages = page_server(arguments.port, stream)
+    pages = page_server(arguments.port, url)
     threading.Thread(target=pages.serve_forever, daemon=True).start()
-    print(f"chat at http://localhost:{pages.server_port} (stream {stream})", flush=True)
+    print(f"chat at http://localhost:{pages.server_port} (stream {url})", flush=True)
     try:
         answer_questions(session, arguments.pause)
     except KeyboardInterrupt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headwater.client import Part
+from headwater.client import Snapshot
 
 SNAPSHOT_TYPE = "application/vnd.test.state+json"
 
@@ -18,12 +18,12 @@ class Table:
         self.applied = 0
         self.restored = 0
 
-    def restore(self, snapshot: Part | None) -> None:
+    def restore(self, snapshot: Snapshot | None) -> None:
         self.restored += 1
         self.values, self.applied = {}, 0
         if snapshot is not None:
             assert snapshot.content_type == SNAPSHOT_TYPE
-            state = json.loads(snapshot.read())
+            state = json.loads(snapshot.body)
             self.values, self.applied = state["values"], state["applied"]
 
     def apply(self, update: bytes) -> None:

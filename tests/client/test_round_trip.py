@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from headwater.client import Stream, follow
+from headwater.client import Stream
+from headwater.client.reading import Live
 from tests.client.folding import SNAPSHOT_TYPE, Table
 from tests.serving import Server, serve
 
@@ -43,8 +44,8 @@ class Run:
         return threading.Thread(target=run)
 
     def write(self) -> None:
-        with _client() as http:
-            self._write(Stream(self.url, http))
+        with Stream(self.url) as stream:
+            self._write(stream)
 
     def _write(self, stream: Stream) -> None:
         generator = random.Random(1)
@@ -59,20 +60,19 @@ class Run:
                     "value": value,
                 }
                 batch.append(json.dumps(event).encode())
-            stream.append(b"[" + b",".join(batch) + b"]")
+            stream.append_many(batch)
             self.history += batch
             time.sleep(0.002)
-        stream.append(b"", headers={"Stream-Closed": "true"})
+        stream.close()
         self.done.set()
 
     def fold(self) -> None:
         """Follow like any reader, and publish what was folded every now and then."""
         table, published = Table(), time.monotonic()
-        with _client() as http:
-            stream = Stream(self.url, http)
-            for place in follow(stream, table):
+        with Stream(self.url) as stream:
+            for progress in stream.follow_state(table):
                 if time.monotonic() - published > 0.3:
-                    stream.publish_snapshot(place.next_offset, table.snapshot(), SNAPSHOT_TYPE)
+                    stream.publish_snapshot(progress.next_offset, table.snapshot(), SNAPSHOT_TYPE)
                     self.snapshots += 1
                     published = time.monotonic()
 
@@ -81,25 +81,21 @@ class Run:
         generator = random.Random(number)
         table = Table()
         self.tables.append(table)
-        live = generator.choice(["sse", "sse", "long-poll"])
-        with _client() as http:
-            for place in follow(Stream(self.url, http), table, live=live):
+        live: Live = generator.choice(["sse", "sse", "long-poll"])
+        with Stream(self.url) as stream:
+            for progress in stream.follow_state(table, live=live):
                 if not self.done.is_set() and generator.random() < 0.05:
                     time.sleep(generator.random())
                 assert not self.errors
-                if place.closed:
+                if progress.closed:
                     return
-
-
-def _client() -> httpx.Client:
-    return httpx.Client(timeout=30, verify=False, limits=httpx.Limits(max_connections=2))
 
 
 def run_on(server: Server, seconds: float, readers: int) -> Run:
     assert httpx.put(f"{server.url}/ds/round-trip").status_code == 201
     url = f"{server.url}/ds/round-trip/state"
-    with _client() as http:
-        Stream(url, http).create()
+    with Stream(url) as stream:
+        stream.create()
     run = Run(url, seconds, readers)
     threads = [run.guarded(run.write), run.guarded(run.fold)]
     threads += [run.guarded(run.read, number) for number in range(readers)]

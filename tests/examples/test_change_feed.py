@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import socket
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import httpx
 import pytest
 
+from headwater.client import NO_RETRY, ConnectionLostError, Stream
+from tests.client.proxies import Proxy, running
 from tests.examples.loading import example
 from tests.serving import Server
 
@@ -18,60 +20,64 @@ feed = example("change_feed")
 
 
 @pytest.fixture
-def stream(server: Server, stream_name: Callable[[], str]) -> str:
-    url = server.stream_url(stream_name())
-    httpx.put(url, headers={"Content-Type": "application/json"}).raise_for_status()
-    return url
+def stream(server: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
+    with Stream(server.stream_url(stream_name())) as stream:
+        stream.create()
+        yield stream
 
 
-def test_a_replica_built_from_the_stream_is_the_table(stream: str, tmp_path: Path) -> None:
+def test_a_replica_built_from_the_stream_is_the_table(stream: Stream, tmp_path: Path) -> None:
     chance = random.Random(5)
-    with closing(feed.open_database(str(tmp_path / "db"))) as database, httpx.Client() as http:
+    with closing(feed.open_database(str(tmp_path / "db"))) as database:
         for _ in range(3):
             feed.change_at_random(database, chance, 120)
-            assert feed.publish(database, stream, http) == 120
-            assert feed.publish(database, stream, http) == 0
-            assert feed.replicate(stream, http) == feed.table(database) != {}
-        assert len(list(feed.read_all(stream, http))) == 360
+            assert feed.publish(database, stream) == 120
+            assert feed.publish(database, stream) == 0
+            assert feed.replicate(stream) == feed.table(database) != {}
+        assert len(list(stream.read())) == 360
 
 
-class Dying(httpx.BaseTransport):
-    """Loses what the server answered, every other time: before the request, or after it was done."""
+class Dying(Proxy):
+    """Cuts connections: before a request arrives, or after it was processed and before it is answered."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, target: str, chance: random.Random) -> None:
+        super().__init__(target)
         self._chance = chance
-        self._real = httpx.HTTPTransport()
+        self._fate = "fine"
         self.deaths = 0
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        fate = self._chance.choice(["fine", "before", "after"])
-        if fate == "fine":
-            return self._real.handle_request(request)
-        if fate == "after":
-            answer = self._real.handle_request(request)
-            answer.read()
-            answer.close()
+    def on_request(self, data: bytes, client: socket.socket) -> bool:
+        if not data.startswith(b"POST"):
+            return True
+        self._fate = self._chance.choice(["fine", "before", "after"])
+        if self._fate == "before":
+            self.deaths += 1
+            client.shutdown(socket.SHUT_RDWR)
+        return self._fate != "before"
+
+    def on_response(self, data: bytes) -> tuple[bytes, bool]:
+        if self._fate != "after":
+            return data, True
+        self._fate = "fine"
         self.deaths += 1
-        raise httpx.ReadError("the publisher died here")
-
-    def close(self) -> None:
-        self._real.close()
-        self._real = httpx.HTTPTransport()
+        return b"", False
 
 
-def test_a_publisher_that_dies_anywhere_sends_each_change_once(stream: str, tmp_path: Path) -> None:
+def test_a_publisher_that_dies_anywhere_sends_each_change_once(server: Server, stream: Stream, tmp_path: Path) -> None:
     chance = random.Random(7)
-    dying = Dying(chance)
+    dying = Dying(server.url, random.Random(8))
     path = str(tmp_path / "db")
-    for _ in range(12):
-        with closing(feed.open_database(path)) as database, httpx.Client(transport=dying) as http:
-            feed.change_at_random(database, chance, 10)
-            try:
-                feed.publish(database, stream, http)
-            except httpx.ReadError:
-                continue
+    with running(dying):
+        for _ in range(12):
+            url = stream.url.replace(server.url, dying.url)
+            with closing(feed.open_database(path)) as database, Stream(url, retry=NO_RETRY) as broken:
+                feed.change_at_random(database, chance, 10)
+                try:
+                    feed.publish(database, broken)
+                except ConnectionLostError:
+                    continue
     assert dying.deaths >= 4
-    with closing(sqlite3.connect(path)) as database, httpx.Client() as http:
-        feed.publish(database, stream, http)
-        assert len(list(feed.read_all(stream, http))) == 120
-        assert feed.replicate(stream, http) == feed.table(database)
+    with closing(sqlite3.connect(path)) as database:
+        feed.publish(database, stream)
+        assert len(list(stream.read())) == 120
+        assert feed.replicate(stream) == feed.table(database)

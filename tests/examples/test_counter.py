@@ -46,7 +46,7 @@ def test_many_writers_lose_nothing_and_snapshots_shorten_the_way(
         assert state.value == taken >= 0
         if state.version >= counter.SNAPSHOT_EVERY:
             with stream.bootstrap() as bootstrap:
-                assert bootstrap.has_snapshot
+                assert bootstrap.info.has_snapshot
                 assert len(list(bootstrap.parts)) <= 1 + state.version - counter.SNAPSHOT_EVERY
         before = state.version
         for _ in range(counter.SNAPSHOT_EVERY):

@@ -85,7 +85,7 @@ def test_200_mb_are_published_read_and_bootstrapped_in_bounded_memory(tmp_path: 
         updates = [bytes([number]) * 100_000 for number in range(20)]
         for update in updates:
             stream.append(update)
-        client = Stream(f"{server.url}{stream.path}", http)
+        client = Stream(f"{server.url}{stream.path}", timeout_s=120)
         at = offset(1, 6)
         with Watcher(server) as watcher:
             client.publish_snapshot(at, content(megabytes), OCTETS)
@@ -107,12 +107,11 @@ def test_appends_go_on_while_200_mb_are_published(tmp_path: Path) -> None:
     with (
         serve(directory=tmp_path, DS_STORAGE__MODE="file-durable") as server,
         httpx.Client(base_url=server.url, timeout=120) as http,
-        httpx.Client(base_url=server.url, timeout=120) as uploading,
     ):
         bucket = Bucket(http, "large").create()
         stream = bucket.stream("busy", OCTETS).create(b"folded")
         upload = threading.Thread(
-            target=Stream(f"{server.url}{stream.path}", uploading).publish_snapshot,
+            target=Stream(f"{server.url}{stream.path}", timeout_s=120).publish_snapshot,
             args=(offset(1, 6), content(200), OCTETS),
         )
         started = time.perf_counter()

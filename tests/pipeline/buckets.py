@@ -34,9 +34,9 @@ class Bucket(Streams):
 
     def bootstrapped(self, name: str) -> State:
         """What a client makes of the stream now, by the protocol's own way."""
-        with Stream(f"{self.root}/{name}") as stream, stream.bootstrap() as answer:
-            first, *rest = [part.read() for part in answer.parts]
-            state = State.decoded(first) if answer.has_snapshot else State()
+        with Stream(f"{self.root}/{name}") as stream, stream.bootstrap() as bootstrap:
+            first, *rest = [part.read() for part in bootstrap.parts]
+            state = State.decoded(first) if bootstrap.info.has_snapshot else State()
             return state.apply_all(rest)
 
 

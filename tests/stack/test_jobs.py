@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-import httpx
 import pytest
 from rich.console import Console
 
+from headwater.client import ClientError
 from headwater.spark.status import PIPELINE, StatusStream
 from headwater.stack.display import jobs_table
 from headwater.stack.jobs import STATUS_STREAM, jobs_told
@@ -42,5 +42,5 @@ def test_the_last_state_of_each_job_is_told() -> None:
 def test_a_server_that_does_not_answer_is_said() -> None:
     with serve(DS_STORAGE__MODE="memory") as server:
         url = server.url
-    with pytest.raises(httpx.HTTPError):
+    with pytest.raises(ClientError):
         jobs_told([url])

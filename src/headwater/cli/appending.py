@@ -1,38 +1,36 @@
-"""Input to appends: lines into batches, batches into requests, exactly once where a producer is named.
+"""Input to appends: lines into batches, batches into requests, exactly once with a producer.
 
-With a producer, batches are cut by count and size alone, never by time: so the same input makes the same batches with
-the same sequence numbers, and a run that broke off can simply be run again. What the server has is answered with 204,
-and its digest shows whether it is what we would have sent.
+With a producer, batches are cut by count and size only, never by time. The same input then makes the same batches with
+the same sequence numbers, and a run that broke off can be run again: the server answers a batch that it has with 204
+and a digest, which shows whether the batch is the same.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-import time
-import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from headwater.cli.errors import USAGE, CommandError
-from headwater.cli.remote import CONFLICT, Remote, next_offset
+from headwater.cli.remote import CONFLICT
 
 if TYPE_CHECKING:
-    import httpx
+    from headwater.client import AppendResult, Stream
 
 LINES_MAX: Final = 500
 BYTES_MAX: Final = 1_000_000
 LINGER_S: Final = 0.05
 """How long a line may wait for others when the input is slow."""
-TRIES: Final = 8
-RETRY_MIN_S: Final = 0.2
-_PASSING: Final = frozenset((408, 429, 500, 502, 503, 504))
+ATTEMPTS_MAX: Final = 8
+FIRST_DELAY_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Exactly:
-    """Who appends, for the server to tell repeats by."""
+    """The producer id and epoch by which the server recognizes repeats."""
 
     producer: str
     epoch: int
@@ -111,77 +109,56 @@ def _as_they_come(parts: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 class Appender:
-    """Appends to one stream, one request after the other, trying again what may be tried again."""
+    """Appends to one stream, one request after the other. With a producer, failed requests are sent again."""
 
-    def __init__(self, server: Remote, address: str, content_type: str, exactly: Exactly | None) -> None:
-        self._server = server
-        self._address = address
-        self._content_type = content_type
+    def __init__(self, stream: Stream, exactly: Exactly | None) -> None:
+        self._stream = stream
         self._exactly = exactly
         self._seq = 0
 
-    def append(self, content: bytes) -> str | None:
-        """Append one body; the offset behind it, unless the server does not tell (of a repeat it need not)."""
-        headers = {"Content-Type": self._content_type} | self._producer()
-        answer = self._sent(content, headers)
-        if self._exactly is not None:
-            self._check_repeat(answer, content)
-            self._seq += 1
-        offset: str | None = answer.headers.get("stream-next-offset")
-        return offset
+    def append(self, content: bytes) -> str:
+        """Append one body; the offset after it, or empty if the server does not send one (for a duplicate)."""
+        from headwater.client import ProducerStamp
+
+        if self._exactly is None:
+            return self._stream.append_body(content).next_offset
+        with self._errors_explained():
+            stamp = ProducerStamp(self._exactly.producer, self._exactly.epoch, self._seq)
+            result = self._stream.append_body(content, producer=stamp)
+        self._check_repeat(result, content)
+        self._seq += 1
+        return result.next_offset
 
     def close(self) -> str:
-        answer = self._sent(b"", {"Stream-Closed": "true"})
-        return next_offset(answer)
+        return self._stream.close().next_offset
 
-    def _producer(self) -> dict[str, str]:
-        if self._exactly is None:
-            return {}
-        return {
-            "Producer-Id": self._exactly.producer,
-            "Producer-Epoch": str(self._exactly.epoch),
-            "Producer-Seq": str(self._seq),
-        }
+    @contextmanager
+    def _errors_explained(self) -> Iterator[None]:
+        """Say what a refusal means to a producer."""
+        from headwater.client import ProducerFencedError, ProducerGapError, ResponseError
 
-    def _sent(self, content: bytes, headers: dict[str, str]) -> httpx.Response:
-        """The answer to a request. Only a producer's append may be sent again when it is not known to have arrived."""
-        import httpx
-
-        from headwater.client.errors import check
-
-        again = TRIES if self._exactly is not None else 1
-        for attempt in range(1, again + 1):
-            try:
-                answer = self._server.http.post(self._address, content=content, headers=headers)
-            except httpx.TransportError:
-                if attempt == again:
-                    raise
-            else:
-                if answer.status_code not in _PASSING or attempt == again:
-                    self._explain(answer)
-                    check(answer, 200, 204)
-                    return answer
-            time.sleep(min(5.0, RETRY_MIN_S * 2 ** (attempt - 1)))
-        raise AssertionError("the last attempt returns or raises")
-
-    def _explain(self, answer: httpx.Response) -> None:
-        """What a refusal means to a producer, which a status alone does not tell."""
-        if self._exactly is None:
-            return
+        assert self._exactly is not None
         who = f"producer {self._exactly.producer!r}, epoch {self._exactly.epoch}"
-        expected = answer.headers.get("producer-expected-seq")
-        if answer.status_code == 403 and "producer-epoch" in answer.headers:
-            newer = answer.headers["producer-epoch"]
-            raise CommandError(f"{who}: fenced by epoch {newer}; a newer run has taken over (--epoch)", CONFLICT)
-        if answer.status_code == 409 and expected is not None:
-            raise CommandError(f"{who}: the server expects seq {expected}, this is {self._seq}", CONFLICT)
-        if answer.status_code == 400 and self._seq == 0:
-            raise CommandError(f"{who}: {answer.text[:300]}", USAGE)
+        try:
+            yield
+        except ProducerFencedError as error:
+            raise CommandError(
+                f"{who}: fenced by epoch {error.current_epoch}; a newer run has taken over (--epoch)", CONFLICT
+            ) from None
+        except ProducerGapError as error:
+            raise CommandError(
+                f"{who}: the server expects seq {error.expected_seq}, this is {self._seq}", CONFLICT
+            ) from None
+        except ResponseError as error:
+            if error.status == 400 and self._seq == 0:
+                raise CommandError(f"{who}: {error}", USAGE) from None
+            raise
 
-    def _check_repeat(self, answer: httpx.Response, content: bytes) -> None:
-        """A repeat whose digest differs is not a repeat of this input."""
-        digest = answer.headers.get("producer-digest")
-        if digest is not None and digest != f"crc32:{zlib.crc32(content):08x}:{len(content)}":
+    def _check_repeat(self, result: AppendResult, content: bytes) -> None:
+        """A duplicate whose digest differs is not a repeat of this input."""
+        from headwater.client import digest_of
+
+        if result.digest is not None and result.digest != digest_of(content):
             raise CommandError(
                 f"seq {self._seq} of this producer and epoch holds something else: the input or --batch has changed"
                 " since; use another --producer or a higher --epoch",

@@ -16,19 +16,10 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_elements = msgspec.json.Decoder(list[msgspec.Raw])
-
 
 class Progress(Protocol):
     def __call__(self, advance: int, total: int | None = None) -> None:
         """So many bytes more; `total` once it is known."""
-
-
-def messages_of(body: bytes, *, is_json: bool) -> list[bytes]:
-    """A catch-up body as messages; of a type that does not part them, as one."""
-    if not is_json:
-        return [body] if body else []
-    return [bytes(element) for element in _elements.decode(body)]
 
 
 def write_messages(messages: Iterable[bytes], *, is_json: bool, raw: bool) -> None:

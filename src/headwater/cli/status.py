@@ -63,9 +63,9 @@ def status(
 
 def _jobs(found: StackStatus | None, settings: Settings) -> tuple[list[JobStatus], str]:
     """The pipeline's jobs; or why they are not known."""
-    import httpx
     import msgspec
 
+    from headwater.client import ClientError
     from headwater.stack.jobs import jobs_told
     from headwater.stack.server_address import UnsafeSettings, server_address
 
@@ -76,7 +76,7 @@ def _jobs(found: StackStatus | None, settings: Settings) -> tuple[list[JobStatus
         address = server_address(settings, listening.host, listening.port, tls=settings.tls.enabled)
         return jobs_told(servers, address.ca_file), ""
     except (
-        httpx.HTTPError,
+        ClientError,
         msgspec.MsgspecError,
         UnsafeSettings,
     ) as error:  # Anyone may write to the stream that tells of them.

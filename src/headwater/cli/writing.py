@@ -1,4 +1,4 @@
-"""`headwater create`, `append`, `close`, `fork` and `delete`: everything that changes a stream."""
+"""`headwater create`, `append`, `close`, `fork` and `delete`: commands that change a stream."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.appending import Appender, Exactly, batches, parts_of
+from headwater.cli.appending import ATTEMPTS_MAX, FIRST_DELAY_S, Appender, Exactly, batches, parts_of
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import progress_bar
-from headwater.cli.remote import DEFAULT_URL, CaFile, Name, Token, Url, is_json_type, look_at, next_offset, remote
+from headwater.cli.remote import DEFAULT_URL, CaFile, Name, Token, Url, connected, stream_named
 from headwater.printable import printable
 
 Ttl = Annotated[int | None, typer.Option("--ttl", min=0, metavar="SECS", help="Lifetime; each use restarts it.")]
@@ -28,18 +28,13 @@ def create(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Create a stream, or see that it is there as asked for."""
-    from headwater.client.errors import check
-
-    headers = {"Content-Type": content_type} | _lifetime(ttl, expires_at)
-    if closed:
-        headers["Stream-Closed"] = "true"
+    """Create a stream, or confirm that it exists with the same configuration."""
+    _check_lifetime(ttl, expires_at)
     content = sys.stdin.buffer.read() if data == "-" else (data or "").encode()
-    with remote(url, token, ca_file) as server:
-        address = server.address(stream)
-        answer = server.http.put(address, headers=headers, content=content)
-        check(answer, 200, 201)
-        typer.echo(f"{'created' if answer.status_code == 201 else 'exists'} {printable(address)}")
+    with connected(url, token, ca_file) as client:
+        target = stream_named(client, stream)
+        result = target.create(content_type, ttl_s=ttl, expires_at=expires_at, closed=closed, body=content)
+        typer.echo(f"{'created' if result.created else 'exists'} {printable(target.url)}")
 
 
 def append(
@@ -57,7 +52,7 @@ def append(
         typer.Option("--producer", metavar="ID", help="Append exactly once: the same input again changes nothing."),
     ] = None,
     epoch: Annotated[int, typer.Option("--epoch", min=0, metavar="N", help="With --producer: fences older runs.")] = 0,
-    close_after: Annotated[bool, typer.Option("--close", help="Close the stream behind the last message.")] = False,
+    close_after: Annotated[bool, typer.Option("--close", help="Close the stream after the last message.")] = False,
     progress: Annotated[
         bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar.", show_default="on a terminal")
     ] = None,
@@ -66,39 +61,37 @@ def append(
     ca_file: CaFile = None,
 ) -> None:
     """Append messages, or the lines of stdin: JSON lines to a JSON stream, text to others."""
-    with remote(url, token, ca_file) as server:
-        address = server.address(stream)
-        headers = look_at(server, address)
-        content_type = headers.get("content-type", "application/octet-stream")
-        is_json = is_json_type(headers)
+    from headwater.client import Policy, Retry
+
+    with connected(url, token, ca_file) as client:
         exactly = Exactly(producer, epoch) if producer is not None else None
-        appender = Appender(server, address, content_type, exactly)
-        offset: str | None = headers["stream-next-offset"]
-        parts = parts_of(messages, sys.stdin.buffer, is_json=is_json, raw=raw)
+        if exactly is not None:
+            client.policy = Policy(retry=Retry(timeout_s=None, attempts=ATTEMPTS_MAX, first_delay_s=FIRST_DELAY_S))
+        target = stream_named(client, stream)
+        info = target.head()
+        appender = Appender(target, exactly)
+        offset = info.next_offset
+        parts = parts_of(messages, sys.stdin.buffer, is_json=info.is_json, raw=raw)
         with progress_bar(stream, progress) as advance:
-            for content in batches(parts, is_json=is_json and not raw, most=batch, steady=exactly is not None):
+            for content in batches(parts, is_json=info.is_json and not raw, most=batch, steady=exactly is not None):
                 offset = appender.append(content)
                 advance(len(content))
         if close_after:
             offset = appender.close()
-        typer.echo(offset if offset is not None else look_at(server, address)["stream-next-offset"])
+        typer.echo(offset or target.head().next_offset)
 
 
 def close(stream: Name, url: Url = DEFAULT_URL, token: Token = "", ca_file: CaFile = None) -> None:
     """Close a stream: nothing more can be appended, and readers learn that they have seen the end."""
-    from headwater.client.errors import check
-
-    with remote(url, token, ca_file) as server:
-        answer = server.http.post(server.address(stream), headers={"Stream-Closed": "true"})
-        check(answer, 200, 204)
-        typer.echo(next_offset(answer))
+    with connected(url, token, ca_file) as client:
+        typer.echo(stream_named(client, stream).close().next_offset)
 
 
 def fork(
     source: Name,
     stream: Annotated[str, typer.Argument(metavar="FORK", help="The new stream.", show_default=False)],
     offset: Annotated[
-        str | None, typer.Option("--offset", help="Where they part; the source's tail if not given.")
+        str | None, typer.Option("--offset", help="Where the fork starts to differ; the end of the source by default.")
     ] = None,
     sub_offset: Annotated[int | None, typer.Option("--sub-offset", min=0, help="Messages or bytes further.")] = None,
     ttl: Ttl = None,
@@ -107,19 +100,12 @@ def fork(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Make a stream that begins with another's data and goes its own way."""
-    from headwater.client.errors import check
-
-    with remote(url, token, ca_file) as server:
-        headers = {"Stream-Forked-From": server.path(source)} | _lifetime(ttl, expires_at)
-        if offset is not None:
-            headers["Stream-Fork-Offset"] = offset
-        if sub_offset is not None:
-            headers["Stream-Fork-Sub-Offset"] = str(sub_offset)
-        address = server.address(stream)
-        answer = server.http.put(address, headers=headers)
-        check(answer, 200, 201)
-        typer.echo(f"{'created' if answer.status_code == 201 else 'exists'} {printable(address)}")
+    """Create a stream that starts with the data of another one."""
+    _check_lifetime(ttl, expires_at)
+    with connected(url, token, ca_file) as client:
+        origin, target = stream_named(client, source), stream_named(client, stream)
+        result = target.fork_from(origin, offset=offset, sub_offset=sub_offset, ttl_s=ttl, expires_at=expires_at)
+        typer.echo(f"{'created' if result.created else 'exists'} {printable(target.url)}")
 
 
 def delete(
@@ -129,23 +115,20 @@ def delete(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Delete a stream and all that it holds."""
-    from headwater.client.errors import check
-
-    with remote(url, token, ca_file) as server:
-        address = server.address(stream)
+    """Delete a stream and its messages."""
+    with connected(url, token, ca_file) as client:
+        target = stream_named(client, stream)
         if not yes:
             if not sys.stdin.isatty():
-                raise CommandError(f"deleting {address} cannot be undone; say --yes where nobody can be asked", USAGE)
-            if not typer.confirm(f"Delete {address} and all that it holds?"):
+                raise CommandError(
+                    f"deleting {target.url} cannot be undone; pass --yes where nobody can confirm it", USAGE
+                )
+            if not typer.confirm(f"Delete {target.url} and its messages?"):
                 raise CommandError("nothing was deleted")
-        check(server.http.delete(address), 200, 204)
-        typer.echo(f"deleted {printable(address)}")
+        target.delete()
+        typer.echo(f"deleted {printable(target.url)}")
 
 
-def _lifetime(ttl: int | None, expires_at: str | None) -> dict[str, str]:
+def _check_lifetime(ttl: int | None, expires_at: str | None) -> None:
     if ttl is not None and expires_at is not None:
         raise CommandError("--ttl and --expires-at: give one of them", USAGE)
-    if ttl is not None:
-        return {"Stream-TTL": str(ttl)}
-    return {"Stream-Expires-At": expires_at} if expires_at is not None else {}

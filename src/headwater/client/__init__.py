@@ -1,40 +1,107 @@
-"""A client for streams that are folded to state: bootstrap, apply, tail, and bootstrap again when retention moved on.
+"""The protocol client: streams, producers and readers, synchronous and asynchronous, for any Durable Streams server.
 
-    from headwater.client import Stream, follow
+    from headwater import Stream
 
-    with Stream("http://localhost:4437/ds/agents/user-1") as stream:
-        for place in follow(stream, state):      # `state` has `restore` and `apply`
-            print(place.next_offset, place.up_to_date)
+    with Stream("http://localhost:4437/v1/stream/chat") as stream:
+        stream.create()
+        stream.append({"text": "hello"})
+        for message in stream.follow():
+            print(message)
 
-It speaks HTTP to any server of the protocol and its extensions, and shares no code with ours.
+Every operation is written once, without I/O (`operations`, `reading`, `state`, `listing`), and performed by one of two
+drivers: `blocking` over sockets, `asynchronous` over asyncio. It shares no code with the server.
 """
 
+from __future__ import annotations
+
+from headwater.client.blocking import Bootstrap, Bucket, Client, Part, Reader, Stream
+from headwater.client.effects import Policy
 from headwater.client.errors import (
     ClientError,
-    HistoryMissing,
-    MalformedAnswer,
-    NoEvents,
-    OffsetGone,
-    Refused,
-    StreamMissing,
+    ConflictError,
+    ConnectError,
+    ConnectionLostError,
+    ForbiddenError,
+    HistoryMissingError,
+    InvalidRequestError,
+    MalformedResponseError,
+    OffsetGoneError,
+    PayloadTooLargeError,
+    ProducerFencedError,
+    ProducerGapError,
+    RequestTimeoutError,
+    ResponseError,
+    ServerError,
+    SseUnavailableError,
+    StreamClosedError,
+    StreamNotFoundError,
+    StreamRecreatedError,
+    TransportError,
+    UnauthorizedError,
 )
-from headwater.client.follow import Place, State, follow
-from headwater.client.multipart import Part
-from headwater.client.stream import Batch, Bootstrap, Stream
+from headwater.client.results import (
+    BEGINNING,
+    NOW,
+    AppendResult,
+    Batch,
+    BucketEntry,
+    Chunk,
+    CreateResult,
+    ProducerStamp,
+    Range,
+    Snapshot,
+    StreamEntry,
+    StreamInfo,
+    digest_of,
+)
+from headwater.client.retry import ENDLESS_RETRY, NO_RETRY, Retry
+from headwater.client.state import State, StateProgress
 
 __all__ = [
+    "BEGINNING",
+    "ENDLESS_RETRY",
+    "NOW",
+    "NO_RETRY",
+    "AppendResult",
     "Batch",
     "Bootstrap",
+    "Bucket",
+    "BucketEntry",
+    "Chunk",
+    "Client",
     "ClientError",
-    "HistoryMissing",
-    "MalformedAnswer",
-    "NoEvents",
-    "OffsetGone",
+    "ConflictError",
+    "ConnectError",
+    "ConnectionLostError",
+    "CreateResult",
+    "ForbiddenError",
+    "HistoryMissingError",
+    "InvalidRequestError",
+    "MalformedResponseError",
+    "OffsetGoneError",
     "Part",
-    "Place",
-    "Refused",
+    "PayloadTooLargeError",
+    "Policy",
+    "ProducerFencedError",
+    "ProducerGapError",
+    "ProducerStamp",
+    "Range",
+    "Reader",
+    "RequestTimeoutError",
+    "ResponseError",
+    "Retry",
+    "ServerError",
+    "Snapshot",
+    "SseUnavailableError",
     "State",
+    "StateProgress",
     "Stream",
-    "StreamMissing",
-    "follow",
+    "StreamClosedError",
+    "StreamEntry",
+    "StreamInfo",
+    "StreamNotFoundError",
+    "StreamRecreatedError",
+    "TransportError",
+    "UnauthorizedError",
+    "digest_of",
 ]

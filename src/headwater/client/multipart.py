@@ -1,16 +1,16 @@
-"""Reading a multipart body part by part, without ever holding more than a piece of it (RFC 2046 §5.1).
+"""Multipart bodies without I/O: bytes in, parts out, never holding more than a piece of one (RFC 2046 §5.1).
 
-Strict: no preamble, no epilogue, every part with exactly one Content-Type, and the closing delimiter must come. What
-is not so is `MalformedAnswer`, because a body that was read leniently could be half of what was sent.
+Strict: no preamble, no epilogue, every part with exactly one Content-Type, and the closing delimiter must arrive.
+Anything else is a `MalformedResponseError`, because a body that was read leniently could be half of what was sent.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
-from headwater.client.errors import MalformedAnswer
+from headwater.client.errors import MalformedResponseError
 
 HEAD_MAX_BYTES: Final = 16 * 1024
 _BOUNDARY: Final = re.compile(
@@ -23,113 +23,119 @@ def boundary_of(content_type: str) -> bytes:
     """The boundary that a Content-Type header names."""
     found = _BOUNDARY.fullmatch(content_type)
     if found is None:
-        raise MalformedAnswer(f"Content-Type is not multipart/mixed with a boundary: {content_type!r}")
+        raise MalformedResponseError(f"Content-Type is not multipart/mixed with a boundary: {content_type!r}")
     return (found[1] or found[2]).encode("latin-1")
 
 
-class Part:
-    """One part. Its body comes in chunks, and can be read once, before the next part is asked for."""
+class PartStart(NamedTuple):
+    """A part begins. The pieces of its body follow, as bytes, then a `PartEnd`."""
 
-    __slots__ = ("_chunks", "content_type")
-
-    def __init__(self, content_type: str, chunks: Iterator[bytes]) -> None:
-        self.content_type = content_type
-        self._chunks = chunks
-
-    def chunks(self) -> Iterator[bytes]:
-        return self._chunks
-
-    def read(self) -> bytes:
-        return b"".join(self._chunks)
+    content_type: str
 
 
-def parts(chunks: Iterable[bytes], boundary: bytes) -> Iterator[Part]:
-    """The parts of a body that arrives in chunks. What is left unread of a part is passed over."""
-    return _Reader(iter(chunks), boundary).parts()
+class PartEnd(NamedTuple):
+    """All of the part has arrived."""
 
 
-class _Reader:
-    def __init__(self, chunks: Iterator[bytes], boundary: bytes) -> None:
-        self._chunks = chunks
+_PART_END: Final = PartEnd()
+
+PartEvent = PartStart | bytes | PartEnd
+
+
+class MultipartParser:
+    """Parses one body. Call `finish` at its end."""
+
+    def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
         self._buffer = b""
         self._at = 0
+        self._step = self._opening
 
-    def parts(self) -> Iterator[Part]:
-        self._expect(self._delimiter[2:])
-        while not self._is_end():
-            self._expect(b"\r\n")
-            content_type = self._head()
-            body = self._body()
-            yield Part(content_type, body)
-            for _ in body:
-                pass
-        self._expect(b"--")
-        while self._more():
-            pass
-        if self._buffer[self._at :] not in (b"", b"\r\n"):
-            raise MalformedAnswer("something follows the closing delimiter")
-
-    def _is_end(self) -> bool:
-        while len(self._buffer) - self._at < 2:
-            self._need_more()
-        return self._buffer.startswith(b"--", self._at)
-
-    def _head(self) -> str:
-        """The header fields of a part; the body begins right behind them."""
-        fields: list[tuple[bytes, bytes]] = []
-        read = 0
-        while line := self._line():
-            name, colon, value = line.partition(b":")
-            if not colon or not name or name != name.strip():
-                raise MalformedAnswer(f"a part has a malformed header line: {line[:80]!r}")
-            fields.append((name.lower(), value.strip()))
-            read += len(line)
-            if read > HEAD_MAX_BYTES:
-                raise MalformedAnswer("the headers of a part are too long")
-        types = [value for name, value in fields if name == b"content-type"]
-        if len(types) != 1:
-            raise MalformedAnswer(f"a part has {len(types)} Content-Type headers")
-        return types[0].decode("latin-1")
-
-    def _line(self) -> bytes:
-        while (end := self._buffer.find(b"\r\n", self._at)) < 0:
-            if len(self._buffer) - self._at > HEAD_MAX_BYTES:
-                raise MalformedAnswer("a header line of a part is too long")
-            self._need_more()
-        line = self._buffer[self._at : end]
-        self._at = end + 2
-        return line
-
-    def _body(self) -> Iterator[bytes]:
-        """All up to the next delimiter; a piece that could be the beginning of one is held back."""
-        delimiter = self._delimiter
-        while (end := self._buffer.find(delimiter, self._at)) < 0:
-            sure = max(self._at, len(self._buffer) - len(delimiter) + 1)
-            if sure > self._at:
-                piece, self._at = self._buffer[self._at : sure], sure
-                yield piece
-            self._need_more()
-        piece, self._at = self._buffer[self._at : end], end + len(delimiter)
-        if piece:
-            yield piece
-
-    def _expect(self, text: bytes) -> None:
-        while len(self._buffer) - self._at < len(text):
-            self._need_more()
-        if not self._buffer.startswith(text, self._at):
-            found = self._buffer[self._at : self._at + len(text)]
-            raise MalformedAnswer(f"expected {text!r} between parts, found {found!r}")
-        self._at += len(text)
-
-    def _need_more(self) -> None:
-        if not self._more():
-            raise MalformedAnswer("the body ends before its closing delimiter")
-
-    def _more(self) -> bool:
-        chunk = next(self._chunks, None)
-        if chunk is None:
-            return False
-        self._buffer = self._buffer[self._at :] + chunk
+    def feed(self, data: bytes) -> Iterator[PartEvent]:
+        """What these bytes complete. Exhaust it before the next call."""
+        self._buffer = self._buffer[self._at :] + data
         self._at = 0
+        while True:
+            at, step = self._at, self._step
+            event = step()
+            if event is not None:
+                yield event
+            elif self._at == at and self._step == step:
+                return
+
+    def finish(self) -> None:
+        if self._step != self._epilogue:
+            raise MalformedResponseError("the body ends before its closing delimiter")
+        if self._buffer[self._at :] not in {b"", b"\r\n"}:
+            raise MalformedResponseError("something follows the closing delimiter")
+
+    # -- one step each: moves on in the buffer, or stays and waits for more ------------------------------------------
+
+    def _opening(self) -> PartEvent | None:
+        if self._consume(self._delimiter[2:]):
+            self._step = self._after_delimiter
+        return None
+
+    def _after_delimiter(self) -> PartEvent | None:
+        if self._buffer.startswith(b"-", self._at):
+            if self._consume(b"--"):
+                self._step = self._epilogue
+        elif self._consume(b"\r\n"):
+            self._step = self._head
+        return None
+
+    def _head(self) -> PartEvent | None:
+        """The header fields of a part; its body begins right after them."""
+        start = self._at
+        if self._buffer.startswith(b"\r\n", start):
+            end, self._at = start, start + 2
+        else:
+            end = self._buffer.find(b"\r\n\r\n", start)
+            if (end if end >= 0 else len(self._buffer)) - start > HEAD_MAX_BYTES:
+                raise MalformedResponseError("the headers of a part are too long")
+            if end < 0:
+                return None
+            self._at = end + 4
+        self._step = self._body
+        return PartStart(_content_type_of(self._buffer[start:end]))
+
+    def _body(self) -> PartEvent | None:
+        """All up to the next delimiter; bytes that could be the beginning of one are held back."""
+        start, delimiter = self._at, self._delimiter
+        end = self._buffer.find(delimiter, start)
+        if end == start:
+            self._at = end + len(delimiter)
+            self._step = self._after_delimiter
+            return _PART_END
+        certain = end if end >= 0 else len(self._buffer) - len(delimiter) + 1
+        if certain <= start:
+            return None
+        self._at = certain
+        return self._buffer[start:certain]
+
+    def _epilogue(self) -> PartEvent | None:
+        if len(self._buffer) - self._at > 2:
+            raise MalformedResponseError("something follows the closing delimiter")
+        return None
+
+    def _consume(self, expected: bytes) -> bool:
+        found = self._buffer[self._at : self._at + len(expected)]
+        if not expected.startswith(found):
+            raise MalformedResponseError(f"expected {expected!r} between parts, found {found!r}")
+        if len(found) < len(expected):
+            return False
+        self._at += len(expected)
         return True
+
+
+def _content_type_of(head: bytes) -> str:
+    types: list[bytes] = []
+    for line in head.split(b"\r\n") if head else ():
+        name, colon, value = line.partition(b":")
+        if not colon or not name or name != name.strip():
+            raise MalformedResponseError(f"a part has a malformed header line: {line[:80]!r}")
+        if name.lower() == b"content-type":
+            types.append(value.strip())
+    if len(types) != 1:
+        raise MalformedResponseError(f"a part has {len(types)} Content-Type headers")
+    return types[0].decode("latin-1")

@@ -1,27 +1,27 @@
-"""The pipeline's jobs as they tell of themselves: the last state of each, out of the server's status stream.
+"""The pipeline's jobs: the last status of each, read from the server's status stream.
 
-Invariant: reading changes nothing, and a field that a job does not tell is left open, not made up.
+Invariant: reading changes nothing, and a field that a job does not report stays empty.
 """
 
 from __future__ import annotations
 
-import ssl
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
 import msgspec
+
+from headwater.client import BEGINNING, NO_RETRY, Client, OffsetGoneError, Stream, StreamNotFoundError
 
 STATUS_STREAM: Final = "__pipeline__"
 _SILENT_AFTER_S: Final = 60.0
-"""A job tells of itself at least every ten seconds, unless it is busy with one batch."""
+"""A job reports its status at least every ten seconds, unless it is busy with one batch."""
 _TIMEOUT_S: Final = 5.0
 
 
 class JobStatus(msgspec.Struct):
-    """One job, as it last told of itself."""
+    """One job, as it last reported."""
 
     name: str = ""
     status: str = ""
@@ -54,12 +54,12 @@ _EVENTS: Final = msgspec.json.Decoder(list[_Event])
 
 
 def jobs_told(servers: Iterable[str], ca_file: Path | None = None) -> list[JobStatus]:
-    """The jobs of all these servers, by name. Raises `httpx.HTTPError` where one does not answer."""
+    """The jobs of all these servers, by name. Raises `ClientError` where one does not answer."""
     jobs: dict[str, JobStatus] = {}
     for server in servers:
-        trust = ssl.create_default_context(cafile=ca_file) if server.startswith("https:") else True
-        with httpx.Client(base_url=f"{server}/v1/stream", timeout=_TIMEOUT_S, verify=trust) as http:
-            for event in _events(http):
+        trusted = ca_file if server.startswith("https:") else None
+        with Client(server, timeout_s=_TIMEOUT_S, ca_file=trusted, retry=NO_RETRY) as client:
+            for event in _events(client.stream(STATUS_STREAM)):
                 if event.type == "query" and event.value is not None:
                     jobs[event.key] = event.value
                 elif event.type == "query":
@@ -72,17 +72,18 @@ def jobs_told(servers: Iterable[str], ca_file: Path | None = None) -> list[JobSt
     return [jobs[name] for name in sorted(jobs)]
 
 
-def _events(http: httpx.Client) -> Iterator[_Event]:
-    offset = "-1"
-    while True:
-        answer = http.get(f"/{STATUS_STREAM}", params={"offset": offset})
-        if answer.status_code == httpx.codes.NOT_FOUND:
+def _events(stream: Stream) -> Iterator[_Event]:
+    offset: str | None = BEGINNING
+    while offset is not None:
+        try:
+            for batch in stream.read(offset).batches():
+                for body in batch.bodies:
+                    yield from _EVENTS.decode(body)
             return
-        if answer.status_code == httpx.codes.GONE and "Stream-Earliest-Offset" in answer.headers:
-            offset = answer.headers["Stream-Earliest-Offset"]
-            continue
-        answer.raise_for_status()
-        yield from _EVENTS.decode(answer.content)
-        offset = answer.headers["Stream-Next-Offset"]
-        if answer.headers.get("Stream-Up-To-Date") == "true":
+        except StreamNotFoundError:
             return
+        except OffsetGoneError as error:
+            # Retention moved on while we read.
+            offset = error.earliest_offset
+            if offset is None:
+                raise

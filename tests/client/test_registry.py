@@ -1,4 +1,4 @@
-"""`headwater ls` folds a registry that other programs may have written to."""
+"""Listing the registry, a stream to which other programs may have written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from headwater.cli.listing import _fold
+from headwater.client import StreamEntry
+from headwater.client.listing import apply_registry_event
 
 EVENT = {"type": "stream", "key": "a", "headers": {"operation": "insert"}, "value": {"contentType": "text/plain"}}
 
@@ -26,13 +27,13 @@ EVENT = {"type": "stream", "key": "a", "headers": {"operation": "insert"}, "valu
     ],
 )
 def test_message_that_is_not_an_event_is_ignored(strange: Any) -> None:
-    found: dict[str, dict[str, Any]] = {}
-    _fold(found, EVENT)
-    _fold(found, strange)
+    found: dict[str, StreamEntry] = {}
+    apply_registry_event(found, EVENT)
+    apply_registry_event(found, strange)
     assert list(found) == ["a"]
 
 
 def test_event_with_values_of_other_types_is_listed_without_them() -> None:
-    found: dict[str, dict[str, Any]] = {}
-    _fold(found, {**EVENT, "value": {"contentType": ["x"], "createdAt": "yesterday"}})
-    assert found == {"a": {"name": "a", "content_type": "", "created_at_ms": None}}
+    found: dict[str, StreamEntry] = {}
+    apply_registry_event(found, {**EVENT, "value": {"contentType": ["x"], "createdAt": "yesterday"}})
+    assert found == {"a": StreamEntry("a")}

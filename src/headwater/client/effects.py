@@ -1,0 +1,158 @@
+"""What an operation asks its driver to do. Operations are generators that do no I/O themselves.
+
+An operation yields effects and receives their results: the synchronous driver (`sync_face`) performs them by blocking,
+the asynchronous one (`async_face`) by awaiting. So each operation exists once. Errors of an effect are raised inside
+the operation, at its `yield`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import urljoin
+
+from headwater.client.errors import ClientError, error_of
+from headwater.client.http1 import Body, Response, split_url
+from headwater.client.retry import DEFAULT_RETRY, ENDLESS_RETRY, Retry
+
+log = logging.getLogger("headwater.client")
+
+T = TypeVar("T")
+
+_NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+_REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
+_REDIRECTS_MAX: Final = 5
+
+
+class Request(NamedTuple):
+    """Send a request; the result is its `Response`, complete."""
+
+    method: str
+    url: str
+    query: str = ""
+    headers: Mapping[str, str] = _NO_HEADERS
+    body: Body = b""
+    timeout_s: float | None = None
+    """How long the server may be silent; None takes the client's timeout."""
+
+    @property
+    def target(self) -> str:
+        """Path and query as they are sent."""
+        target = split_url(self.url)[1]
+        if not self.query:
+            return target
+        return f"{target}{'&' if '?' in target else '?'}{self.query}"
+
+
+class Open(NamedTuple):
+    """Send a request; the result is its `Response` as soon as the head has arrived. The driver closes it at the end."""
+
+    request: Request
+
+
+class Receive(NamedTuple):
+    """The next piece of the body of an opened response; empty at its end."""
+
+    response: Response
+
+
+class Sleep(NamedTuple):
+    """Wait; the result is None."""
+
+    seconds: float
+
+
+class Emit(NamedTuple):
+    """Hand a value to the caller's iterator; the result is None."""
+
+    value: Any
+
+
+Effect = Request | Open | Receive | Sleep | Emit
+Operation = Generator[Effect, Any, T]
+
+
+def _log_retry(error: ClientError, delay_s: float) -> None:
+    log.info("%s; next attempt in %.1f s", error, delay_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What all operations of a client share."""
+
+    retry: Retry = DEFAULT_RETRY
+    follow_retry: Retry = ENDLESS_RETRY
+    """For a reader that has caught up once: it resumes whenever the server is back."""
+    live_timeout_s: float = 90.0
+    """Longer than servers leave a live read open (60 s): a connection that is silent for so long is dead."""
+    on_retry: Callable[[ClientError, float], None] = _log_retry
+    """Called before each wait, with the error and the delay in seconds."""
+    clock: Callable[[], float] = time.monotonic
+
+
+class Attempts:
+    """The failures of one request in a row, and what to do after each."""
+
+    __slots__ = ("_failures", "_first_failed_at", "_idempotent", "_policy")
+
+    def __init__(self, policy: Policy, *, idempotent: bool = True) -> None:
+        self._policy = policy
+        self._idempotent = idempotent
+        self._failures = 0
+        self._first_failed_at = 0.0
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def failed(self, error: ClientError) -> Sleep:
+        """The wait before the next attempt. Raises `error` if there is none."""
+        policy = self._policy
+        now = policy.clock()
+        if not self._failures:
+            self._first_failed_at = now
+        self._failures += 1
+        delay_s = policy.retry.delay_s(
+            error, failures=self._failures, elapsed_s=now - self._first_failed_at, idempotent=self._idempotent
+        )
+        if delay_s is None:
+            raise error
+        policy.on_retry(error, delay_s)
+        return Sleep(delay_s)
+
+
+def send(policy: Policy, request: Request, *expected: int, idempotent: bool = True) -> Operation[Response]:
+    """Send a request until there is an expected answer. Raises what another answer stands for."""
+    attempts: Attempts | None = None
+    redirects = 0
+    while True:
+        try:
+            response: Response = yield request
+            if response.status in expected:
+                return response
+            if response.status in _REDIRECTS and redirects < _REDIRECTS_MAX:
+                redirected = redirect(request, response)
+                if redirected is not None:
+                    request = redirected
+                    redirects += 1
+                    continue
+            raise error_of(request.method, request.url, response.status, response.headers, response.body)
+        except ClientError as error:
+            if attempts is None:
+                attempts = Attempts(policy, idempotent=idempotent)
+            wait = attempts.failed(error)
+        yield wait
+
+
+def redirect(request: Request, response: Response) -> Request | None:
+    """The request that a redirect asks for; None if it leads elsewhere. Tokens must not leave the origin."""
+    location = response.headers.get("location")
+    if location is None or (response.status == 303 and request.method not in {"GET", "HEAD"}):
+        return None
+    url = urljoin(request.url, location)
+    if split_url(url)[0] != split_url(request.url)[0]:
+        return None
+    return request._replace(url=url, query="" if "?" in url else request.query)

@@ -1,0 +1,272 @@
+"""Reading a stream: catch up, then follow by server-sent events or long-poll, and resume after every break. No I/O.
+
+Invariant: batches are handed out once each, in order, without gaps. What a broken response delivered without the
+offset after it is dropped, and read again from the last offset.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from typing import Any, Final, Literal
+from urllib.parse import urlencode
+
+import msgspec
+
+from headwater.client.effects import Attempts, Emit, Open, Operation, Policy, Receive, Request
+from headwater.client.errors import (
+    ClientError,
+    MalformedResponseError,
+    RequestTimeoutError,
+    SseUnavailableError,
+    error_of,
+)
+from headwater.client.http1 import Response
+from headwater.client.operations import StreamOperations
+from headwater.client.results import (
+    Batch,
+    decode,
+    decode_base64,
+    is_json,
+    is_text,
+    is_true,
+    next_offset_of,
+    number,
+)
+from headwater.client.sse import SseParser
+
+Live = Literal["auto", "sse", "long-poll"]
+SSE_TYPE: Final = "text/event-stream"
+_SSE_REFUSED: Final = frozenset((400, 405, 406, 415, 501))
+
+
+class Position:
+    """How far a reader is, and what it knows about the end of the stream."""
+
+    __slots__ = ("closed", "content_type", "cursor", "offset", "position", "up_to_date")
+
+    def __init__(self, offset: str, content_type: str = "", position: int | None = None) -> None:
+        self.offset = offset
+        self.content_type = content_type
+        self.position = position
+        self.cursor: str | None = None
+        self.up_to_date = False
+        self.closed = False
+
+    def advance(self, batch: Batch) -> None:
+        self.offset = batch.next_offset
+        self.content_type = batch.content_type
+        self.position = batch.position
+        self.cursor = batch.cursor
+        self.up_to_date = batch.up_to_date
+        self.closed = batch.closed
+
+
+class Values:
+    """Decodes batches: JSON values, text (also where a character spans two batches), or bytes."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self) -> None:
+        self._text: codecs.IncrementalDecoder | None = None
+
+    def of(self, batch: Batch) -> list[Any]:
+        if batch.is_json or not is_text(batch.content_type):
+            return batch.values
+        if self._text is None:
+            self._text = codecs.getincrementaldecoder("utf-8")("replace")
+        return [text for piece in batch.values if (text := self._text.decode(piece))]
+
+
+def decoded(messages: list[bytes], content_type: str) -> list[Any]:
+    """Single messages, decoded like those of a batch."""
+    if is_json(content_type):
+        return [decode(message, Any) for message in messages]
+    return [message.decode("utf-8", "replace") for message in messages] if is_text(content_type) else list(messages)
+
+
+Take = Callable[[Batch], Any]
+"""What to hand out for a batch; nothing if it is None."""
+
+
+def read(operations: StreamOperations, start: Position, take: Take) -> Operation[Position]:
+    """Emit everything up to the current end; returns the position there."""
+    at = start
+    while True:
+        chunk = yield from operations.read_chunk(at.offset)
+        is_end = chunk.up_to_date or chunk.closed or chunk.next_offset == at.offset
+        operations.content_type = chunk.content_type
+        batch = Batch(
+            _bodies(chunk.content_type, chunk.body),
+            chunk.content_type,
+            chunk.next_offset,
+            up_to_date=is_end,
+            closed=chunk.closed,
+        )
+        at.advance(batch)
+        value = take(batch)
+        if value is not None:
+            yield Emit(value)
+        if is_end:
+            return at
+
+
+def follow(operations: StreamOperations, start: Position, live: Live, take: Take) -> Operation[None]:
+    """Emit everything up to the end, then what is appended, until the stream is closed."""
+    at = yield from read(operations, start, take)
+    if not at.closed:
+        yield from Follower(operations, at, live, take, exact=False).batches()
+
+
+class Follower:
+    """Follows a stream from a position, over any number of responses."""
+
+    def __init__(self, operations: StreamOperations, at: Position, live: Live, take: Take, *, exact: bool) -> None:
+        """`exact` keeps the boundaries of messages that are not JSON, where the server has them."""
+        self._operations = operations
+        self._at = at
+        self._take = take
+        self._exact = exact
+        self._falls_back = live == "auto"
+        # Over SSE a carriage return in text arrives as a line feed.
+        self._uses_sse = live == "sse" or (live == "auto" and (exact or not is_text(at.content_type)))
+        policy = operations.policy
+        self._attempts = Attempts(Policy(policy.follow_retry, on_retry=policy.on_retry, clock=policy.clock))
+
+    def batches(self) -> Operation[None]:
+        while not self._at.closed:
+            try:
+                yield from self._sse() if self._uses_sse else self._long_poll()
+                continue
+            except SseUnavailableError:
+                if not self._falls_back:
+                    raise
+                self._uses_sse = False
+                continue
+            except ClientError as error:
+                wait = self._attempts.failed(error)
+            yield wait
+
+    def _emit(self, batch: Batch) -> Operation[None]:
+        self._attempts.succeeded()
+        self._at.advance(batch)
+        value = self._take(batch)
+        if value is not None:
+            yield Emit(value)
+
+    def _request(self, live: str, accept: str) -> Request:
+        query = {"offset": self._at.offset, "live": live}
+        if self._at.cursor is not None:
+            query["cursor"] = self._at.cursor
+        operations = self._operations
+        return Request(
+            "GET",
+            operations.url,
+            urlencode(query),
+            {"Accept": accept},
+            timeout_s=operations.policy.live_timeout_s,
+        )
+
+    # -- long-poll ---------------------------------------------------------------------------------------------------
+
+    def _long_poll(self) -> Operation[None]:
+        at = self._at
+        response: Response = yield self._request("long-poll", "*/*")
+        headers = response.headers
+        if response.status not in {200, 204}:
+            raise error_of("GET", self._operations.url, response.status, headers, response.body)
+        next_offset, position = next_offset_of(response), number(headers, "stream-next-position")
+        bodies: list[bytes] = []
+        content_type = at.content_type
+        if response.status == 200:
+            content_type = headers.get("content-type", "application/octet-stream")
+            if not self._exact or is_json(content_type) or position is None or position - 1 == at.position:
+                bodies = _bodies(content_type, response.body)
+            else:
+                bodies = yield from self._operations.messages_between(at.offset, next_offset)
+        yield from self._emit(
+            Batch(
+                bodies,
+                content_type,
+                next_offset,
+                up_to_date=is_true(headers, "stream-up-to-date") or response.status == 204,
+                closed=is_true(headers, "stream-closed"),
+                cursor=headers.get("stream-cursor"),
+                position=position if position is not None or bodies else at.position,
+            )
+        )
+
+    # -- server-sent events ------------------------------------------------------------------------------------------
+
+    def _sse(self) -> Operation[None]:
+        """One response's worth of events."""
+        response: Response = yield Open(self._request("sse", SSE_TYPE))
+        yield from self._check_sse(response)
+        is_base64 = response.headers.get("stream-sse-data-encoding", "") == "base64"
+        content_type, holds_json = self._at.content_type, is_json(self._at.content_type)
+        parser = SseParser()
+        bodies: list[bytes] = []
+        silent = True
+        while True:
+            try:
+                data: bytes = yield Receive(response)
+            except RequestTimeoutError as error:
+                if silent:
+                    # Servers send an event at once: something on the way holds them back.
+                    raise SseUnavailableError(f"no event arrived: {error}") from None
+                raise
+            if not data:
+                break
+            for event in parser.feed(data):
+                if event.kind == "data":
+                    bodies.append(decode_base64(event.data) if is_base64 and not holds_json else event.data)
+                elif event.kind == "control":
+                    control = _control(event.data)
+                    silent = False
+                    yield from self._emit(
+                        Batch(
+                            bodies,
+                            content_type,
+                            control.stream_next_offset,
+                            up_to_date=control.up_to_date,
+                            closed=control.stream_closed,
+                            cursor=control.stream_cursor,
+                        )
+                    )
+                    bodies = []
+        if silent:
+            raise MalformedResponseError("the event stream ended without an event")
+
+    def _check_sse(self, response: Response) -> Operation[None]:
+        status = response.status
+        if status in _SSE_REFUSED:
+            raise SseUnavailableError(f"the server answers {status} to a request for events")
+        if status != 200:
+            pieces: list[bytes] = []
+            while piece := (yield Receive(response)):
+                pieces.append(piece)
+            raise error_of("GET", self._operations.url, status, response.headers, b"".join(pieces))
+        kind = response.headers.get("content-type", "")
+        if not kind.startswith(SSE_TYPE):
+            raise SseUnavailableError(f"the server answers with {kind or 'no content type'} instead of events")
+
+
+class _Control(msgspec.Struct, rename="camel"):
+    """The control event after every data event."""
+
+    stream_next_offset: str
+    stream_cursor: str | None = None
+    up_to_date: bool = False
+    stream_closed: bool = False
+
+
+def _control(data: bytes) -> _Control:
+    try:
+        return msgspec.json.decode(data, type=_Control)
+    except msgspec.MsgspecError as error:
+        raise MalformedResponseError(f"a control event is malformed: {error}") from None
+
+
+def _bodies(content_type: str, body: bytes) -> list[bytes]:
+    """The body of a catch-up read; an empty one, or an empty array, holds no messages."""
+    return [] if not body or (body == b"[]" and is_json(content_type)) else [body]

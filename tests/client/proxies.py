@@ -1,0 +1,117 @@
+"""TCP proxies before a server that do what networks and proxies do: break connections, or refuse event streams."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+
+class Proxy:
+    """Forwards connections to a server, each on its own threads. Subclasses interfere."""
+
+    def __init__(self, target: str) -> None:
+        address = urlsplit(target)
+        assert address.hostname is not None
+        self._target = (address.hostname, address.port or 80)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.requests: list[str] = []
+        """The request lines that arrived, in order."""
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def on_request(self, data: bytes, client: socket.socket) -> bool:
+        """Whether to forward what a client sent."""
+        return True
+
+    def on_response(self, data: bytes) -> tuple[bytes, bool]:
+        """What to forward of a response, and whether to keep the connection."""
+        return data, True
+
+    def break_connections(self) -> None:
+        """Cut everything that is open, in the middle of whatever it carries."""
+        with self._lock:
+            for connection in self._open:
+                _cut(connection)
+            self._open.clear()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.break_connections()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+            except OSError:
+                return
+            with self._lock:
+                self._open |= {client, server}
+            threading.Thread(target=self._pump_requests, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._pump_responses, args=(server, client), daemon=True).start()
+
+    def _pump_requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                line = data.split(b"\r\n", 1)[0].decode("latin-1")
+                if line.endswith("HTTP/1.1"):
+                    self.requests.append(line)
+                if not self.on_request(data, client):
+                    continue
+                server.sendall(data)
+        _cut(server)
+
+    def _pump_responses(self, server: socket.socket, client: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                forwarded, keep = self.on_response(data)
+                client.sendall(forwarded)
+                if not keep:
+                    break
+        _cut(client)
+        _cut(server)
+
+
+class WithoutEvents(Proxy):
+    """Answers 406 to requests for server-sent events."""
+
+    def on_request(self, data: bytes, client: socket.socket) -> bool:
+        if b"live=sse" not in data.split(b"\r\n", 1)[0]:
+            return True
+        client.sendall(b"HTTP/1.1 406 Not Acceptable\r\nContent-Length: 0\r\n\r\n")
+        return False
+
+
+class Breaking(Proxy):
+    """Cuts one in three responses somewhere in its bytes."""
+
+    def __init__(self, target: str, seed: int = 1) -> None:
+        super().__init__(target)
+        self._random = random.Random(seed)
+        self.cuts = 0
+
+    def on_response(self, data: bytes) -> tuple[bytes, bool]:
+        if self._random.random() > 1 / 3:
+            return data, True
+        self.cuts += 1
+        return data[: self._random.randrange(len(data))], False
+
+
+@contextlib.contextmanager
+def running(proxy: Proxy) -> Iterator[Proxy]:
+    try:
+        yield proxy
+    finally:
+        proxy.close()
+
+
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()
