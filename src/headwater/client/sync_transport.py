@@ -175,6 +175,10 @@ class SyncTransport:
         else:
             idle.append(connection)
 
+    def __del__(self) -> None:
+        # A stream that was used once need not be closed for its connection to end.
+        self.close()
+
     def close(self) -> None:
         while self._idle:
             _, idle = self._idle.popitem()
