@@ -31,8 +31,8 @@ def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
         done = headwater_command("serve", "--port", str(port), cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"headwater: port {port} on 127.0.0.1 is in use; stop what listens there, or choose another with"
-        " --port (0 picks a free one)"
+        f"headwater: port {port} on 127.0.0.1 is in use; stop the process that listens there, or choose another port"
+        " with --port (0 picks a free one)"
     )
     assert "Traceback" not in done.stderr
 
@@ -74,7 +74,7 @@ def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
         "serve", "--port", "0", cwd=tmp_path, DS_TLS__CERT_PATH="cert.pem", DS_TLS__KEY_PATH="key.pem"
     )
     assert done.returncode == 1
-    assert "tls.cert_path and tls.key_path are not a usable pair of PEM files" in done.stderr.splitlines()[-1]
+    assert "tls.cert_path and tls.key_path are not a valid pair of PEM files" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 

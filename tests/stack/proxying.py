@@ -21,10 +21,10 @@ from pathlib import Path
 import httpx
 
 from headwater.config import Settings, load_settings
-from headwater.stack.envoy import Door, Upstream, envoy_config, find_envoy, validate
+from headwater.stack.envoy import EnvoyEndpoints, Upstream, envoy_config, find_envoy, validate
 from headwater.stack.jwks import JwksServer
 from headwater.stack.keys import Algorithm, KeyRing
-from headwater.stack.tokens import Claims, Flaw, mint, sign
+from headwater.stack.tokens import TokenClaims, TokenFlaw, mint, sign
 from tests.ports import free_port
 
 START_TIMEOUT_SECS = 20.0
@@ -64,7 +64,7 @@ class Proxied:
 
     def token(
         self,
-        *flaws: Flaw,
+        *flaws: TokenFlaw,
         sub: str = "alice",
         scope: str = "",
         ns: str = "",
@@ -72,7 +72,7 @@ class Proxied:
         alg: Algorithm = Algorithm.RS256,
     ) -> str:
         auth = self.settings.auth
-        claims = Claims(auth.issuer, auth.audience_list[0], sub, scope, ns, auth.namespace_claim, ttl)
+        claims = TokenClaims(auth.issuer, auth.audience_list[0], sub, scope, ns, auth.namespace_claim, ttl)
         return mint(self.ring, claims, alg, frozenset(flaws))
 
     def signed(self, **claims: object) -> str:
@@ -145,12 +145,12 @@ def proxied(
         ring.ensure()
         own_keys = JwksServer(settings.auth.jwks_file or ring.jwks_file)
         config = directory / "envoy.json"
-        door = Door(
+        endpoints = EnvoyEndpoints(
             tuple(Upstream("127.0.0.1", upstream) for upstream in upstreams),
             jwks or own_keys.url,
             direct_port=direct if len(upstreams) > 1 else None,
         )
-        config.write_text(envoy_config(settings, door))
+        config.write_text(envoy_config(settings, endpoints))
         executable = find_envoy(settings)
         validate(executable, config)
         log = directory / "envoy.log"

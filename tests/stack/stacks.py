@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from headwater.stack.processes import Identity, identity_of
+from headwater.stack.processes import ProcessIdentity, identity_of
 from tests.ports import free_port, free_ports
 from tests.serving import server_environment
 
@@ -32,7 +32,7 @@ class Stack:
     directory: Path
     environment: dict[str, str]
     ports: dict[str, int]
-    seen: set[Identity] = field(default_factory=set)
+    seen: set[ProcessIdentity] = field(default_factory=set)
 
     @property
     def url(self) -> str:
@@ -70,7 +70,7 @@ class Stack:
         status: dict[str, Any] = json.loads((self.data / "run" / "state.json").read_bytes())
         for one in (status, *status["parts"]):
             if one["pid"]:
-                self.seen.add(Identity(one["pid"], one["started"]))
+                self.seen.add(ProcessIdentity(one["pid"], one["started"]))
         return status
 
     def part(self, name: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Stack:
     def logs(self) -> str:
         return "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(self.data.glob("logs/*.log")))
 
-    def left_over(self) -> list[Identity]:
+    def left_over(self) -> list[ProcessIdentity]:
         return [identity for identity in self.seen if identity.is_alive]
 
 
@@ -130,10 +130,10 @@ def stack(directory: Path, **env: str) -> Iterator[Stack]:
         done = made.run("down")
         left = made.left_over()
         for identity in left:
-            identity.end(signal.SIGKILL, 5)
+            identity.stop(signal.SIGKILL, 5)
         assert done.returncode == 0, done.stderr
         assert not left, f"still ran after `headwater down`: {left}"
 
 
-def identity(pid: int) -> Identity:
+def identity(pid: int) -> ProcessIdentity:
     return identity_of(pid)

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from headwater.stack.keys import Algorithm, KeyRing
-from headwater.stack.tokens import Flaw
+from headwater.stack.tokens import TokenFlaw
 from tests.http.certificates import make_certificate
 from tests.serving import Server, serve
 from tests.stack.proxying import Proxied, echoing, proxied
@@ -56,12 +56,12 @@ def test_a_good_token_of_each_algorithm_is_let_in(proxy: Proxied, algorithm: Alg
 
 
 @pytest.mark.parametrize("algorithm", list(Algorithm))
-@pytest.mark.parametrize("flaw", [flaw for flaw in Flaw if flaw is not Flaw.NO_SUBJECT])
-def test_each_flaw_is_refused(proxy: Proxied, behind: Server, flaw: Flaw, algorithm: Algorithm) -> None:
+@pytest.mark.parametrize("flaw", [flaw for flaw in TokenFlaw if flaw is not TokenFlaw.NO_SUBJECT])
+def test_each_flaw_is_refused(proxy: Proxied, behind: Server, flaw: TokenFlaw, algorithm: Algorithm) -> None:
     name = f"/v1/stream/flaw-{flaw}-{algorithm}"
     answer = proxy.raw("PUT", name, TEXT, token=proxy.token(flaw, alg=algorithm))
     # A wrong audience is Envoy's 403: the token is good, but for somebody else.
-    wrong_audience = flaw in {Flaw.WRONG_AUDIENCE, Flaw.NO_AUDIENCE}
+    wrong_audience = flaw in {TokenFlaw.WRONG_AUDIENCE, TokenFlaw.NO_AUDIENCE}
     assert answer.status == (403 if wrong_audience else 401)
     if answer.status == 401:
         assert "Bearer" in answer.headers["www-authenticate"]
@@ -69,7 +69,7 @@ def test_each_flaw_is_refused(proxy: Proxied, behind: Server, flaw: Flaw, algori
 
 
 def test_a_token_without_a_subject_is_refused(proxy: Proxied) -> None:
-    answer = proxy.raw("GET", "/v1/stream/x", token=proxy.token(Flaw.NO_SUBJECT))
+    answer = proxy.raw("GET", "/v1/stream/x", token=proxy.token(TokenFlaw.NO_SUBJECT))
     assert (answer.status, answer.code) == (403, "bad_subject")
 
 
@@ -282,7 +282,7 @@ def test_keys_can_come_from_an_identity_provider_over_tls(behind: Server, tmp_pa
             assert http.put(keys, content=theirs.jwks_file.read_bytes(), headers=kind).status_code == 201
         with proxied(behind.port, jwks=keys, ring=theirs, DS_AUTH__JWKS_CA_PATH=cert) as proxy:
             assert proxy.raw("GET", "/v1/stream/x", token=proxy.token()).status == 404
-            assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(Flaw.EXPIRED)).status == 401
+            assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(TokenFlaw.EXPIRED)).status == 401
         with proxied(behind.port, jwks=keys, ring=theirs) as proxy:
             refused = proxy.raw("GET", "/v1/stream/x", token=proxy.token())
             assert refused.status == 401, "who says to be the provider, and cannot prove it, is not believed"
@@ -291,8 +291,8 @@ def test_keys_can_come_from_an_identity_provider_over_tls(behind: Server, tmp_pa
 def test_issuer_and_audience_are_settings(behind: Server) -> None:
     with proxied(behind.port, DS_AUTH__ISSUER="https://id.example.com/", DS_AUTH__AUDIENCES="one, two") as proxy:
         assert proxy.raw("GET", "/v1/stream/x", token=proxy.token()).status == 404
-        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(Flaw.WRONG_ISSUER)).status == 401
-        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(Flaw.WRONG_AUDIENCE)).status == 403
+        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(TokenFlaw.WRONG_ISSUER)).status == 401
+        assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(TokenFlaw.WRONG_AUDIENCE)).status == 403
 
 
 def test_tls_at_the_door_and_behind_it(tmp_path: Path) -> None:

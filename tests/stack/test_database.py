@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.stack.database import Database, DatabaseTrouble, find_binaries
+from headwater.stack.database import Database, LocalPostgresError, find_binaries
 from tests.postgres.databases import database
 
 
@@ -54,12 +54,12 @@ def test_with_a_password_nobody_gets_in_without_it() -> None:
 def test_binaries_are_where_pg_bin_says_or_it_is_an_error() -> None:
     found = find_binaries()
     assert find_binaries({"PG_BIN": str(found)}) == found
-    with pytest.raises(DatabaseTrouble, match="PG_BIN=/nowhere"):
+    with pytest.raises(LocalPostgresError, match="PG_BIN=/nowhere"):
         find_binaries({"PG_BIN": "/nowhere"})
 
 
 def test_a_start_that_fails_says_what_postgres_said() -> None:
-    with pytest.raises(DatabaseTrouble, match="shared_buffers"), database(shared_buffers="1"):
+    with pytest.raises(LocalPostgresError, match="shared_buffers"), database(shared_buffers="1"):
         pass
 
 
@@ -67,7 +67,7 @@ def test_a_directory_that_its_user_cannot_enter_is_named() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-pg-") as closed:
         inner = Database(Path(closed) / "database", sync=False)
         if os.geteuid() == 0:
-            with pytest.raises(DatabaseTrouble, match=r"cannot enter .*chmod o\+x"):
+            with pytest.raises(LocalPostgresError, match=r"cannot access .*chmod o\+x"):
                 inner.start()
         else:  # Who runs the tests runs Postgres, and may enter.
             with inner:

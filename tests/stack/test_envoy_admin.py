@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.stack.parts import answers_on_socket
+from headwater.stack.services import unix_socket_probe
 from tests.serving import serve, server_environment
 from tests.stack.proxying import proxied
 from tests.stack.stacks import stack
@@ -26,7 +26,7 @@ def test_the_admin_interface_is_a_private_socket_also_below_a_long_path(tmp_path
         admin = made.data / "run" / "envoy" / "admin.sock"
         assert stat.S_IMODE(admin.stat().st_mode) == 0o600
         assert stat.S_IMODE(admin.parent.stat().st_mode) == 0o700
-        assert answers_on_socket(admin, "/ready")() == ""
+        assert unix_socket_probe(admin, "/ready")() == ""
         assert json.loads((made.data / "run" / "envoy.json").read_bytes())["admin"]["address"].keys() == {"pipe"}
 
 

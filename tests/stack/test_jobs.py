@@ -10,14 +10,14 @@ from rich.console import Console
 from headwater.client import ClientError
 from headwater.spark.status import PIPELINE, StatusStream
 from headwater.stack.display import jobs_table
-from headwater.stack.jobs import STATUS_STREAM, jobs_told
+from headwater.stack.jobs import STATUS_STREAM, pipeline_jobs
 from tests.serving import serve
 
 
 def test_the_last_state_of_each_job_is_told() -> None:
     assert STATUS_STREAM == PIPELINE
     with serve(DS_STORAGE__MODE="memory") as server:
-        assert jobs_told([server.url]) == []
+        assert pipeline_jobs([server.url]) == []
         told = StatusStream(f"{server.url}/v1/stream")
         told.tell("query", "orders", {"status": "starting", "rows": 1})
         told.tell("slot", "headwater", {"status": "running"})
@@ -27,7 +27,7 @@ def test_the_last_state_of_each_job_is_told() -> None:
         told.tell("query", "old", {"status": "running", "updated_at_ms": int((time.time() - 300) * 1000)})
         told.tell("query", "down", {"status": "failed", "error": {"message": "The slot is gone.", "at_ms": 1}})
         told.close()
-        jobs = jobs_told([server.url])
+        jobs = pipeline_jobs([server.url])
     assert [(job.name, job.status) for job in jobs] == [("down", "failed"), ("old", "silent"), ("orders", "running")]
     assert jobs[2].rows == 1200
     console = Console(width=160, record=True, file=None, quiet=False)
@@ -43,4 +43,4 @@ def test_a_server_that_does_not_answer_is_said() -> None:
     with serve(DS_STORAGE__MODE="memory") as server:
         url = server.url
     with pytest.raises(ClientError):
-        jobs_told([url])
+        pipeline_jobs([url])

@@ -16,8 +16,8 @@ import pytest
 from headwater.postgres import slots, snapshots, tables
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connecting import SetUpWrong, connect
-from headwater.stack.database import Database, DatabaseTrouble
-from headwater.stack.roles import FORMER_DEFAULT, settle_credentials, stored_credentials
+from headwater.stack.database import Database, LocalPostgresError
+from headwater.stack.roles import FORMER_DEFAULT, resolve_credentials, stored_credentials
 from headwater.stack.state import StackDirectory
 from tests.ports import free_port
 from tests.serving import server_environment
@@ -35,7 +35,7 @@ def stack_directory() -> Iterator[StackDirectory]:
 
 
 def as_in_the_stack(directory: StackDirectory, port: int, chosen: str = "") -> Database:
-    credentials = settle_credentials(directory.database_credentials, chosen)
+    credentials = resolve_credentials(directory.database_credentials, chosen)
     former = (credentials.former, FORMER_DEFAULT)
     root = directory.root / "postgres"
     return Database(
@@ -45,14 +45,14 @@ def as_in_the_stack(directory: StackDirectory, port: int, chosen: str = "") -> D
 
 
 def test_passwords_are_random_private_and_stay(tmp_path: Path) -> None:
-    first = settle_credentials(tmp_path / "one" / "postgres.json", "")
-    second = settle_credentials(tmp_path / "two" / "postgres.json", "")
+    first = resolve_credentials(tmp_path / "one" / "postgres.json", "")
+    second = resolve_credentials(tmp_path / "two" / "postgres.json", "")
     assert len({first.superuser, first.pipeline, second.superuser, second.pipeline}) == 4
     file = tmp_path / "one" / "postgres.json"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
-    assert settle_credentials(file, "") == first
-    chosen = settle_credentials(file, "chosen")
+    assert resolve_credentials(file, "") == first
+    chosen = resolve_credentials(file, "chosen")
     assert (chosen.superuser, chosen.former, chosen.pipeline) == ("chosen", first.superuser, first.pipeline)
     assert stored_credentials(file) == chosen
 
@@ -124,13 +124,13 @@ def test_a_password_that_was_stored_and_never_reached_the_database_reaches_it_la
     port = free_port()
     with as_in_the_stack(stack_directory, port) as running:
         random = running.password
-    settle_credentials(stack_directory.database_credentials, "chosen")  # and a crash before the database was started
+    resolve_credentials(stack_directory.database_credentials, "chosen")  # and a crash before the database was started
     with as_in_the_stack(stack_directory, port, "chosen") as running:
         psycopg.connect(running.url).close()
         with pytest.raises(psycopg.OperationalError):
             psycopg.connect(running.url.replace("chosen", random), connect_timeout=5).close()
     stack_directory.database_credentials.unlink()
-    with pytest.raises(DatabaseTrouble, match="DS_STACK__POSTGRES_PASSWORD"):
+    with pytest.raises(LocalPostgresError, match="DS_STACK__POSTGRES_PASSWORD"):
         as_in_the_stack(stack_directory, port).start()
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.stack.parts import answers
-from headwater.stack.server_address import ServerAddress, UnsafeSettings, server_address
+from headwater.stack.server_address import ServerAddress, StackSettingsError, server_address
+from headwater.stack.services import http_probe
 from tests.http.certificates import make_certificate
 from tests.serving import serve, server_environment
 from tests.stack.proxying import settings_of
@@ -31,11 +31,11 @@ def test_with_tls_it_is_https_by_a_name_of_the_certificate_which_is_trusted_if_s
     found = server_address(settings_of(**variables), "0.0.0.0", 4437, tls=True)
     assert found == ServerAddress("https://127.0.0.1:4437", tmp_path / "server.crt")
     assert found.environment["DS_CA_FILE"] == str(tmp_path / "server.crt")
-    with pytest.raises(UnsafeSettings, match=r"valid for 127.0.0.1, localhost, not for 10.0.0.7.*stack.server_url"):
+    with pytest.raises(StackSettingsError, match=r"valid for 127.0.0.1, localhost, but .*10.0.0.7.*stack.server_url"):
         server_address(settings_of(**variables), "10.0.0.7", 4437, tls=True)
     named = settings_of(**variables, DS_STACK__SERVER_URL="https://localhost:4437/")
     assert server_address(named, "10.0.0.7", 4437, tls=True).url == "https://localhost:4437"
-    with pytest.raises(UnsafeSettings, match="server_ca_path"):
+    with pytest.raises(StackSettingsError, match="server_ca_path"):
         server_address(settings_of(**variables, DS_STACK__SERVER_CA_PATH="/nowhere"), "127.0.0.1", 4437, tls=True)
 
 
@@ -44,8 +44,8 @@ def test_a_probe_and_the_commands_verify_the_server(tmp_path: Path) -> None:
     with serve(DS_TLS__CERT_PATH=str(made.cert_path), DS_TLS__KEY_PATH=str(made.key_path)) as server:
         url = f"https://127.0.0.1:{server.port}"
         certificate = tmp_path / "server.crt"
-        assert answers(f"{url}/readyz", certificate)() == ""
-        assert "CERTIFICATE_VERIFY_FAILED" in answers(f"{url}/readyz")()
+        assert http_probe(f"{url}/readyz", certificate)() == ""
+        assert "CERTIFICATE_VERIFY_FAILED" in http_probe(f"{url}/readyz")()
 
         def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(

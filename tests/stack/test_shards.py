@@ -93,7 +93,7 @@ def test_what_needs_all_streams_is_refused_with_the_reason(proxy: Proxied) -> No
         ("/v1/stream/__ds/subscriptions/s", b"Subscriptions"),
         ("/v1/stream/__ds/subscriptions", b"Subscriptions"),
         ("/v1/stream/__registry__", b"registry"),
-        ("/ds", b"buckets"),
+        ("/ds", b"Buckets"),
     ):
         for port in (proxy.port, proxy.direct_port):
             answer = proxy.raw("GET", target, token=admin, port=port)
@@ -157,7 +157,7 @@ def test_a_shard_that_is_down_answers_503_and_none_of_its_streams_is_made_elsewh
         assert refused.returncode == 0
         other = made.run("up", "--shards", "3")
         assert other.returncode == 2
-        assert "made for 2 shards" in other.stderr
+        assert "created for 2 shards" in other.stderr
         # Without a number, the directory knows its own.
         made.up()
         assert made.status()["shards"] == 2

@@ -15,19 +15,19 @@ from pathlib import Path
 import pytest
 
 from headwater.config import Stack as StackSettings
-from headwater.stack.parts import Absent, Part, runs
-from headwater.stack.processes import Identity, can_bind, holder_of, identity_of
-from headwater.stack.state import ManifestMismatch, StackBusy, StackDirectory, StackStatus, truth_about
-from headwater.stack.supervisor import StackFailed, Supervisor, clean_up_after
+from headwater.stack.processes import ProcessIdentity, can_bind, identity_of, port_user
+from headwater.stack.services import Service, UnavailableService, no_probe
+from headwater.stack.state import ShardCountError, StackDirectory, StackRunningError, StackStatus, current_status
+from headwater.stack.supervisor import StackStartError, Supervisor, stop_leftovers
 from tests.ports import free_port
 from tests.serving import server_environment
 
-READY = runs()
+READY = no_probe()
 SLEEP = "import time; time.sleep(600)"
 
 
-def part(name: str, script: str, probe: Callable[[], str] = READY, port: int | None = None) -> Part:
-    return Part(name, (sys.executable, "-c", script), probe, port)
+def part(name: str, script: str, probe: Callable[[], str] = READY, port: int | None = None) -> Service:
+    return Service(name, (sys.executable, "-c", script), probe, port)
 
 
 def never(status: StackStatus) -> bool:
@@ -51,7 +51,7 @@ class Watch:
 
     def __init__(self, enough: Callable[[StackStatus], bool]) -> None:
         self.states: list[tuple[str, str]] = []
-        self.pids: set[Identity] = set()
+        self.pids: set[ProcessIdentity] = set()
         self._enough = enough
 
     def __call__(self, status: StackStatus) -> None:
@@ -65,7 +65,10 @@ class Watch:
 
 
 def supervise(
-    directory: StackDirectory, parts: list[Part | Absent], enough: Callable[[StackStatus], bool], **settings: float
+    directory: StackDirectory,
+    parts: list[Service | UnavailableService],
+    enough: Callable[[StackStatus], bool],
+    **settings: float,
 ) -> tuple[Supervisor, Watch]:
     watch = Watch(enough)
     supervisor = Supervisor(
@@ -97,11 +100,11 @@ def test_parts_start_in_order_when_the_one_before_is_ready_and_end_in_reverse(
         f"pathlib.Path({str(ready)!r} + name).touch()\n"
         "time.sleep(600)\n"
     )
-    parts: list[Part | Absent] = [
+    parts: list[Service | UnavailableService] = [
         part(name, script.format(name=name, wait=wait), exists(Path(f"{ready}{name}")))
         for name, wait in (("a", 0.5), ("b", 0.1), ("c", 0))
     ]
-    parts.append(Absent("d", "not here"))
+    parts.append(UnavailableService("d", "not here"))
     supervisor, watch = supervise(directory, parts, lambda status: status.phase == "up")
     supervisor.run()
     assert told.read_text().split() == ["+a", "+b", "+c", "-c", "-b", "-a"]
@@ -130,7 +133,7 @@ def test_a_start_that_never_succeeds_is_given_up_with_what_the_log_says(director
     script = "print('the disk is on fire', flush=True); raise SystemExit(7)"
     broken = part("broken", script, lambda: "not ready")
     supervisor, watch = supervise(directory, [part("fine", SLEEP), broken], never, restart_delay_secs=0.05)
-    with pytest.raises(StackFailed, match=r"(?s)broken ended with code 7.*on fire"):
+    with pytest.raises(StackStartError, match=r"(?s)broken exited with code 7.*on fire"):
         supervisor.run()
     assert supervisor.status.phase == "failed"
     assert not [identity for identity in watch.pids if identity.is_alive]
@@ -139,7 +142,7 @@ def test_a_start_that_never_succeeds_is_given_up_with_what_the_log_says(director
 def test_a_part_that_is_never_ready_is_given_up(directory: StackDirectory) -> None:
     slow = part("slow", SLEEP, lambda: "its door is closed")
     supervisor, _ = supervise(directory, [slow], never, restart_delay_secs=0.05, start_timeout_secs=0.2)
-    with pytest.raises(StackFailed, match=r"not ready within 0\.2 s: its door is closed"):
+    with pytest.raises(StackStartError, match=r"not ready within 0\.2 s: its door is closed"):
         supervisor.run()
 
 
@@ -152,7 +155,7 @@ def test_a_part_that_does_not_end_is_killed_with_its_children(directory: StackDi
         f"pathlib.Path({str(child)!r}).write_text(str(own.pid))\n"
         "time.sleep(600)\n"
     )
-    pids: list[Identity] = []
+    pids: list[ProcessIdentity] = []
 
     def enough(status: StackStatus) -> bool:
         if status.phase == "up":
@@ -193,13 +196,15 @@ def test_taken_ports_are_named_with_who_holds_them(directory: StackDirectory) ->
         holder.stdout.readline()
         assert not can_bind("127.0.0.1", port)
         supervisor, _ = supervise(directory, [part("door", SLEEP, port=port)], never)
-        with pytest.raises(StackFailed, match=rf"port {port} \(door\) is held by .*python.*\(process {holder.pid}\)"):
+        with pytest.raises(
+            StackStartError, match=rf"port {port} \(door\) is used by .*python.*\(process {holder.pid}\)"
+        ):
             supervisor.check_ports()
     finally:
         holder.kill()
         holder.communicate()
     assert can_bind("127.0.0.1", port)
-    assert "could not be told" in holder_of(port)
+    assert "unknown process" in port_user(port)
 
 
 def test_a_killed_supervisor_takes_its_parts_with_it(tmp_path: Path) -> None:
@@ -207,12 +212,12 @@ def test_a_killed_supervisor_takes_its_parts_with_it(tmp_path: Path) -> None:
         "import sys\n"
         "from pathlib import Path\n"
         "from headwater.config import Stack\n"
-        "from headwater.stack.parts import Part, runs\n"
+        "from headwater.stack.services import Service, no_probe\n"
         "from headwater.stack.state import StackDirectory\n"
         "from headwater.stack.supervisor import Supervisor\n"
         f"directory = StackDirectory(Path({str(tmp_path)!r}))\n"
         "directory.acquire()\n"
-        f"part = Part('long', (sys.executable, '-c', {SLEEP!r}), runs())\n"
+        f"part = Service('long', (sys.executable, '-c', {SLEEP!r}), no_probe())\n"
         "Supervisor(directory, [part], Stack(), profile='test', shards=1, show=lambda status: None).run()\n"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", script], env=server_environment())
@@ -224,13 +229,13 @@ def test_a_killed_supervisor_takes_its_parts_with_it(tmp_path: Path) -> None:
             time.sleep(0.05)
         long = status.parts[0].identity
         assert long.is_alive
-        with pytest.raises(StackBusy, match="already runs"):
+        with pytest.raises(StackRunningError, match="already runs"):
             StackDirectory(tmp_path).acquire()
     finally:
         supervisor.kill()
         supervisor.wait()
     assert long.wait(5), "a part outlived its supervisor"
-    truth = truth_about(directory)
+    truth = current_status(directory)
     assert truth is not None
     assert (truth.phase, truth.parts[0].state) == ("failed", "failed")
     assert not directory.is_supervised
@@ -248,7 +253,7 @@ def test_what_a_killed_supervisor_left_is_ended_but_nobody_else(directory: Stack
         # The same number, but of a process that began at another time: somebody else's by now.
         other.pid, other.started = theirs.pid, identity_of(theirs.pid).started - 1
         directory.write(supervisor.status)
-        assert clean_up_after(directory, 5) == ["a"]
+        assert stop_leftovers(directory, 5) == ["a"]
         reaper.join(5)
         assert ours.poll() is not None
         assert theirs.poll() is None
@@ -261,9 +266,9 @@ def test_what_a_killed_supervisor_left_is_ended_but_nobody_else(directory: Stack
 
 def test_the_number_of_shards_belongs_to_the_directory(tmp_path: Path) -> None:
     directory = StackDirectory(tmp_path)
-    assert directory.settle_shards(3) == 3
-    assert directory.settle_shards(None) == 3
-    assert directory.settle_shards(3) == 3
-    with pytest.raises(ManifestMismatch, match=r"made for 3 shards.*--shards 3.*--data-dir"):
-        directory.settle_shards(2)
+    assert directory.resolve_shards(3) == 3
+    assert directory.resolve_shards(None) == 3
+    assert directory.resolve_shards(3) == 3
+    with pytest.raises(ShardCountError, match=r"created for 3 shards.*--shards 3.*--data-dir"):
+        directory.resolve_shards(2)
     assert len({directory.streams(shard, 3) for shard in range(3)}) == 3

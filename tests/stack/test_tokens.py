@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from headwater.stack.keys import Algorithm, KeyRing
-from headwater.stack.tokens import Claims, Flaw, mint
+from headwater.stack.tokens import TokenClaims, TokenFlaw, mint
 from tests.serving import server_environment
 
-CLAIMS = Claims("the-issuer", "the-audience", subject="alice")
+CLAIMS = TokenClaims("the-issuer", "the-audience", subject="alice")
 
 
 def decoded(part: str) -> bytes:
@@ -91,10 +91,10 @@ def test_keys_are_made_once(ring: KeyRing) -> None:
     assert jwks_of(ring) == before
 
 
-@pytest.mark.parametrize("flaw", [Flaw.FOREIGN_KEY, Flaw.TAMPERED])
+@pytest.mark.parametrize("flaw", [TokenFlaw.FOREIGN_KEY, TokenFlaw.TAMPERED])
 @pytest.mark.parametrize("algorithm", list(Algorithm))
 def test_a_token_with_a_wrong_signature_keeps_the_key_id_of_a_good_one(
-    ring: KeyRing, flaw: Flaw, algorithm: Algorithm
+    ring: KeyRing, flaw: TokenFlaw, algorithm: Algorithm
 ) -> None:
     token = mint(ring, CLAIMS, algorithm, frozenset({flaw}))
     with pytest.raises(InvalidSignature):
@@ -104,13 +104,13 @@ def test_a_token_with_a_wrong_signature_keeps_the_key_id_of_a_good_one(
 def test_other_flaws_are_signed_by_the_right_key(ring: KeyRing) -> None:
     now = time.time()
     for flaw, wrong in (
-        (Flaw.EXPIRED, lambda payload: payload["exp"] < now - 600),
-        (Flaw.NO_EXPIRY, lambda payload: "exp" not in payload),
-        (Flaw.NOT_YET, lambda payload: payload["nbf"] > now + 600),
-        (Flaw.WRONG_ISSUER, lambda payload: payload["iss"] != "the-issuer"),
-        (Flaw.WRONG_AUDIENCE, lambda payload: payload["aud"] != "the-audience"),
-        (Flaw.NO_AUDIENCE, lambda payload: "aud" not in payload),
-        (Flaw.NO_SUBJECT, lambda payload: "sub" not in payload),
+        (TokenFlaw.EXPIRED, lambda payload: payload["exp"] < now - 600),
+        (TokenFlaw.NO_EXPIRY, lambda payload: "exp" not in payload),
+        (TokenFlaw.NOT_YET, lambda payload: payload["nbf"] > now + 600),
+        (TokenFlaw.WRONG_ISSUER, lambda payload: payload["iss"] != "the-issuer"),
+        (TokenFlaw.WRONG_AUDIENCE, lambda payload: payload["aud"] != "the-audience"),
+        (TokenFlaw.NO_AUDIENCE, lambda payload: "aud" not in payload),
+        (TokenFlaw.NO_SUBJECT, lambda payload: "sub" not in payload),
     ):
         token = mint(ring, CLAIMS, Algorithm.ES256, frozenset({flaw}))
         verify(token, jwks_of(ring))

@@ -278,7 +278,7 @@ def test_a_taken_port_is_named_with_its_holder(tmp_path: Path, running: Stack) -
             done = made.run(*arguments)
             assert done.returncode == 1
             assert re.search(
-                rf"port {running.ports['proxy']} \(envoy\) is held by .*envoy.* \(process \d+\)", done.stderr
+                rf"port {running.ports['proxy']} \(envoy\) is used by .*envoy.* \(process \d+\)", done.stderr
             )
 
 

@@ -1,8 +1,8 @@
-"""The `headwater` command: one module per command, and here only how they hang together.
+"""The `headwater` command: registers the commands, one module each, and reports their errors.
 
-Invariant: a mistake of the caller is one line on stderr and exit code 2; one at run time is one line and 1. The
-commands on streams tell apart what a script may want to: 3 is missing, 4 a conflict, 5 denied.
-To add commands, write a module with a `typer.Typer` and add it below.
+Invariant: a usage error is one line on stderr and exit code 2, a runtime error one line and exit code 1. The stream
+commands also use 3 (not found), 4 (conflict) and 5 (access denied). To add a command, write a module and register it
+below.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from headwater.printable import printable
 
 app = typer.Typer(
     name="headwater",
-    help="Headwater: a Durable Streams server, and commands for the streams of any.",
+    help="Run a Durable Streams server, and work with the streams of any Durable Streams server.",
     pretty_exceptions_enable=False,
 )
 app.command("serve")(serve.serve)
@@ -54,15 +54,15 @@ for _command in (
     writing.fork,
     writing.delete,
 ):
-    app.command(rich_help_panel="Streams of a server")(_command)
+    app.command(rich_help_panel="Streams")(_command)
 for _stack_command in (up.up, down.down, status.status, logs.logs, token.token):
-    app.command(rich_help_panel="The stack")(_stack_command)
-app.command(rich_help_panel="The stack", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
+    app.command(rich_help_panel="Stack")(_stack_command)
+app.command(rich_help_panel="Stack", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
     psql.psql
 )
-app.command(rich_help_panel="The pipeline")(fold.fold)
-app.command(rich_help_panel="The pipeline")(query.query)
-app.add_typer(archive.app, name="archive", rich_help_panel="The pipeline")
+app.command(rich_help_panel="Pipeline")(fold.fold)
+app.command(rich_help_panel="Pipeline")(query.query)
+app.add_typer(archive.app, name="archive", rich_help_panel="Pipeline")
 app.add_typer(sync.app, name="sync")
 app.add_typer(store.app, name="store")
 app.add_typer(config.app, name="config")
@@ -85,20 +85,20 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
     try:
         code = app(args=arguments, prog_name="headwater", standalone_mode=False)
-    except CommandError as failure:
-        _say(str(failure))
-        code = failure.code
+    except CommandError as error:
+        _report(str(error))
+        code = error.code
     except KeyboardInterrupt:
         code = 130
     except Exception as error:
-        # Typer's report of a wrong flag, told by its method: its class has moved between typer's releases.
+        # A usage error of Typer. Recognized by its method, because its class has moved between releases of Typer.
         format_message = getattr(error, "format_message", None)
         if format_message is None:
             raise
-        _say(format_message())
+        _report(format_message())
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _say(message: str) -> None:
+def _report(message: str) -> None:
     sys.stderr.write(f"headwater: {printable(' '.join(message.split()))}\n")

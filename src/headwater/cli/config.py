@@ -1,4 +1,4 @@
-"""`headwater config show`: every setting, its value, and where that came from."""
+"""`headwater config show`: print every setting with its value and its origin."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from headwater.cli.options import ConfigFile, Profile, settings_from
 from headwater.config import LoadedSettings
 from headwater.config.describe import shown
 
-app = typer.Typer(help="Look at the settings.", no_args_is_help=False)
+app = typer.Typer(help="Show the settings.", no_args_is_help=False)
 
 _SECRETS = frozenset(("auth.token", "stack.postgres_password"))
-_PIPE_WIDTH = 200  # columns; a line cut to a guessed screen is of no use to grep
+_PIPE_WIDTH = 200  # columns; without a terminal, lines must not be cut to a guessed width
 
 
 class OutputFormat(StrEnum):
@@ -29,9 +29,9 @@ class OutputFormat(StrEnum):
 def show(
     profile: Profile = None,
     config_file: ConfigFile = None,
-    style: Annotated[OutputFormat, typer.Option("--format", help="How to print them.")] = OutputFormat.TABLE,
+    style: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.TABLE,
 ) -> None:
-    """Print the settings in force, each with its origin."""
+    """Print the effective settings, each with its origin (default, file, environment or flag)."""
     loaded = settings_from(profile, config_file)
     if style is OutputFormat.JSON:
         listing = {key: {"value": value, "origin": origin} for key, value, origin in _rows(loaded)}

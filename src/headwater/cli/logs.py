@@ -1,4 +1,4 @@
-"""`headwater logs`: what the parts wrote, all of them or one, and with -f what they write from now on."""
+"""`headwater logs`: print the logs of the stack's services, and follow them with -f."""
 
 from __future__ import annotations
 
@@ -20,30 +20,31 @@ _POLL_S = 0.2
 
 
 def logs(
-    part: Annotated[str, typer.Argument(help="Only this part.", show_default=False)] = "",
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 50,
+    service: Annotated[str, typer.Argument(help="Print only this service.", show_default=False)] = "",
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines as they are written.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines to print from the end.")] = 50,
     data_dir: DirectoryOption = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Print the logs of the stack's parts."""
+    """Print the logs of the stack's services."""
     settings = settings_from(None, config_file).settings
     directory = StackDirectory(data_dir or settings.stack.data_dir)
     known = sorted(directory.logs.glob("*.log")) if directory.logs.is_dir() else []
-    chosen = [log for log in known if not part or log.stem == part]
+    chosen = [log for log in known if not service or log.stem == service]
     if not chosen:
-        there = ", ".join(log.stem for log in known) or "nothing yet"
-        raise CommandError(f"there is no log of {part or 'a stack'} in {directory.logs}; there is: {there}", USAGE)
+        available = ", ".join(log.stem for log in known)
+        hint = f"available: {available}" if available else "`headwater up` starts a stack"
+        raise CommandError(f"no log of {service or 'a stack'} in {directory.logs}; {hint}", USAGE)
     with readers_may_leave():
-        tails = [_Tail(log, f"{log.stem} | " if len(chosen) > 1 else "", lines) for log in chosen]
+        files = [_LogFile(log, f"{log.stem} | " if len(chosen) > 1 else "", lines) for log in chosen]
         while follow:
             time.sleep(_POLL_S)
-            for tail in tails:
-                tail.go_on()
+            for log_file in files:
+                log_file.print_new()
 
 
-class _Tail:
-    """One log file: its last lines now, and what is added later."""
+class _LogFile:
+    """One log file: prints its last lines, then lines that are added."""
 
     def __init__(self, path: Path, prefix: str, lines: int) -> None:
         self._path, self._prefix = path, prefix
@@ -51,10 +52,10 @@ class _Tail:
         for line in deque(self._file, maxlen=lines):
             self._print(line)
 
-    def go_on(self) -> None:
+    def print_new(self) -> None:
         for line in self._file:
             self._print(line)
-        # A log that was begun anew under the same name is another file.
+        # After a rotation, the name belongs to a new file.
         try:
             renamed = self._path.stat().st_ino != _inode(self._file)
         except FileNotFoundError:

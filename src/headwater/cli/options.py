@@ -1,4 +1,4 @@
-"""The flags that choose settings, shared by the commands that load them."""
+"""Options that several commands share, and loading the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.config import ConfigError, LoadedSettings, load_settings
 
 
 class StoreMode(StrEnum):
-    """The storage modes that have a directory."""
+    """Storage modes that have a data directory."""
 
     FILE_FAST = "file-fast"
     FILE_DURABLE = "file-durable"
@@ -33,24 +33,22 @@ Profile = Annotated[
 ]
 ConfigFile = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="Read this settings file after all others.", show_default=False),
+    typer.Option("--config", metavar="FILE", help="Settings file, read last.", show_default=False),
 ]
 DataDirectory = Annotated[
     Path | None,
-    typer.Option("--data-dir", metavar="DIR", help="The data directory, instead of the settings'.", show_default=False),
+    typer.Option("--data-dir", metavar="DIR", help="Data directory; overrides the setting.", show_default=False),
 ]
 Mode = Annotated[
     StoreMode | None,
-    typer.Option(
-        "--mode", help="The storage mode that the directory must be of, instead of the settings'.", show_default=False
-    ),
+    typer.Option("--mode", help="Storage mode of the data directory; overrides the setting.", show_default=False),
 ]
 
 
 def settings_from(
     profile: str | None, config_file: Path | None, flags: Mapping[str, object] | None = None
 ) -> LoadedSettings:
-    """Load the settings for this process, or fail with the one line that says what is wrong."""
+    """Load the settings, or raise a `CommandError` that says what is wrong."""
     try:
         return load_settings(profile, config_file, os.environ, Path.cwd(), flags)
     except ConfigError as error:

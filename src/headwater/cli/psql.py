@@ -1,4 +1,4 @@
-"""`headwater psql`: a shell of the stack's Postgres, with the password that the stack keeps."""
+"""`headwater psql`: open psql on the stack's Postgres with the stored password."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
 
 
-class Role(StrEnum):
+class DatabaseRole(StrEnum):
     POSTGRES = "postgres"
     HEADWATER = "headwater"
 
@@ -23,18 +23,18 @@ class Role(StrEnum):
 def psql(
     context: typer.Context,
     role: Annotated[
-        Role,
-        typer.Option("--role", help="postgres is the superuser; headwater is the pipeline's, which owns its tables."),
-    ] = Role.POSTGRES,
+        DatabaseRole,
+        typer.Option("--role", help="postgres: the superuser; headwater: the pipeline's role, which owns its tables."),
+    ] = DatabaseRole.POSTGRES,
     print_url: Annotated[
-        bool, typer.Option("--print-url", help="Print the address with its password, for other programs.")
+        bool, typer.Option("--print-url", help="Print the connection URL with the password, for other programs.")
     ] = False,
     data_dir: DirectoryOption = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Open psql on the stack's database; what follows `--` goes to psql, such as -- -c "SELECT 1"."""
-    from headwater.stack.assembly import DATABASE
-    from headwater.stack.database import DatabaseTrouble, database_url, find_binaries
+    """Open psql on the stack's database. Arguments after `--` are passed to psql, for example -- -c "SELECT 1"."""
+    from headwater.stack.database import LocalPostgresError, database_url, find_binaries
+    from headwater.stack.profiles import DATABASE
     from headwater.stack.roles import stored_credentials
     from headwater.stack.state import StackDirectory
 
@@ -42,14 +42,14 @@ def psql(
     directory = StackDirectory(data_dir or settings.stack.data_dir)
     credentials = stored_credentials(directory.database_credentials)
     if credentials is None:
-        raise CommandError(f"there is no database in {directory.root}: `headwater up --profile sync` makes one", USAGE)
+        raise CommandError(f"{directory.root} has no database; `headwater up --profile sync` creates one", USAGE)
     password = credentials.password_of(role.value)
     if print_url:
         typer.echo(database_url(role.value, password, settings.stack.postgres_port, DATABASE))
         return
     try:
         beside = find_binaries() / "psql"
-    except DatabaseTrouble:
+    except LocalPostgresError:
         beside = None
     program = str(beside) if beside is not None and beside.exists() else shutil.which("psql")
     if program is None:
@@ -60,5 +60,5 @@ def psql(
     environment = {**os.environ, "PGPASSWORD": password}
     address = database_url(role.value, "", settings.stack.postgres_port, DATABASE)
     sys.stdout.flush()
-    # In place of this process: Ctrl-C, the terminal and the exit code are psql's.
+    # Replace this process, so that Ctrl-C, the terminal and the exit code belong to psql.
     os.execve(program, [program, address, *context.args], environment)

@@ -1,4 +1,4 @@
-"""`headwater serve`: load the settings, set up the log, hand over to the HTTP server until it ends."""
+"""`headwater serve`: load the settings, configure logging and run the HTTP server."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def serve(
         raise CommandError(f"storage: {error}") from None
     except ssl.SSLError as error:
         reason = error.reason or error
-        raise CommandError(f"tls.cert_path and tls.key_path are not a usable pair of PEM files: {reason}") from None
+        raise CommandError(f"tls.cert_path and tls.key_path are not a valid pair of PEM files: {reason}") from None
     except OSError as error:
-        sentence = _why_it_cannot_listen(error, settings)
-        if sentence is None:
+        message = _listen_error(error, settings)
+        if message is None:
             raise
-        raise CommandError(sentence) from None
+        raise CommandError(message) from None
 
 
 def _check_tls_files(settings: Settings) -> None:
@@ -61,18 +61,18 @@ def _check_tls_files(settings: Settings) -> None:
             raise CommandError(f"{key}: cannot read {path}: {error.strerror}", USAGE) from None
 
 
-def _why_it_cannot_listen(error: OSError, settings: Settings) -> str | None:
-    """What to do about an address or a socket that cannot be had; `None` when the error is about something else."""
+def _listen_error(error: OSError, settings: Settings) -> str | None:
+    """Explain why the server cannot listen; None if the error has another cause."""
     host, port = settings.server.host, settings.server.port
     if error.errno in {errno.EMFILE, errno.ENFILE}:
-        return "too many open files to start with; raise the limit of this process (ulimit -n)"
+        return "too many open files; raise the limit of this process (ulimit -n)"
     if error.errno == errno.EADDRINUSE:
         return (
-            f"port {port} on {host} is in use; stop what listens there, or choose another with --port"
-            " (0 picks a free one)"
+            f"port {port} on {host} is in use; stop the process that listens there, or choose another port with"
+            " --port (0 picks a free one)"
         )
     if error.errno == errno.EACCES and port and port < 1024:
-        return f"port {port} needs a privilege this user does not have; choose one from 1024 up with --port"
+        return f"port {port} requires privileges that this user does not have; choose a port from 1024 with --port"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return f"server.host: {host} is not an address of this machine; 127.0.0.1 and 0.0.0.0 always are"
+        return f"server.host: {host} is not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all interfaces"
     return None

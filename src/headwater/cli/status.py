@@ -1,6 +1,6 @@
-"""`headwater status`: what of the stack runs, checked against the processes themselves; and the pipeline's jobs.
+"""`headwater status`: show the services of the stack, checked against their processes, and the pipeline's jobs.
 
-Exit code 0 when every part is up, 1 when one is not, 3 when no stack runs.
+The exit code is 0 when every service is up, 1 when one is not, 3 when no stack runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import typer
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
 from headwater.printable import printable, printable_json
-from headwater.stack.state import StackDirectory, truth_about
+from headwater.stack.state import StackDirectory, current_status
 
 if TYPE_CHECKING:
     from headwater.config import Settings
@@ -20,64 +20,64 @@ if TYPE_CHECKING:
     from headwater.stack.state import StackStatus
 
 NOT_RUNNING = 3
-_PIPE_WIDTH = 220  # columns; a line cut to a guessed screen is of no use to grep
+_PIPE_WIDTH = 220  # columns; without a terminal, lines must not be cut to a guessed width
 
 
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     data_dir: DirectoryOption = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Show each part: its state, process, port, restarts and log; and each job of the pipeline, as it tells it."""
+    """Show the state, process, port, restarts and log of each service, and the state of each pipeline job."""
     settings = settings_from(None, config_file).settings
     directory = StackDirectory(data_dir or settings.stack.data_dir)
-    found = truth_about(directory)
-    jobs, untold = _jobs(found, settings)
+    found = current_status(directory)
+    jobs, unknown = _jobs(found, settings)
     if as_json:
         import msgspec
 
         whole = None if found is None else {**msgspec.to_builtins(found), "jobs": msgspec.to_builtins(jobs)}
         typer.echo(printable_json(msgspec.json.format(msgspec.json.encode(whole)).decode()))
     elif found is None:
-        typer.echo(f"no stack was ever started on {directory.root}")
+        typer.echo(f"no stack has been started in {directory.root}")
     else:
         from rich.console import Console
 
-        from headwater.stack.display import jobs_table, table_of
+        from headwater.stack.display import jobs_table, stack_table
 
         console = Console()
         if not console.is_terminal:
             console = Console(width=_PIPE_WIDTH)
-        console.print(table_of(found))
+        console.print(stack_table(found))
         if found.detail:
             console.print(printable(found.detail), style="red", markup=False)
         if jobs:
             console.print(jobs_table(jobs))
-        if untold:
-            console.print(printable(untold), style="yellow", markup=False)
+        if unknown:
+            console.print(printable(unknown), style="yellow", markup=False)
     if found is None or not directory.is_supervised:
         raise typer.Exit(NOT_RUNNING)
-    if found.phase != "up" or any(part.state not in {"up", "absent"} for part in found.parts):
+    if found.phase != "up" or any(service.state not in {"up", "absent"} for service in found.parts):
         raise typer.Exit(1)
 
 
 def _jobs(found: StackStatus | None, settings: Settings) -> tuple[list[JobStatus], str]:
-    """The pipeline's jobs; or why they are not known."""
+    """Return the pipeline's jobs, or the reason why they are unknown."""
     import msgspec
 
     from headwater.client import ClientError
-    from headwater.stack.jobs import jobs_told
-    from headwater.stack.server_address import UnsafeSettings, server_address
+    from headwater.stack.jobs import pipeline_jobs
+    from headwater.stack.server_address import StackSettingsError, server_address
 
-    parts = [] if found is None else found.parts
-    servers = [part.address for part in parts if part.name.startswith("server") and part.state == "up"]
+    services = [] if found is None else found.parts
+    servers = [service.address for service in services if service.name.startswith("server") and service.state == "up"]
     try:
         listening = settings.server
         address = server_address(settings, listening.host, listening.port, tls=settings.tls.enabled)
-        return jobs_told(servers, address.ca_file), ""
+        return pipeline_jobs(servers, address.ca_file), ""
     except (
         ClientError,
         msgspec.MsgspecError,
-        UnsafeSettings,
-    ) as error:  # Anyone may write to the stream that tells of them.
-        return [], f"the pipeline's jobs are not known: {error}"
+        StackSettingsError,
+    ) as error:  # Any client can write to the status stream, so its content may be invalid.
+        return [], f"the state of the pipeline's jobs is unknown: {error}"

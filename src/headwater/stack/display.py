@@ -1,6 +1,6 @@
-"""How a stack looks while it starts and runs: a table that keeps itself up to date, or plain lines off a terminal.
+"""Show the state of a stack: a live table on a terminal, otherwise one line for each change.
 
-Invariant: a line is written once for each change of a part's state, so that a log of the start reads as what happened.
+Invariant: each change of a service's state is written once, so that the lines are a log of the startup.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final, TextIO
 
 from headwater.printable import printable
-from headwater.stack.state import PartStatus, StackStatus
+from headwater.stack.state import ServiceStatus, StackStatus
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -28,12 +28,12 @@ _MARKS: Final = {
     "failed": ("✗", "red"),
 }
 
-# A job's words for what parts are, too; one that waits is about to be started again.
+# Jobs have states of their own; a waiting job is about to be restarted.
 _JOB_MARKS: Final = {**_MARKS, "running": _MARKS["up"], "waiting": _MARKS["restarting"], "silent": _MARKS["unready"]}
 
 
-class Lines:
-    """One line for each change."""
+class LineDisplay:
+    """Writes one line for each change."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -41,10 +41,10 @@ class Lines:
         self._phase = ""
 
     def __call__(self, status: StackStatus) -> None:
-        for part in status.parts:
-            if part.state != self._seen.get(part.name) and part.state != "waiting":
-                self._out.write(f"{part.name}: {described(part)}\n")
-            self._seen[part.name] = part.state
+        for service in status.parts:
+            if service.state != self._seen.get(service.name) and service.state != "waiting":
+                self._out.write(f"{service.name}: {describe(service)}\n")
+            self._seen[service.name] = service.state
         if status.phase != self._phase:
             self._phase = status.phase
             if status.phase == "up":
@@ -54,11 +54,11 @@ class Lines:
         self._out.flush()
 
     def close(self) -> None:
-        """Nothing to put away."""
+        """Do nothing; lines need no cleanup."""
 
 
-class Screen:
-    """A table on a terminal."""
+class TableDisplay:
+    """Updates a table on a terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415
@@ -68,13 +68,13 @@ class Screen:
         self._live.start()
 
     def __call__(self, status: StackStatus) -> None:
-        self._live.update(table_of(status))
+        self._live.update(stack_table(status))
 
     def close(self) -> None:
         self._live.stop()
 
 
-def table_of(status: StackStatus) -> Table:
+def stack_table(status: StackStatus) -> Table:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -82,31 +82,31 @@ def table_of(status: StackStatus) -> Table:
     if status.shards > 1:
         title += f", {status.shards} shards"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in ("", "part", "state", "since", "process", "port", "restarts", "address or trouble", "log"):
-        table.add_column(column, no_wrap=column != "address or trouble")
-    for part in status.parts:
-        mark, style = _MARKS[part.state]
+    for column in ("", "service", "state", "since", "process", "port", "restarts", "address or problem", "log"):
+        table.add_column(column, no_wrap=column != "address or problem")
+    for service in status.parts:
+        mark, style = _MARKS[service.state]
         table.add_row(
             Text(mark, style),
-            part.name,
-            Text(part.state, style),
-            age(part.since),
-            str(part.pid or ""),
-            str(part.port or ""),
-            str(part.restarts or ""),
-            Text(printable(part.detail or part.address)),
-            Text(part.log, "dim"),
+            service.name,
+            Text(service.state, style),
+            age(service.since),
+            str(service.pid or ""),
+            str(service.port or ""),
+            str(service.restarts or ""),
+            Text(printable(service.detail or service.address)),
+            Text(service.log, "dim"),
         )
     return table
 
 
 def jobs_table(jobs: list[JobStatus]) -> Table:
-    """The pipeline's jobs, as they last told of themselves."""
+    """The pipeline's jobs with the state that each last reported."""
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     table = Table(title="pipeline", title_justify="left", box=None, pad_edge=False, header_style="bold")
-    for column in ("", "job", "state", "told", "rows", "behind", "batch", "restarts", "from → to, or trouble"):
+    for column in ("", "job", "state", "updated", "rows", "behind", "batch", "restarts", "from → to, or problem"):
         table.add_column(column, no_wrap=not column.startswith("from"))
     for job in jobs:
         mark, style = _JOB_MARKS.get(job.status, _MARKS["unready"])
@@ -114,12 +114,12 @@ def jobs_table(jobs: list[JobStatus]) -> Table:
             Text(mark, style),
             Text(printable(job.name)),
             Text(printable(job.status), style),
-            age(job.told_at),
+            age(job.updated_at),
             _count(job.rows),
             _count(job.lag_messages),
             "" if job.batch_ms is None else f"{job.batch_ms:,.0f} ms",
             str(job.restarts or ""),
-            Text(printable(job.trouble or f"{job.source} → {job.target}".strip(" →"))),
+            Text(printable(job.problem or f"{job.source} → {job.target}".strip(" →"))),
         )
     return table
 
@@ -128,15 +128,15 @@ def _count(number: int | None) -> str:
     return "" if number is None else f"{number:,}"
 
 
-def described(part: PartStatus) -> str:
-    words: list[str] = [part.state]
-    if part.state == "up":
-        words += [f"at {part.address}"] if part.address else []
-        words.append(f"(process {part.pid}, log {part.log})")
-    if part.restarts:
-        words.append(f"after {part.restarts} restarts" if part.restarts > 1 else "after 1 restart")
-    told = " ".join(words)
-    return f"{told}: {part.detail}" if part.detail and part.state != "starting" else told
+def describe(service: ServiceStatus) -> str:
+    words: list[str] = [service.state]
+    if service.state == "up":
+        words += [f"at {service.address}"] if service.address else []
+        words.append(f"(process {service.pid}, log {service.log})")
+    if service.restarts:
+        words.append(f"after {service.restarts} restarts" if service.restarts > 1 else "after 1 restart")
+    line = " ".join(words)
+    return f"{line}: {service.detail}" if service.detail and service.state != "starting" else line
 
 
 def age(since: float) -> str:

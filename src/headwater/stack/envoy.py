@@ -1,6 +1,6 @@
-"""Envoy's configuration, made from the settings: who is let in, where requests go, and that nothing hurries them.
+"""Envoy configuration: authentication, routing, no timeouts on live reads.
 
-Invariant: an identity header that reaches the server was written by Envoy from a valid token, on every route.
+Invariant: on every route, an identity header that reaches the server was written by Envoy from a valid token.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ Tree: TypeAlias = dict[str, Any]
 
 SHARD_HEADER: Final = "x-headwater-shard-key"
 TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
-"""What the policy limits a live read with; Envoy obeys it on every request."""
+"""The policy script sets this header to limit the duration of a live read."""
 _TYPES: Final = "type.googleapis.com/envoy."
 _FILTERS: Final = "envoy.filters.http."
 _JWT_METADATA: Final = "envoy.filters.http.jwt_authn"
 _SYSTEM_CA: Final = "/etc/ssl/certs/ca-certificates.crt"
 _SUBJECTS_MAX: Final = 10_000
-"""Subjects whose rate is remembered at once; of more, the one not seen longest is forgotten."""
+"""Maximum number of subjects with a rate limit; beyond it, the least recently seen subject is dropped."""
 _RING_SIZE: Final = 1024
 _ADMIN_READS: Final = ("/ready", "/stats", "/stats/prometheus", "/clusters", "/listeners", "/server_info", "/memory")
 
 
-class EnvoyTrouble(Exception):
-    """Envoy is missing or refuses its configuration; the message says what to do."""
+class EnvoyError(Exception):
+    """Envoy is not installed or rejects its configuration; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One server process that Envoy passes requests to."""
+    """One server process that Envoy forwards requests to."""
 
     host: str
     port: int
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """What the configuration depends on beside the settings."""
+class EnvoyEndpoints:
+    """The addresses that the configuration contains and that are not settings."""
 
     upstreams: tuple[Upstream, ...]
     jwks: Path | str
-    """The public keys: a file whose content goes into the configuration, or a URL that is fetched again and again."""
+    """The public keys: a file whose content is copied into the configuration, or a URL that Envoy fetches regularly."""
     direct_port: int | None = None
-    """Where a listener without authentication stands for the server, when there are several."""
+    """Port of a listener without authentication, for the other services of a stack with several shards."""
     admin_socket: str = ""
-    """A Unix socket for the whole admin interface, unless a port is set; may be relative to where Envoy runs."""
+    """Unix socket of the admin interface, used if no port is set; may be relative to Envoy's working directory."""
 
 
 def find_envoy(settings: Settings) -> Path:
-    """The executable: the settings', the package's, or the one on the path."""
+    """Find the executable: from the settings, from the Python package, or on PATH."""
     if settings.proxy.envoy_path is not None:
         if not settings.proxy.envoy_path.is_file():
-            raise EnvoyTrouble(f"proxy.envoy_path: there is no {settings.proxy.envoy_path}")
+            raise EnvoyError(f"proxy.envoy_path: {settings.proxy.envoy_path} does not exist")
         return settings.proxy.envoy_path.absolute()
-    # Where the package lies is all that is needed; importing it would read its metadata first.
+    # Only the location of the package is needed; importing it would also read its metadata.
     spec = find_spec("envoy")
     if spec is not None and spec.origin is not None:
         packaged = Path(spec.origin).parent / "_bin" / "envoy"
@@ -71,14 +71,14 @@ def find_envoy(settings: Settings) -> Path:
             return packaged
     if (found := shutil.which("envoy")) is not None:
         return Path(found)
-    raise EnvoyTrouble(
-        "Envoy is missing: `pip install headwater[stack]` brings one (Linux with glibc, macOS 15 on ARM), or install"
-        " it and set proxy.envoy_path, or use docker-compose.yml"
+    raise EnvoyError(
+        "Envoy is not installed. Run `pip install 'headwater[stack]'`, which includes it (Linux with glibc, macOS 15 on"
+        " ARM), or install it and set proxy.envoy_path, or use docker-compose.yml."
     )
 
 
 def validate(executable: Path, config: Path) -> None:
-    """Let Envoy itself say whether it would start with a configuration."""
+    """Check a configuration with Envoy's own validation mode."""
     done = subprocess.run(
         [executable, "--mode", "validate", "--config-path", config, "--log-level", "error"],
         capture_output=True,
@@ -87,23 +87,25 @@ def validate(executable: Path, config: Path) -> None:
         check=False,
     )
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise EnvoyTrouble(f"Envoy refuses {config}: {said[-1] if said else f'exit code {done.returncode}'}")
+        output = (done.stderr or done.stdout).strip().splitlines()
+        raise EnvoyError(f"Envoy rejects {config}: {output[-1] if output else f'exit code {done.returncode}'}")
 
 
-def envoy_config(settings: Settings, door: Door) -> str:
-    """The whole configuration, as JSON (which Envoy reads as well as YAML)."""
-    listeners = [_listener(settings, door, "public", settings.proxy.host, settings.proxy.port, checks_tokens=True)]
-    if door.direct_port is not None:
-        direct = _listener(settings, door, "direct", settings.server.host, door.direct_port, checks_tokens=False)
+def envoy_config(settings: Settings, endpoints: EnvoyEndpoints) -> str:
+    """Return the configuration as JSON, which Envoy accepts like YAML."""
+    listeners = [_listener(settings, endpoints, "public", settings.proxy.host, settings.proxy.port, checks_tokens=True)]
+    if endpoints.direct_port is not None:
+        direct = _listener(
+            settings, endpoints, "direct", settings.server.host, endpoints.direct_port, checks_tokens=False
+        )
         listeners.append(direct)
-    clusters = [_streams_cluster(settings, door)]
-    if isinstance(door.jwks, str):
-        clusters.append(_jwks_cluster(door.jwks, settings.auth.jwks_ca_path))
+    clusters = [_streams_cluster(settings, endpoints)]
+    if isinstance(endpoints.jwks, str):
+        clusters.append(_jwks_cluster(endpoints.jwks, settings.auth.jwks_ca_path))
     config = {
-        **_admin(settings, door),
+        **_admin(settings, endpoints),
         "static_resources": {"listeners": listeners, "clusters": clusters},
-        # Operators watch connections through this; without a ceiling, a flood would take the host's memory.
+        # Without a limit, a flood of connections could use all memory of the host.
         "overload_manager": {
             "resource_monitors": [
                 {
@@ -120,21 +122,23 @@ def envoy_config(settings: Settings, door: Door) -> str:
     return json.dumps(config, indent=1)
 
 
-def _admin(settings: Settings, door: Door) -> Tree:
-    """Envoy's admin interface, which can stop Envoy and checks nobody: a private socket, or a port that only reads."""
+def _admin(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
+    """The admin interface, which has no authentication and can stop Envoy: a private socket, or a read-only port."""
     if settings.proxy.admin_port:
-        # Any web page can send requests to a port of this machine, so none of the pages that change something.
+        # Any web page can send requests to a loopback port, so only pages without side effects are allowed.
         reads = [{"exact": path} for path in _ADMIN_READS]
         queries = [{"prefix": f"{path}?"} for path in _ADMIN_READS]
         address = _address("127.0.0.1", settings.proxy.admin_port)
         return {"admin": {"address": address, "allow_paths": [*reads, *queries]}}
-    if door.admin_socket:
-        return {"admin": {"address": {"pipe": {"path": door.admin_socket, "mode": 0o600}}}}
+    if endpoints.admin_socket:
+        return {"admin": {"address": {"pipe": {"path": endpoints.admin_socket, "mode": 0o600}}}}
     return {}
 
 
-def _listener(settings: Settings, door: Door, name: str, host: str, port: int, *, checks_tokens: bool) -> Tree:
-    chain: Tree = {"filters": [_connection_manager(settings, door, name, checks_tokens=checks_tokens)]}
+def _listener(
+    settings: Settings, endpoints: EnvoyEndpoints, name: str, host: str, port: int, *, checks_tokens: bool
+) -> Tree:
+    chain: Tree = {"filters": [_connection_manager(settings, endpoints, name, checks_tokens=checks_tokens)]}
     proxy = settings.proxy
     if checks_tokens and proxy.tls_cert_path is not None and proxy.tls_key_path is not None:
         chain["transport_socket"] = {
@@ -161,7 +165,7 @@ def _listener(settings: Settings, door: Door, name: str, host: str, port: int, *
     }
 
 
-def _connection_manager(settings: Settings, door: Door, name: str, *, checks_tokens: bool) -> Tree:
+def _connection_manager(settings: Settings, endpoints: EnvoyEndpoints, name: str, *, checks_tokens: bool) -> Tree:
     waits = (settings.proxy.idle_timeout_secs, settings.server.long_poll_timeout_secs * 2)
     return {
         "name": "envoy.filters.network.http_connection_manager",
@@ -169,7 +173,7 @@ def _connection_manager(settings: Settings, door: Door, name: str, *, checks_tok
             "@type": f"{_TYPES}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
             "stat_prefix": name,
             "codec_type": "AUTO",
-            # The server decides when a live read ends; the proxy's patience is longer.
+            # The server ends live reads, so the proxy's timeout must be longer than the server's.
             "stream_idle_timeout": _duration(max(*waits, settings.server.sse_reconnect_interval_secs * 2)),
             "request_timeout": "0s",
             "request_headers_timeout": _duration(settings.server.read_timeout_secs),
@@ -178,8 +182,8 @@ def _connection_manager(settings: Settings, door: Door, name: str, *, checks_tok
                 "headers_with_underscores_action": "DROP_HEADER",
             },
             "max_request_headers_kb": max(1, min(8192, settings.http.max_header_bytes // 1024)),
-            # One meaning for each path, before anything judges it. Encoded slashes are for the policy to refuse: it
-            # knows the one place that takes them.
+            # Normalize each path before any check. The policy script rejects encoded slashes, except in the one route
+            # that allows them.
             "normalize_path": True,
             "merge_slashes": True,
             "path_with_escaped_slashes_action": "KEEP_UNCHANGED",
@@ -194,7 +198,7 @@ def _connection_manager(settings: Settings, door: Door, name: str, *, checks_tok
                     },
                 }
             ],
-            "http_filters": _filters(settings, door, checks_tokens=checks_tokens),
+            "http_filters": _filters(settings, endpoints, checks_tokens=checks_tokens),
             "route_config": {"name": name, "virtual_hosts": [_routes()]},
             "local_reply_config": {"mappers": _local_replies(settings)},
             "access_log": [_access_log()],
@@ -202,22 +206,22 @@ def _connection_manager(settings: Settings, door: Door, name: str, *, checks_tok
     }
 
 
-def _filters(settings: Settings, door: Door, *, checks_tokens: bool) -> list[Tree]:
+def _filters(settings: Settings, endpoints: EnvoyEndpoints, *, checks_tokens: bool) -> list[Tree]:
     filters = []
     if checks_tokens:
         filters.append(_lua("one_token", one_token_script()))
-        filters.append(_jwt_authn(settings, door))
+        filters.append(_jwt_authn(settings, endpoints))
         if settings.auth.namespace_claim:
             filters.append(_no_null_namespace(settings.auth.namespace_claim))
         if settings.auth.rate_limit_per_sec:
             filters.append(_rate_limit(settings))
-    script = policy_script(settings.auth, len(door.upstreams), checks_tokens=checks_tokens)
+    script = policy_script(settings.auth, len(endpoints.upstreams), checks_tokens=checks_tokens)
     filters.append(_lua("policy", script))
     filters.append(_filter("router", "router.v3.Router", {}))
     return filters
 
 
-def _jwt_authn(settings: Settings, door: Door) -> Tree:
+def _jwt_authn(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
     auth = settings.auth
     provider: Tree = {
         "issuer": auth.issuer,
@@ -229,16 +233,16 @@ def _jwt_authn(settings: Settings, door: Door) -> Tree:
         "claim_to_headers": [{"header_name": IDENTITY_HEADER, "claim_name": "sub"}],
         "payload_in_metadata": "jwt",
         "normalize_payload_in_metadata": {"space_delimited_claims": ["scope"]},
-        # No cache of verified tokens: it would go on taking those of a key that is gone.
+        # No cache of verified tokens: it would still accept tokens of a retired key.
     }
     if auth.token_in_query:
         provider["from_params"] = ["access_token"]
-    if isinstance(door.jwks, Path):
-        # Into the configuration itself: whoever Envoy runs as may not be able to read the directory of the keys.
-        provider["local_jwks"] = {"inline_string": door.jwks.read_text(encoding="utf-8")}
+    if isinstance(endpoints.jwks, Path):
+        # Inline, because the user that Envoy runs as may not have access to the key directory.
+        provider["local_jwks"] = {"inline_string": endpoints.jwks.read_text(encoding="utf-8")}
     else:
         provider["remote_jwks"] = {
-            "http_uri": {"uri": door.jwks, "cluster": "jwks", "timeout": "5s"},
+            "http_uri": {"uri": endpoints.jwks, "cluster": "jwks", "timeout": "5s"},
             "cache_duration": _duration(auth.refresh_s),
             "async_fetch": {"failed_refetch_duration": _duration(min(auth.refresh_s, 5.0))},
         }
@@ -259,7 +263,7 @@ def _jwt_authn(settings: Settings, door: Door) -> Tree:
 
 
 def _no_null_namespace(claim: str) -> Tree:
-    """Refuse a namespace that is null: Lua cannot tell it from a missing one."""
+    """Reject a namespace claim that is null: Lua cannot distinguish null from missing."""
     is_null = {"filter": _JWT_METADATA, "path": [{"key": "jwt"}, {"key": claim}], "value": {"null_match": {}}}
     denied = {"permissions": [{"any": True}], "principals": [{"metadata": is_null}]}
     return _filter("rbac", "rbac.v3.RBAC", {"rules": {"action": "DENY", "policies": {"bad_namespace": denied}}})
@@ -273,10 +277,10 @@ def _rate_limit(settings: Settings) -> Tree:
         "fill_interval": "1s",
     }
     always = {"default_value": {"numerator": 100, "denominator": "HUNDRED"}}
-    everybody = 1_000_000_000  # the bucket of no subject in particular must never be the one that runs dry
+    unlimited = 1_000_000_000  # the bucket that all subjects share must never run empty
     body = {
         "stat_prefix": "subjects",
-        "token_bucket": {"max_tokens": everybody, "tokens_per_fill": everybody, "fill_interval": "1s"},
+        "token_bucket": {"max_tokens": unlimited, "tokens_per_fill": unlimited, "fill_interval": "1s"},
         "filter_enabled": always,
         "filter_enforced": always,
         "enable_x_ratelimit_headers": "DRAFT_VERSION_03",
@@ -297,7 +301,7 @@ def _routes() -> Tree:
         "cluster": "streams",
         "timeout": "0s",
         "hash_policy": [{"header": {"header_name": SHARD_HEADER}}],
-        # Only what certainly never reached the server is sent again.
+        # Retry only requests that certainly never reached the server.
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset-before-request",
             "num_retries": 3,
@@ -318,21 +322,21 @@ def _routes() -> Tree:
     }
 
 
-def _streams_cluster(settings: Settings, door: Door) -> Tree:
-    endpoints = [
+def _streams_cluster(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
+    lb_endpoints = [
         {
             "endpoint": {"address": _address(upstream.host, upstream.port)},
-            # The place on the ring follows from the shard's number, not from its port.
+            # The position on the hash ring depends on the shard's number, not on its port.
             "metadata": {"filter_metadata": {"envoy.lb": {"hash_key": f"shard-{number}"}}},
         }
-        for number, upstream in enumerate(door.upstreams)
+        for number, upstream in enumerate(endpoints.upstreams)
     ]
     cluster: Tree = {
         "name": "streams",
-        "type": "STATIC" if all(_is_address(upstream.host) for upstream in door.upstreams) else "STRICT_DNS",
+        "type": "STATIC" if all(_is_address(upstream.host) for upstream in endpoints.upstreams) else "STRICT_DNS",
         "connect_timeout": "1s",
-        "load_assignment": {"cluster_name": "streams", "endpoints": [{"lb_endpoints": endpoints}]},
-        # No health checks and no panic: a stream whose shard is down must not be made anew on another.
+        "load_assignment": {"cluster_name": "streams", "endpoints": [{"lb_endpoints": lb_endpoints}]},
+        # No health checks and no panic mode: a stream whose shard is down must not be created on another shard.
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
         "circuit_breakers": {
             "thresholds": [
@@ -347,13 +351,13 @@ def _streams_cluster(settings: Settings, door: Door) -> Tree:
         "typed_extension_protocol_options": {
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
                 "@type": f"{_TYPES}extensions.upstreams.http.v3.HttpProtocolOptions",
-                # Shorter than the server's: whoever hangs up first must not be the one that gets the next request.
+                # Shorter than the server's, so that Envoy never sends a request on a connection the server is closing.
                 "common_http_protocol_options": {"idle_timeout": _duration(settings.server.idle_timeout_secs * 0.8)},
                 "explicit_http_config": {"http_protocol_options": {}},
             }
         },
     }
-    if len(door.upstreams) > 1:
+    if len(endpoints.upstreams) > 1:
         cluster["lb_policy"] = "RING_HASH"
         cluster["ring_hash_lb_config"] = {"minimum_ring_size": _RING_SIZE}
     if settings.tls.cert_path is not None:
@@ -391,14 +395,14 @@ def _upstream_tls(trusted: str, name: str) -> Tree:
 
 
 def _local_replies(settings: Settings) -> list[Tree]:
-    """How Envoy's own answers look. Envoy applies the first mapper that matches, so each combination has one."""
+    """Format of Envoy's own responses. Envoy applies only the first matching mapper, so each combination needs one."""
     origins = [*_readable_in_browsers(settings), None]
     expired = [_expired(origin) for origin in origins]
     return [*expired, *(origin for origin in origins if origin is not None)]
 
 
 def _expired(readable: Tree | None) -> Tree:
-    """A long-poll whose token expires is answered like the request that would follow it: 401 instead of 504."""
+    """When the token of a long-poll expires, respond 401 (as for the next request) instead of 504."""
     ends_with_token = {"filter": "headwater", "path": [{"key": "ends_with_token"}], "value": {"bool_match": True}}
     is_expired = [
         {"response_flag_filter": {"flags": ["UT"]}},
@@ -419,7 +423,7 @@ def _expired(readable: Tree | None) -> Tree:
 
 
 def _readable_in_browsers(settings: Settings) -> list[Tree]:
-    """CORS headers for what Envoy itself refuses, as the server has them; else a browser sees only a failure."""
+    """CORS headers for Envoy's own error responses, so that browsers can read them like the server's."""
     mappers = []
     for origin in settings.http.origins:
         match = {"present_match": True} if origin == "*" else {"string_match": {"exact": origin}}
@@ -434,7 +438,7 @@ def _readable_in_browsers(settings: Settings) -> list[Tree]:
 
 
 def _access_log() -> Tree:
-    # The path without its query, in which there may be a token.
+    # The path without its query, which may contain a token.
     what = "%START_TIME% %REQ(:METHOD)% %PATH(NQ:PATH)% %RESPONSE_CODE% %RESPONSE_FLAGS% %DURATION%ms"
     line = f"{what} sub=%REQ({IDENTITY_HEADER})%\n"
     return {

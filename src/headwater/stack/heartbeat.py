@@ -1,8 +1,7 @@
 """The heartbeat producer of the dev profile: odd ticks insert into `items`, even ticks post a session event.
 
-Run as `python -m headwater.stack.heartbeat [INTERVAL_SECONDS]`, with DS_SERVER_URL, POSTGRES_URL and, for a
-server with TLS, DS_CA_FILE. Invariant: what
-fails is told and tried again with the next tick; the heartbeat ends only when it is told to.
+Run as `python -m headwater.stack.heartbeat [INTERVAL_SECONDS]`, with DS_SERVER_URL, POSTGRES_URL and, for a server
+with TLS, DS_CA_FILE. Invariant: a failed tick is logged and the next tick follows; only a signal ends the heartbeat.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Heartbeat:
         self._http = httpx.Client(timeout=10.0, verify=ssl.create_default_context(cafile=ca_file or None))
 
     def beat(self, tick: int) -> None:
-        """One tick; a failure is told, not raised."""
+        """Run one tick. A failure is logged, not raised."""
         try:
             if tick % 2:
                 self._insert(tick)

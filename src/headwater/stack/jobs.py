@@ -36,25 +36,25 @@ class JobStatus(msgspec.Struct):
     updated_at_ms: int = 0
 
     @property
-    def told_at(self) -> float:
+    def updated_at(self) -> float:
         return self.updated_at_ms / 1000
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         return str((self.error or {}).get("message", ""))
 
 
-class _Event(msgspec.Struct):
+class _JobEvent(msgspec.Struct):
     type: str = ""
     key: str = ""
     value: JobStatus | None = None
 
 
-_EVENTS: Final = msgspec.json.Decoder(list[_Event])
+_EVENTS: Final = msgspec.json.Decoder(list[_JobEvent])
 
 
-def jobs_told(servers: Iterable[str], ca_file: Path | None = None) -> list[JobStatus]:
-    """The jobs of all these servers, by name. Raises `ClientError` where one does not answer."""
+def pipeline_jobs(servers: Iterable[str], ca_file: Path | None = None) -> list[JobStatus]:
+    """List the jobs of these servers by name. Raises `ClientError` when a server does not respond."""
     jobs: dict[str, JobStatus] = {}
     for server in servers:
         trusted = ca_file if server.startswith("https:") else None
@@ -67,12 +67,12 @@ def jobs_told(servers: Iterable[str], ca_file: Path | None = None) -> list[JobSt
     now = time.time()
     for name, job in jobs.items():
         job.name = job.name or name
-        if job.status in {"starting", "running", "waiting"} and now - job.told_at > _SILENT_AFTER_S:
+        if job.status in {"starting", "running", "waiting"} and now - job.updated_at > _SILENT_AFTER_S:
             job.status = "silent"
     return [jobs[name] for name in sorted(jobs)]
 
 
-def _events(stream: Stream) -> Iterator[_Event]:
+def _events(stream: Stream) -> Iterator[_JobEvent]:
     offset: str | None = BEGINNING
     while offset is not None:
         try:

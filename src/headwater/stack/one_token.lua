@@ -1,7 +1,7 @@
--- Exactly one token for each request (RFC 6750 §2): runs in Envoy before tokens are checked.
+-- Reject requests with more than one token (RFC 6750 §2). Runs in Envoy before tokens are checked.
 --
--- Envoy would check every token it finds and name all their subjects to the server. Invariant: whatever goes wrong in
--- here refuses the request.
+-- Envoy would check every token that it finds and forward all their subjects to the server. Invariant: any error in
+-- this script rejects the request.
 
 local function tokens_in_query(target)
   local count = 0
@@ -13,7 +13,7 @@ local function tokens_in_query(target)
   return count
 end
 
--- Envoy joins repeated headers with commas, and no token has one.
+-- Envoy joins repeated headers with commas, and a token never contains a comma.
 local function tokens_in_header(headers)
   local count = headers:getNumValues("authorization")
   local _, commas = (headers:get("authorization") or ""):gsub(",", "")

@@ -1,6 +1,6 @@
-"""The Lua scripts that Envoy runs on every request, before and after tokens are checked, with their settings.
+"""The Lua scripts that Envoy runs on every request, before and after it checks the token.
 
-Invariant: a setting reaches the script as a literal that it cannot break out of.
+Invariant: settings are inserted as escaped literals, so no value can inject code.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ IDENTITY_HEADER: Final = "x-jwt-sub"
 
 
 def one_token_script() -> str:
-    """Refuse a request with several tokens. Runs before tokens are checked and removed."""
+    """Return the script that rejects requests with several tokens. It runs before Envoy checks the token."""
     return files("headwater.stack").joinpath("one_token.lua").read_text(encoding="utf-8")
 
 
 def policy_script(auth: Auth, shards: int, *, checks_tokens: bool) -> str:
-    """Judge what a valid token may do. Without `checks_tokens` the script only finds the shard of a stream."""
+    """Return the script that authorizes requests. Without `checks_tokens` it only selects the shard of a stream."""
     values: dict[str, str | int | bool] = {
         "checks_tokens": checks_tokens,
         "identity_header": IDENTITY_HEADER,

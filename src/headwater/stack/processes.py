@@ -1,7 +1,7 @@
-"""Processes and ports of this machine as the kernel tells of them: who still lives, and who holds a port.
+"""Processes and ports of this machine: whether a process still runs, and which process uses a port.
 
-Invariant: a process is known by its id together with its start time, so that a number which the kernel has given to
-somebody else meanwhile is never mistaken for ours, and never gets our signals.
+Invariant: a process is identified by its id and its start time. The kernel reuses process ids, so an id alone could
+belong to an unrelated process, which must never receive our signals.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
-_PROC: Final = Path("/proc")
-_LISTEN: Final = "0A"
+import psutil
+
+_START_TIME_UNITS_PER_S: Final = 100
+"""The kernel counts start times in hundredths of a second."""
+_COMMAND_MAX_CHARACTERS: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
-    """One process, for good."""
+class ProcessIdentity:
+    """One process, for all time."""
 
     pid: int
     started: int
-    """Clock ticks after the machine's start; 0 where the kernel does not tell."""
+    """Hundredths of a second between the machine's boot and the start of the process."""
 
     @property
     def is_alive(self) -> bool:
@@ -36,9 +38,9 @@ class Identity:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal_number)
 
-    def end(self, gently: int, timeout_s: float) -> None:
-        """Ask it to end; kill it, and its process group, when it does not."""
-        self.send(gently)
+    def stop(self, stop_signal: int, timeout_s: float) -> None:
+        """Send the signal; after the timeout, kill the process and its process group."""
+        self.send(stop_signal)
         if not self.wait(timeout_s):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -46,6 +48,7 @@ class Identity:
             self.wait(5.0)
 
     def wait(self, timeout_s: float) -> bool:
+        """Wait until the process has ended; False after the timeout."""
         deadline = time.monotonic() + timeout_s
         while self.is_alive:
             if time.monotonic() > deadline:
@@ -54,25 +57,21 @@ class Identity:
         return True
 
 
-def identity_of(pid: int) -> Identity:
-    return Identity(pid, start_time(pid) or 0)
+def identity_of(pid: int) -> ProcessIdentity:
+    return ProcessIdentity(pid, start_time(pid) or 0)
 
 
 def start_time(pid: int) -> int | None:
-    """When a process began; None when there is none (one that has ended and was not waited for yet is none)."""
+    """The start time of a process; None when it does not exist or is a zombie."""
     try:
-        stat = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        if _PROC.joinpath("self").exists():
+        process = psutil.Process(pid)
+        if process.status() in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}:
             return None
-        try:
-            os.kill(pid, 0)
-        except OSError:
-            return None
-        return 0
-    # The name in parentheses may hold anything; the fields after it are numbers.
-    state, *fields = stat.rpartition(")")[2].split()
-    return None if state in {"Z", "X"} else int(fields[18])
+        # Relative to the boot: both times move when the system clock is set, their difference does not.
+        since_boot_s = process.create_time() - psutil.boot_time()
+    except psutil.Error:
+        return None
+    return round(since_boot_s * _START_TIME_UNITS_PER_S)
 
 
 def can_bind(host: str, port: int) -> bool:
@@ -86,24 +85,19 @@ def can_bind(host: str, port: int) -> bool:
     return True
 
 
-def holder_of(port: int) -> str:
-    """Who listens on a port, as a phrase."""
-    sockets = set(_listening(port))
-    for directory in _PROC.glob("[0-9]*"):
-        with suppress(OSError):
-            for descriptor in (directory / "fd").iterdir():
-                if descriptor.readlink().name in sockets:
-                    command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
-                    return f"{command.strip()[:80]} (process {directory.name})"
-    return "a process of another user" if sockets else "something that could not be told"
-
-
-def _listening(port: int) -> list[str]:
-    found = []
-    for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (_PROC / "net" / table).read_text().splitlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
-                    found.append(f"socket:[{fields[9]}]")
-    return found
+def port_user(port: int) -> str:
+    """Describe the process that listens on a port, for an error message."""
+    try:
+        listening = [
+            connection
+            for connection in psutil.net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port
+        ]
+    except psutil.Error:  # macOS lists the sockets of other users only for root
+        listening = []
+    for connection in listening:
+        if connection.pid is not None:
+            with suppress(psutil.Error):
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+                return f"{command[:_COMMAND_MAX_CHARACTERS]} (process {connection.pid})"
+    return "a process of another user" if listening else "an unknown process"

@@ -1,7 +1,7 @@
 """Roles of the stack's Postgres: random passwords in a private file, and an ordinary role for the pipeline.
 
-Invariant: the file holds a new password before the database gets it, and the previous one until the next change, so
-that a crash in between locks nobody out.
+Invariant: a new password is stored in the file before it is set in the database, and the file keeps the previous one
+until the next change, so that a crash between the two steps never locks us out.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from headwater.stack.keys import replace_file
 SUPERUSER: Final = "postgres"
 PIPELINE: Final = "headwater"
 FORMER_DEFAULT: Final = "password"
-"""What every stack had before passwords were random; such a database gets a random one at its next start."""
+"""The password of stacks from before passwords were random. Such a database gets a random one at its next start."""
 
 _PASSWORD_BYTES: Final = 24
 
-_HAND_OVER: Final = """
+_TRANSFER_OWNERSHIP: Final = """
 SELECT format('ALTER SCHEMA %%I OWNER TO %%I', nspname, %(to)s::text) FROM pg_namespace
  WHERE nspowner = to_regrole(%(from)s::text) AND nspname !~ '^pg_' AND nspname NOT IN ('information_schema', 'public')
 UNION ALL
@@ -31,7 +31,7 @@ SELECT format('ALTER TABLE %%I.%%I OWNER TO %%I', nspname, relname, %(to)s::text
   FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
  WHERE relowner = to_regrole(%(from)s::text) AND relkind IN ('r', 'p', 'v', 'm', 'S', 'f')
    AND nspname !~ '^pg_' AND nspname <> 'information_schema'
-   -- Sequences follow their table; what belongs to an extension stays with it.
+   -- Sequences follow their table. Objects of an extension keep their owner.
    AND NOT EXISTS (SELECT 1 FROM pg_depend d WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid
                    AND (d.deptype = 'e' OR (relkind = 'S' AND d.deptype IN ('a', 'i'))))
 UNION ALL
@@ -61,18 +61,18 @@ def stored_credentials(file: Path) -> Credentials | None:
         return None
 
 
-def settle_credentials(file: Path, chosen: str) -> Credentials:
-    """The passwords that the database shall have: the superuser's as chosen, else as stored, else random."""
+def resolve_credentials(file: Path, chosen: str) -> Credentials:
+    """Return the passwords for the database. The superuser's is the chosen one, else the stored one, else random."""
     stored = stored_credentials(file)
     if stored is None:
-        settled = Credentials(chosen or _random(), _random())
+        resolved = Credentials(chosen or _random(), _random())
     elif chosen and chosen != stored.superuser:
-        settled = Credentials(chosen, stored.pipeline, former=stored.superuser)
+        resolved = Credentials(chosen, stored.pipeline, former=stored.superuser)
     else:
         return stored
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    replace_file(file, msgspec.json.encode(settled), 0o600)
-    return settled
+    replace_file(file, msgspec.json.encode(resolved), 0o600)
+    return resolved
 
 
 def set_superuser_password(connection: Connection, password: str) -> None:
@@ -80,8 +80,8 @@ def set_superuser_password(connection: Connection, password: str) -> None:
 
 
 def set_up_pipeline_role(connection: Connection, password: str) -> None:
-    """Let the pipeline's role own the connected database. What the superuser made there before the role existed is
-    handed over to it, because only the owner of a table can publish its changes."""
+    """Make the pipeline's role the owner of the connected database. When the role is new, tables that the superuser
+    created earlier are transferred to it, because only the owner of a table can publish its changes."""
     role = sql.Identifier(PIPELINE)
     is_new = not connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [PIPELINE]).fetchone()
     with connection.transaction():
@@ -96,10 +96,10 @@ def set_up_pipeline_role(connection: Connection, password: str) -> None:
         connection.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
         connection.execute(sql.SQL("GRANT ALL ON SCHEMA public TO {}").format(role))
         if connection.execute("SELECT to_regprocedure('pg_log_standby_snapshot()') IS NOT NULL").fetchone() == (True,):
-            # Lets a replication slot's restart point move at once instead of every 15 s.
+            # With this function a replication slot's restart point moves at once instead of every 15 s.
             connection.execute(sql.SQL("GRANT EXECUTE ON FUNCTION pg_log_standby_snapshot() TO {}").format(role))
         if is_new:
-            for (statement,) in connection.execute(_HAND_OVER, {"from": SUPERUSER, "to": PIPELINE}).fetchall():
+            for (statement,) in connection.execute(_TRANSFER_OWNERSHIP, {"from": SUPERUSER, "to": PIPELINE}).fetchall():
                 connection.execute(statement)
 
 

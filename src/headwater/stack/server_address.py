@@ -1,6 +1,6 @@
-"""Where the parts of the stack reach the server: its scheme, a name that its certificate is valid for, whom to trust.
+"""The server address that other services of the stack use, and the certificates that they trust.
 
-Invariant: with direct TLS, an address that a client could not verify stops the start, with what to set.
+Invariant: with TLS, startup fails if the certificate is not valid for that address; the message names the setting.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from headwater.config import Settings
 _ANY_OR_LOOPBACK: Final = frozenset(("0.0.0.0", "::", "127.0.0.1", "::1", "localhost"))
 
 
-class UnsafeSettings(Exception):
-    """Settings with which the stack would not keep what it promises."""
+class StackSettingsError(Exception):
+    """The settings do not allow a working stack; the message names the setting to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """The server, or what stands for all its shards, without authentication."""
+    """An address of the server (or of the listener for all shards) that needs no token."""
 
     url: str
     ca_file: Path | None = None
-    """Certificates to trust it by, instead of the system's."""
+    """Trusted certificates, instead of the system's."""
 
     @property
     def environment(self) -> dict[str, str]:
-        """For a part that talks to it."""
+        """Environment variables for a service that uses the server."""
         trust = {} if self.ca_file is None else {"DS_CA_FILE": str(self.ca_file)}
         return {"DS_SERVER_URL": self.url, **trust}
 
 
 def reachable(host: str) -> str:
-    """The address at which this machine reaches what listens on `host`."""
+    """Return the address to connect to for a service that listens on `host`."""
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]", "localhost": "127.0.0.1"}.get(host, host)
 
 
 def server_address(settings: Settings, host: str, port: int, *, tls: bool, is_shard: bool = False) -> ServerAddress:
-    """Derived from where it listens and from its certificate, unless `stack.server_url` says it. A shard is reached
-    only by itself."""
+    """Derive the address from the listening address and the certificate. `stack.server_url` overrides it, except for a
+    single shard."""
     chosen = "" if is_shard else settings.stack.server_url.rstrip("/")
     if not tls:
         return ServerAddress(chosen or f"http://{reachable(host)}:{port}")
@@ -50,7 +50,7 @@ def server_address(settings: Settings, host: str, port: int, *, tls: bool, is_sh
     if trusted is not None:
         trusted = trusted.absolute()
         if not trusted.is_file():
-            raise UnsafeSettings(f"stack.server_ca_path: there is no file {trusted}")
+            raise StackSettingsError(f"stack.server_ca_path: the file {trusted} does not exist")
     elif certificate.is_self_signed:
         trusted = certificate.path
     if chosen:
@@ -58,11 +58,11 @@ def server_address(settings: Settings, host: str, port: int, *, tls: bool, is_sh
     names = ("127.0.0.1", "::1", "localhost") if host in _ANY_OR_LOOPBACK else (host,)
     name = next((name for name in names if name in certificate.names), None)
     if name is None:
-        valid = ", ".join(sorted(certificate.names)) or "no name"
-        raise UnsafeSettings(
-            f"{certificate.path} (tls.cert_path) is valid for {valid}, not for"
-            f" {' or '.join(names)}, where the parts of the stack reach the server: set stack.server_url to an"
-            " address with one of its names that leads to this machine"
+        valid = ", ".join(sorted(certificate.names)) or "no names"
+        raise StackSettingsError(
+            f"{certificate.path} (tls.cert_path) is valid for {valid}, but the other services connect to"
+            f" {' or '.join(names)}. Set stack.server_url to a URL of this server with a name that the certificate"
+            " is valid for."
         )
     return ServerAddress(f"https://{f'[{name}]' if ':' in name else name}:{port}", trusted)
 
@@ -75,7 +75,7 @@ class _Certificate:
         try:
             found = x509.load_pem_x509_certificate(path.read_bytes())
         except (OSError, ValueError) as error:
-            raise UnsafeSettings(f"tls.cert_path: {path} cannot be read as a certificate: {error}") from None
+            raise StackSettingsError(f"tls.cert_path: {path} cannot be read as a certificate: {error}") from None
         self.is_self_signed = found.issuer == found.subject
         try:
             valid = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -1,7 +1,7 @@
-"""What is known of a running stack, in its data directory: a lock, a state file, a manifest, logs.
+"""The data directory of a stack: lock, state file, manifest and logs.
 
-Invariant: whoever holds the lock is the one supervisor of the directory and alone writes its state; the state names
-processes by id and start time, so that it stays true after a crash.
+Invariant: the process that holds the lock is the only supervisor of the directory, and only it writes the state. The
+state identifies processes by id and start time, so that it can be checked after a crash.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import IO, Final, Literal, TypeAlias
 import msgspec
 
 from headwater.stack.keys import replace_file
-from headwater.stack.processes import Identity
+from headwater.stack.processes import ProcessIdentity
 
-PartState: TypeAlias = Literal["waiting", "starting", "up", "unready", "restarting", "stopped", "absent", "failed"]
+ServiceState: TypeAlias = Literal["waiting", "starting", "up", "unready", "restarting", "stopped", "absent", "failed"]
 Phase: TypeAlias = Literal["starting", "up", "stopping", "stopped", "failed"]
 
 
-class StackBusy(Exception):
-    """Another supervisor has the directory."""
+class StackRunningError(Exception):
+    """Another supervisor already runs on the directory."""
 
 
-class ManifestMismatch(Exception):
-    """The directory was made for something else; the message says what to do."""
+class ShardCountError(Exception):
+    """The directory was created for another number of shards."""
 
 
-class PartStatus(msgspec.Struct):
-    """One part, as it was when the state was written."""
+class ServiceStatus(msgspec.Struct):
+    """The state of one service when the state file was written."""
 
     name: str
-    state: PartState = "waiting"
+    state: ServiceState = "waiting"
     pid: int = 0
     started: int = 0
     stop_signal: int = 15
@@ -44,12 +44,12 @@ class PartStatus(msgspec.Struct):
     detail: str = ""
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.pid, self.started)
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.started)
 
 
 class StackStatus(msgspec.Struct):
-    """The whole stack."""
+    """The state of the stack and of all its services."""
 
     pid: int
     started: int
@@ -57,15 +57,15 @@ class StackStatus(msgspec.Struct):
     shards: int
     phase: Phase
     since: float
-    parts: list[PartStatus]
+    parts: list[ServiceStatus]
     detail: str = ""
 
     @property
-    def identity(self) -> Identity:
-        return Identity(self.pid, self.started)
+    def identity(self) -> ProcessIdentity:
+        return ProcessIdentity(self.pid, self.started)
 
 
-class _Manifest(msgspec.Struct):
+class _StackManifest(msgspec.Struct):
     shards: int
     version: int = 1
 
@@ -100,8 +100,8 @@ class StackDirectory:
     def supervisor_log(self) -> Path:
         return self.logs / "supervisor.log"
 
-    def log_of(self, part: str) -> Path:
-        return self.logs / f"{part}.log"
+    def log_of(self, service: str) -> Path:
+        return self.logs / f"{service}.log"
 
     def streams(self, shard: int, shards: int) -> Path:
         return self.root / "streams" if shards == 1 else self.root / f"shard-{shard:02d}" / "streams"
@@ -111,7 +111,7 @@ class StackDirectory:
             directory.mkdir(parents=True, exist_ok=True)
 
     def acquire(self) -> None:
-        """Become the one supervisor of this directory, or raise `StackBusy`."""
+        """Become the supervisor of this directory, or raise `StackRunningError`."""
         self.make()
         lock = (self.run / "lock").open("a+")
         try:
@@ -119,9 +119,9 @@ class StackDirectory:
         except BlockingIOError:
             lock.close()
             other = self.read()
-            whose = f" (process {other.pid}, profile {other.profile})" if other is not None else ""
-            raise StackBusy(
-                f"a stack already runs on {self.root}{whose}: see `headwater status`, end it with `headwater down`"
+            owner = f" (process {other.pid}, profile {other.profile})" if other is not None else ""
+            raise StackRunningError(
+                f"a stack already runs on {self.root}{owner}; `headwater status` shows it, `headwater down` stops it"
             ) from None
         self._lock = lock
 
@@ -132,7 +132,7 @@ class StackDirectory:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether somebody holds the lock now."""
+        """Whether a supervisor holds the lock."""
         try:
             with (self.run / "lock").open("r") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -151,37 +151,37 @@ class StackDirectory:
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def settle_shards(self, asked: int | None) -> int:
-        """The number of shards, which belongs to the directory: a stream's home follows from it."""
+    def resolve_shards(self, asked: int | None) -> int:
+        """Return the number of shards. It is fixed for a directory, because it determines the shard of each stream."""
         manifest = self.root / "manifest.json"
         if not manifest.exists():
             shards = asked or 1
             self.make()
-            replace_file(manifest, msgspec.json.encode(_Manifest(shards)), 0o644)
+            replace_file(manifest, msgspec.json.encode(_StackManifest(shards)), 0o644)
             return shards
-        made_for = msgspec.json.decode(manifest.read_bytes(), type=_Manifest).shards
+        made_for = msgspec.json.decode(manifest.read_bytes(), type=_StackManifest).shards
         if asked is not None and asked != made_for:
-            raise ManifestMismatch(
-                f"{self.root} was made for {_shards(made_for)}, and each stream's home follows from that number: start"
-                f" it with --shards {made_for}, or start {_shards(asked)} on an empty directory (--data-dir) and copy"
-                " the streams over through the proxy"
+            raise ShardCountError(
+                f"{self.root} was created for {_shards(made_for)}, and the number is fixed because it determines the"
+                f" shard of each stream. Use --shards {made_for}, or start {_shards(asked)} on an empty directory"
+                " (--data-dir) and copy the streams through the proxy."
             )
         return made_for
 
     def rotate_log(self, log: Path, largest: int = 10 * 1024 * 1024) -> None:
-        """Begin a log anew when it has grown large; one older one is kept."""
+        """Rename a large log, so that a new one begins. One old log is kept."""
         if log.exists() and log.stat().st_size > largest:
             log.replace(log.with_suffix(".log.1"))
 
 
-def truth_about(directory: StackDirectory) -> StackStatus | None:
-    """The state as it is now: what the file says, checked against the processes that it names."""
+def current_status(directory: StackDirectory) -> StackStatus | None:
+    """Return the state in the file, corrected for processes that no longer run."""
     status = directory.read()
     if status is None:
         return None
-    for part in status.parts:
-        if part.pid and part.state in {"up", "unready", "starting"} and not part.identity.is_alive:
-            part.state, part.detail = "failed", "its process is gone"
+    for service in status.parts:
+        if service.pid and service.state in {"up", "unready", "starting"} and not service.identity.is_alive:
+            service.state, service.detail = "failed", "its process no longer runs"
     if not status.identity.is_alive and status.phase in {"starting", "up", "stopping"}:
         status.phase, status.detail = "failed", "the supervisor was killed"
     return status

@@ -1,8 +1,8 @@
-"""Starts the parts in order, waits until each is ready, starts again what crashes, and ends all in reverse.
+"""Start the services in order, wait until each is ready, restart the ones that exit, and stop all in reverse order.
 
-One loop on one thread tends every part; nothing else starts or ends processes. Invariants: a part is first started
-when all before it have been ready; of a part there is never a second process; and no part outlives the supervisor
-(`leash`), however it ends.
+One loop on one thread handles every service; nothing else starts or stops processes. Invariants: a service first starts
+after all earlier services have been ready; a service never has two processes; and no service outlives the supervisor,
+even if the supervisor is killed (`die_with_parent`).
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ from types import FrameType
 from typing import Final
 
 from headwater.config import Stack
-from headwater.stack import leash
-from headwater.stack.parts import Absent, Part
-from headwater.stack.processes import can_bind, holder_of, identity_of
-from headwater.stack.state import PartState, PartStatus, Phase, StackDirectory, StackStatus, now
+from headwater.stack import die_with_parent
+from headwater.stack.processes import can_bind, identity_of, port_user
+from headwater.stack.services import Service, UnavailableService
+from headwater.stack.state import Phase, ServiceState, ServiceStatus, StackDirectory, StackStatus, now
 
 TICK_S: Final = 0.05
 PROBE_EVERY_S: Final = 2.0
 FIRST_STARTS_MAX: Final = 3
-"""How often a part that was never ready is started before the whole start is given up."""
+"""How often to start a service that was never ready before the startup of the stack fails."""
 STEADY_S: Final = 30.0
-"""A part that ran this long has recovered: its next crash waits the shortest time again."""
+"""After running this long a service counts as recovered: its next restart uses the shortest delay again."""
 _TAIL_BYTES: Final = 2000
 
 
-class StackFailed(Exception):
-    """The stack cannot come up; the message says which part, and what its log says."""
+class StackStartError(Exception):
+    """The stack cannot start; the message names the service and quotes its log."""
 
 
 @dataclass(slots=True)
-class _Tended:
-    """A part and how it fares."""
+class _ManagedService:
+    """A service with its process and its restart state."""
 
-    part: Part
-    status: PartStatus
+    service: Service
+    status: ServiceStatus
     process: subprocess.Popen[bytes] | None = None
     was_ready: bool = False
     attempts: int = 0
-    crashes: int = 0
+    consecutive_exits: int = 0
     began: float = 0.0
     next_at: float = 0.0
 
@@ -56,7 +56,7 @@ class Supervisor:
     def __init__(
         self,
         directory: StackDirectory,
-        parts: Sequence[Part | Absent],
+        services: Sequence[Service | UnavailableService],
         settings: Stack,
         *,
         profile: str,
@@ -66,53 +66,54 @@ class Supervisor:
         self._directory = directory
         self._settings = settings
         self._show = show
-        self._ending = False
+        self._stopping = False
         me = identity_of(os.getpid())
-        self._tended: list[_Tended] = []
+        self._managed: list[_ManagedService] = []
         statuses = []
-        for part in parts:
-            status = PartStatus(part.name, since=now())
+        for service in services:
+            status = ServiceStatus(service.name, since=now())
             statuses.append(status)
-            if isinstance(part, Absent):
-                status.state, status.detail = "absent", part.reason
+            if isinstance(service, UnavailableService):
+                status.state, status.detail = "absent", service.reason
                 continue
-            status.port, status.address = part.port, part.address
-            status.log, status.stop_signal = str(directory.log_of(part.name)), int(part.stop_signal)
-            self._tended.append(_Tended(part, status))
+            status.port, status.address = service.port, service.address
+            status.log, status.stop_signal = str(directory.log_of(service.name)), int(service.stop_signal)
+            self._managed.append(_ManagedService(service, status))
         self.status = StackStatus(me.pid, me.started, profile, shards, "starting", now(), statuses)
 
     def check_ports(self) -> None:
-        """Name every port that is taken, with who holds it, before anything is started."""
+        """Raise an error that lists every port in use, and by which process, before anything is started."""
         taken = [
-            f"port {tended.part.port} ({tended.part.name}) is held by {holder_of(tended.part.port)}"
-            for tended in self._tended
-            if tended.part.port is not None and not can_bind(tended.part.host, tended.part.port)
+            f"port {managed.service.port} ({managed.service.name}) is used by {port_user(managed.service.port)}"
+            for managed in self._managed
+            if managed.service.port is not None and not can_bind(managed.service.host, managed.service.port)
         ]
         if taken:
-            raise StackFailed("; ".join(taken) + "; stop it, or choose another port (`headwater config show`)")
+            hint = "Stop that process, or set another port (`headwater config show` lists the settings)."
+            raise StackStartError(f"{'; '.join(taken)}. {hint}")
 
     def run(self) -> None:
-        """Until a signal says to end. Raises `StackFailed` when the start fails; all is ended then, too."""
+        """Run until a signal arrives. If the startup fails, stop everything and raise `StackStartError`."""
         with self._signals():
             try:
                 self._publish("starting")
-                while not self._ending:
-                    self._tend_all()
-                    if self.status.phase == "starting" and all(tended.was_ready for tended in self._tended):
+                while not self._stopping:
+                    self._check_all()
+                    if self.status.phase == "starting" and all(managed.was_ready for managed in self._managed):
                         self._publish("up")
                     time.sleep(TICK_S)
             except BaseException as error:
                 self.status.detail = str(error)
-                self._end_all()
+                self._stop_all()
                 self._publish("failed")
                 raise
-            self._end_all()
+            self._stop_all()
             self._publish("stopped")
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         def end(_number: int, _frame: FrameType | None) -> None:
-            self._ending = True
+            self._stopping = True
 
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
@@ -121,112 +122,119 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _tend_all(self) -> None:
-        for tended in self._tended:
-            self._tend(tended)
-            if not tended.was_ready:
-                break  # What comes after it waits.
+    def _check_all(self) -> None:
+        for managed in self._managed:
+            self._check(managed)
+            if not managed.was_ready:
+                break  # Later services wait for this one.
 
-    def _tend(self, tended: _Tended) -> None:
-        if tended.process is None:
-            if time.monotonic() >= tended.next_at:
-                self._start(tended)
+    def _check(self, managed: _ManagedService) -> None:
+        if managed.process is None:
+            if time.monotonic() >= managed.next_at:
+                self._start(managed)
             return
-        code = tended.process.poll()
+        code = managed.process.poll()
         if code is not None:
-            self._crashed(tended, _how_it_ended(code))
-        elif tended.status.state == "starting":
-            self._look_whether_ready(tended)
-        elif time.monotonic() >= tended.next_at:
-            tended.next_at = time.monotonic() + PROBE_EVERY_S
-            trouble = tended.part.probe()
-            self._set(tended, "unready" if trouble else "up", trouble)
-            if time.monotonic() - tended.began > STEADY_S:
-                tended.crashes = 0
+            self._on_exit(managed, _exit_reason(code))
+        elif managed.status.state == "starting":
+            self._check_ready(managed)
+        elif time.monotonic() >= managed.next_at:
+            managed.next_at = time.monotonic() + PROBE_EVERY_S
+            problem = managed.service.probe()
+            self._set(managed, "unready" if problem else "up", problem)
+            if time.monotonic() - managed.began > STEADY_S:
+                managed.consecutive_exits = 0
 
-    def _start(self, tended: _Tended) -> None:
-        part = tended.part
-        tended.attempts += 1
-        log = self._directory.log_of(part.name)
+    def _start(self, managed: _ManagedService) -> None:
+        service = managed.service
+        managed.attempts += 1
+        log = self._directory.log_of(service.name)
         self._directory.rotate_log(log)
-        self._set(tended, "starting", "")
+        self._set(managed, "starting", "")
         try:
-            if part.prepare is not None:
-                part.prepare()
-            tended.process = self._spawn(part, log)
+            if service.prepare is not None:
+                service.prepare()
+            managed.process = self._spawn(service, log)
         except Exception as error:
-            raise StackFailed(f"{part.name} cannot be started: {error}") from error
-        tended.began = time.monotonic()
-        identity = identity_of(tended.process.pid)
-        tended.status.pid, tended.status.started = identity.pid, identity.started
+            raise StackStartError(f"{service.name} cannot start: {error}") from error
+        managed.began = time.monotonic()
+        identity = identity_of(managed.process.pid)
+        managed.status.pid, managed.status.started = identity.pid, identity.started
         self._publish()
 
-    def _spawn(self, part: Part, log: Path) -> subprocess.Popen[bytes]:
-        uid, gid = part.owner or (-1, -1)
-        leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(int(part.stop_signal))]
+    def _spawn(self, service: Service, log: Path) -> subprocess.Popen[bytes]:
+        uid, gid = service.owner or (-1, -1)
+        wrapper = [
+            sys.executable,
+            "-I",
+            "-S",
+            die_with_parent.__file__,
+            str(os.getpid()),
+            str(int(service.stop_signal)),
+        ]
         with log.open("ab") as output:
             return subprocess.Popen(
-                [*leashed, str(uid), str(gid), *part.command],
+                [*wrapper, str(uid), str(gid), *service.command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=part.full_environment(),
-                cwd=part.working_directory,
-                # A Ctrl-C at the terminal is for the supervisor, which ends the parts in order.
+                env=service.full_environment(),
+                cwd=service.working_directory,
+                # Ctrl-C at the terminal must reach only the supervisor, which stops the services in order.
                 start_new_session=True,
             )
 
-    def _look_whether_ready(self, tended: _Tended) -> None:
-        trouble = tended.part.probe()
-        if not trouble:
-            tended.was_ready = True
-            tended.next_at = time.monotonic() + PROBE_EVERY_S
-            self._set(tended, "up", "")
-        elif time.monotonic() - tended.began > self._settings.start_timeout_secs:
-            how = f"not ready within {self._settings.start_timeout_secs:g} s: {trouble}"
-            self._set(tended, "restarting", how)
-            self._end(tended)
-            self._crashed(tended, how)
+    def _check_ready(self, managed: _ManagedService) -> None:
+        problem = managed.service.probe()
+        if not problem:
+            managed.was_ready = True
+            managed.next_at = time.monotonic() + PROBE_EVERY_S
+            self._set(managed, "up", "")
+        elif time.monotonic() - managed.began > self._settings.start_timeout_secs:
+            how = f"not ready within {self._settings.start_timeout_secs:g} s: {problem}"
+            self._set(managed, "restarting", how)
+            self._stop(managed)
+            self._on_exit(managed, how)
         else:
-            self._set(tended, "starting", trouble)
+            self._set(managed, "starting", problem)
 
-    def _crashed(self, tended: _Tended, how: str) -> None:
-        assert tended.process is not None
-        _kill_group(tended.process.pid)
-        tended.process = None
-        tended.status.pid = tended.status.started = 0
-        if not tended.was_ready and tended.attempts >= FIRST_STARTS_MAX:
-            self._set(tended, "failed", how)
-            raise StackFailed(f"{tended.part.name} {how}; {self._log_end(tended)}")
+    def _on_exit(self, managed: _ManagedService, how: str) -> None:
+        assert managed.process is not None
+        _kill_group(managed.process.pid)
+        managed.process = None
+        managed.status.pid = managed.status.started = 0
+        if not managed.was_ready and managed.attempts >= FIRST_STARTS_MAX:
+            self._set(managed, "failed", how)
+            raise StackStartError(f"{managed.service.name} {how}; {self._log_stop(managed)}")
         ceiling = max(self._settings.restart_delay_max_secs, self._settings.restart_delay_secs)
-        delay = min(ceiling, self._settings.restart_delay_secs * 2**tended.crashes)
-        tended.crashes = min(tended.crashes + 1, 30)
-        tended.next_at = time.monotonic() + delay
-        tended.status.restarts += 1
-        self._set(tended, "restarting", f"{how}; again in {delay:g} s")
+        delay = min(ceiling, self._settings.restart_delay_secs * 2**managed.consecutive_exits)
+        managed.consecutive_exits = min(managed.consecutive_exits + 1, 30)
+        managed.next_at = time.monotonic() + delay
+        managed.status.restarts += 1
+        self._set(managed, "restarting", f"{how}; next start in {delay:g} s")
 
-    def _end_all(self) -> None:
+    def _stop_all(self) -> None:
         self._publish("stopping")
-        for tended in reversed(self._tended):
-            if tended.process is not None:
-                self._end(tended)
-                tended.process = None
-                tended.status.pid = tended.status.started = 0
-            if tended.status.state != "failed":
-                self._set(tended, "stopped", "")
+        for managed in reversed(self._managed):
+            if managed.process is not None:
+                self._stop(managed)
+                managed.process = None
+                managed.status.pid = managed.status.started = 0
+            if managed.status.state != "failed":
+                self._set(managed, "stopped", "")
 
-    def _end(self, tended: _Tended) -> None:
-        process = tended.process
+    def _stop(self, managed: _ManagedService) -> None:
+        process = managed.process
         assert process is not None
         if process.poll() is None:
-            process.send_signal(tended.part.stop_signal)
+            process.send_signal(managed.service.stop_signal)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(self._settings.stop_timeout_secs)
         _kill_group(process.pid)
         process.wait()
 
-    def _set(self, tended: _Tended, state: PartState, detail: str) -> None:
-        status = tended.status
+    def _set(self, managed: _ManagedService, state: ServiceState, detail: str) -> None:
+        status = managed.status
         if status.state == state and status.detail == detail:
             return
         if status.state != state:
@@ -240,31 +248,31 @@ class Supervisor:
         self._directory.write(self.status)
         self._show(self.status)
 
-    def _log_end(self, tended: _Tended) -> str:
-        log = self._directory.log_of(tended.part.name)
+    def _log_stop(self, managed: _ManagedService) -> str:
+        log = self._directory.log_of(managed.service.name)
         text = log.read_text("utf-8", "replace")[-_TAIL_BYTES:].strip() if log.exists() else ""
         return f"its log ({log}) ends:\n{text}" if text else f"its log ({log}) is empty"
 
 
-def clean_up_after(directory: StackDirectory, timeout_s: float) -> list[str]:
-    """End what a supervisor that was killed left behind. Only for whoever holds the lock."""
+def stop_leftovers(directory: StackDirectory, timeout_s: float) -> list[str]:
+    """Stop the services that a killed supervisor left running. The caller must hold the lock."""
     before = directory.read()
     if before is None:
         return []
-    left = [part for part in reversed(before.parts) if part.pid and part.identity.is_alive]
-    for part in left:
-        part.identity.end(part.stop_signal, timeout_s)
-    return [part.name for part in left]
+    left = [service for service in reversed(before.parts) if service.pid and service.identity.is_alive]
+    for service in left:
+        service.identity.stop(service.stop_signal, timeout_s)
+    return [service.name for service in left]
 
 
 def _kill_group(pid: int) -> None:
-    """What a part started and left behind; its group has the part's own id."""
+    """Kill the processes that a service started; the id of their group is the service's process id."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _how_it_ended(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code < 0:
         with suppress(ValueError):
-            return f"was ended by {signal.Signals(-code).name}"
-    return f"ended with code {code}"
+            return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with code {code}"

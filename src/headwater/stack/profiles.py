@@ -1,6 +1,6 @@
-"""Which parts a profile has, and how each is run: the server or its shards, Envoy, Postgres, the sync, tools.
+"""The services of each stack profile and how to run them: the server or its shards, Envoy, Postgres, the sync, tools.
 
-Invariant: everything a part keeps lies below the stack's directory; everything it listens on is a setting.
+Invariant: every file of a service is inside the stack's directory, and every port is a setting.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from headwater.config import LoadedSettings, Settings
-from headwater.stack.envoy import Door, Upstream, envoy_config, find_envoy, validate
+from headwater.stack.envoy import EnvoyEndpoints, Upstream, envoy_config, find_envoy, validate
 from headwater.stack.keys import KeyRing, replace_file
-from headwater.stack.parts import Absent, Part, answers, answers_on_socket, listens, runs
-from headwater.stack.server_address import ServerAddress, UnsafeSettings, reachable, server_address
+from headwater.stack.server_address import ServerAddress, StackSettingsError, reachable, server_address
+from headwater.stack.services import Service, UnavailableService, http_probe, no_probe, port_probe, unix_socket_probe
 from headwater.stack.state import StackDirectory
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _BASELINE: Final = frozenset(("default", "config/default.toml"))
 
 
 class Profile(StrEnum):
-    """How much of the stack: each has all of the one before."""
+    """Which services to start. Each profile includes the services of the previous one."""
 
     DEFAULT = "default"
     SYNC = "sync"
@@ -39,8 +39,8 @@ class Profile(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What `headwater up` was asked for."""
+class StackPlan:
+    """The input of `headwater up`: settings, directory, profile, number of shards."""
 
     loaded: LoadedSettings
     directory: StackDirectory
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def server(self) -> ServerAddress:
-        """What the other parts talk to: the server, or the listener of Envoy that stands for all its shards."""
+        """The address that other services use: the server itself, or with shards the internal listener of Envoy."""
         listening = self.settings.server
         is_tls = self.settings.tls.enabled and self.shards == 1
         return server_address(self.settings, listening.host, listening.port, tls=is_tls)
@@ -63,19 +63,21 @@ class Plan:
 
 def check_settings(settings: Settings) -> None:
     if settings.server.port == 0:
-        raise UnsafeSettings("server.port is 0: in the stack every port is known beforehand; set one")
+        raise StackSettingsError(
+            "server.port is 0 (a random port), but the other services of the stack must know the port; set a fixed one"
+        )
 
 
-def parts_of(plan: Plan) -> list[Part | Absent]:
-    """The parts in the order in which they are started."""
-    parts: list[Part | Absent] = [*_servers(plan), _envoy(plan)]
+def services_for(plan: StackPlan) -> list[Service | UnavailableService]:
+    """List the services in the order in which they start."""
+    services: list[Service | UnavailableService] = [*_servers(plan), _envoy(plan)]
     if plan.profile is Profile.DEFAULT:
-        return parts
+        return services
     from headwater.stack.database import Database  # noqa: PLC0415  (needs the packages of this profile)
-    from headwater.stack.roles import FORMER_DEFAULT, settle_credentials  # noqa: PLC0415
+    from headwater.stack.roles import FORMER_DEFAULT, resolve_credentials  # noqa: PLC0415
 
     settings = plan.settings.stack
-    credentials = settle_credentials(plan.directory.database_credentials, settings.postgres_password)
+    credentials = resolve_credentials(plan.directory.database_credentials, settings.postgres_password)
     database = Database(
         plan.directory.root / "postgres",
         settings.postgres_port,
@@ -84,57 +86,57 @@ def parts_of(plan: Plan) -> list[Part | Absent]:
         (credentials.former, FORMER_DEFAULT),
         credentials.pipeline,
     )
-    parts += [_postgres(database), _sync(plan, database.pipeline_url)]
+    services += [_postgres(database), _sync(plan, database.pipeline_url)]
     if plan.profile is Profile.DEV:
-        parts += [_adminer(plan), _heartbeat(plan, database.pipeline_url)]
-    return parts
+        services += [_adminer(plan), _heartbeat(plan, database.pipeline_url)]
+    return services
 
 
-def _servers(plan: Plan) -> list[Part]:
+def _servers(plan: StackPlan) -> list[Service]:
     settings = plan.settings
     if plan.shards == 1:
         return [_server(plan, "server", settings.server.port, plan.directory.streams(0, 1), {})]
-    # What would only know a part of the streams is switched off in each of them; the policy says why to who asks.
-    alone = {"DS_REGISTRY__ENABLED": "false", "DS_SUBSCRIPTIONS__ENABLED": "false"}
+    # These features would see only the streams of one shard, so they are disabled. The policy explains this to clients.
+    per_shard = {"DS_REGISTRY__ENABLED": "false", "DS_SUBSCRIPTIONS__ENABLED": "false"}
     return [
         _server(
             plan,
             f"server-{shard}",
             settings.stack.shard_port + shard,
             plan.directory.streams(shard, plan.shards),
-            {**alone, "DS_SERVER__HOST": "127.0.0.1"},
+            {**per_shard, "DS_SERVER__HOST": "127.0.0.1"},
         )
         for shard in range(plan.shards)
     ]
 
 
-def _server(plan: Plan, name: str, port: int, streams: Path, more: Mapping[str, str]) -> Part:
+def _server(plan: StackPlan, name: str, port: int, streams: Path, more: Mapping[str, str]) -> Service:
     settings, origins = plan.settings, plan.loaded.origins
     environment = {"DS_STORAGE__DATA_DIR": str(streams), **more}
     if origins["storage.mode"] in _BASELINE:
-        # Behind `up`, what was acknowledged is kept unless somebody chose otherwise.
+        # The stack stores data durably unless the user chose another mode.
         environment["DS_STORAGE__MODE"] = DURABLE_MODE
     if origins["server.allowed_hosts"] in _BASELINE:
-        # Envoy checks a token, and passes the host on that its client asked for.
+        # Envoy checks the token and forwards the Host header of the client unchanged.
         environment["DS_SERVER__ALLOWED_HOSTS"] = "*"
-    # The tokens of requests are Envoy's business here.
+    # Envoy checks tokens, so the server must not.
     environment["DS_AUTH__TOKEN"] = ""
     if plan.profile is Profile.DEV and "DS_REGISTRY__ENABLED" not in more and origins["registry.enabled"] in _BASELINE:
         environment["DS_REGISTRY__ENABLED"] = "true"
     config = ("--config", str(plan.config_file)) if plan.config_file is not None else ()
     listens_on = environment.get("DS_SERVER__HOST", settings.server.host)
     address = server_address(settings, listens_on, port, tls=settings.tls.enabled, is_shard=plan.shards > 1)
-    return Part(
+    return Service(
         name,
         (sys.executable, "-m", "headwater", "serve", "--port", str(port), *config),
-        answers(f"{address.url}/readyz", address.ca_file),
+        http_probe(f"{address.url}/readyz", address.ca_file),
         port,
         address=address.url,
         environment=environment,
     )
 
 
-def _envoy(plan: Plan) -> Part:
+def _envoy(plan: StackPlan) -> Service:
     settings = plan.settings
     executable = find_envoy(settings)
     config = plan.directory.run / "envoy.json"
@@ -145,26 +147,26 @@ def _envoy(plan: Plan) -> Part:
         upstreams = tuple(Upstream("127.0.0.1", first + shard) for shard in range(plan.shards))
     private = plan.directory.run / "envoy"
     direct_port = settings.server.port if plan.shards > 1 else None
-    # Relative: the path of a socket is limited to about a hundred bytes.
-    door = Door(upstreams, plan.jwks_url, direct_port=direct_port, admin_socket=ADMIN_SOCKET)
+    # A relative path, because the path of a socket is limited to about 100 bytes.
+    endpoints = EnvoyEndpoints(upstreams, plan.jwks_url, direct_port=direct_port, admin_socket=ADMIN_SOCKET)
 
     def prepare() -> None:
         private.mkdir(mode=0o700, exist_ok=True)
         private.chmod(0o700)
-        replace_file(config, envoy_config(settings, door).encode(), 0o600)
+        replace_file(config, envoy_config(settings, endpoints).encode(), 0o600)
         validate(executable, config)
 
     scheme = "https" if settings.proxy.tls_cert_path is not None else "http"
-    return Part(
+    return Service(
         "envoy",
         (
             *(str(executable), "--config-path", str(config), "--concurrency", str(settings.proxy.threads)),
-            # Hot restart takes a name that all Envoys of a machine share.
+            # Hot restart uses a name that all Envoys of one machine share.
             *("--disable-hot-restart", "--log-level", "warning", "--file-flush-interval-msec", "500"),
         ),
-        answers(f"http://127.0.0.1:{settings.proxy.admin_port}/ready")
+        http_probe(f"http://127.0.0.1:{settings.proxy.admin_port}/ready")
         if settings.proxy.admin_port
-        else answers_on_socket(private / ADMIN_SOCKET, "/ready"),
+        else unix_socket_probe(private / ADMIN_SOCKET, "/ready"),
         settings.proxy.port,
         host=settings.proxy.host,
         address=f"{scheme}://{reachable(settings.proxy.host)}:{settings.proxy.port}",
@@ -173,7 +175,7 @@ def _envoy(plan: Plan) -> Part:
     )
 
 
-def _postgres(database: Database) -> Part:
+def _postgres(database: Database) -> Service:
     database.directory.mkdir(parents=True, exist_ok=True)
     options = database.popen_options
     owner = (options["user"], options["group"]) if "user" in options else None
@@ -181,15 +183,15 @@ def _postgres(database: Database) -> Part:
     def probe() -> str:
         import psycopg  # noqa: PLC0415
 
-        from headwater.stack.database import DatabaseTrouble  # noqa: PLC0415
+        from headwater.stack.database import LocalPostgresError  # noqa: PLC0415
 
         try:
             database.wait_until_ready(0.0)
-        except (DatabaseTrouble, psycopg.Error) as error:
+        except (LocalPostgresError, psycopg.Error) as error:
             return str(error).splitlines()[0]
         return ""
 
-    return Part(
+    return Service(
         "postgres",
         tuple(database.command),
         probe,
@@ -203,50 +205,50 @@ def _postgres(database: Database) -> Part:
     )
 
 
-def _sync(plan: Plan, postgres_url: str) -> Part:
+def _sync(plan: StackPlan, postgres_url: str) -> Service:
     settings = plan.settings.stack
     config = ("--config", str(settings.sync_config.absolute())) if settings.sync_config is not None else ()
-    own = ("--checkpoints", str(plan.directory.root / "pipeline"), "--metrics-port", str(settings.sync_port))
-    return Part(
+    paths = ("--checkpoints", str(plan.directory.root / "pipeline"), "--metrics-port", str(settings.sync_port))
+    return Service(
         "sync",
-        (sys.executable, "-m", "headwater", "sync", *own, *config),
-        answers(f"http://127.0.0.1:{settings.sync_port}/readyz"),
+        (sys.executable, "-m", "headwater", "sync", *paths, *config),
+        http_probe(f"http://127.0.0.1:{settings.sync_port}/readyz"),
         settings.sync_port,
         address=f"http://127.0.0.1:{settings.sync_port}/metrics",
         environment={**plan.server.environment, "POSTGRES_URL": postgres_url, "DS_PIPELINE__PROBE": "true"},
     )
 
 
-def _adminer(plan: Plan) -> Part | Absent:
+def _adminer(plan: StackPlan) -> Service | UnavailableService:
     settings = plan.settings.stack
     php = shutil.which("php")
-    missing = [what for what, there in (("php", php), (str(settings.adminer_file), settings.adminer_file.is_file()))
-               if not there]  # fmt: skip
+    needed = (("php", php), (str(settings.adminer_file), settings.adminer_file.is_file()))
+    missing = [name for name, found in needed if not found]
     if php is None or missing:
         how = "on Debian: apt-get install adminer php-cli php-pgsql"
-        return Absent("adminer", f"not here: {' and '.join(missing)} ({how})")
+        return UnavailableService("adminer", f"missing: {' and '.join(missing)} ({how})")
     address = f"127.0.0.1:{settings.adminer_port}"
-    return Part(
+    return Service(
         "adminer",
         (php, "-S", address, str(settings.adminer_file)),
-        listens("127.0.0.1", settings.adminer_port),
+        port_probe("127.0.0.1", settings.adminer_port),
         settings.adminer_port,
         address=f"http://{address}",
     )
 
 
-def _heartbeat(plan: Plan, postgres_url: str) -> Part:
+def _heartbeat(plan: StackPlan, postgres_url: str) -> Service:
     interval = plan.settings.stack.heartbeat_interval_secs
-    return Part(
+    return Service(
         "heartbeat",
         (sys.executable, "-m", "headwater.stack.heartbeat", str(interval)),
-        runs(),
+        no_probe(),
         environment={**plan.server.environment, "POSTGRES_URL": postgres_url},
     )
 
 
-def jwks_file_of(settings: Settings, directory: StackDirectory) -> Path:
-    """The public keys that Envoy checks tokens with, where they are a file; made now if they are ours."""
+def jwks_file_for(settings: Settings, directory: StackDirectory) -> Path:
+    """Return the JWKS file that Envoy verifies tokens with. Creates the stack's own keys if no file is configured."""
     if settings.auth.jwks_file is not None:
         return settings.auth.jwks_file.absolute()
     ring = KeyRing(directory.keys)

@@ -1,6 +1,6 @@
-"""What a part of the stack is: a command, its environment, how to tell that it is ready, and how it is ended.
+"""A service of the stack: its command, its environment, its readiness probe and how to stop it.
 
-Invariant: a probe answers within seconds and changes nothing; it may be asked at any time.
+Invariant: a probe returns within seconds and has no side effects, so it may be called at any time.
 """
 
 from __future__ import annotations
@@ -17,59 +17,59 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 Probe: TypeAlias = Callable[[], str]
-"""Empty when the part is ready; else what it waits for."""
+"""Returns an empty string when the service is ready, otherwise the reason why it is not."""
 
 PROBE_TIMEOUT_S: Final = 2.0
-_SAID_MAX: Final = 500
+_BODY_MAX_BYTES: Final = 500
 _SOCKET_PATH_MAX_BYTES: Final = 100
-"""Linux takes 107, other systems 103."""
+"""Linux allows 107 bytes, other systems 103."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Service:
     name: str
     command: tuple[str, ...]
     probe: Probe
     port: int | None = None
     host: str = "127.0.0.1"
     address: str = ""
-    """What to open or connect to, for people."""
+    """The URL to show to the user."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """On top of the supervisor's."""
+    """Added to the supervisor's environment."""
     working_directory: Path | None = None
     owner: tuple[int, int] | None = None
-    """User and group to drop to."""
+    """User id and group id to run as."""
     stop_signal: int = signal.SIGTERM
     prepare: Callable[[], None] | None = None
-    """What must be done before each start."""
+    """Called before each start."""
 
     def full_environment(self) -> dict[str, str]:
         return {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
-    """A part that this machine cannot run, and why."""
+class UnavailableService:
+    """A service that this machine cannot run, with the reason."""
 
     name: str
     reason: str
 
 
-def answers(url: str, ca_file: Path | None = None) -> Probe:
-    """Ready when a GET of this address says 200."""
+def http_probe(url: str, ca_file: Path | None = None) -> Probe:
+    """Ready when a GET of the URL returns 200."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     host, port = parts.hostname, parts.port
     if parts.scheme == "https":
-        trust = ssl.create_default_context(cafile=ca_file)
+        context = ssl.create_default_context(cafile=ca_file)
         secure = http.client.HTTPSConnection
-        return _asked(lambda: secure(host, port, timeout=PROBE_TIMEOUT_S, context=trust), parts.path, url)
-    return _asked(lambda: http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S), parts.path, url)
+        return _get_probe(lambda: secure(host, port, timeout=PROBE_TIMEOUT_S, context=context), parts.path, url)
+    return _get_probe(lambda: http.client.HTTPConnection(host, port, timeout=PROBE_TIMEOUT_S), parts.path, url)
 
 
-def answers_on_socket(socket_file: Path, path: str) -> Probe:
-    """Ready when a GET of this path over a Unix socket says 200."""
-    return _asked(lambda: _UnixConnection(socket_file), path, f"{socket_file}:{path}")
+def unix_socket_probe(socket_file: Path, path: str) -> Probe:
+    """Ready when a GET of the path over a Unix socket returns 200."""
+    return _get_probe(lambda: _UnixConnection(socket_file), path, f"{socket_file}:{path}")
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -83,7 +83,7 @@ class _UnixConnection(http.client.HTTPConnection):
         if len(os.fsencode(self._file)) <= _SOCKET_PATH_MAX_BYTES:
             self.sock.connect(str(self._file))
             return
-        # Too long for a socket's address: go by way of its open directory.
+        # The path is too long for a socket address: connect through the open directory.
         directory = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self.sock.connect(f"/proc/self/fd/{directory}/{self._file.name}")
@@ -91,35 +91,35 @@ class _UnixConnection(http.client.HTTPConnection):
             os.close(directory)
 
 
-def _asked(connect: Callable[[], http.client.HTTPConnection], path: str, name: str) -> Probe:
+def _get_probe(connect: Callable[[], http.client.HTTPConnection], path: str, name: str) -> Probe:
     def probe() -> str:
         connection = connect()
         try:
             connection.request("GET", path)
-            answer = connection.getresponse()
-            said = answer.read(_SAID_MAX).decode("utf-8", "replace").strip()
+            response = connection.getresponse()
+            body = response.read(_BODY_MAX_BYTES).decode("utf-8", "replace").strip()
         except (OSError, http.client.HTTPException) as error:
-            return f"no answer at {name}: {error}"
+            return f"no response from {name}: {error}"
         finally:
             connection.close()
-        return "" if answer.status == 200 else f"{name} says {answer.status}: {said}".rstrip(": ")
+        return "" if response.status == 200 else f"{name} returned {response.status}: {body}".rstrip(": ")
 
     return probe
 
 
-def listens(host: str, port: int) -> Probe:
-    """Ready when a connection is taken."""
+def port_probe(host: str, port: int) -> Probe:
+    """Ready when the port accepts a connection."""
 
     def probe() -> str:
         try:
             socket.create_connection((host, port), timeout=PROBE_TIMEOUT_S).close()
         except OSError as error:
-            return f"nothing listens on {host}:{port}: {error.strerror or error}"
+            return f"cannot connect to {host}:{port}: {error.strerror or error}"
         return ""
 
     return probe
 
 
-def runs() -> Probe:
-    """Ready as soon as it runs: for what has nothing to ask."""
+def no_probe() -> Probe:
+    """Ready as soon as the process runs, for services that offer nothing to check."""
     return lambda: ""
