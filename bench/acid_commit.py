@@ -105,8 +105,8 @@ class Acid:
 
     def write(self, batch: Sequence[Committed]) -> None:
         self.storage.write(batch)
-        self.storage.absorb(batch)
-        self.storage.tend(lambda _: None)
+        self.storage.publish(batch)
+        self.storage.maintain(lambda _: None)
 
     def close(self) -> None:
         self.storage.close()

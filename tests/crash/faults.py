@@ -19,37 +19,37 @@ from headwater.engine.engine import Engine
 from headwater.engine.wakes import Wakes
 from headwater.storage.acid.journal import Journal
 from headwater.storage.interface import Committed
-from headwater.storage.log.segments import LogWriter
+from headwater.storage.journal.segments import FileJournal
 
 
 def acknowledges_before_it_writes() -> None:
     """Batches are gathered and written a little later."""
-    write = LogWriter.write
+    write = FileJournal.write
     waiting: list[list[Committed]] = []
     lock = threading.Lock()
 
-    def flush(writer: LogWriter) -> None:
+    def flush(writer: FileJournal) -> None:
         while True:
             time.sleep(0.02)
             with lock:
                 while waiting:
                     write(writer, waiting.pop(0))
 
-    def later(self: LogWriter, batch: Sequence[Committed]) -> None:
+    def later(self: FileJournal, batch: Sequence[Committed]) -> None:
         with lock:
             if not waiting and not hasattr(later, "started"):
                 later.started = True  # type: ignore[attr-defined]
                 threading.Thread(target=flush, args=(self,), daemon=True).start()
             waiting.append(list(batch))
 
-    LogWriter.write = later  # type: ignore[method-assign]
+    FileJournal.write = later  # type: ignore[method-assign]
 
 
 def shows_what_is_not_durable() -> None:
     """Readers are told of a batch before it is written, and its writer after."""
 
     def write_inline(self: Committer, batch: list[Any], committed: list[Committed], size_bytes: int) -> None:
-        self._storage.absorb(committed)
+        self._storage.publish(committed)
         for entry in batch:
             if entry.record is not None:
                 committer._advance(entry.stream, entry.record)
@@ -82,14 +82,14 @@ def forgets_producers() -> None:
 
 
 def _rewriting(change: Callable[[Committed], Committed | None]) -> None:
-    write = LogWriter.write
+    write = FileJournal.write
 
-    def changed(self: LogWriter, batch: Sequence[Committed]) -> None:
+    def changed(self: FileJournal, batch: Sequence[Committed]) -> None:
         rewritten = [found for found in map(change, batch) if found is not None]
         if rewritten:
             write(self, rewritten)
 
-    LogWriter.write = changed  # type: ignore[method-assign]
+    FileJournal.write = changed  # type: ignore[method-assign]
 
 
 def forgets_deletions() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from headwater.storage.inspection import check
+from headwater.storage.offline.check import check
 from tests.crash import journals, lives
 from tests.crash.crew import Crew
 from tests.crash.faults import FAULTS

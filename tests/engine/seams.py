@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from headwater.core.records import Append, Create, Delete, Image, Record, decode_record, encode_record
-from headwater.storage.interface import Committed, ImageOf, Storage, Usage, WriteFailed
+from headwater.storage.interface import Committed, ImageOf, Storage, Usage, WriteFailedError
 from headwater.storage.memory import MemoryStorage
 
 START_MS = 1_800_000_000_000
@@ -162,7 +162,7 @@ class WatchedStorage:
         self.keeps_failed = False
         """Whether what a failed write was given is on the disk all the same."""
         self.failures = 0
-        self.on_absorb: Callable[[Committed], None] = lambda _: None
+        self.on_publish: Callable[[Committed], None] = lambda _: None
 
     @property
     def waits_for_disk(self) -> bool:
@@ -179,19 +179,19 @@ class WatchedStorage:
                 self.failures += 1
                 if self.keeps_failed:
                     self._inner.write(batch)
-                raise WriteFailed("the disk of this test is broken")
+                raise WriteFailedError("the disk of this test is broken")
             self.fails_in -= 1
         self._inner.write(batch)
         self.batches.append(len(batch))
         for record, _ in batch:
             self._note(record)
 
-    def absorb(self, batch: Sequence[Committed]) -> None:
-        self._inner.absorb(batch)
+    def publish(self, batch: Sequence[Committed]) -> None:
+        self._inner.publish(batch)
         for committed in batch:
             if not self._waits:
                 self._note(committed.record)
-            self.on_absorb(committed)
+            self.on_publish(committed)
 
     def boundary(self, stream_id: int, index: int) -> int | None:
         return self._inner.boundary(stream_id, index)
@@ -208,8 +208,8 @@ class WatchedStorage:
     def trim(self, stream_id: int, index: int, position: int) -> None:
         self._inner.trim(stream_id, index, position)
 
-    def tend(self, image_of: ImageOf) -> None:
-        self._inner.tend(image_of)
+    def maintain(self, image_of: ImageOf) -> None:
+        self._inner.maintain(image_of)
 
     def refusal(self) -> str | None:
         return self._inner.refusal()
@@ -249,7 +249,7 @@ class JournalStorage(MemoryStorage):
 
     def recover(self) -> Iterable[Record]:
         for committed in self.kept():
-            super().absorb((committed,))
+            super().publish((committed,))
             yield committed.record
 
     def kept(self) -> Iterable[Committed]:

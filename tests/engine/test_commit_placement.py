@@ -40,7 +40,7 @@ class TimedStorage(JournalStorage):
         self.now_s += self.write_s
         self.sizes.append(len(batch))
 
-    def absorb(self, batch: Sequence[Committed]) -> None:
+    def publish(self, batch: Sequence[Committed]) -> None:
         """Nobody reads."""
 
 

@@ -13,7 +13,7 @@ from headwater.core.offsets import Offset
 from headwater.core.rules import ForkRequest
 from headwater.engine.engine import Engine
 from headwater.engine.stream import LiveStream
-from headwater.storage.interface import Corrupt, StorageError
+from headwater.storage.interface import CorruptError, StorageError
 from tests.engine.rig import Rig
 
 ZERO, MIDDLE, END = Offset(0, 0), Offset(2, 20), Offset(4, 40)
@@ -51,7 +51,7 @@ def a_stream(rig: Rig) -> LiveStream:
 def test_damaged_data_is_refused(read: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     stream = a_stream(rig)
-    damage(rig, monkeypatch, Corrupt("pack 7 is damaged at byte 12"))
+    damage(rig, monkeypatch, CorruptError("pack 7 is damaged at byte 12"))
     with pytest.raises(DataCorrupt, match="'a'") as refusal:
         READS[read](rig.engine, stream)
     assert "pack 7" not in refusal.value.detail, "where the damage is goes to the log only"
@@ -60,7 +60,7 @@ def test_damaged_data_is_refused(read: str, monkeypatch: pytest.MonkeyPatch) -> 
 def test_damage_is_logged_once_per_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig()
     stream = a_stream(rig)
-    damage(rig, monkeypatch, Corrupt("pack 7 is damaged at byte 12"))
+    damage(rig, monkeypatch, CorruptError("pack 7 is damaged at byte 12"))
     with caplog.at_level(logging.ERROR, "headwater.engine"):
         for _ in range(3):
             with pytest.raises(DataCorrupt):
@@ -82,7 +82,7 @@ def test_damage_after_the_first_slice_ends_the_slices(monkeypatch: pytest.Monkey
     rig = Rig()
     rig.there("a", b"x" * 600_000)
     slices = rig.engine.reader.slices(rig.engine.reader.chunk(rig.engine.look_up("a"), ZERO, 1 << 20))
-    damage(rig, monkeypatch, Corrupt("damaged"))
+    damage(rig, monkeypatch, CorruptError("damaged"))
     assert len(next(slices)) == 256 * 1024
     with pytest.raises(DataCorrupt):
         next(slices)

@@ -13,7 +13,7 @@ from headwater.core.records import Retain
 from headwater.engine import engine as engine_module
 from headwater.engine.quota import Limits
 from headwater.engine.stream import LiveStream
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import CorruptError
 from tests.engine.rig import Rig, status
 
 DEPTH = 3000
@@ -177,7 +177,7 @@ def test_stream_that_ends_while_it_is_split_is_refused(ending: str, monkeypatch:
     else:
 
         def damaged(*_: Any) -> Any:
-            raise Corrupt("damaged")
+            raise CorruptError("damaged")
 
         monkeypatch.setattr(rig.storage, "cut", damaged)
     rig.scheduler.settle()

@@ -13,7 +13,7 @@ from headwater.engine import registry as registry_module
 from headwater.engine.engine import Engine
 from headwater.engine.quota import Limits
 from headwater.engine.registry import BATCH, REGISTRY_NAME, Registry
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import CorruptError
 from tests.engine.rig import TEXT, Rig
 from tests.engine.seams import JournalGround, ManualClock, ManualScheduler, WatchedStorage
 
@@ -140,7 +140,7 @@ def test_damaged_registry_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     inner = world.storage._inner
 
     def damaged(*_: Any) -> Any:
-        raise Corrupt("damaged")
+        raise CorruptError("damaged")
 
     with monkeypatch.context() as patch:
         patch.setattr(inner, "read", damaged)

@@ -12,7 +12,7 @@ from headwater.core.retention import RetentionRule
 from headwater.engine.engine import Engine
 from headwater.engine.quota import Limits
 from headwater.engine.retention import LOOK_INTERVAL_S
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import CorruptError
 from tests.engine.rig import Rig
 from tests.engine.seams import JournalGround, JournalStorage, ManualClock, ManualScheduler, WatchedStorage
 
@@ -28,17 +28,17 @@ class DamagedStorage(JournalStorage):
 
     def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
         if stream_id == self.damaged:
-            raise Corrupt("an index page is damaged")
+            raise CorruptError("an index page is damaged")
         return super().cut(stream_id, index, position, end_index, max_bytes)
 
     def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
         if stream_id == self.damaged:
-            raise Corrupt("an index page is damaged")
+            raise CorruptError("an index page is damaged")
         return super().lengths(stream_id, index, end_index)
 
     def trim(self, stream_id: int, index: int, position: int) -> None:
         if stream_id == self.damaged and self.trims_fail:
-            raise Corrupt("an index page is damaged")
+            raise CorruptError("an index page is damaged")
         super().trim(stream_id, index, position)
 
 

@@ -78,7 +78,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.chance = patch.object(secrets, "randbits", lambda _: next(ids))
         self.chance.start()
         self.open()
-        self.storage.on_absorb = self.absorbed
+        self.storage.on_publish = self.published
 
     def open(self) -> None:
         self.scheduler = ManualScheduler(self.clock)
@@ -95,7 +95,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     # -- bookkeeping
 
-    def absorbed(self, committed: Committed) -> None:
+    def published(self, committed: Committed) -> None:
         """Readers have a record from now on."""
         record, removed = committed
         if type(record) is Create:
@@ -572,7 +572,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.saved_ms[life] = life.used_ms
         self.settled = deepcopy(world)
         self.unsettled.clear()
-        self.storage.on_absorb = self.absorbed
+        self.storage.on_publish = self.published
 
     def compare(self, model: DurableReference) -> None:
         """Every stream, every byte, every counter."""

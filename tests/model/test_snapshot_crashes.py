@@ -20,12 +20,12 @@ from headwater.storage.acid.store import AcidStorage
 from headwater.storage.blobs import BlobStore, FileBlobs
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage
-from headwater.storage.log.storage import LogSettings, LogStorage
+from headwater.storage.journaled_store import FileStorage, StoreSettings
 from tests.engine.retention_world import World
 from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
 from tests.storage.simulation import DATA, SteppedWorker, Ticks
 
-TINY = LogSettings(segment_bytes=4096, hot_tail_bytes=256)
+TINY = StoreSettings(segment_bytes=4096, hot_tail_bytes=256)
 BLOBS = DATA.parent / "blobs"
 CUT_STEPS = ("append", "fork", "publish", "publish", "delete", "create", "create_bounded", "drop", "drop")
 
@@ -44,7 +44,7 @@ class StoredWorld(World):
         blobs = FileBlobs(filesystem, self.root / "blobs", durable=durable)
         if self.mode == "acid":
             return AcidStorage(self.root / "data", 2, 16 * 1024 * 1024, 256), blobs
-        return LogStorage(filesystem, self.root / "data", durable=durable, settings=TINY), blobs
+        return FileStorage(filesystem, self.root / "data", durable=durable, settings=TINY), blobs
 
     def crash(self) -> None:
         self.settle()
@@ -68,7 +68,7 @@ class CutWorld(World):
 
     def open(self) -> tuple[Storage, BlobStore]:
         mounted = self.disk.mount()
-        storage = LogStorage(mounted, DATA, durable=True, settings=TINY, worker=SteppedWorker(), clock=Ticks(0.0005))
+        storage = FileStorage(mounted, DATA, durable=True, settings=TINY, worker=SteppedWorker(), clock=Ticks(0.0005))
         return storage, FileBlobs(mounted, BLOBS, durable=True)
 
     def must_work(self, result: object) -> None:

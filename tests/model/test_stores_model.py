@@ -13,20 +13,20 @@ from headwater.engine.committer import CommitMode
 from headwater.storage.acid.store import AcidStorage
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage
-from headwater.storage.log.storage import LogSettings, LogStorage
+from headwater.storage.journaled_store import FileStorage, StoreSettings
 from tests.model.grounds import DirectoryGround
 from tests.model.machine import machine
 
-TINY = LogSettings(segment_bytes=4096, hot_tail_bytes=256)
+TINY = StoreSettings(segment_bytes=4096, hot_tail_bytes=256)
 """Segments roll, packs are merged and reads come from files within one run of the machine."""
 
 
 def log_store(directory: Path) -> Storage:
-    return LogStorage(RealFilesystem(), directory, durable=True, settings=TINY)
+    return FileStorage(RealFilesystem(), directory, durable=True, settings=TINY)
 
 
 def fast_log_store(directory: Path) -> Storage:
-    return LogStorage(RealFilesystem(), directory, durable=False, settings=TINY)
+    return FileStorage(RealFilesystem(), directory, durable=False, settings=TINY)
 
 
 def acid_store(directory: Path) -> Storage:

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from headwater.storage.inspection import check as check_directory
+from headwater.storage.offline.check import check as check_directory
 from tests.crash.victim import Victim
 from tests.crash.world import Violation
 from tests.ports import free_port

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from headwater.storage.filesystem import AlreadyLocked, Appender, Bytes, Filesystem, Lock, Mapped
+from headwater.storage.filesystem import AlreadyLockedError, Appender, Bytes, Filesystem, Lock, Mapped
 
 BLOCK_BYTES = 512
 FREE_BYTES = 2**40
@@ -330,7 +330,7 @@ class FaultyFilesystem:
             folder.change({path.name: _File()})
         file = self._file(path)
         if file in self._locks:
-            raise AlreadyLocked(self._locks[file].strip())
+            raise AlreadyLockedError(self._locks[file].strip())
         self._locks[file] = note
         return _FaultyLock(self._locks, file)
 

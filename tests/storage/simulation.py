@@ -21,14 +21,14 @@ from headwater.core.producers import Producer
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Retain, Touch
 from headwater.core.rules import CreateRequest, decide_append, decide_create
 from headwater.storage.interface import Committed, StorageError
-from headwater.storage.log.storage import LogSettings, LogStorage
-from headwater.storage.log.worker import Job, Outcome
+from headwater.storage.journaled_store import FileStorage, StoreSettings
+from headwater.storage.worker import Job, Outcome
 from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
 from tests.storage.model import Model, difference, model_of, split
 
 DATA = Path("/data")
 
-TINY = LogSettings(
+TINY = StoreSettings(
     segment_bytes=4096,
     hot_tail_bytes=4000,
     reserve_bytes=0,
@@ -96,8 +96,8 @@ class Life:
         random: Random,
         *,
         durable: bool = True,
-        settings: LogSettings = TINY,
-        make: Callable[..., LogStorage] = LogStorage,
+        settings: StoreSettings = TINY,
+        make: Callable[..., FileStorage] = FileStorage,
         tick_s: float = 0.0005,
     ) -> None:
         self.filesystem = filesystem
@@ -185,7 +185,7 @@ class Life:
             if not self.storage.busy() or self.storage.refusal():
                 break
             # The engine accepts nothing new until some of it is saved.
-            self.tend()
+            self.maintain()
             self.worker.step()
         batch = self.queue[:size]
         del self.queue[:size]
@@ -201,11 +201,11 @@ class Life:
             raise
         assert not self.failed, "acknowledged after a write had failed"
         self.model.apply_all(batch)
-        self.storage.absorb(batch)
+        self.storage.publish(batch)
         for record, _ in batch:
             if isinstance(record, Retain):
                 self._trim(record.id)
-        self.tend()
+        self.maintain()
 
     def _trim(self, stream_id: int) -> None:
         """Give back what nobody can ask for any more; what forks share with a stream stays."""
@@ -213,8 +213,8 @@ class Life:
         if stream is not None and not any(other.fork_of == stream_id for other in self.model.streams.values()):
             self.storage.trim(stream_id, *stream.start)
 
-    def tend(self) -> None:
-        self.storage.tend(self.image_of)
+    def maintain(self) -> None:
+        self.storage.maintain(self.image_of)
         while self.worker.first and not self.is_worker_slow:
             self.worker.step()
 
@@ -228,7 +228,7 @@ class Life:
         """Let time pass, and the worker finish what it has."""
         for _ in range(8):
             self.clock.now_s += seconds
-            self.tend()
+            self.maintain()
             while self.worker.step():
                 pass
 
@@ -251,7 +251,7 @@ class Life:
         assert expected == found, difference(expected, found)
 
     def check_reads(self) -> None:
-        """A reader's questions about one stream, as long as what is absorbed of it is what the model has."""
+        """A reader's questions about one stream, as long as what is published of it is what the model has."""
         if not self.model.streams:
             return
         stream_id = self.random.choice(list(self.model.streams))
@@ -286,9 +286,9 @@ class Simulation:
         seed: int,
         *,
         durable: bool = True,
-        settings: LogSettings = TINY,
+        settings: StoreSettings = TINY,
         power: bool = True,
-        make: Callable[..., LogStorage] = LogStorage,
+        make: Callable[..., FileStorage] = FileStorage,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)
@@ -420,7 +420,7 @@ class Simulation:
             life.check_reads()
         if random.random() < 0.1:
             life.clock.now_s += 1.0
-            life.tend()
+            life.maintain()
 
     def _operation(self, life: Life) -> None:
         random = self.random

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.storage.blobs import PAGE_BYTES, Blob, BlobStore, FileBlobs, MemoryBlobs
 from headwater.storage.filesystem import RealFilesystem
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import CorruptError
 from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
 
 SIZES = [0, 1, 1000, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, 3 * PAGE_BYTES + 5]
@@ -65,7 +65,7 @@ def test_any_range_of_a_blob_can_be_read(data: st.DataObject) -> None:
 def test_what_is_not_finished_is_not_there(store: BlobStore) -> None:
     writer = store.create(1)
     writer.write(b"x" * 100)
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         store.open(1)
     writer.abort()
     assert store.ids() == set()
@@ -87,7 +87,7 @@ def test_an_open_blob_outlives_its_deletion(store: BlobStore) -> None:
     store.delete(1)
     assert store.ids() == set()
     assert read(blob) == b"x" * PAGE_BYTES + b"y"
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         store.open(1)
 
 
@@ -103,14 +103,14 @@ def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
         damaged = bytearray(healthy)
         damaged[at] ^= 1 << random.randrange(8)
         path.write_bytes(damaged)
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             read(store.open(1))
     for size in (0, 10, len(healthy) - 1, len(content)):
         path.write_bytes(healthy[:size])
-        with pytest.raises(Corrupt):
+        with pytest.raises(CorruptError):
             read(store.open(1))
     path.write_bytes(healthy + b"x")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         read(store.open(1))
 
 
@@ -118,7 +118,7 @@ def test_a_blob_under_another_name_is_not_taken_for_it(tmp_path: Path) -> None:
     store = FileBlobs(RealFilesystem(), tmp_path / "blobs", durable=True)
     write(store, 1, b"one")
     (tmp_path / "blobs" / f"{1:016x}").rename(tmp_path / "blobs" / f"{2:016x}")
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         store.open(2)
 
 
@@ -166,7 +166,7 @@ def test_after_a_crash_a_blob_is_whole_or_not_there(crash_at: int, power: bool) 
             # Whether anybody refers to it is not known here; if so, it must be right.
             try:
                 assert read(store.open(1)) == content
-            except Corrupt:
+            except CorruptError:
                 assert not finished
         outcomes.add(finished)
         # The store can be used as if nothing had been.

@@ -12,12 +12,12 @@ from headwater.core.records import Append, Create
 from headwater.storage import interface
 from headwater.storage.acid import AcidStorage
 from headwater.storage.filesystem import RealFilesystem
-from headwater.storage.interface import BatchTooLarge, Committed, Storage
-from headwater.storage.log import frames
-from headwater.storage.log.storage import LogStorage
+from headwater.storage.interface import BatchTooLargeError, Committed, Storage
+from headwater.storage.journal import frames
+from headwater.storage.journaled_store import FileStorage
 
 OPENERS: dict[str, Callable[[Path], Storage]] = {
-    "file-durable": lambda directory: LogStorage(RealFilesystem(), directory, durable=True),
+    "file-durable": lambda directory: FileStorage(RealFilesystem(), directory, durable=True),
     "acid": lambda directory: AcidStorage(directory, 1, 2**26, 2**20),
 }
 
@@ -39,12 +39,12 @@ def test_an_oversized_batch_is_refused_and_leaves_no_trace(
     monkeypatch.setattr(interface, limit, 10_000)
     storage = OPENERS[mode](tmp_path)
     list(storage.recover())
-    with pytest.raises(BatchTooLarge):
+    with pytest.raises(BatchTooLargeError):
         storage.write(batch(count, size))
     assert storage.refusal() is None
     good = [Committed(Create(8, "taken", 1, "text/plain", payload=b"data", lengths=(4,)))]
     storage.write(good)
-    storage.absorb(good)
+    storage.publish(good)
     storage.close()
     again = OPENERS[mode](tmp_path)
     catalog: Catalog[Stream] = Catalog(Stream)
@@ -62,10 +62,10 @@ def test_a_frame_that_outgrows_its_length_field_is_refused_before_it_is_written(
     monkeypatch.setattr(frames, "BODY_MAX_BYTES", 10_000)
     storage = OPENERS["file-durable"](tmp_path)
     list(storage.recover())
-    with pytest.raises(BatchTooLarge):
+    with pytest.raises(BatchTooLargeError):
         storage.write([Committed(Create(7, "n" * 20_000, 1, "text/plain"))])
     assert storage.refusal() is None
     good = [Committed(Create(8, "taken", 1, "text/plain"))]
     storage.write(good)
-    storage.absorb(good)
+    storage.publish(good)
     storage.close()

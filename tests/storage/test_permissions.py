@@ -14,9 +14,9 @@ from headwater.config import Storage as StorageSettings
 from headwater.core.records import Create
 from headwater.engine.stores import open_store
 from headwater.storage import control_socket
-from headwater.storage.backup import restore_backup, take_backup
 from headwater.storage.interface import Committed
-from headwater.storage.log.storage import LogStorage
+from headwater.storage.journaled_store import FileStorage
+from headwater.storage.offline.backup import restore_backup, take_backup
 
 MODES = ["file-fast", "file-durable", "acid"]
 
@@ -38,9 +38,9 @@ def running(mode: str, directory: Path) -> Iterator[None]:
     if 1 not in known:
         batch = [Committed(Create(1, "s", 1, "text/plain", payload=b"secret", lengths=(6,)))]
         store.storage.write(batch)
-        store.storage.absorb(batch)
-    if isinstance(store.storage, LogStorage):
-        store.storage.tend(lambda _: None)
+        store.storage.publish(batch)
+    if isinstance(store.storage, FileStorage):
+        store.storage.maintain(lambda _: None)
     blob = store.blobs.create(7)
     blob.write(b"secret")
     blob.finish()

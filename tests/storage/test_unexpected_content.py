@@ -15,7 +15,7 @@ from headwater.core.catalog import Catalog, Stream
 from headwater.core.records import Append, Create
 from headwater.engine.stores import open_store
 from headwater.storage.interface import Committed, StorageError
-from headwater.storage.log.storage import LogStorage
+from headwater.storage.journaled_store import FileStorage
 
 MODES = ["file-durable", "acid"]
 BODY = b"x" * 3000
@@ -49,19 +49,19 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     def commit(record: Create | Append) -> None:
         catalog.apply(record)
         storage.write([Committed(record)])
-        storage.absorb([Committed(record)])
-        storage.tend(lambda stream_id: catalog.by_id[stream_id].image())
+        storage.publish([Committed(record)])
+        storage.maintain(lambda stream_id: catalog.by_id[stream_id].image())
 
     for stream_id in (1, 2):
         commit(Create(stream_id, f"s{stream_id}", 1, "text/plain"))
     for number in range(40):
         commit(Append(1 + number % 2, 1, number // 2, number // 2 * len(BODY), BODY, (len(BODY),)))
-    if isinstance(storage, LogStorage):
-        storage.save_soon()
+    if isinstance(storage, FileStorage):
+        storage.checkpoint_soon()
         deadline = time.monotonic() + 20
         while not storage.stats().packs:
             assert time.monotonic() < deadline
-            storage.tend(lambda stream_id: catalog.by_id[stream_id].image())
+            storage.maintain(lambda stream_id: catalog.by_id[stream_id].image())
             time.sleep(0.001)
         commit(Append(1, 1, 20, 20 * len(BODY), BODY, (len(BODY),)))
     blob = store.blobs.create(7)

@@ -27,8 +27,8 @@ def backup(
     """Copy the data directory into DIR, as of one moment, while the server runs or at rest; then check the copy."""
     store = locate_store(profile, config_file, mode, directory)
 
-    from headwater.storage.backup import take_backup
-    from headwater.storage.inspection import family_of
+    from headwater.storage.offline.backup import take_backup
+    from headwater.storage.offline.check import family_of
 
     with storage_errors():
         family_of(store.directory, store.mode)
@@ -49,9 +49,9 @@ def restore(
     """Bring the backup in DIR back into the data directory, every file held against its checksum."""
     store = locate_store(profile, config_file, mode, directory)
 
-    from headwater.storage.backup import read_backup, restore_backup
-    from headwater.storage.inspection import FAMILY_OF_MODE
     from headwater.storage.interface import StorageError
+    from headwater.storage.offline.backup import read_backup, restore_backup
+    from headwater.storage.offline.check import FAMILY_OF_MODE
 
     with storage_errors():
         found = read_backup(source)
@@ -74,7 +74,7 @@ def _held(store: StoreLocation) -> Iterator[None]:
     """Nothing is removed from the directory meanwhile: the server sees to it, or there is none."""
     from headwater.storage.directory import open_directory
     from headwater.storage.filesystem import RealFilesystem
-    from headwater.storage.inspection import family_of
+    from headwater.storage.offline.check import family_of
 
     with running_server(store.directory) as server:
         if server is not None:
@@ -87,7 +87,7 @@ def _held(store: StoreLocation) -> Iterator[None]:
 
 
 def _check(directory: Path, verdict: str) -> None:
-    from headwater.storage.inspection import check
+    from headwater.storage.offline.check import check
 
     count = 0
     with storage_errors():

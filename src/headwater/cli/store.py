@@ -18,7 +18,7 @@ from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile, Stor
 from headwater.printable import printable
 
 if TYPE_CHECKING:
-    from headwater.storage.inspection import StoreStats
+    from headwater.storage.offline.check import StoreStats
 
 app = typer.Typer(help="Look into a data directory, or copy it into another mode.", no_args_is_help=False)
 
@@ -54,7 +54,7 @@ def check(
     """Verify every checksum and index of a directory that no server has open; exit code 1 if anything is wrong."""
     store = locate_store(profile, config_file, mode, directory)
 
-    from headwater.storage.inspection import check as find
+    from headwater.storage.offline.check import check as find
 
     count = 0
     with storage_errors():
@@ -78,7 +78,7 @@ def stats(
     """Streams, bytes, segments, packs or shards, and free space; of a running server too."""
     store = locate_store(profile, config_file, mode, directory)
 
-    from headwater.storage.inspection import family_of, stats_at_rest, stats_beside
+    from headwater.storage.offline.check import family_of, stats_at_rest, stats_beside
 
     with storage_errors():
         family_of(store.directory, store.mode)
@@ -146,7 +146,7 @@ def copy(
     """Copy all that a directory holds into another mode, and verify the copy. No server may have it open."""
     store = locate_store(profile, config_file, from_mode, from_directory)
 
-    from headwater.storage.copying import copy_between
+    from headwater.storage.offline.store_copy import copy_between
 
     if store.mode is None:
         raise CommandError(

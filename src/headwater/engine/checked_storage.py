@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from headwater.core.errors import DataCorrupt, Refusal, StorageUnavailable
 from headwater.engine.stream import LiveStream
-from headwater.storage.interface import Corrupt, Storage, StorageError
+from headwater.storage.interface import CorruptError, Storage, StorageError
 
 log = logging.getLogger("headwater.engine")
 
@@ -54,6 +54,6 @@ class CheckedStorage:
         if stream_id not in self._reported:
             self._reported.add(stream_id)
             log.error("stored data of stream %r cannot be read: %s", name, error)
-        if isinstance(error, Corrupt):
+        if isinstance(error, CorruptError):
             return DataCorrupt(f"Stored data of stream {name!r} fails its checksum and is not served.")
         return StorageUnavailable(f"Stored data of stream {name!r} cannot be read at the moment; try again later.")

@@ -118,7 +118,7 @@ class Committer:
         record = entry.record
         stream = entry.stream
         if record is not None:
-            self._storage.absorb((Committed(record, entry.removed),))
+            self._storage.publish((Committed(record, entry.removed),))
             _advance(stream, record)
             if type(record) is not Append:
                 guarded(self._on_applied, entry, record)
@@ -223,7 +223,7 @@ class Committer:
     def _complete(self, batch: list[Entry], committed: list[Committed]) -> None:
         if committed:
             try:
-                self._storage.absorb(committed)
+                self._storage.publish(committed)
             except Exception as error:
                 self._fail(error, batch)
                 return

@@ -10,8 +10,8 @@ import logging
 import resource
 from typing import TYPE_CHECKING, Final
 
-from headwater.storage.descriptors import RESERVE
-from headwater.storage.log.shelf import FANOUT, OPEN_MAX
+from headwater.storage.descriptor_reserve import RESERVE
+from headwater.storage.packs.pack_set import FANOUT, OPEN_MAX
 
 if TYPE_CHECKING:
     from headwater.config import Settings

@@ -30,8 +30,8 @@ from headwater.engine.stores import Store
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscriptions import Subscriptions
 from headwater.storage import control_socket
-from headwater.storage.contents import Contents
-from headwater.storage.log.storage import LogStorage
+from headwater.storage.journaled_store import FileStorage
+from headwater.storage.stats import StreamStats
 
 if TYPE_CHECKING:
     from headwater.config import Storage as StorageSettings
@@ -55,7 +55,7 @@ class Held(msgspec.Struct, frozen=True):
 class Told(msgspec.Struct, frozen=True):
     mode: str
     pid: int
-    contents: Contents
+    contents: StreamStats
     memory_bytes: int
     """Message bytes held in memory for the modes that write them to files later."""
     parts: dict[str, int]
@@ -190,7 +190,7 @@ async def open_door(
 
 def _parts(store: Store) -> Mapping[str, int]:
     storage = store.storage
-    if not isinstance(storage, LogStorage):
+    if not isinstance(storage, FileStorage):
         # An `acid` store can be looked at from outside.
         return {}
     found = storage.stats()
@@ -202,7 +202,7 @@ def _parts(store: Store) -> Mapping[str, int]:
     }
 
 
-async def _contents(engine: Engine) -> Contents:
+async def _contents(engine: Engine) -> StreamStats:
     """What the streams come to, counted a few at a time while others go on."""
     streams = tuple(engine.catalog)
     payload_bytes = forks = deleted = 0
@@ -215,7 +215,7 @@ async def _contents(engine: Engine) -> Contents:
             if stream.durable_snapshot is not None and not stream.deleted:
                 snapshots[stream.durable_snapshot.blob_id] = stream.durable_snapshot.size
         await asyncio.sleep(0)
-    return Contents(
+    return StreamStats(
         streams=len(streams),
         forks=forks,
         deleted_streams=deleted,

@@ -53,7 +53,7 @@ from headwater.storage.interface import RECORD_MAX_BYTES, Storage, Usage
 
 log = logging.getLogger("headwater.engine")
 
-TEND_INTERVAL_S = 1.0
+MAINTAIN_INTERVAL_S = 1.0
 SPLIT_SLICE_S = 0.005
 """How long one slice of the work of `split` may take."""
 TOUCH_SHARE = 16
@@ -117,7 +117,7 @@ class Engine:
         """Incarnations that such a deletion will remove: until then they can be read, by their forks too."""
         self._lingering: dict[str, LiveStream] = {}
         """Sources that go with the last fork that needed them: 410 to readers, until that too is durable."""
-        self._tend_timer: Timer | None = None
+        self._maintain_timer: Timer | None = None
         self._refusal: str | None = None
         self.server_streams: set[str] = set()
         """Streams that only the server writes to. The limit for one stream does not apply to them."""
@@ -164,7 +164,7 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Rebuild the catalog from storage, then begin to sweep and tend."""
+        """Rebuild the catalog from storage, then start the sweeper and storage maintenance."""
         for record in self._storage.recover():
             self.catalog.apply(record)
         documents = self.catalog.documents.items()
@@ -193,14 +193,14 @@ class Engine:
         self.retention.start()
         self.buckets.start()
         self._sweeper.start()
-        self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
+        self._maintain_timer = self._scheduler.later(MAINTAIN_INTERVAL_S, self._maintain)
 
     def stop(self) -> None:
         """Stop sweeping and close storage. What is queued must have been settled (see `idle`)."""
         self._sweeper.stop()
         self.retention.stop()
-        if self._tend_timer is not None:
-            self._tend_timer.cancel()
+        if self._maintain_timer is not None:
+            self._maintain_timer.cancel()
         self._scheduler.close()
         self._background.close()
         self._storage.close()
@@ -605,7 +605,7 @@ class Engine:
             for follower in tuple(stream.followers or ()):
                 guarded(follower.wake)
         if self._storage.waits_for_disk:
-            guarded(self._storage.tend, self._image_of)
+            guarded(self._storage.maintain, self._image_of)
 
     def _on_applied(self, entry: Entry, record: Record) -> None:
         """Update what is derived from records, before any answer that depends on this record is given."""
@@ -667,11 +667,11 @@ class Engine:
                 log.info("writes are taken again")
         self._refusal = refusal
 
-    def _tend(self) -> None:
+    def _maintain(self) -> None:
         guarded(self.clock_guard.tick)
-        guarded(self._storage.tend, self._image_of)
+        guarded(self._storage.maintain, self._image_of)
         self._note_refusal(self._storage.refusal())
-        self._tend_timer = self._scheduler.later(TEND_INTERVAL_S, self._tend)
+        self._maintain_timer = self._scheduler.later(MAINTAIN_INTERVAL_S, self._maintain)
 
 
 def _accepted(stream: LiveStream, producer: Producer | None) -> Producer | None:

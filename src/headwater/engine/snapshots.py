@@ -24,7 +24,7 @@ from headwater.engine.reading import gone_before
 from headwater.engine.stream import LiveStream
 from headwater.engine.uploads import BlobUpload
 from headwater.storage.blobs import PAGE_BYTES, Blob, BlobStore
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import CorruptError
 
 if TYPE_CHECKING:
     from headwater.engine.engine import Engine
@@ -52,7 +52,7 @@ class OpenSnapshot:
         for start in range(0, self.ref.size, PAGE_BYTES):
             try:
                 yield self._blob.read(start, min(start + PAGE_BYTES, self.ref.size))
-            except (Corrupt, OSError) as error:
+            except (CorruptError, OSError) as error:
                 raise _damaged(self._name, error) from error
 
     def close(self) -> None:
@@ -144,11 +144,11 @@ class Snapshots:
             return None
         try:
             blob = self._blobs.open(ref.blob_id)
-        except Corrupt as error:
+        except CorruptError as error:
             raise _damaged(stream.name, error) from error
         if blob.size != ref.size:
             blob.close()
-            raise _damaged(stream.name, Corrupt(f"it has {blob.size} bytes instead of {ref.size}"))
+            raise _damaged(stream.name, CorruptError(f"it has {blob.size} bytes instead of {ref.size}"))
         return OpenSnapshot(ref, blob, stream.name)
 
     def _commit(self, name: str, token: str, content_type: str, upload: BlobUpload, done: OnPublished) -> None:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.storage.acid.store import AcidStorage
 from headwater.storage.blobs import BLOBS_NAME, BlobStore, FileBlobs, MemoryBlobs
-from headwater.storage.descriptors import DescriptorReserve
+from headwater.storage.deferred_unlink import DeferredUnlinkFilesystem
+from headwater.storage.descriptor_reserve import DescriptorReserve
 from headwater.storage.interface import Storage
-from headwater.storage.keeping import KeepingFilesystem
-from headwater.storage.log.shelf import OPEN_MAX
-from headwater.storage.log.storage import LogSettings, LogStorage
+from headwater.storage.journaled_store import FileStorage, StoreSettings
 from headwater.storage.memory import MemoryStorage
+from headwater.storage.packs.pack_set import OPEN_MAX
 
 if TYPE_CHECKING:
     from headwater.config import Storage as StorageSettings
@@ -23,23 +23,23 @@ class Store(NamedTuple):
     storage: Storage
     blobs: BlobStore
     """Where snapshots are kept: in the persistent modes, in the directory that `storage` has locked."""
-    files: KeepingFilesystem
+    files: DeferredUnlinkFilesystem
 
 
 def open_store(settings: StorageSettings, open_packs_max: int = OPEN_MAX, hot_tail_bytes: int | None = None) -> Store:
     if settings.mode == "memory":
-        return Store(MemoryStorage(), MemoryBlobs(), KeepingFilesystem())
-    files = KeepingFilesystem(DescriptorReserve())
+        return Store(MemoryStorage(), MemoryBlobs(), DeferredUnlinkFilesystem())
+    files = DeferredUnlinkFilesystem(DescriptorReserve())
     hot_tail_bytes = settings.hot_tail_bytes if hot_tail_bytes is None else hot_tail_bytes
     storage: Storage
     if settings.mode == "acid":
         storage = AcidStorage(settings.data_dir, settings.acid_shard_count, settings.acid_map_bytes, hot_tail_bytes)
     else:
-        storage = LogStorage(
+        storage = FileStorage(
             files,
             settings.data_dir,
             durable=settings.mode == "file-durable",
-            settings=LogSettings(
+            settings=StoreSettings(
                 segment_bytes=settings.segment_bytes,
                 hot_tail_bytes=hot_tail_bytes,
                 open_packs_max=open_packs_max,

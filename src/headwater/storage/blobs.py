@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headwater.storage.filesystem import Appender, Filesystem, Mapped
-from headwater.storage.interface import Corrupt, StorageError
+from headwater.storage.interface import CorruptError, StorageError
 
 log = logging.getLogger("headwater.storage")
 
@@ -57,7 +57,7 @@ class Blob(Protocol):
     size: int
 
     def read(self, position: int, end_position: int) -> bytes:
-        """Exactly these bytes; raises `Corrupt` when they are not what was written."""
+        """Exactly these bytes; raises `CorruptError` when they are not what was written."""
 
     def close(self) -> None: ...
 
@@ -70,7 +70,7 @@ class BlobStore(Protocol):
     def create(self, blob_id: int) -> BlobWriter: ...
 
     def open(self, blob_id: int) -> Blob:
-        """Raises `Corrupt` when it is missing or damaged."""
+        """Raises `CorruptError` when it is missing or damaged."""
 
     def delete(self, blob_id: int) -> None: ...
 
@@ -93,7 +93,7 @@ class MemoryBlobs:
         try:
             return _MemoryBlob(self._blobs[blob_id])
         except KeyError:
-            raise Corrupt(f"Blob {blob_id:016x} is missing.") from None
+            raise CorruptError(f"Blob {blob_id:016x} is missing.") from None
 
     def delete(self, blob_id: int) -> None:
         self._blobs.pop(blob_id, None)
@@ -165,7 +165,7 @@ class FileBlobs:
         try:
             return _FileBlob(self._filesystem.map(path), path, blob_id)
         except OSError as error:
-            raise Corrupt(f"{path} cannot be read: {error}") from error
+            raise CorruptError(f"{path} cannot be read: {error}") from error
 
     def delete(self, blob_id: int) -> None:
         with suppress(FileNotFoundError):
@@ -255,7 +255,7 @@ class _FileBlob:
             at = number * PAGE_BYTES
             page = self._mapped.read(at, min(PAGE_BYTES, self.size - at))
             if zlib.crc32(page) != self._crcs[number]:
-                raise Corrupt(f"{self._path} is damaged within {PAGE_BYTES} bytes from byte {at}.")
+                raise CorruptError(f"{self._path} is damaged within {PAGE_BYTES} bytes from byte {at}.")
             pages.append(page)
         # The disk can fetch what is likely to be read next while this is sent.
         self._mapped.will_need(end_position, AHEAD_BYTES)
@@ -270,7 +270,7 @@ class _FileBlob:
     def _read_trailer(self, blob_id: int) -> tuple[int, array[int]]:
         file_size = len(self._mapped.view)
         if file_size < _FOOTER.size:
-            raise Corrupt(f"{self._path} is cut short.")
+            raise CorruptError(f"{self._path} is cut short.")
         footer = self._mapped.read(file_size - _FOOTER.size, _FOOTER.size)
         magic, found_id, size, page_bytes, crc = _FOOTER.unpack(footer)
         pages = (size + PAGE_BYTES - 1) // PAGE_BYTES
@@ -280,10 +280,10 @@ class _FileBlob:
             or page_bytes != PAGE_BYTES
             or size + 4 * pages + _FOOTER.size != file_size
         ):
-            raise Corrupt(f"{self._path} does not end as a blob does, or is another one.")
+            raise CorruptError(f"{self._path} does not end as a blob does, or is another one.")
         checksums = self._mapped.read(size, 4 * pages)
         if zlib.crc32(footer[:-4], zlib.crc32(checksums)) != crc:
-            raise Corrupt(f"{self._path}: its checksums are damaged.")
+            raise CorruptError(f"{self._path}: its checksums are damaged.")
         return size, _from_little_endian(checksums)
 
 

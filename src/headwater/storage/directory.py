@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.filesystem import AlreadyLocked, Filesystem, Lock
+from headwater.storage.filesystem import AlreadyLockedError, Filesystem, Lock
 from headwater.storage.interface import StorageError
 
 log = logging.getLogger("headwater.storage")
@@ -79,7 +79,7 @@ def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True) -
                 raise StorageError(f"There is no data directory {path}.")
             _make_directories(filesystem, path)
         lock = filesystem.lock(path / LOCK_NAME, f"{os.getpid()}\n")
-    except AlreadyLocked as locked:
+    except AlreadyLockedError as locked:
         by = f"process {locked.holder}" if locked.holder else "another process"
         raise StorageError(
             f"Data directory {path} is in use by {by}. Stop it first, or give this one its own data_dir."

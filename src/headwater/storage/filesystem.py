@@ -17,7 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from headwater.storage.descriptors import DescriptorReserve
+from headwater.storage.descriptor_reserve import DescriptorReserve
 
 T = TypeVar("T")
 FILE_MODE: Final = 0o600
@@ -30,7 +30,7 @@ Bytes: TypeAlias = bytes | bytearray | memoryview
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class AlreadyLocked(Exception):
+class AlreadyLockedError(Exception):
     """Another process holds the lock; `holder` is what it wrote about itself, if anything."""
 
     def __init__(self, holder: str) -> None:
@@ -119,7 +119,7 @@ class Filesystem(Protocol):
         """Space left for this process on the file system that holds `path`."""
 
     def lock(self, path: Path, note: str) -> Lock:
-        """Take an exclusive lock on a file and leave a note in it, or raise `AlreadyLocked`."""
+        """Take an exclusive lock on a file and leave a note in it, or raise `AlreadyLockedError`."""
 
     def boot_id(self) -> bytes:
         """16 bytes that differ after a restart of the machine; all zero where the system cannot tell."""
@@ -305,7 +305,7 @@ class _RealLock:
         except BlockingIOError:
             holder = os.pread(self._descriptor, 256, 0).decode("utf-8", "replace").strip()
             os.close(self._descriptor)
-            raise AlreadyLocked(holder) from None
+            raise AlreadyLockedError(holder) from None
         except BaseException:
             os.close(self._descriptor)
             raise

@@ -4,14 +4,14 @@ The engine drives every mode alike, and in this order:
 
 1. `recover()` once, before anything else: the records that rebuild the catalog.
 2. `write(batch)`: make a batch durable, all of it or (after an error) no one knows how much. A batch that is too large
-   is refused with `BatchTooLarge` before anything of it is written. It may block and may
+   is refused with `BatchTooLargeError` before anything of it is written. It may block and may
    run on a thread, one batch at a time; it must not touch what readers use. It waits for its own write and sync, and
    never for a checkpoint: while those cannot keep up, `busy` says so.
-3. `absorb(batch)`: on the event loop, after `write` returned: let readers have the batch.
-4. `tend(image_of)`: on the event loop, after each absorb and about once a second: a moment for checkpoints and the
+3. `publish(batch)`: on the event loop, after `write` returned: let readers have the batch.
+4. `maintain(image_of)`: on the event loop, after each publish and about once a second: a moment for checkpoints and the
    like. It must return at once; what takes long goes to the store's own thread, in slices that hold up nobody.
 
-Reads happen on the event loop between absorbs, and only below what was absorbed. Positions are absolute: the first
+Reads happen on the event loop between publishes, and only below what was published. Positions are absolute: the first
 byte of a fork's own data has the position of its fork point. A storage mode knows one incarnation at a time; how
 forks share bytes is the engine's business.
 """
@@ -28,15 +28,15 @@ class StorageError(Exception):
     """The store cannot do what was asked; the message says what and where, and is fit for an operator's eye."""
 
 
-class WriteFailed(StorageError):
+class WriteFailedError(StorageError):
     """A write or sync failed. What of the batch is on the disk is unknown, so nothing more may be acknowledged."""
 
 
-class BatchTooLarge(StorageError):
+class BatchTooLargeError(StorageError):
     """A batch is more than a journal can take. Nothing of it was written, and the store takes further writes."""
 
 
-class Corrupt(StorageError):
+class CorruptError(StorageError):
     """Stored bytes do not match their checksum or index. They are never served."""
 
 
@@ -63,22 +63,22 @@ _LENGTH_MAX_BYTES: Final = 9
 
 
 def check_batch(batch: Sequence[Committed]) -> None:
-    """Raise `BatchTooLarge` for a batch that no journal can take, before anything is encoded or written."""
+    """Raise `BatchTooLargeError` for a batch that no journal can take, before anything is encoded or written."""
     total = 0
     for record, _ in batch:
         if isinstance(record, Append | Create):
             size = len(record.payload) + _LENGTH_MAX_BYTES * len(record.lengths)
             if size > RECORD_MAX_BYTES:
-                raise BatchTooLarge(
+                raise BatchTooLargeError(
                     f"A record of {size} bytes is more than the {RECORD_MAX_BYTES} that storage can take."
                 )
             total += size
     if total > BATCH_MAX_BYTES:
-        raise BatchTooLarge(f"A batch of {total} bytes is more than the {BATCH_MAX_BYTES} that storage can take.")
+        raise BatchTooLargeError(f"A batch of {total} bytes is more than the {BATCH_MAX_BYTES} that storage can take.")
 
 
 ImageOf: TypeAlias = Callable[[int], Image | None]
-"""The state of a stream exactly as absorbed so far; None while it is ahead of that, or gone."""
+"""The state of a stream exactly as published so far; None while it is ahead of that, or gone."""
 
 
 class Storage(Protocol):
@@ -92,7 +92,7 @@ class Storage(Protocol):
 
     def write(self, batch: Sequence[Committed]) -> None: ...
 
-    def absorb(self, batch: Sequence[Committed]) -> None: ...
+    def publish(self, batch: Sequence[Committed]) -> None: ...
 
     def boundary(self, stream_id: int, index: int) -> int | None:
         """Position after `index` messages; None outside the incarnation's own data (base excluded)."""
@@ -109,11 +109,11 @@ class Storage(Protocol):
     def trim(self, stream_id: int, index: int, position: int) -> None:
         """Nobody asks for what lies before this boundary any more: give its bytes back, in memory now, on disk soon.
 
-        The boundary itself stays known. It lies within what was absorbed, and never before an earlier one. Nothing
+        The boundary itself stays known. It lies within what was published, and never before an earlier one. Nothing
         need be written down: after a restart the engine asks again.
         """
 
-    def tend(self, image_of: ImageOf) -> None: ...
+    def maintain(self, image_of: ImageOf) -> None: ...
 
     def refusal(self) -> str | None:
         """Why new writes should be turned down before they begin (a disk nearly full), or None."""

@@ -25,7 +25,7 @@ class MemoryStorage:
     def write(self, batch: Sequence[Committed]) -> None:
         """Nothing to make durable."""
 
-    def absorb(self, batch: Sequence[Committed]) -> None:
+    def publish(self, batch: Sequence[Committed]) -> None:
         for record, removed in batch:
             if type(record) is Append:
                 if record.payload:
@@ -55,8 +55,8 @@ class MemoryStorage:
         tail.drop(index)
         assert tail.position == position, "a stream is trimmed at a boundary"
 
-    def tend(self, image_of: ImageOf) -> None:
-        """Nothing to tend."""
+    def maintain(self, image_of: ImageOf) -> None:
+        """Nothing to maintain."""
 
     def refusal(self) -> str | None:
         return None

@@ -1,7 +1,7 @@
 """Drives a store as the engine does, and looks at all that it holds: shared by the tests of `acid`.
 
 A `Driver` decides like the engine (against its catalog), queues records, and commits them as one batch: write, then
-absorb, then tend. `contents` reads a store back in every way that the interface offers and checks that they agree.
+publish, then maintain. `contents` reads a store back in every way that the interface offers and checks that they agree.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class Driver:
             return
         for store in self.stores:
             store.write(batch)
-            store.absorb(batch)
-            store.tend(lambda _: None)
+            store.publish(batch)
+            store.maintain(lambda _: None)
 
     def state(self) -> State:
         return state_of(self.catalog)
@@ -158,4 +158,4 @@ def settle(store: AcidStorage) -> None:
     while store._carrier.waiting_bytes:
         assert time.monotonic() < deadline, "the carrier does not come to an end"
         time.sleep(0.001)
-    store.tend(lambda _: None)
+    store.maintain(lambda _: None)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headwater.core.catalog import Catalog, Stream
 from headwater.storage.acid import AcidStorage
-from headwater.storage.acid.inspect import check
+from headwater.storage.acid.check import check
 from headwater.storage.interface import Committed, StorageError
 from headwater.storage.memory import MemoryStorage
 from tests.storage.acid.driving import State, messages_of, state_of
@@ -53,7 +53,7 @@ class Oracle:
         batch = [Committed(record, removed) for record, removed in self.unknown]
         for record, removed in batch:
             assert self.catalog.apply(record) == removed
-        self.bytes.absorb(batch)
+        self.bytes.publish(batch)
         self.unknown = None
 
     def judge(self, directory: Path) -> None:

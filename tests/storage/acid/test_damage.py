@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from headwater.storage.acid import AcidStorage, pieces
-from headwater.storage.acid.inspect import check
-from headwater.storage.interface import Corrupt
+from headwater.storage.acid.check import check
+from headwater.storage.interface import CorruptError
 from tests.storage.acid.driving import Driver, messages_of, settle
 from tests.storage.acid.flipper import MAP_BYTES, digest
 
@@ -169,9 +169,9 @@ def test_damage_names_stream_and_position_and_leaves_the_rest_readable(
     driver = Driver([store])
     driver.recover(store)
     sick, sound = driver.catalog.by_name["sick"], driver.catalog.by_name["sound"]
-    with pytest.raises(Corrupt, match=r"'sick', position 600\b.*checksum"):
+    with pytest.raises(CorruptError, match=r"'sick', position 600\b.*checksum"):
         store.read(sick.id, 0, 1500)
-    with pytest.raises(Corrupt, match=r"'sick', position 600\b.*checksum"):
+    with pytest.raises(CorruptError, match=r"'sick', position 600\b.*checksum"):
         store.read(sick.id, 1199, 1200)
     assert b"".join(store.read(sick.id, 0, 600)) == b"a" * 500 + b"b" * 100
     assert b"".join(store.read(sick.id, 1200, 1500)) == b"c" * 300

@@ -13,7 +13,7 @@ import pytest
 from headwater.storage.acid import AcidStorage, carrier, store
 from headwater.storage.acid.shard import Shard
 from headwater.storage.filesystem import RealFilesystem
-from headwater.storage.interface import StorageError, WriteFailed
+from headwater.storage.interface import StorageError, WriteFailedError
 from tests.storage.acid.driving import Driver, messages_of, settle
 
 MESSAGE = b"m" * 20_000
@@ -41,7 +41,7 @@ def append_until_failed(driver: Driver) -> list[bytes]:
             driver.append(stream, [MESSAGE])
             driver.commit()
             sent.append(MESSAGE)
-    except WriteFailed:
+    except WriteFailedError:
         return sent
     raise AssertionError("the store took everything")
 
@@ -63,7 +63,7 @@ def test_a_nearly_full_map_refuses_before_it_fails(tmp_path: Path, monkeypatch: 
         if not storage._shards[0].has_graves:
             break
         settle(storage)
-    storage.tend(lambda _: None)
+    storage.maintain(lambda _: None)
     assert storage.refusal() is None, "what was deleted gives room again"
     driver.create("next", [MESSAGE])
     driver.commit()
@@ -80,7 +80,7 @@ def test_a_full_map_fails_for_good_and_loses_nothing(tmp_path: Path) -> None:
     pieces = storage.read(stream.id, 0, len(sent) * len(MESSAGE))
     assert b"".join(pieces) == b"".join(sent), "reads go on"
     driver.document("key", b"value")
-    with pytest.raises(WriteFailed):
+    with pytest.raises(WriteFailedError):
         driver.commit()
     storage.close()
 
@@ -114,7 +114,7 @@ def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
     assert "journal" in (storage.refusal() or "")
     # Room again, and still no: what became of the failed write is unknown.
     driver.document("key", b"value")
-    with pytest.raises(WriteFailed):
+    with pytest.raises(WriteFailedError):
         driver.commit()
     assert b"".join(storage.read(stream.id, 0, len(sent) * len(MESSAGE))) == b"".join(sent)
     storage.close()
@@ -133,14 +133,14 @@ def test_a_nearly_full_disk_refuses_until_there_is_room(tmp_path: Path, monkeypa
     monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
     storage = AcidStorage(tmp_path, 1, 2**26, 2**20)
     list(storage.recover())
-    storage.tend(lambda _: None)
+    storage.maintain(lambda _: None)
     assert storage.refusal() is None
     monkeypatch.setattr(RealFilesystem, "free_bytes", lambda *_: 2**20)
-    storage.tend(lambda _: None)
+    storage.maintain(lambda _: None)
     assert "has less than 128 MiB left" in (storage.refusal() or "")
     monkeypatch.undo()
     monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
-    storage.tend(lambda _: None)
+    storage.maintain(lambda _: None)
     assert storage.refusal() is None
     storage.close()
 

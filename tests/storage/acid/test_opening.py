@@ -18,7 +18,7 @@ from headwater.storage.acid import AcidStorage
 from headwater.storage.acid.layout import shard_of
 from headwater.storage.directory import open_directory
 from headwater.storage.filesystem import RealFilesystem
-from headwater.storage.interface import Corrupt, StorageError
+from headwater.storage.interface import CorruptError, StorageError
 from tests.storage.acid.driving import Driver, messages_of, recovered
 
 OPEN_IN_ANOTHER_PROCESS = """
@@ -189,7 +189,7 @@ def test_a_damaged_database_is_refused_by_its_path(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     path = tmp_path / "acid" / "shard-01" / "data.mdb"
     path.write_bytes(b"not a database at all" * 1000)
-    with pytest.raises(Corrupt, match="shard-01"):
+    with pytest.raises(CorruptError, match="shard-01"):
         open_store(tmp_path)
 
 

@@ -10,11 +10,11 @@ from random import Random
 import pytest
 
 from headwater.core.records import Append, Create
-from headwater.storage.acid.changes import Changes
+from headwater.storage.acid.applier import Changes
 from headwater.storage.acid.pieces import KEY, PIECE_BYTES
 from headwater.storage.acid.reader import ShardReader
 from headwater.storage.acid.shard import Shard, make_shard
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import CorruptError
 
 STORE_ID = bytes(16)
 
@@ -95,5 +95,5 @@ def test_a_damaged_piece_is_not_joined_with_new_bytes(shard: Shard) -> None:
     assert pieces_of(shard) == 2
     reader = ShardReader(shard)
     assert b"".join(reader.read(1, 7, 23)) == b"more than before"
-    with pytest.raises(Corrupt):
+    with pytest.raises(CorruptError):
         reader.read(1, 0, 7)

@@ -27,7 +27,7 @@ from headwater.core.catalog import Stream
 from headwater.core.offsets import Offset
 from headwater.core.records import ForkPoint
 from headwater.storage.acid import AcidStorage, pieces, shard
-from headwater.storage.acid.inspect import check
+from headwater.storage.acid.check import check
 from headwater.storage.memory import MemoryStorage
 from tests.storage.acid.driving import Driver, messages_of, recovered, settle
 

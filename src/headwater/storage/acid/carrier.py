@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from headwater.storage.acid.journal import Mark, Routed
 from headwater.storage.acid.shard import Change, Shard
-from headwater.storage.interface import WriteFailed
+from headwater.storage.interface import WriteFailedError
 
 log = logging.getLogger("headwater.storage")
 
@@ -90,9 +90,9 @@ class Carrier:
                 self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise `WriteFailed` when nothing more can be carried."""
+        """Raise `WriteFailedError` when nothing more can be carried."""
         if self.failure is not None:
-            raise WriteFailed(self.failure)
+            raise WriteFailedError(self.failure)
 
     @property
     def is_full(self) -> bool:

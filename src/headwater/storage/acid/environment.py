@@ -18,7 +18,7 @@ from typing import Final
 import lmdb
 
 from headwater.storage.filesystem import FILE_MODE
-from headwater.storage.interface import Corrupt, StorageError, WriteFailed
+from headwater.storage.interface import CorruptError, StorageError, WriteFailedError
 
 ADDRESS_SPACE_BYTES: Final = 64 * 2**40
 """What all maps of a store may take together: half of what a 64-bit process has."""
@@ -64,7 +64,7 @@ def open_environment(
             f" storage.acid_map_bytes or lift the process's limit (ulimit -v). ({error})"
         ) from error
     except _DAMAGED as error:
-        raise Corrupt(f"{path} is damaged or not an LMDB database: {error}") from error
+        raise CorruptError(f"{path} is damaged or not an LMDB database: {error}") from error
     except (lmdb.Error, OSError) as error:
         raise StorageError(f"{path} cannot be opened: {error}") from error
     return environment
@@ -79,30 +79,30 @@ def _check_present(path: Path) -> None:
         pass
     except OSError as error:
         raise StorageError(f"{path} cannot be opened: {error}") from error
-    raise Corrupt(f"{path} is missing or empty. Restore the store from a backup.")
+    raise CorruptError(f"{path} is missing or empty. Restore the store from a backup.")
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """LMDB's errors while a transaction is written, as `WriteFailed`."""
+    """LMDB's errors while a transaction is written, as `WriteFailedError`."""
     try:
         yield
     except lmdb.MapFullError as error:
-        raise WriteFailed(
+        raise WriteFailedError(
             f"{path} has reached the largest size that storage.acid_map_bytes allows; raise it and start again."
             f" ({error})"
         ) from error
     except (lmdb.Error, OSError) as error:
-        raise WriteFailed(f"Writing to {path} failed: {error}") from error
+        raise WriteFailedError(f"Writing to {path} failed: {error}") from error
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """LMDB's errors while pages are read, as `Corrupt` where they mean that."""
+    """LMDB's errors while pages are read, as `CorruptError` where they mean that."""
     try:
         yield
     except _DAMAGED as error:
-        raise Corrupt(f"{path} is damaged: {error}. `headwater store check` shows where.") from error
+        raise CorruptError(f"{path} is damaged: {error}. `headwater store check` shows where.") from error
     except lmdb.Error as error:
         raise StorageError(f"Reading {path} failed: {error}") from error
 

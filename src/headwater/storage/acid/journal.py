@@ -22,9 +22,9 @@ import msgspec
 
 from headwater.core.records import Append, Create, Record
 from headwater.storage.acid.environment import open_environment, reading, room_bytes, unused_bytes, writing
-from headwater.storage.acid.metas import hidden_key
+from headwater.storage.acid.meta_pages import hidden_key
 from headwater.storage.filesystem import DIRECTORY_MODE
-from headwater.storage.interface import Corrupt, StorageError
+from headwater.storage.interface import CorruptError, StorageError
 
 ENTRY_BYTES: Final = 1_048_576
 """A batch with more payload than this becomes several entries of the same transaction."""
@@ -98,23 +98,23 @@ class Journal:
         self.mark = mark
 
     def entries(self) -> Iterator[tuple[int, list[Routed]]]:
-        """Every entry that is left, oldest first. Raises `Corrupt` at a gap or a failed checksum."""
+        """Every entry that is left, oldest first. Raises `CorruptError` at a gap or a failed checksum."""
         with reading(self.path), self.environment.begin(buffers=True) as txn, txn.cursor() as cursor:
             expected = self.mark.seq
             if cursor.set_range(_KEY.pack(1)):
                 for key, value in cursor:
                     expected += 1
                     if bytes(key) != _KEY.pack(expected):
-                        raise Corrupt(f"{self.path}: entry {expected} is missing.")
+                        raise CorruptError(f"{self.path}: entry {expected} is missing.")
                     yield expected, self._decode(expected, value)
             if expected != self.last_seq:
-                raise Corrupt(f"{self.path}: entries end at {expected} instead of {self.last_seq}.")
+                raise CorruptError(f"{self.path}: entries end at {expected} instead of {self.last_seq}.")
 
     def read_mark(self, txn: lmdb.Transaction[bytes]) -> Mark:
         """How far the journal is trimmed, and the shards were by then, as a transaction sees it."""
         header = txn.get(_HEADER_KEY)
         if header is None:
-            raise Corrupt(f"{self.path} has no header: it is damaged, or was emptied.")
+            raise CorruptError(f"{self.path} has no header: it is damaged, or was emptied.")
         return self._decode_header(header)
 
     def has_room(self, reserve_bytes: int) -> bool:
@@ -127,7 +127,7 @@ class Journal:
     def _trim(self, txn: lmdb.Transaction, to: int, mark: Mark) -> None:
         for seq in range(self.mark.seq + 1, to + 1):
             if not txn.delete(_KEY.pack(seq)):
-                raise Corrupt(f"{self.path}: entry {seq} is missing.")
+                raise CorruptError(f"{self.path}: entry {seq} is missing.")
         txn.put(_HEADER_KEY, _encode_header(self._store_id, Mark(to, mark.shard_seqs)))
 
     def _read_header(self) -> tuple[Mark, int]:
@@ -136,7 +136,7 @@ class Journal:
             cursor.last()
             last_key = cursor.key()
             if len(last_key) != _KEY.size:
-                raise Corrupt(f"{self.path}: an entry is filed under a key of the wrong size.")
+                raise CorruptError(f"{self.path}: an entry is filed under a key of the wrong size.")
             last_seq: int = max(_KEY.unpack(last_key)[0], mark.seq)
         return mark, last_seq
 
@@ -144,7 +144,7 @@ class Journal:
         """While nobody writes: LMDB has opened the newest of the two commits that its file holds."""
         key = hidden_key(self.path)
         if key is not None and key > _KEY.pack(self.last_seq):
-            raise Corrupt(
+            raise CorruptError(
                 f"{self.path}: its newest entry ({key.hex()}) is there but hidden, because a page that LMDB begins"
                 " with is damaged. Restore the store from a backup."
             )
@@ -152,7 +152,7 @@ class Journal:
     def _decode_header(self, header: bytes) -> Mark:
         size = _HEADER.size + 8 * self._shard_count
         if len(header) != 4 + size or zlib.crc32(header[4:]) != int.from_bytes(header[:4], "big"):
-            raise Corrupt(f"{self.path}: its header does not match its checksum.")
+            raise CorruptError(f"{self.path}: its header does not match its checksum.")
         store_id, trimmed, _count = _HEADER.unpack_from(header, 4)
         if store_id != self._store_id:
             raise StorageError(f"{self.path} belongs to another store; its files were mixed up.")
@@ -161,11 +161,11 @@ class Journal:
     def _decode(self, seq: int, value: memoryview) -> list[Routed]:
         body = value[4:]
         if len(value) < 5 or zlib.crc32(body, zlib.crc32(_KEY.pack(seq))) != int.from_bytes(value[:4], "big"):
-            raise Corrupt(f"{self.path}: entry {seq} does not match its checksum; what it committed cannot be told.")
+            raise CorruptError(f"{self.path}: entry {seq} does not match its checksum.")
         try:
             return _decoder.decode(body)
         except msgspec.MsgspecError as error:
-            raise Corrupt(f"{self.path}: entry {seq} cannot be decoded: {error}") from error
+            raise CorruptError(f"{self.path}: entry {seq} cannot be decoded: {error}") from error
 
 
 def make_journal(path: Path, store_id: bytes, shard_count: int) -> None:

@@ -26,7 +26,7 @@ _HEAD: Final = struct.Struct("<IIQII")
 _HEAD_FIELDS: Final = struct.Struct("<QII")
 
 
-class BadPiece(Exception):
+class DamagedPieceError(Exception):
     """A piece does not match its checksums."""
 
 
@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
     def verified_body(self) -> memoryview:
         if zlib.crc32(self.body) != self.body_crc:
-            raise BadPiece("its bytes do not match their checksum")
+            raise DamagedPieceError("its bytes do not match their checksum")
         return self.body
 
 
@@ -73,13 +73,13 @@ def encode_piece(key: bytes, index: int, ends: array[int], body: bytes | bytearr
 def decode_piece(key: bytes | memoryview, value: memoryview) -> Piece:
     """The piece filed under `key`, its head verified."""
     if len(key) != KEY.size or len(value) < _HEAD.size:
-        raise BadPiece("it is too short")
+        raise DamagedPieceError("it is too short")
     head_crc, body_crc, index, count, length = _HEAD.unpack_from(value)
     body_at = _HEAD.size + 4 * count
     if body_at + length != len(value) or not length:
-        raise BadPiece("its length does not add up")
+        raise DamagedPieceError("its length does not add up")
     if zlib.crc32(value[4 + 4 : body_at], zlib.crc32(value[4:8], zlib.crc32(key))) != head_crc:
-        raise BadPiece("its index does not match its checksum")
+        raise DamagedPieceError("its index does not match its checksum")
     ends = value[_HEAD.size : body_at]
     if sys.byteorder == "big":
         swapped = array("I", ends)

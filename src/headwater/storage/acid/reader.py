@@ -2,7 +2,7 @@
 
 Every call is one short read transaction; what it returns is copied out, because LMDB may reuse a page once the
 transaction that sees it is over. Invariant: the pieces walked follow each other without a gap, each belongs to the
-stream and carries its checksum, or the call raises `Corrupt` with the stream's name and the position.
+stream and carries its checksum, or the call raises `CorruptError` with the stream's name and the position.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import msgspec
 
 from headwater.core.records import Image
 from headwater.storage.acid.environment import reading
-from headwater.storage.acid.pieces import KEY, BadPiece, Piece, decode_piece
-from headwater.storage.acid.rows import ID, BadRow, decode_image
+from headwater.storage.acid.pieces import KEY, DamagedPieceError, Piece, decode_piece
+from headwater.storage.acid.rows import ID, DamagedRowError, decode_image
 from headwater.storage.acid.shard import Shard
-from headwater.storage.interface import Corrupt
+from headwater.storage.interface import CorruptError
 
 _AFTER_ANY_POSITION: Final = b"\xff" * 9
 
@@ -37,7 +37,7 @@ class ShardReader:
             for piece in self._walk(txn, stream_id, position):
                 try:
                     body = piece.verified_body()
-                except BadPiece as error:
+                except DamagedPieceError as error:
                     raise self._corrupt(txn, stream_id, piece.position, error) from error
                 begin = position - piece.position
                 if piece.end_position >= end_position:
@@ -180,23 +180,25 @@ class ShardReader:
             return None
         try:
             return decode_piece(key, cursor.value())
-        except BadPiece as error:
+        except DamagedPieceError as error:
             raise self._corrupt(txn, stream_id, at, error) from error
 
     def _image(self, txn: lmdb.Transaction[memoryview], stream_id: int) -> Image:
         key = ID.pack(stream_id)
         row = txn.get(key, db=self._shard.databases.streams)
         if row is None:
-            raise Corrupt(f"{self._shard.path}: stream id {key.hex()} is missing.")
+            raise CorruptError(f"{self._shard.path}: stream id {key.hex()} is missing.")
         try:
             return decode_image(key, row)
-        except (BadRow, msgspec.MsgspecError) as error:
-            raise Corrupt(f"{self._shard.path}: the state of stream id {key.hex()} is damaged: {error}.") from error
+        except (DamagedRowError, msgspec.MsgspecError) as error:
+            raise CorruptError(
+                f"{self._shard.path}: the state of stream id {key.hex()} is damaged: {error}."
+            ) from error
 
-    def _missing(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> Corrupt:
+    def _missing(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> CorruptError:
         name = self._image(txn, stream_id).name
-        return Corrupt(f"Stream {name!r}: the piece with message {index} is missing from {self._shard.path}.")
+        return CorruptError(f"Stream {name!r}: the piece with message {index} is missing from {self._shard.path}.")
 
-    def _corrupt(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int, why: object) -> Corrupt:
+    def _corrupt(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int, why: object) -> CorruptError:
         name = self._image(txn, stream_id).name
-        return Corrupt(f"Stream {name!r}, position {position}: {why} ({self._shard.path}).")
+        return CorruptError(f"Stream {name!r}, position {position}: {why} ({self._shard.path}).")

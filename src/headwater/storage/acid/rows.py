@@ -26,7 +26,7 @@ _decode_document: Final = msgspec.msgpack.Decoder(Document).decode
 _decode_producer: Final = msgspec.msgpack.Decoder(tuple[str, int, int, bytes]).decode
 
 
-class BadRow(Exception):
+class DamagedRowError(Exception):
     """A row does not match its checksum."""
 
 
@@ -42,7 +42,7 @@ def encode_image(image: Image) -> bytes:
 def decode_image(key: bytes | memoryview, row: bytes | memoryview) -> Image:
     image = _decode_image(_open(key, row))
     if len(key) != ID.size or ID.unpack(key)[0] != image.id:
-        raise BadRow("it is filed under the id of another stream")
+        raise DamagedRowError("it is filed under the id of another stream")
     return image
 
 
@@ -82,5 +82,5 @@ def _seal(key: bytes, content: bytes) -> bytes:
 def _open(key: bytes | memoryview, row: bytes | memoryview) -> bytes | memoryview:
     content = row[_CRC_BYTES:]
     if zlib.crc32(content, zlib.crc32(key)) != crc_of(row):
-        raise BadRow("it does not match its checksum")
+        raise DamagedRowError("it does not match its checksum")
     return content

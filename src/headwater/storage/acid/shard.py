@@ -27,13 +27,13 @@ import msgspec
 
 from headwater.core.producers import ProducerState
 from headwater.core.records import Document, Image, Record
-from headwater.storage.acid.changes import Changes
+from headwater.storage.acid.applier import Changes
 from headwater.storage.acid.environment import open_environment, reading, room_bytes, unused_bytes, writing
 from headwater.storage.acid.layout import shard_of
-from headwater.storage.acid.pieces import KEY, BadPiece, decode_piece
-from headwater.storage.acid.rows import ID, BadRow, crc_of, decode_document, decode_image, decode_producer
+from headwater.storage.acid.pieces import KEY, DamagedPieceError, decode_piece
+from headwater.storage.acid.rows import ID, DamagedRowError, crc_of, decode_document, decode_image, decode_producer
 from headwater.storage.filesystem import DIRECTORY_MODE
-from headwater.storage.interface import Corrupt, StorageError
+from headwater.storage.interface import CorruptError, StorageError
 
 REAPED_AT_ONCE: Final = 512
 """Rows and pieces of removed streams that one transaction takes away: about 32 MiB, some milliseconds."""
@@ -158,7 +158,7 @@ class Shard:
     # -- reading back, at boot and when checking -------------------------------------------------------------------
 
     def states(self) -> Iterator[Image | Document]:
-        """The state of every stream, and every document. Raises `Corrupt` where one is damaged, missing or old."""
+        """The state of every stream, and every document. Raises `CorruptError` where one is damaged, missing or old."""
         with reading(self.path), self.environment.begin(buffers=True) as txn:
             ledger = self.read_ledger(txn)
             row_sum = 0
@@ -181,7 +181,7 @@ class Shard:
                 row_sum += waiting[0]
                 waiting = next(producers, None)
             if row_sum & SUM_MASK != ledger.row_sum:
-                raise Corrupt(
+                raise CorruptError(
                     f"{self.path}: the state of one or more streams is missing or out of date (the sum over all of"
                     " them is wrong)."
                 )
@@ -189,7 +189,7 @@ class Shard:
     def read_ledger(self, txn: lmdb.Transaction[bytes] | lmdb.Transaction[memoryview]) -> Ledger:
         ledger = txn.get(LEDGER_KEY)
         if ledger is None or len(ledger) != 4 + _LEDGER.size or zlib.crc32(ledger[4:]) != crc_of(ledger):
-            raise Corrupt(f"{self.path}: its ledger is missing or does not match its checksum.")
+            raise CorruptError(f"{self.path}: its ledger is missing or does not match its checksum.")
         store_id, number, seq, row_sum = _LEDGER.unpack_from(ledger, 4)
         if store_id != self._store_id or number != self.number:
             raise StorageError(f"{self.path} belongs to another store, or is another shard; files were mixed up.")
@@ -209,10 +209,10 @@ class Shard:
         for key, row in self._rows(txn, self.databases.streams):
             try:
                 image = decode_image(key, row)
-            except (BadRow, msgspec.MsgspecError) as error:
-                raise Corrupt(f"{self.path}: the state of stream id {key.hex()} is damaged: {error}.") from error
+            except (DamagedRowError, msgspec.MsgspecError) as error:
+                raise CorruptError(f"{self.path}: the state of stream id {key.hex()} is damaged: {error}.") from error
             if shard_of(image.name, self._shard_count) != self.number:
-                raise Corrupt(f"{self.path}: stream {image.name!r} does not belong to this shard.")
+                raise CorruptError(f"{self.path}: stream {image.name!r} does not belong to this shard.")
             yield crc_of(row), image
 
     def _producers(self, txn: lmdb.Transaction[memoryview]) -> Iterator[tuple[int, int, str, ProducerState]]:
@@ -221,8 +221,8 @@ class Shard:
             try:
                 producer_id, state = decode_producer(key, row)
                 stream_id: int = ID.unpack_from(key)[0]
-            except (BadRow, msgspec.MsgspecError, struct.error) as error:
-                raise Corrupt(
+            except (DamagedRowError, msgspec.MsgspecError, struct.error) as error:
+                raise CorruptError(
                     f"{self.path}: a producer of stream id {key[: ID.size].hex()} is damaged: {error}."
                 ) from error
             yield crc_of(row), stream_id, producer_id, state
@@ -231,8 +231,8 @@ class Shard:
         for key, row in self._rows(txn, self.databases.documents):
             try:
                 document = decode_document(key, row)
-            except (BadRow, msgspec.MsgspecError) as error:
-                raise Corrupt(f"{self.path}: document {key.hex()} is damaged: {error}.") from error
+            except (DamagedRowError, msgspec.MsgspecError) as error:
+                raise CorruptError(f"{self.path}: document {key.hex()} is damaged: {error}.") from error
             yield crc_of(row), document
 
     def _rows(self, txn: lmdb.Transaction[memoryview], database: lmdb._Database) -> Iterator[tuple[bytes, memoryview]]:
@@ -243,12 +243,12 @@ class Shard:
             for view, row in cursor:
                 key = bytes(view)
                 if key <= previous:
-                    raise Corrupt(f"{self.path}: rows are out of order at {key.hex()}.")
+                    raise CorruptError(f"{self.path}: rows are out of order at {key.hex()}.")
                 previous = key
                 count += 1
                 yield key, row
         if count != txn.stat(database)["entries"]:
-            raise Corrupt(f"{self.path}: {count} rows are there instead of {txn.stat(database)['entries']}.")
+            raise CorruptError(f"{self.path}: {count} rows are there instead of {txn.stat(database)['entries']}.")
 
     def _put_ledger(self, txn: lmdb.Transaction[memoryview], ledger: Ledger) -> None:
         txn.put(LEDGER_KEY, _encode_ledger(self._store_id, self.number, ledger))
@@ -266,7 +266,7 @@ def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> b
         cursor.last()
     try:
         return decode_piece(key, cursor.value()).end_position <= position
-    except BadPiece:
+    except DamagedPieceError:
         # Left where it is: a read or a check will say so, and trimming is no reason to fail.
         return False
 

@@ -40,7 +40,15 @@ from headwater.storage.acid.shard import Shard, make_shard
 from headwater.storage.blobs import BLOBS_NAME
 from headwater.storage.directory import open_directory
 from headwater.storage.filesystem import Filesystem, RealFilesystem
-from headwater.storage.interface import Committed, Corrupt, ImageOf, StorageError, Usage, WriteFailed, check_batch
+from headwater.storage.interface import (
+    Committed,
+    CorruptError,
+    ImageOf,
+    StorageError,
+    Usage,
+    WriteFailedError,
+    check_batch,
+)
 
 DISK_RESERVE_BYTES: Final = 128 * 2**20
 """Below this much free disk no new writes begin: what waits for the shards must still find room in them."""
@@ -131,7 +139,7 @@ class AcidStorage:
             for loads in _rounds(journal.entries()):
                 self._carrier.carry(loads)
             journal.trim(Mark(journal.last_seq, tuple(shard.ledger.seq for shard in self._shards)))
-        except WriteFailed as error:
+        except WriteFailedError as error:
             raise StorageError(f"The journal cannot be carried into the shards: {error}") from error
         self._carrier.reached.clear()
         for shard in self._shards:
@@ -147,7 +155,7 @@ class AcidStorage:
 
     def write(self, batch: Sequence[Committed]) -> None:
         if self._failure is not None:
-            raise WriteFailed(self._failure)
+            raise WriteFailedError(self._failure)
         self._carrier.check()
         check_batch(batch)
         known = self._known
@@ -163,7 +171,7 @@ class AcidStorage:
             raise
         self._written.append(_Written(seq, routed, sum(_size(record) for record, _ in batch)))
 
-    def absorb(self, batch: Sequence[Committed]) -> None:
+    def publish(self, batch: Sequence[Committed]) -> None:
         for record, removed in batch:
             if type(record) is Append:
                 if record.payload:
@@ -193,7 +201,7 @@ class AcidStorage:
         self._hot.trim(stream_id, index)
         self._carrier.trim(Trim(known.shard, stream_id, position))
 
-    def tend(self, image_of: ImageOf) -> None:
+    def maintain(self, image_of: ImageOf) -> None:
         self._take_note()
         if time.monotonic() - self._looked_s >= LOOK_AT_ROOM_S:
             self._look_at_room()
@@ -294,12 +302,12 @@ class AcidStorage:
         """Refuse shards that are older than the journal has seen them, and a journal that is older than they are."""
         for shard, seen in zip(self._shards, journal.mark.shard_seqs, strict=True):
             if shard.ledger.seq < seen:
-                raise Corrupt(
+                raise CorruptError(
                     f"{shard.path} is at entry {shard.ledger.seq}, and the journal has seen it at {seen}: it is from"
                     " an older copy, or damaged. Restore all of the store from one backup."
                 )
             if shard.ledger.seq > journal.last_seq:
-                raise Corrupt(
+                raise CorruptError(
                     f"{shard.path} is at entry {shard.ledger.seq}, beyond the journal's last ({journal.last_seq}):"
                     " the journal is from an older copy, or damaged. Restore all of the store from one backup."
                 )

@@ -1,0 +1,273 @@
+"""The changes that one transaction makes to a shard, worked out stream by stream.
+
+The rules of what a record does to a stream are the catalog's; here they run on a catalog that holds only the streams
+touched. What changed is then written once per stream, however many records touched it: its row, the producers that
+moved, and its new bytes joined into pieces.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import lmdb
+import msgspec
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
+from headwater.storage.acid.pieces import KEY, PIECE_BYTES, DamagedPieceError, PieceWriter, decode_piece
+from headwater.storage.acid.rows import (
+    ID,
+    DamagedRowError,
+    crc_of,
+    decode_image,
+    decode_producer,
+    document_key,
+    encode_document,
+    encode_image,
+    encode_producer,
+    producer_key,
+)
+from headwater.storage.interface import CorruptError
+
+if TYPE_CHECKING:
+    from headwater.storage.acid.shard import Databases
+
+
+class _Touched:
+    """A stream that the transaction changes."""
+
+    __slots__ = ("added", "producers_replaced", "row_crc", "start", "stream")
+
+    def __init__(self, stream: Stream, row_crc: int | None) -> None:
+        self.stream = stream
+        self.row_crc = row_crc
+        """The checksum of its row as it lies in the shard, or None while it has none."""
+        self.added: list[Append | Create] = []
+        """What brings new bytes, in order."""
+        self.start = (0, 0)
+        """Index and position at which the new bytes begin."""
+        self.producers_replaced = False
+
+
+class _Taken(NamedTuple):
+    """A piece that is to be written again, together with what follows it."""
+
+    start_index: int
+    position: int
+    ends: list[int]
+    body: bytes
+
+
+class Changes:
+    def __init__(self, txn: lmdb.Transaction[memoryview], databases: Databases, path: Path) -> None:
+        self._txn = txn
+        self._databases = databases
+        self._path = path
+        self._catalog: Catalog[Stream] = Catalog(Stream)
+        self._touched: dict[int, _Touched] = {}
+        self.row_sum = 0
+        """By how much the sum of all row checksums changes."""
+        self.graves_dug: Final[list[int]] = []
+
+    def apply(self, record: Record) -> None:
+        if type(record) is Append:
+            touched = self._touch(record.id)
+            stream = touched.stream
+            if (stream.index, stream.position) != (record.index, record.position):
+                raise CorruptError(
+                    f"{self._path}: stream {stream.name!r} ends at {stream.tail}, and the journal goes on at"
+                    f" position {record.position}: something between them is missing."
+                )
+            if record.producer_id is not None:
+                self._recall(touched, record.producer_id)
+            self._catalog.apply_append(stream, record)
+            if record.payload:
+                self._add(touched, record.index, record.position, record)
+        elif type(record) is Create:
+            self._create(record)
+        elif type(record) is Delete:
+            # Whether anything is removed for good is in the journal; without that, forks keep the stream alive.
+            self._touch(record.id).stream.deleted = True
+        elif type(record) is Image:
+            self._replace(record)
+        elif type(record) is Document:
+            self._write_document(record)
+        else:
+            assert type(record) is Touch or type(record) is Retain, f"no rule to carry {record!r}"
+            self._touch(record.id)
+            self._catalog.apply(record)
+
+    def remove(self, stream_id: int) -> None:
+        """Take a stream away for good. Its bytes go as fast as one transaction allows, the rest later."""
+        touched = self._touched.pop(stream_id, None)
+        self._catalog.by_id.pop(stream_id, None)
+        if touched is not None and touched.row_crc is None:
+            return
+        key = ID.pack(stream_id)
+        row = self._txn.get(key, db=self._databases.streams)
+        if row is None:
+            raise CorruptError(f"{self._path}: stream id {key.hex()} is to be removed and is not there.")
+        self.row_sum -= crc_of(row)
+        self._txn.delete(key, db=self._databases.streams)
+        self._txn.put(key, b"", db=self._databases.graves)
+        self.graves_dug.append(stream_id)
+
+    def flush(self) -> list[tuple[int, int]]:
+        """Write what changed; returns the index that each stream touched has reached."""
+        for stream_id in sorted(self._touched):
+            touched = self._touched[stream_id]
+            self._write_row(touched)
+            self._write_producers(touched)
+            if touched.added:
+                self._write_bytes(touched)
+        return [(stream_id, touched.stream.index) for stream_id, touched in self._touched.items()]
+
+    def _touch(self, stream_id: int) -> _Touched:
+        touched = self._touched.get(stream_id)
+        if touched is not None:
+            return touched
+        key = ID.pack(stream_id)
+        row = self._txn.get(key, db=self._databases.streams)
+        if row is None:
+            raise CorruptError(f"{self._path}: stream id {key.hex()} is in the journal and not in its shard.")
+        try:
+            image = decode_image(key, row)
+        except (DamagedRowError, msgspec.MsgspecError) as error:
+            raise CorruptError(f"{self._path}: the state of stream id {key.hex()} is damaged: {error}.") from error
+        return self._install(image, crc_of(row))
+
+    def _recall(self, touched: _Touched, producer_id: str) -> None:
+        """Let a stream know a producer as the shard does. Only those that move are read, and then written."""
+        stream = touched.stream
+        if touched.row_crc is None or touched.producers_replaced or producer_id in (stream.producers or ()):
+            return
+        key = producer_key(stream.id, producer_id)
+        row = self._txn.get(key, db=self._databases.producers)
+        if row is None:
+            return
+        try:
+            _, state = decode_producer(key, row)
+        except (DamagedRowError, msgspec.MsgspecError) as error:
+            raise CorruptError(
+                f"{self._path}: producer {producer_id!r} of {stream.name!r} is damaged: {error}."
+            ) from error
+        if stream.producers is None:
+            stream.producers = {}
+        stream.producers[producer_id] = state
+
+    def _install(self, image: Image, row_crc: int | None) -> _Touched:
+        self._catalog.apply(image)
+        touched = self._touched[image.id] = _Touched(self._catalog.by_id[image.id], row_crc)
+        return touched
+
+    def _create(self, record: Create) -> None:
+        self._catalog.apply(record)
+        stream = self._catalog.by_id[record.id]
+        touched = self._touched[record.id] = _Touched(stream, None)
+        if record.payload:
+            self._add(touched, stream.base.index, stream.base.position, record)
+
+    def _replace(self, image: Image) -> None:
+        """A whole state, as a copy from another store brings it: new, or in place of what is there."""
+        key = ID.pack(image.id)
+        known = self._touched.get(image.id)
+        if known is not None:
+            row_crc = known.row_crc
+        else:
+            row = self._txn.get(key, db=self._databases.streams)
+            row_crc = crc_of(row) if row is not None else None
+        touched = self._install(image, row_crc)
+        if known is not None:
+            touched.added, touched.start = known.added, known.start
+        touched.producers_replaced = True
+
+    def _add(self, touched: _Touched, index: int, position: int, record: Append | Create) -> None:
+        if not touched.added:
+            touched.start = (index, position)
+        touched.added.append(record)
+
+    def _write_bytes(self, touched: _Touched) -> None:
+        stream_id = touched.stream.id
+        size = sum(len(record.payload) for record in touched.added)
+        earlier = self._take_small_pieces(stream_id, *touched.start, size)
+        index, position = (earlier[-1].start_index, earlier[-1].position) if earlier else touched.start
+        writer = PieceWriter(stream_id, index, position)
+        for piece in reversed(earlier):
+            writer.add_piece(piece.ends, piece.body)
+        for record in touched.added:
+            writer.add(record.payload, record.lengths)
+        for key, value in writer.finish():
+            if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
+                raise CorruptError(
+                    f"{self._path}: stream {touched.stream.name!r} has bytes beyond its end, where new ones belong."
+                )
+
+    def _take_small_pieces(self, stream_id: int, index: int, position: int, size: int) -> list[_Taken]:
+        """Take away pieces before the new bytes that are no larger than what is written anyway; the newest comes first.
+
+        They are written again, joined with the new bytes. So the pieces at the end of a stream at least double in size
+        from one to the next older one: a reader walks few of them however many rounds wrote them, and a byte is
+        written again at most as often as its piece can double.
+        """
+        taken: list[_Taken] = []
+        with self._txn.cursor(self._databases.data) as cursor:
+            found = cursor.prev() if cursor.set_range(KEY.pack(stream_id, position)) else cursor.last()
+            while found and cursor.key()[: ID.size] == ID.pack(stream_id):
+                try:
+                    piece = decode_piece(bytes(cursor.key()), cursor.value())
+                    joins = (piece.end_index, piece.end_position) == (index, position)
+                    if not joins or len(piece.body) >= PIECE_BYTES or len(piece.body) > size:
+                        break
+                    taken.append(
+                        _Taken(piece.start_index, piece.position, list(piece.ends), bytes(piece.verified_body()))
+                    )
+                except DamagedPieceError:
+                    # Left where it is: its copy would look sound. A read or a check will say so.
+                    break
+                index, position = piece.start_index, piece.position
+                size += len(piece.body)
+                cursor.delete()
+                found = cursor.prev() if cursor.key() else cursor.last()
+        return taken
+
+    def _write_row(self, touched: _Touched) -> None:
+        stream = touched.stream
+        row = encode_image(msgspec.structs.replace(stream.image(), producers={}))
+        self._txn.put(ID.pack(stream.id), row, db=self._databases.streams)
+        self.row_sum += crc_of(row) - (touched.row_crc or 0)
+
+    def _write_producers(self, touched: _Touched) -> None:
+        stream = touched.stream
+        producers = self._databases.producers
+        if touched.producers_replaced and touched.row_crc is not None:
+            self._drop_producers(stream.id)
+        for producer_id, state in (stream.producers or {}).items():
+            key = producer_key(stream.id, producer_id)
+            before = self._txn.get(key, db=producers)
+            if before is not None:
+                self.row_sum -= crc_of(before)
+            row = encode_producer(key, producer_id, state)
+            self._txn.put(key, row, db=producers)
+            self.row_sum += crc_of(row)
+
+    def _write_document(self, document: Document) -> None:
+        documents = self._databases.documents
+        key = document_key(document.key)
+        before = self._txn.get(key, db=documents)
+        if before is not None:
+            self.row_sum -= crc_of(before)
+        if document.value is not None:
+            row = encode_document(document)
+            self._txn.put(key, row, db=documents)
+            self.row_sum += crc_of(row)
+        elif before is not None:
+            self._txn.delete(key, db=documents)
+
+    def _drop_producers(self, stream_id: int) -> None:
+        prefix = ID.pack(stream_id)
+        with self._txn.cursor(self._databases.producers) as cursor:
+            found = cursor.set_range(prefix)
+            while found and cursor.key()[: ID.size] == prefix:
+                self.row_sum -= crc_of(cursor.value())
+                found = cursor.delete() and bool(cursor.key())

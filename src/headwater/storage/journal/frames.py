@@ -1,0 +1,142 @@
+"""Frames: how bytes lie in a file that only grows, so that a reader can tell whole ones from torn and damaged ones.
+
+A frame is written and synced before the next one is begun. So a frame that does not check out was never finished
+if nothing sound comes after it (a torn tail, to be cut), and was damaged later if something does (never to be served
+or cut). Every file has a random salt that opens each of its frames: without it, a client could plant bytes in a
+payload that look like a frame, and make a torn tail look like damage.
+
+In the log a frame is one batch: either all of its records count, or none.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from headwater.core.records import Document, Record, decode_record
+from headwater.storage.interface import BatchTooLargeError, Committed
+
+FRAME: Final = struct.Struct("<QIIQI")
+"""Salt; checksum of all that follows it; length of the body; number (of the first record); count (of records)."""
+BODY_MAX_BYTES: Final = 2**32 - 1
+NO_STREAM: Final = 0
+"""Stands for the stream of a record that belongs to none. No stream has this id."""
+
+_CHECKED_FROM: Final = 12
+_RECORD: Final = struct.Struct("<QII")
+"""For each record of a batch: its stream, its length, and how many incarnations it removes."""
+
+
+class Frame(NamedTuple):
+    start: int
+    end: int
+    number: int
+    entries: int
+    body: memoryview
+
+
+class Logged(NamedTuple):
+    """A record as the log holds it, not yet decoded."""
+
+    lsn: int
+    stream_id: int
+    removed: tuple[int, ...]
+    encoded: memoryview
+
+    @property
+    def record(self) -> Record:
+        record: Record = decode_record(self.encoded)
+        return record
+
+
+def seal(buffer: bytearray, salt: int, number: int, count: int) -> None:
+    """Fill in the header for which the buffer begins with `FRAME.size` spare bytes."""
+    FRAME.pack_into(buffer, 0, salt, 0, len(buffer) - FRAME.size, number, count)
+    with memoryview(buffer) as whole:
+        checksum = zlib.crc32(whole[_CHECKED_FROM:])
+    struct.pack_into("<I", buffer, 8, checksum)
+
+
+def read_frame(data: memoryview, at: int, salt: int) -> Frame | None:
+    """The frame that begins at this byte, or None when no whole and sound one does."""
+    body = at + FRAME.size
+    if body > len(data):
+        return None
+    found_salt, checksum, length, number, count = FRAME.unpack_from(data, at)
+    end = body + length
+    if found_salt != salt or end > len(data) or zlib.crc32(data[at + _CHECKED_FROM : end]) != checksum:
+        return None
+    return Frame(at, end, number, count, data[body:end])
+
+
+def find_frame(data: bytes, at: int, salt: int) -> Frame | None:
+    """The first sound frame that begins at this byte or later."""
+    mark = salt.to_bytes(8, "little")
+    view = memoryview(data)
+    while (at := data.find(mark, at)) >= 0:
+        frame = read_frame(view, at, salt)
+        if frame is not None:
+            return frame
+        at += 1
+    return None
+
+
+class BatchEncoder:
+    """Turns batches into frames. One per writer."""
+
+    __slots__ = ("_encode_into",)
+
+    def __init__(self) -> None:
+        self._encode_into = msgspec.msgpack.Encoder().encode_into
+
+    def encode(self, batch: Sequence[Committed], lsn: int, salt: int) -> bytearray:
+        encode_into = self._encode_into
+        at = FRAME.size + _RECORD.size * len(batch)
+        buffer = bytearray(at)
+        table: list[int] = []
+        all_removed: tuple[int, ...] = ()
+        for record, removed in batch:
+            encode_into(record, buffer, at)
+            table += (NO_STREAM if isinstance(record, Document) else record.id, len(buffer) - at, len(removed))
+            at = len(buffer)
+            if at > BODY_MAX_BYTES:
+                raise BatchTooLargeError(
+                    f"A batch of more than {BODY_MAX_BYTES} bytes does not fit into a frame of the log."
+                )
+            if removed:
+                all_removed += removed
+        if all_removed:
+            buffer += struct.pack(f"<{len(all_removed)}Q", *all_removed)
+        struct.pack_into("<" + "QII" * len(batch), buffer, FRAME.size, *table)
+        seal(buffer, salt, lsn, len(batch))
+        return buffer
+
+
+def read_batch(frame: Frame) -> Iterator[Logged]:
+    """The records of a sound frame of the log."""
+    body = frame.body
+    at = _RECORD.size * frame.entries
+    table = list(_RECORD.iter_unpack(body[:at]))
+    removed_at = at + sum(length for _, length, _ in table)
+    for lsn, (stream_id, length, removals) in enumerate(table, frame.number):
+        removed: tuple[int, ...] = ()
+        if removals:
+            removed = struct.unpack_from(f"<{removals}Q", body, removed_at)
+            removed_at += 8 * removals
+        yield Logged(lsn, stream_id, removed, body[at : at + length])
+        at += length
+    assert removed_at == len(body)
+
+
+def suspects(data: memoryview, at: int) -> list[int]:
+    """The streams that a damaged frame of the log seems to speak of, as far as its header and table can be read."""
+    if at + FRAME.size > len(data):
+        return []
+    count: int = FRAME.unpack_from(data, at)[4]
+    table = data[at + FRAME.size : at + FRAME.size + _RECORD.size * min(count, 16)]
+    whole = len(table) // _RECORD.size * _RECORD.size
+    return list(dict.fromkeys(stream_id for stream_id, _, _ in _RECORD.iter_unpack(table[:whole])))

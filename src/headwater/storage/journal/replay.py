@@ -1,0 +1,203 @@
+"""Reading the log back: which batches count, where a torn tail begins, and what is damage.
+
+Reading changes nothing on the disk. What must be cut or removed is gathered on the way, and done by `settle` once the
+whole of the log has been read and found good. The rules:
+
+- A bad frame with nothing sound after it is a torn tail: its write was never acknowledged. It is cut.
+- A bad frame with a sound frame or a further segment after it was acknowledged once. That is damage, and an error.
+- In segments that were never synced (`file-fast`) a restart of the machine may have kept any part of what was
+  written. Where the machine has been restarted since, the log ends at the first bad frame, and the rest is dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.interface import CorruptError
+from headwater.storage.journal.frames import Frame, Logged, find_frame, read_batch, read_frame, suspects
+from headwater.storage.journal.renewal import renew
+from headwater.storage.journal.segments import (
+    HEADER_BYTES,
+    Segment,
+    segment_numbers,
+    segment_path,
+    unpack_header,
+)
+
+log = logging.getLogger("headwater.storage")
+
+
+class Cut(NamedTuple):
+    path: Path
+    size: int
+    lost_bytes: int
+
+
+class Replay:
+    """One pass over the log from segment `first_number` on. Iterate over `batches` to the end, then `settle`."""
+
+    def __init__(
+        self, filesystem: Filesystem, directory: Path, first_number: int, name_of: Callable[[int], str | None]
+    ) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._name_of = name_of
+        self._losable: dict[int, bool] = {}
+        self._follows_a_loss = False
+        self._boot_id = filesystem.boot_id()
+        self.numbers = [n for n in segment_numbers(filesystem, directory) if n >= first_number]
+        self.first_number = first_number
+        self.segments: list[Segment] = []
+        self.last_lsn = 0
+        self.cut: Cut | None = None
+        self.dropped: list[int] = []
+        self._prepared: list[int] = []
+        self._begun_up_to = first_number
+        """The manifest names only a segment that has its header."""
+
+    @property
+    def next_number(self) -> int:
+        return self.segments[-1].number + 1 if self.segments else self.first_number
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether a restart of the machine may have taken the end of the log, now or earlier (in `file-fast` only)."""
+        return self._follows_a_loss or (bool(self.segments) and self._may_end_at(self.segments[-1].number))
+
+    def batches(self) -> Iterator[Frame]:
+        for expected, number in enumerate(self.numbers, self.first_number):
+            if number != expected:
+                raise CorruptError(f"{segment_path(self._directory, expected)} is missing, but later segments exist.")
+        if not self.numbers:
+            raise CorruptError(f"{segment_path(self._directory, self.first_number)} is missing.")
+        self._leave_out_prepared()
+        for number in self.numbers:
+            yield from self._segment(number)
+            if self.dropped or self.cut is not None:
+                break
+
+    def settle(self) -> None:
+        """Do what reading found necessary, and make sure of what may only be in the page cache.
+
+        A killed process may have left a batch or a header written but not synced, and one that met an error may have
+        left a batch that never will be. What is relied on from now on must stay, in every mode: further segments come
+        after it. Only the last segment can end like that, so it is renewed; the others are complete.
+        """
+        for number in sorted(self.dropped + self._prepared, reverse=True):
+            # The last first: whatever of it a crash leaves undone, the next boot comes to the same decision.
+            self._filesystem.unlink(segment_path(self._directory, number))
+            self._filesystem.sync_directory(self._directory)
+        if self.cut is not None:
+            log.warning("cut %d bytes of an unfinished write from %s", self.cut.lost_bytes, self.cut.path)
+        for segment in self.segments[:-1]:
+            self._filesystem.sync(segment_path(self._directory, segment.number))
+        if self.segments:
+            path = segment_path(self._directory, self.segments[-1].number)
+            renew(self._filesystem, path, self.cut.size if self.cut is not None else self._filesystem.size(path))
+        else:
+            self._filesystem.sync_directory(self._directory)
+
+    def _leave_out_prepared(self) -> None:
+        """The last file may have been created in advance and never used: then the log ends before it."""
+        number = self.numbers[-1]
+        path = segment_path(self._directory, number)
+        if len(self.numbers) > 1 and not self._filesystem.size(path):
+            self.numbers.pop()
+            self._prepared = [number]
+            # It is created only once the one before it has its header.
+            self._begun_up_to = number - 1
+
+    def _segment(self, number: int) -> Iterator[Frame]:
+        path = segment_path(self._directory, number)
+        data = self._filesystem.read(path)
+        header = unpack_header(data)
+        is_last = number == self.numbers[-1]
+        if header is None:
+            if self._is_unbegun(number, data):
+                self.dropped.append(number)
+                return
+            raise CorruptError(f"{path} has a damaged header.")
+        if header.number != number:
+            raise CorruptError(f"{path} is really segment {header.number}.")
+        if self.segments and header.previous_lsn != self.last_lsn:
+            if self._may_end_at(self.segments[-1].number):
+                self._drop_from(number)
+                return
+            raise CorruptError(
+                f"{path} goes on from record {header.previous_lsn}, but the log before ends at {self.last_lsn}."
+            )
+        self.segments.append(Segment(number, header.first_lsn))
+        self._follows_a_loss |= header.follows_a_loss
+        self.last_lsn = header.first_lsn - 1
+        at = HEADER_BYTES
+        view = memoryview(data)
+        while (frame := read_frame(view, at, header.salt)) is not None:
+            if frame.number != self.last_lsn + 1:
+                raise CorruptError(f"{path} at byte {at}: record {frame.number} follows {self.last_lsn}.")
+            self.last_lsn += frame.entries
+            at = frame.end
+            yield frame
+        if at < len(data):
+            if (not is_last or find_frame(data, at, header.salt) is not None) and not self._may_end_at(number):
+                raise self._damage(path, view, at)
+            self.cut = Cut(path, at, len(data) - at)
+            self._drop_from(number + 1)
+
+    def _may_end_at(self, number: int) -> bool:
+        """Whether a loss of power, and no damage, may have taken what follows in this segment."""
+        return all(self._may_be_lost(later) for later in self.numbers if later >= number)
+
+    def _may_be_lost(self, number: int) -> bool:
+        if number not in self._losable:
+            data = self._filesystem.read(segment_path(self._directory, number))
+            header = unpack_header(data)
+            self._losable[number] = (
+                self._is_unbegun(number, data)
+                if header is None
+                else not header.synced
+                and header.boot_id != self._boot_id
+                and any(header.boot_id)
+                and any(self._boot_id)
+            )
+        return self._losable[number]
+
+    def _is_unbegun(self, number: int, data: bytes) -> bool:
+        """A header is synced before anything follows it, so this segment was created and no more."""
+        return number == self.numbers[-1] and len(data) <= HEADER_BYTES and number > self._begun_up_to
+
+    def _drop_from(self, number: int) -> None:
+        self.dropped = [later for later in self.numbers if later >= number]
+        if self.dropped:
+            log.warning("the machine was restarted: log segments from %d on are lost", number)
+
+    def _damage(self, path: Path, view: memoryview, at: int) -> CorruptError:
+        names = ", ".join(filter(None, map(self._name_of, suspects(view, at))))
+        return CorruptError(
+            f"{path} is damaged at byte {at}: record {self.last_lsn + 1} and what follows it in that batch"
+            f" (it seems to concern {names or 'no stream that could be told'}). The log goes on after it, so it was"
+            " acknowledged once. Restore a backup of the directory."
+        )
+
+
+def records_of(filesystem: Filesystem, directory: Path, first_number: int, wanted: dict[int, int]) -> Iterator[Logged]:
+    """The records of these streams, each up to the given one, from a log that is being written meanwhile."""
+    last_wanted = max(wanted.values(), default=0)
+    for number in segment_numbers(filesystem, directory):
+        if number < first_number:
+            continue
+        data = memoryview(filesystem.read(segment_path(directory, number)))
+        header = unpack_header(data)
+        if header is None:
+            break
+        at = HEADER_BYTES
+        while (frame := read_frame(data, at, header.salt)) is not None:
+            if frame.number > last_wanted:
+                return
+            for logged in read_batch(frame):
+                if logged.lsn <= wanted.get(logged.stream_id, 0):
+                    yield logged
+            at = frame.end

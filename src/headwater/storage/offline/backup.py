@@ -1,0 +1,163 @@
+"""Backups: a consistent copy of a data directory, taken while a server writes to it or at rest, and brought back.
+
+A backup is a data directory itself, with one file more: `BACKUP` says when it was taken and lists every file with its
+size and SHA-256. So it can be checked, counted and copied from like any other directory, and on its way back not a byte
+comes along that is not the one that was put there.
+
+While a server runs it must hold its files (see `storage.keeping`) from before `take_backup` to its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headwater.storage.acid.layout import DIRECTORY as ACID_DIRECTORY
+from headwater.storage.acid.live_copy import copy_store
+from headwater.storage.blobs import BLOBS_NAME, is_finished
+from headwater.storage.directory import FORMAT_NAME, LOCK_NAME, write_file
+from headwater.storage.filesystem import FILE_MODE, RealFilesystem
+from headwater.storage.interface import StorageError
+from headwater.storage.offline.atomic_install import atomic_install
+from headwater.storage.offline.check import family_of
+from headwater.storage.packs.live_copy import copy_log
+
+BACKUP_NAME: Final = "BACKUP"
+BACKUP_VERSION: Final = 1
+
+_READ_BYTES: Final = 1024 * 1024
+
+
+class File(msgspec.Struct, frozen=True):
+    path: str
+    size: int
+    sha256: str
+
+
+class Backup(msgspec.Struct, frozen=True):
+    """What the file `BACKUP` says."""
+
+    version: int
+    family: str
+    taken: str
+    files: tuple[File, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+def take_backup(source: Path, target: Path) -> Backup:
+    """Copy the store in `source` into `target`, which must be new or empty."""
+    family = family_of(source)
+    _check_apart(source, target)
+    filesystem = RealFilesystem()
+    with atomic_install(target) as place:
+        if family == "log":
+            _copy_file(source / FORMAT_NAME, place / FORMAT_NAME)
+            copy_log(filesystem, source, place, _copy_file)
+        elif (source / ACID_DIRECTORY).exists():
+            copy_store(source, place)
+        else:
+            _copy_file(source / FORMAT_NAME, place / FORMAT_NAME)
+        # After the records that name them: a blob is there before its record, and is held from then on.
+        _copy_blobs(filesystem, source, place)
+        taken = datetime.now(UTC).isoformat(timespec="milliseconds")
+        backup = Backup(BACKUP_VERSION, family, taken, tuple(_listed(place)))
+        write_file(filesystem, place / BACKUP_NAME, msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n")
+    return backup
+
+
+def read_backup(directory: Path) -> Backup:
+    """What a backup says of itself. Raises `StorageError` if it is none, or one that this version cannot read."""
+    path = directory / BACKUP_NAME
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Backup)
+    except FileNotFoundError:
+        raise StorageError(f"{directory} is not a backup: it has no {BACKUP_NAME} file.") from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}. It may be damaged.") from None
+    if found.version != BACKUP_VERSION:
+        raise StorageError(
+            f"{directory} is a backup of version {found.version}; this Headwater reads {BACKUP_VERSION}."
+        )
+    return found
+
+
+def restore_backup(source: Path, target: Path, *, replace: bool = False) -> Backup:
+    """Bring a backup back into `target`, every byte held against the list; nothing is replaced before all were."""
+    backup = read_backup(source)
+    _check_apart(source, target)
+    filesystem = RealFilesystem()
+    with atomic_install(target, replace=replace) as place:
+        for file in backup.files:
+            path = place / _inside(file.path)
+            for parent in reversed(path.relative_to(place).parents):
+                filesystem.make_directory(place / parent)
+            try:
+                digest = _copy_file(source / file.path, path)
+            except FileNotFoundError:
+                raise StorageError(f"{source / file.path} is missing from the backup.") from None
+            if path.stat().st_size != file.size or digest != file.sha256:
+                raise StorageError(f"{source / file.path} is not what was backed up: its checksum differs.")
+    return backup
+
+
+def _check_apart(source: Path, target: Path) -> None:
+    here, there = source.resolve(), target.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise StorageError(f"{target} and {source} lie within each other; give a directory apart.")
+
+
+def _inside(text: str) -> Path:
+    path = Path(text)
+    if path.is_absolute() or ".." in path.parts:
+        raise StorageError(f"The backup lists {text!r}, which leads out of it.")
+    return path
+
+
+def _copy_blobs(filesystem: RealFilesystem, source: Path, place: Path) -> None:
+    if not (source / BLOBS_NAME).exists():
+        return
+    filesystem.make_directory(place / BLOBS_NAME)
+    for name in filesystem.names(source / BLOBS_NAME):
+        if is_finished(name):
+            _copy_file(source / BLOBS_NAME / name, place / BLOBS_NAME / name)
+
+
+def _listed(place: Path) -> Iterator[File]:
+    for path in sorted(place.rglob("*")):
+        # LMDB makes its lock file anew.
+        if path.is_file() and path.name not in {LOCK_NAME, "lock.mdb"}:
+            yield File(str(path.relative_to(place)), path.stat().st_size, _digest(path))
+
+
+def _copy_file(source: Path, target: Path) -> str:
+    """Copy a file as far as it reaches now, durable but for its name; returns the digest of what was written."""
+    digest = hashlib.sha256()
+    target.touch(FILE_MODE, exist_ok=False)
+    with source.open("rb") as reader, target.open("wb") as writer:
+        left = reader.seek(0, 2)
+        reader.seek(0)
+        while left:
+            data = reader.read(min(left, _READ_BYTES))
+            if not data:
+                break
+            digest.update(data)
+            writer.write(data)
+            left -= len(data)
+        writer.flush()
+        RealFilesystem().sync(target)
+    return digest.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

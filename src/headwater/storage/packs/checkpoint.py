@@ -1,0 +1,224 @@
+"""A checkpoint: what is only in the log and in memory goes into packs and the manifest, and the log grows shorter.
+
+It is fuzzy. A checkpoint has a record up to which it holds; the streams that changed before it are frozen one by one,
+while all go on, and each is saved as of its own last record. That is sound because bytes, state and the number of that
+record are taken in the same moment, and replay leaves out, stream by stream, what an image already takes in.
+
+Which streams there are is not fuzzy: it is saved exactly as of the checkpoint's record, with streams that were removed
+while it was being made, and without those created meanwhile. Creations and deletions after it are replayed in order,
+because what a deletion takes with it depends on all the forks there are at that moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Generator
+from operator import itemgetter
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from headwater.core.catalog import Catalog, Stream
+from headwater.core.records import Delete, Document, Image
+from headwater.storage import extents
+from headwater.storage.extents import Extent
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.journal.replay import records_of
+from headwater.storage.journal.segments import Segment, segment_path
+from headwater.storage.packs.manifest import Commit, Kept, Key, Manifest
+from headwater.storage.packs.pack import EXTENT_MAX_BYTES, PackInfo, PackWriter
+from headwater.storage.packs.pack_set import BIG
+from headwater.storage.tail import Tail
+
+log = logging.getLogger("headwater.storage")
+
+_STEP_EXTENTS: Final = 64
+_HEAPS: Final = 128
+_STREAM_ID: Final = itemgetter(0)
+
+
+class Frozen(NamedTuple):
+    """A stream as of record `lsn`, but for its end: whether it is deleted is told as of the checkpoint's record.
+
+    Without an image, the stream was too busy (or too soon gone) to give one: the log tells.
+    """
+
+    stream_id: int
+    lsn: int
+    image: Image | None
+    tail: Tail | None
+
+
+class Plan(NamedTuple):
+    """A checkpoint to be made. It can be carried out again after a failure: every attempt writes other files."""
+
+    lsn: int
+    segment: int
+    frozen: list[Frozen]
+    documents: dict[str, bytes | None]
+    """As of record `lsn`; None for one that was removed."""
+    gone: tuple[int, ...]
+
+
+class Saved(NamedTuple):
+    """What came of it: the extents in which each frozen tail was saved."""
+
+    blobs: list[tuple[int, bytes]]
+    packs: tuple[PackInfo, ...]
+
+
+class MaintenanceContext(NamedTuple):
+    """What the jobs of the store's worker work with."""
+
+    filesystem: Filesystem
+    log_directory: Path
+    pack_directory: Path
+    manifest: Manifest
+    segments: list[Segment]
+    next_pack: Callable[[], int]
+    extents_of: Callable[[int], bytes]
+    """The present extents of a stream, none when the manifest does not know it any more. Safe from any thread."""
+    big_bytes: int
+
+
+class PackPair:
+    """The packs that one job fills: one for extents that will be merged on, one for large ones."""
+
+    def __init__(self, context: MaintenanceContext, tier: int, born: int | None = None) -> None:
+        self._context = context
+        self._tier = tier
+        self._born = born
+        self._writers: dict[int, PackWriter] = {}
+
+    def writer(self, size: int) -> PackWriter:
+        """The pack for an extent of this size."""
+        tier = BIG if size >= self._context.big_bytes else self._tier
+        writer = self._writers.get(tier)
+        if writer is None:
+            number = self._context.next_pack()
+            born = number if self._born is None else self._born
+            writer = PackWriter(self._context.filesystem, self._context.pack_directory, number, tier, born)
+            self._writers[tier] = writer
+        return writer
+
+    def finish(self) -> tuple[PackInfo, ...]:
+        infos = tuple(writer.finish() for writer in self._writers.values())
+        if infos:
+            self._context.filesystem.sync_directory(self._context.pack_directory)
+        return infos
+
+    def abandon(self) -> None:
+        for writer in self._writers.values():
+            writer.abandon()
+
+
+def save_checkpoint(context: MaintenanceContext, plan: Plan) -> Generator[None, None, Saved]:
+    """The job: packs first, then the manifest that names them, then the log may go."""
+    kept = yield from _kept(context, plan)
+    kept += [Kept(key, plan.lsn, Document(key, value)) for key, value in plan.documents.items() if value is not None]
+    removed: list[Key] = [*plan.gone, *(key for key, value in plan.documents.items() if value is None)]
+    gone = tuple(key for key in removed if key in context.manifest.at)
+    blobs: list[tuple[int, bytes]] = []
+    packs = PackPair(context, tier=0)
+    try:
+        tails = yield from _in_order(plan.frozen)
+        for steps, (stream_id, tail) in enumerate(tails, 1):
+            blobs.append((stream_id, extents.join(_save_tail(packs, stream_id, tail))))
+            if steps % _STEP_EXTENTS == 0 or tail.size > context.big_bytes:
+                yield
+        del tails
+        infos = packs.finish()
+    except BaseException:
+        packs.abandon()
+        raise
+    # From here on the packs stay: should this fail, the manifest may or may not name them after a crash.
+    yield from context.manifest.save(Commit(True, plan.lsn, plan.segment, infos, (), gone), kept)
+    _drop_segments(context, plan.segment)
+    while kept:
+        # Letting go of a hundred thousand states takes time too, and would be felt if done at once.
+        del kept[-256:]
+        yield
+    return Saved(blobs, infos)
+
+
+def _in_order(frozen: list[Frozen]) -> Generator[None, None, list[tuple[int, Tail]]]:
+    """The tails by stream id. Ids are random, so by their first bits they fall into equal heaps, sorted one by one."""
+    heaps: list[list[tuple[int, Tail]]] = [[] for _ in range(_HEAPS)]
+    for steps, (stream_id, _, _, tail) in enumerate(frozen, 1):
+        if tail is not None:
+            heaps[stream_id * _HEAPS >> 64].append((stream_id, tail))
+        if steps % 256 == 0:
+            yield
+    tails: list[tuple[int, Tail]] = []
+    for heap in heaps:
+        heap.sort(key=_STREAM_ID)
+        tails += heap
+        if len(heap) > _STEP_EXTENTS:
+            yield
+    return tails
+
+
+def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
+    index, position = tail.index, tail.position
+    size = tail.size
+    if 0 < size <= EXTENT_MAX_BYTES:
+        distances = array("I", [end - position for end in tail.ends])
+        return [packs.writer(size).add(stream_id, index, position, tail.views(position, tail.end_position), distances)]
+    saved = []
+    while index < tail.end_index:
+        end_index, end_position = tail.cut(index, position, tail.end_index, EXTENT_MAX_BYTES)
+        ends = tail.ends[index - tail.index : end_index - tail.index]
+        distances = array("I", [end - position for end in ends])
+        pieces = tail.views(position, end_position)
+        saved.append(packs.writer(end_position - position).add(stream_id, index, position, pieces, distances))
+        index, position = end_index, end_position
+    return saved
+
+
+def _kept(context: MaintenanceContext, plan: Plan) -> Generator[None, None, list[Kept]]:
+    starved = {each.stream_id: each.lsn for each in plan.frozen if each.image is None}
+    told = (yield from _from_journal(context, starved, plan.lsn)) if starved else {}
+    kept = []
+    for steps, (stream_id, lsn, image, tail) in enumerate(plan.frozen, 1):
+        found = image if image is not None else told[stream_id]
+        assert tail is None or (found.index, found.position) == (tail.end_index, tail.end_position)
+        kept.append(Kept(stream_id, lsn, found))
+        if steps % 256 == 0:
+            yield
+    return kept
+
+
+def _from_journal(
+    context: MaintenanceContext, wanted: dict[int, int], lsn: int
+) -> Generator[None, None, dict[int, Image]]:
+    """The state of streams as of given records: their last image, and what the log adds to it."""
+    catalog: Catalog[Stream] = Catalog(Stream)
+    known: dict[int, int] = {}
+    for stream_id in wanted:
+        kept = context.manifest.kept(stream_id)
+        if kept is not None:
+            catalog.apply(kept.state)
+            known[stream_id] = kept.lsn
+    records = records_of(context.filesystem, context.log_directory, context.manifest.segment, wanted)
+    for steps, logged in enumerate(records, 1):
+        if logged.lsn > context.manifest.lsn:
+            record = logged.record
+            assert not isinstance(record, Document)
+            if isinstance(record, Delete):
+                # It lives on for its forks. An end after the checkpoint is left to the replay: see `Frozen`.
+                catalog.by_id[record.id].deleted |= logged.lsn <= lsn
+            elif logged.lsn > known.get(record.id, 0):
+                catalog.apply(record)
+        if steps % 256 == 0:
+            yield
+    return {stream_id: catalog.by_id[stream_id].image() for stream_id in wanted}
+
+
+def _drop_segments(context: MaintenanceContext, first_needed: int) -> None:
+    while context.segments and context.segments[0].number < first_needed:
+        path = segment_path(context.log_directory, context.segments[0].number)
+        try:
+            context.filesystem.unlink(path)
+        except OSError as error:
+            log.warning("%s is no longer needed but stays until the next start: %s", path, error)
+        del context.segments[0]

@@ -1,0 +1,138 @@
+"""Rewriting packs: the living extents of some packs move to fresh ones, neighbours of a stream joined on the way.
+
+The old packs stay readable until every stream has been told of the new place, and their files until after that. A
+crash at any point leaves either the old packs in the manifest, or the new ones.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Generator, Iterator
+from typing import Final, NamedTuple
+
+from headwater.storage import extents
+from headwater.storage.extents import Extent
+from headwater.storage.interface import CorruptError
+from headwater.storage.packs.checkpoint import MaintenanceContext, PackPair
+from headwater.storage.packs.manifest import Commit
+from headwater.storage.packs.pack import Pack, PackInfo
+from headwater.storage.packs.pack_set import BIG, Rewrite
+
+MERGED_MAX_BYTES: Final = 64 * 1024 * 1024
+_STEP_BYTES: Final = 1024 * 1024
+
+
+class Move(NamedTuple):
+    """The bytes of a stream that `merged` covers lie there now too."""
+
+    stream_id: int
+    merged: Extent
+
+
+class DamagedPackError(CorruptError):
+    """A pack that cannot be rewritten, because something in it is damaged."""
+
+    def __init__(self, number: int, damage: CorruptError) -> None:
+        super().__init__(str(damage))
+        self.number = number
+
+
+class Rewritten(NamedTuple):
+    moves: list[Move]
+    added: tuple[PackInfo, ...]
+    dropped: tuple[int, ...]
+
+
+def rewrite_packs(context: MaintenanceContext, rewrite: Rewrite) -> Generator[None, None, Rewritten]:
+    """The job."""
+    sources: dict[int, Pack] = {}
+    small_tier = 0 if rewrite.tier == BIG else rewrite.tier
+    fresh = PackPair(context, small_tier, min(info.born for info in rewrite.sources))
+    moves: list[Move] = []
+    written = 0
+    try:
+        for info in rewrite.sources:
+            try:
+                sources[info.number] = pack = Pack(context.filesystem, context.pack_directory, info)
+                # Nothing is copied unchecked: a copy would get a checksum of its own, and look sound.
+                yield from pack.check_everything()
+            except CorruptError as damage:
+                raise DamagedPackError(info.number, damage) from damage
+        views = {number: pack.checked_view for number, pack in sources.items()}
+        for stream_id in _streams_in(sources):
+            for group in _neighbours(context.extents_of(stream_id), sources):
+                moves.append(Move(stream_id, _merge(fresh, views, stream_id, group)))
+                written += moves[-1].merged.length + 16_384
+                if written >= _STEP_BYTES:
+                    written = 0
+                    # Else all that was copied would count as memory of this process until the end.
+                    for pack in sources.values():
+                        pack.relax()
+                    yield
+        added = fresh.finish()
+    except BaseException:
+        fresh.abandon()
+        raise
+    finally:
+        for pack in sources.values():
+            pack.close()
+    dropped = tuple(info.number for info in rewrite.sources)
+    _replace(context, added, dropped)
+    return Rewritten(moves, added, dropped)
+
+
+def forget_packs(context: MaintenanceContext, numbers: tuple[int, ...]) -> Generator[None, None, Rewritten]:
+    """The job that takes packs out of the manifest in which nothing counts any more. It does not open them."""
+    _replace(context, (), numbers)
+    yield
+    return Rewritten([], (), numbers)
+
+
+def _replace(context: MaintenanceContext, added: tuple[PackInfo, ...], dropped: tuple[int, ...]) -> None:
+    manifest = context.manifest
+    for _ in manifest.save(Commit(True, manifest.lsn, manifest.segment, added, dropped), []):
+        # In one step: a checkpoint that came in between would be undone by what this says of the log.
+        pass
+
+
+def _streams_in(sources: dict[int, Pack]) -> Iterator[int]:
+    """The streams that have extents in these packs, each once, in order."""
+    previous = -1
+    for stream_id, *_ in heapq.merge(*(pack.directory() for pack in sources.values())):
+        if stream_id != previous:
+            previous = stream_id
+            yield stream_id
+
+
+def _neighbours(blob: bytes, sources: dict[int, Pack]) -> Iterator[list[Extent]]:
+    """A stream's extents in the sources, those that follow each other together."""
+    group: list[Extent] = []
+    size = 0
+    for extent in extents.split(blob):
+        if group and (extent.pack not in sources or size + extent.length > MERGED_MAX_BYTES):
+            yield group
+            group, size = [], 0
+        if extent.pack in sources:
+            group.append(extent)
+            size += extent.length
+    if group:
+        yield group
+
+
+def _merge(fresh: PackPair, views: dict[int, memoryview], stream_id: int, group: list[Extent]) -> Extent:
+    first = group[0]
+    ends = array("I")
+    pieces = []
+    for number, offset, _, position, messages, length in group:
+        view = views[number]
+        data_end = offset + length
+        pieces.append(view[offset:data_end])
+        index_at = data_end + -data_end % 4
+        theirs = view[index_at : index_at + 4 * messages]
+        shift = position - first.position
+        if shift:
+            ends.extend([end + shift for end in theirs.cast("I")])
+        else:
+            ends.frombytes(theirs)
+    return fresh.writer(ends[-1]).add(stream_id, first.first_index, first.position, pieces, ends)

@@ -1,0 +1,331 @@
+"""The manifest: what the last checkpoint knew, as a file of framed sections that only grows.
+
+A section holds images of streams and documents, and names the packs that came and went, the streams that are gone,
+and the record up to which the log is no longer needed. Sections count from a *final* one on: a checkpoint that did not
+get to write its final section never happened. Once most of the file is out of date it is written anew and renamed
+over the old.
+
+After boot a manifest belongs to the store's worker: nothing else calls it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from headwater.core.records import Document, Image
+from headwater.storage.filesystem import Appender, Filesystem
+from headwater.storage.interface import CorruptError, WriteFailedError
+from headwater.storage.journal.frames import FRAME, NO_STREAM, Frame, find_frame, read_frame, seal
+from headwater.storage.journal.renewal import renew
+from headwater.storage.journal.segments import write_whole
+from headwater.storage.packs.images import encode_state
+from headwater.storage.packs.pack import PackInfo
+
+NAME: Final = "MANIFEST"
+NEW_NAME: Final = "MANIFEST.new"
+REWRITE_FLOOR_BYTES: Final = 1024 * 1024
+"""A manifest smaller than this is not worth writing anew."""
+
+_SECTION_BYTES: Final = 1024 * 1024
+_HEADER: Final = struct.Struct("<8sQ")
+_CHECKSUM: Final = struct.Struct("<I")
+_HEADER_BYTES: Final = _HEADER.size + _CHECKSUM.size
+_MAGIC: Final = b"HWMANIF\x01"
+_HEAD_LENGTH: Final = struct.Struct("<I")
+_ENTRY: Final = struct.Struct("<IIQQ")
+"""Before each image: checksum of what follows, length, the stream's id, and the last record that it takes in."""
+
+Key: TypeAlias = int | str
+"""A stream by its id, or a document by its key."""
+
+_decode_state = msgspec.msgpack.Decoder(Image | Document).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Commit(msgspec.Struct, frozen=True, array_like=True):
+    """What a section changes besides the images in it."""
+
+    final: bool
+    lsn: int
+    """Every record up to this one is taken in by images and packs."""
+    segment: int
+    """The log is needed from this segment on."""
+    added: tuple[PackInfo, ...] = ()
+    dropped: tuple[int, ...] = ()
+    gone: tuple[Key, ...] = ()
+
+
+_decode_commit = msgspec.msgpack.Decoder(Commit).decode
+
+
+class Kept(NamedTuple):
+    """The state of a stream (or a document) after record `lsn`."""
+
+    key: Key
+    lsn: int
+    state: Image | Document
+
+
+class Entry(NamedTuple):
+    """A state as it lies in the file."""
+
+    key: Key
+    encoded: bytes
+
+
+class Sections:
+    """The end of a manifest file. It knows the format, not the meaning."""
+
+    def __init__(self, file: Appender, salt: int, size: int, number: int) -> None:
+        self._file = file
+        self._salt = salt
+        self._number = number
+        self.size = size
+
+    def write(self, commit: Commit, entries: Iterable[Entry], found: list[tuple[Key, int]]) -> Iterator[None]:
+        """Write entries in sections of bounded size, each synced before the next; the last one makes them count.
+
+        Fills `found` with the place of each entry. In steps: done when the iterator is at its end.
+        """
+        partial = _encode(Commit(False, commit.lsn, commit.segment))
+        final = _encode(commit)
+        body = bytearray()
+        waiting: list[tuple[Key, int]] = []
+        for steps, (key, encoded) in enumerate(entries, 1):
+            waiting.append((key, len(body)))
+            body += encoded
+            if len(body) >= _SECTION_BYTES:
+                self._put(partial, body, waiting, found)
+                body.clear()
+                waiting.clear()
+            if steps % 256 == 0:
+                yield
+        self._put(final, body, waiting, found)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _put(self, head: bytes, body: bytearray, waiting: list[tuple[Key, int]], found: list[tuple[Key, int]]) -> None:
+        frame = bytearray(FRAME.size) + _HEAD_LENGTH.pack(len(head)) + head
+        start = self.size + len(frame)
+        frame += body
+        seal(frame, self._salt, self._number + 1, len(waiting))
+        write_whole(self._file, frame)
+        self._file.sync()
+        self._number += 1
+        self.size += len(frame)
+        found += [(key, start + at) for key, at in waiting]
+
+
+class Manifest:
+    """`at` says where in the file the newest state of each living stream and document lies."""
+
+    def __init__(self, filesystem: Filesystem, directory: Path, *, rewrite_floor: int = REWRITE_FLOOR_BYTES) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._path = directory / NAME
+        self._rewrite_floor = rewrite_floor
+        self._sections: Sections | None = None
+        self._fresh_size = 0
+        self._failure: str | None = None
+        self._end = (0, 0, 0)
+        self.at: dict[Key, int] = {}
+        self.packs: dict[int, PackInfo] = {}
+        self.lsn = 0
+        self.segment = 1
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def load(self) -> Iterable[Kept]:
+        """Read the file; gives the newest state of each stream and document."""
+        data = self._filesystem.read(self._path)
+        view = memoryview(data)
+        salt = self._check_header(view)
+        at = _HEADER_BYTES
+        waiting: list[tuple[Frame, Commit]] = []
+        good = number = 0
+        while (frame := read_frame(view, at, salt)) is not None:
+            (head_length,) = _HEAD_LENGTH.unpack_from(frame.body)
+            commit = _decode_commit(frame.body[_HEAD_LENGTH.size : _HEAD_LENGTH.size + head_length])
+            waiting.append((frame, commit))
+            at = frame.end
+            if commit.final:
+                for whole, part in waiting:
+                    self._take_in(whole, part, view)
+                waiting.clear()
+                good, number = at, frame.number
+        if at < len(data) and find_frame(data, at, salt) is not None:
+            raise CorruptError(f"{self._path} is damaged at byte {at}, between sections that are whole.")
+        if not good:
+            raise CorruptError(f"{self._path} has no whole section: it is damaged at byte {at}.")
+        self._end = (salt, good, number)
+        self._fresh_size = sum(_entry_size(view, entry_at) for entry_at in self.at.values())
+        return (self._decode(view, entry_at, entry_at) for entry_at in self.at.values())
+
+    def settle(self) -> None:
+        """After a successful load: cut an unfinished checkpoint, and make sure of what was read before acting on it.
+
+        A section that was written and not synced, or whose sync failed, is one that a power loss may still take.
+        """
+        renew(self._filesystem, self._path, self._end[1])
+        self._sections = Sections(self._filesystem.extend(self._path), *self._end)
+
+    def kept(self, key: Key) -> Kept | None:
+        """The newest state of a stream or document, from the file."""
+        at = self.at.get(key)
+        if at is None:
+            return None
+        mapped = self._filesystem.map(self._path)
+        try:
+            size = _entry_size(memoryview(mapped.read(at, _ENTRY.size)), 0)
+            return self._decode(memoryview(mapped.read(at, size)), 0, at)
+        finally:
+            mapped.close()
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """The first manifest of a new store."""
+        for _ in self._write_anew(Commit(True, 0, 1), []):
+            pass
+
+    def save(self, commit: Commit, kept: list[Kept]) -> Iterator[None]:
+        """Make a checkpoint durable; done when the iterator is at its end. `commit` must be final.
+
+        Should it fail, nothing is known of what the file holds now, so the next attempt writes another file.
+        """
+        assert commit.final
+        if self._failure is not None:
+            raise WriteFailedError(self._failure)
+        sections = self._sections
+        if sections is None or sections.size > self._rewrite_floor + 2 * self._fresh_size:
+            yield from self._write_anew(commit, kept)
+            return
+        self._sections = None
+        found: list[tuple[Key, int]] = []
+        try:
+            yield from sections.write(commit, map(_encode_entry, kept), found)
+        except BaseException:
+            sections.close()
+            raise
+        self._sections = sections
+        yield from _update(self.at, found)
+        self._apply(commit)
+
+    def close(self) -> None:
+        if self._sections is not None:
+            self._sections.close()
+            self._sections = None
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_header(self, view: memoryview) -> int:
+        if len(view) >= _HEADER_BYTES:
+            magic, salt = _HEADER.unpack_from(view)
+            (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
+            if magic == _MAGIC and zlib.crc32(view[: _HEADER.size]) == checksum:
+                return int(salt)
+        raise CorruptError(f"{self._path} has a damaged header.")
+
+    def _take_in(self, frame: Frame, commit: Commit, view: memoryview) -> None:
+        (head_length,) = _HEAD_LENGTH.unpack_from(frame.body)
+        at = frame.start + FRAME.size + _HEAD_LENGTH.size + head_length
+        for _ in range(frame.entries):
+            stream_id = _ENTRY.unpack_from(view, at)[2]
+            self.at[stream_id if stream_id != NO_STREAM else self._decode(view, at, at).key] = at
+            at += _entry_size(view, at)
+        assert at == frame.end
+        self._apply(commit)
+
+    def _apply(self, commit: Commit) -> None:
+        for key in commit.gone:
+            self.at.pop(key, None)
+        for info in commit.added:
+            self.packs[info.number] = info
+        for number in commit.dropped:
+            del self.packs[number]
+        self.lsn = commit.lsn
+        self.segment = commit.segment
+
+    def _write_anew(self, commit: Commit, kept: list[Kept]) -> Iterator[None]:
+        path = self._directory / NEW_NAME
+        if self._filesystem.exists(path):
+            self._filesystem.unlink(path)
+        dropped = set(commit.dropped)
+        packs = tuple(info for info in (*self.packs.values(), *commit.added) if info.number not in dropped)
+        found: list[tuple[Key, int]] = []
+        file = self._filesystem.create(path)
+        try:
+            salt = secrets.randbits(64)
+            header = _HEADER.pack(_MAGIC, salt)
+            write_whole(file, header + _CHECKSUM.pack(zlib.crc32(header)))
+            sections = Sections(file, salt, _HEADER_BYTES, 0)
+            entries = self._all_entries(commit, kept)
+            yield from sections.write(Commit(True, commit.lsn, commit.segment, packs), entries, found)
+            self._rename(path)
+        except BaseException:
+            file.close()
+            raise
+        self.close()
+        self._sections = sections
+        self._fresh_size = sections.size
+        self.at = {}
+        yield from _update(self.at, found)
+        self._apply(commit)
+
+    def _rename(self, path: Path) -> None:
+        try:
+            self._filesystem.replace(path, self._path)
+            self._filesystem.sync_directory(self._directory)
+        except OSError as error:
+            # Which of the two files a power loss would leave is unknown, so neither can be built on.
+            self._failure = f"Renaming {path} failed: {error}"
+            raise WriteFailedError(self._failure) from error
+
+    def _all_entries(self, commit: Commit, kept: list[Kept]) -> Iterator[Entry]:
+        """The entries of all that lives: copied from the old file where there is no newer one."""
+        replaced = {each.key for each in kept}.union(commit.gone)
+        old = [(at, key) for key, at in self.at.items() if key not in replaced]
+        if old:
+            data = memoryview(self._filesystem.read(self._path))
+            for at, key in old:
+                self._check_entry(data, at, at)
+                yield Entry(key, bytes(data[at : at + _entry_size(data, at)]))
+        yield from map(_encode_entry, kept)
+
+    def _decode(self, view: memoryview, at: int, place: int) -> Kept:
+        self._check_entry(view, at, place)
+        _, length, stream_id, lsn = _ENTRY.unpack_from(view, at)
+        state = _decode_state(view[at + _ENTRY.size : at + _ENTRY.size + length])
+        return Kept(state.key if isinstance(state, Document) else stream_id, lsn, state)
+
+    def _check_entry(self, view: memoryview, at: int, place: int) -> None:
+        # The section's checksum was checked at boot; a copy made since then must not make damage look sound.
+        checksum, length, stream_id, _ = _ENTRY.unpack_from(view, at)
+        if zlib.crc32(view[at + _CHECKSUM.size : at + _ENTRY.size + length]) != checksum:
+            raise CorruptError(f"{self._path} is damaged at byte {place}: the state of stream {stream_id:016x}.")
+
+
+def _update(places: dict[Key, int], found: list[tuple[Key, int]]) -> Iterator[None]:
+    for start in range(0, len(found), 4096):
+        places.update(found[start : start + 4096])
+        yield
+
+
+def _encode_entry(kept: Kept) -> Entry:
+    encoded = encode_state(kept.state)
+    stream_id = NO_STREAM if isinstance(kept.key, str) else kept.key
+    header = _ENTRY.pack(0, len(encoded), stream_id, kept.lsn)[_CHECKSUM.size :]
+    checksum = zlib.crc32(encoded, zlib.crc32(header))
+    return Entry(kept.key, _CHECKSUM.pack(checksum) + header + encoded)
+
+
+def _entry_size(view: memoryview, at: int) -> int:
+    return _ENTRY.size + int(_ENTRY.unpack_from(view, at)[1])

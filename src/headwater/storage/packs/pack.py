@@ -1,0 +1,313 @@
+"""Packs: immutable files that hold the saved bytes of many streams.
+
+A checkpoint writes the new bytes of all streams into one or two packs, so the number of syncs and of files does not
+grow with the number of streams. A pack is
+
+    header | extents: wire bytes, then the end of each message | checksum of each page | directory | trailer
+
+The checksums cover all that is before them in pages of 16 KiB; they and the directory are covered by the trailer. A
+page is checked when it is first touched, so that a flipped byte is found without reading a whole pack, and harms only
+the streams in its page. No byte is given out unchecked.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from headwater.storage.extents import Extent
+from headwater.storage.filesystem import Bytes, Filesystem
+from headwater.storage.interface import CorruptError
+from headwater.storage.journal.segments import write_whole
+
+PAGE_BYTES: Final = 16 * 1024
+EXTENT_MAX_BYTES: Final = 2**30
+"""Ends are kept as 32-bit distances from the start of their extent."""
+
+SHOWN_MAX_BYTES: Final = 16 * 1024 * 1024
+"""After so much was read in place, what is mapped of a pack is let go, so that a long replay does not pile it up."""
+
+AHEAD_BYTES: Final = 1024 * 1024
+"""How far reads are prefetched: four slices, so that the event loop does not wait for the disk in between."""
+
+_FLUSH_BYTES: Final = 1024 * 1024
+_PADDING: Final = tuple(map(bytes, range(4)))
+_HEADER: Final = struct.Struct("<8sQ")
+_ENTRY: Final = struct.Struct("<6Q")
+"""Of the directory: stream, offset, index, position, count, length."""
+_TRAILER: Final = struct.Struct("<8sQIQQII")
+"""Magic, number, page size, offset of the checksums, offset of the directory, and the checksums of these two."""
+_CHECKSUM: Final = struct.Struct("<I")
+_TRAILER_BYTES: Final = _TRAILER.size + _CHECKSUM.size
+_MAGIC: Final = b"HWPACK\x00\x01"
+_SUFFIX: Final = ".pack"
+
+assert sys.byteorder == "little", "packs are read in place, in the byte order of the machine"
+
+
+class PackInfo(msgspec.Struct, frozen=True, array_like=True):
+    """What the manifest knows of a pack."""
+
+    number: int
+    tier: int
+    """How often its contents were merged; `BIG` for large extents, which are never merged again."""
+    born: int
+    """The lowest number among the packs that it was merged from: its place in time."""
+    size: int
+    data_bytes: int
+    checksum: int
+
+
+class Located(NamedTuple):
+    stream_id: int
+    extent: Extent
+
+
+class DamagedPageError(CorruptError):
+    """A page of a pack that does not match its checksum."""
+
+    def __init__(self, path: Path, offset: int) -> None:
+        super().__init__(f"{path} is damaged within {PAGE_BYTES} bytes from byte {offset}: its checksum does not match")
+        self.offset = offset
+
+
+def pack_path(directory: Path, number: int) -> Path:
+    return directory / f"{number:016d}{_SUFFIX}"
+
+
+def pack_numbers(filesystem: Filesystem, directory: Path) -> list[int]:
+    names = (name.removesuffix(_SUFFIX) for name in filesystem.names(directory) if name.endswith(_SUFFIX))
+    return sorted(int(name) for name in names if name.isdecimal() and len(name) == 16)
+
+
+class PackWriter:
+    """Writes one pack. Extents come in order of stream id, and of position within a stream."""
+
+    def __init__(self, filesystem: Filesystem, directory: Path, number: int, tier: int, born: int) -> None:
+        self._filesystem = filesystem
+        self._path = pack_path(directory, number)
+        self._file = filesystem.create(self._path)
+        self._buffer = bytearray(_HEADER.pack(_MAGIC, number))
+        self._flushed = 0
+        self._checksums = array("I")
+        self._directory = bytearray()
+        self._data_bytes = 0
+        self.number: Final = number
+        self.tier: Final = tier
+        self.born: Final = born
+
+    def add(self, stream_id: int, index: int, position: int, pieces: Iterable[Bytes], ends: array[int]) -> Extent:
+        """Add an extent; `ends` are distances from its start, one for each message."""
+        buffer = self._buffer
+        offset = self._flushed + len(buffer)
+        for piece in pieces:
+            if len(piece) <= _FLUSH_BYTES:
+                buffer += piece
+            else:
+                # In slices, so that no more than one flush is held twice in memory.
+                for start in range(0, len(piece), _FLUSH_BYTES):
+                    buffer += piece[start : start + _FLUSH_BYTES]
+                    self._flush()
+        length = self._flushed + len(buffer) - offset
+        assert ends[-1] == length
+        buffer += _PADDING[-len(buffer) % 4]
+        buffer += ends.tobytes()
+        if len(buffer) >= _FLUSH_BYTES:
+            self._flush()
+        self._directory += _ENTRY.pack(stream_id, offset, index, position, len(ends), length)
+        self._data_bytes += length
+        return Extent(self.number, offset, index, position, len(ends), length)
+
+    @property
+    def data_bytes(self) -> int:
+        return self._data_bytes
+
+    def finish(self) -> PackInfo:
+        """Write what describes the pack and sync it. Its name is durable once its directory is synced."""
+        self._flush(everything=True)
+        checksums = self._checksums.tobytes()
+        directory_at = self._flushed + len(checksums)
+        trailer = _TRAILER.pack(
+            _MAGIC,
+            self.number,
+            PAGE_BYTES,
+            self._flushed,
+            directory_at,
+            zlib.crc32(checksums),
+            zlib.crc32(self._directory),
+        )
+        checksum = zlib.crc32(trailer)
+        write_whole(self._file, b"".join((checksums, self._directory, trailer, _CHECKSUM.pack(checksum))))
+        self._file.sync()
+        self._file.close()
+        size = directory_at + len(self._directory) + _TRAILER_BYTES
+        return PackInfo(self.number, self.tier, self.born, size, self._data_bytes, checksum)
+
+    def abandon(self) -> None:
+        """Give up. What is left behind is removed now or, failing that, at the next boot."""
+        with suppress(OSError):
+            self._file.close()
+            self._filesystem.unlink(self._path)
+
+    def _flush(self, *, everything: bool = False) -> None:
+        if len(self._buffer) < _FLUSH_BYTES and not everything:
+            return
+        size = len(self._buffer) if everything else len(self._buffer) // PAGE_BYTES * PAGE_BYTES
+        with memoryview(self._buffer) as view, view[:size] as pages:
+            for start in range(0, size, PAGE_BYTES):
+                self._checksums.append(zlib.crc32(pages[start : start + PAGE_BYTES]))
+            write_whole(self._file, pages)
+        del self._buffer[:size]
+        self._flushed += size
+
+
+class Pack:
+    """One pack, open for reading."""
+
+    __slots__ = (
+        "_checked",
+        "_checksums",
+        "_directory_at",
+        "_directory_sum",
+        "_mapped",
+        "_pages_end",
+        "_shown",
+        "info",
+        "path",
+    )
+
+    def __init__(self, filesystem: Filesystem, directory: Path, info: PackInfo) -> None:
+        self.info: Final = info
+        self.path: Final = pack_path(directory, info.number)
+        self._mapped = filesystem.map(self.path)
+        self._shown = 0
+        try:
+            self._open()
+        except BaseException:
+            self._mapped.close()
+            raise
+
+    def _open(self) -> None:
+        size = len(self._mapped.view)
+        if size != self.info.size or size < _TRAILER_BYTES:
+            raise CorruptError(f"{self.path} has {size} bytes and should have {self.info.size}.")
+        packed = self._mapped.read(size - _TRAILER_BYTES, _TRAILER_BYTES)
+        magic, number, page, *places, table_sum, self._directory_sum = _TRAILER.unpack_from(packed)
+        self._pages_end, self._directory_at = places
+        (checksum,) = _CHECKSUM.unpack_from(packed, _TRAILER.size)
+        if zlib.crc32(packed[: _TRAILER.size]) != checksum or checksum != self.info.checksum:
+            raise CorruptError(
+                f"{self.path} is damaged at byte {size - _TRAILER_BYTES}: its trailer fails its checksum."
+            )
+        assert (magic, number, page) == (_MAGIC, self.info.number, PAGE_BYTES)
+        table = self._mapped.read(self._pages_end, self._directory_at - self._pages_end)
+        if zlib.crc32(table) != table_sum:
+            raise CorruptError(f"{self.path} is damaged at byte {self._pages_end}: its table of checksums is wrong.")
+        self._checksums = array("I", table)
+        self._checked = bytearray(len(self._checksums))
+
+    def check(self, start: int, end: int) -> None:
+        """Make sure of the bytes from `start` to `end` of the file."""
+        page, end_page = start // PAGE_BYTES, -(-end // PAGE_BYTES)
+        while (page := self._checked.find(0, page, end_page)) >= 0:
+            self._check_from(page, end_page)
+
+    def data(self, start: int, end: int) -> memoryview:
+        """Checked bytes of the file, in place."""
+        self.check(start, end)
+        if end - start >= PAGE_BYTES:
+            # Part of a longer read, most likely. The disk can fetch the rest while this part is sent.
+            self._mapped.will_need(end, AHEAD_BYTES)
+        self._shown += end - start
+        if self._shown >= SHOWN_MAX_BYTES:
+            self._shown = 0
+            self._mapped.relax()
+        return self._mapped.view[start:end]
+
+    def ends(self, extent: Extent) -> Ends:
+        start = extent.offset + extent.length
+        start += -start % 4
+        return Ends(self, start, extent.messages)
+
+    def extents(self) -> Iterator[Located]:
+        """What the pack holds, in order of stream id and position."""
+        number = self.info.number
+        for stream_id, offset, index, position, count, length in self.directory():
+            yield Located(stream_id, Extent(number, offset, index, position, count, length))
+
+    def directory(self) -> Iterator[tuple[int, ...]]:
+        """Stream id, offset, index, position, messages and length of each extent, in order."""
+        directory = self._mapped.read(self._directory_at, self.info.size - _TRAILER_BYTES - self._directory_at)
+        if zlib.crc32(directory) != self._directory_sum:
+            raise CorruptError(
+                f"{self.path} is damaged at byte {self._directory_at}: its directory fails its checksum."
+            )
+        return _ENTRY.iter_unpack(directory)
+
+    def check_everything(self) -> Iterator[None]:
+        """Make sure of all bytes, in steps; raises at the first damaged page."""
+        for start in range(0, self._pages_end, _FLUSH_BYTES):
+            self.check(start, min(start + _FLUSH_BYTES, self._pages_end))
+            yield
+
+    @property
+    def checked_view(self) -> memoryview:
+        """All bytes in place, once everything was checked."""
+        assert 0 not in self._checked
+        return self._mapped.view
+
+    def check_all(self) -> Iterator[DamagedPageError]:
+        """Each damaged page, of all pages."""
+        for page in range(len(self._checksums)):
+            try:
+                self._check_from(page, page + 1)
+            except DamagedPageError as damage:
+                yield damage
+
+    def relax(self) -> None:
+        """Give back the memory of pages that were read in place; they are read again when needed."""
+        self._mapped.relax()
+
+    def close(self) -> None:
+        self._mapped.close()
+
+    def _check_from(self, page: int, end_page: int) -> None:
+        # Read, not touched in place: through a mapping, an I/O error would not raise but end the process.
+        end_page = min(end_page, page + _FLUSH_BYTES // PAGE_BYTES)
+        start = page * PAGE_BYTES
+        end = min(end_page * PAGE_BYTES, self._pages_end)
+        data = memoryview(self._mapped.read(start, end - start))
+        for at in range(0, end - start, PAGE_BYTES):
+            if zlib.crc32(data[at : at + PAGE_BYTES]) != self._checksums[page]:
+                raise DamagedPageError(self.path, page * PAGE_BYTES)
+            self._checked[page] = 1
+            page += 1
+
+
+class Ends:
+    """Where each message of an extent ends, read in place; pages are checked as they are touched."""
+
+    __slots__ = ("_count", "_pack", "_start")
+
+    def __init__(self, pack: Pack, start: int, count: int) -> None:
+        self._pack = pack
+        self._start = start
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, at: int) -> int:
+        start = self._start + 4 * at
+        return int.from_bytes(self._pack.data(start, start + 4), "little")
+
+    def slice(self, low: int, high: int) -> memoryview:
+        return self._pack.data(self._start + 4 * low, self._start + 4 * high).cast("I")

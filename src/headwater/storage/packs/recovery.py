@@ -1,0 +1,262 @@
+"""Recovery: from what a crash left on the disk to a store that goes on, without losing or inventing anything.
+
+Reading comes first and changes nothing. Only when the manifest, the packs and the log have been found sound and in
+agreement are they put in order: what was torn is cut, what was read is synced before anyone can rely on it, and what
+nothing refers to is removed. A crash in the middle of that leaves a directory that recovers to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain
+from headwater.storage import extents
+from headwater.storage.extents import EXTENT, NO_EXTENTS
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.interface import CorruptError
+from headwater.storage.journal.frames import Logged, read_batch
+from headwater.storage.journal.replay import Replay
+from headwater.storage.journal.segments import HEADER_BYTES, FileJournal, segment_numbers, segment_path
+from headwater.storage.packs.manifest import NAME, NEW_NAME, Kept, Manifest
+from headwater.storage.packs.pack import Pack, pack_numbers, pack_path
+from headwater.storage.stream_data import StreamData
+
+LOG_NAME: Final = "log"
+PACKS_NAME: Final = "packs"
+
+
+class Recovery:
+    """One recovery. Run `records` to its end, then `settle`; the fields then say what the store begins with."""
+
+    def __init__(self, filesystem: Filesystem, directory: Path, manifest: Manifest) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._log_directory = directory / LOG_NAME
+        self._pack_directory = directory / PACKS_NAME
+        self._manifest = manifest
+        self._replay: Replay | None = None
+        self._names: dict[int, str] = {}
+        self._ahead: dict[int, int] = {}
+        self._missing: dict[int, tuple[str, tuple[int, int], int]] = {}
+        self.streams: dict[int, StreamData] = {}
+        self.dirty: set[int] = set()
+        self.documents: dict[str, bytes | None] = {}
+        self.condemned: dict[int, StreamData] = {}
+        self.last_lsn = 0
+        self.last_pack = 0
+
+    def records(self) -> Iterator[Record]:
+        """What rebuilds the catalog: states as of the last checkpoint, then what the log adds to them."""
+        if not self._filesystem.exists(self._directory / NAME):
+            self._check_empty()
+            return
+        if not self._filesystem.exists(self._pack_directory):
+            # Copies of a directory tend to leave out what is empty.
+            self._filesystem.make_directory(self._pack_directory)
+        states = self._manifest.load()
+        saved = self._saved_extents()
+        self.last_lsn = self._manifest.lsn
+        for kept in states:
+            self._keep(kept, saved)
+            yield kept.state
+        replay = Replay(self._filesystem, self._log_directory, self._manifest.segment, self.name_of)
+        for frame in replay.batches():
+            if frame.number + frame.entries > self._manifest.lsn + 1:
+                for logged in read_batch(frame):
+                    if logged.lsn > self._manifest.lsn:
+                        yield from self._take(logged)
+        if replay.has_losses:
+            yield from self._retained_as_found()
+        else:
+            self._check_complete(replay)
+        self._replay = replay
+        self.last_lsn = max(self.last_lsn, replay.last_lsn)
+
+    def settle(self, *, durable: bool, segment_bytes: int) -> FileJournal:
+        """Put the directory in order, and begin a new segment."""
+        if self._replay is None:
+            return self._create(durable=durable, segment_bytes=segment_bytes)
+        self._manifest.settle()
+        self._replay.settle()
+        writer = FileJournal(
+            self._filesystem,
+            self._log_directory,
+            number=self._replay.next_number,
+            last_lsn=self.last_lsn,
+            previous_lsn=self._replay.last_lsn,
+            segment_bytes=segment_bytes,
+            durable=durable,
+            older=self._replay.segments,
+            follows_a_loss=self._replay.has_losses,
+        )
+        self._remove_leftovers()
+        return writer
+
+    def name_of(self, stream_id: int) -> str | None:
+        """A stream for an operator's eye, if there is such a stream."""
+        name = self._names.get(stream_id)
+        if name is None and stream_id not in self._manifest.at:
+            return None
+        return name_of(self._manifest, stream_id, name)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _check_empty(self) -> None:
+        """Without a manifest the store must be one that was never used."""
+        for directory, numbers in ((self._log_directory, segment_numbers), (self._pack_directory, pack_numbers)):
+            if self._filesystem.exists(directory):
+                for number in numbers(self._filesystem, directory):
+                    path = segment_path(directory, number)
+                    if directory == self._pack_directory or self._filesystem.size(path) > HEADER_BYTES:
+                        raise CorruptError(f"{self._directory / NAME} is missing, though {directory} holds data.")
+
+    def _saved_extents(self) -> dict[int, bytes]:
+        """The extents of all streams, dead ones too, as the directories of the packs tell them."""
+        saved: dict[int, bytes] = {}
+        get = saved.get
+        pack_extent = EXTENT.pack
+        self.last_pack = max((*pack_numbers(self._filesystem, self._pack_directory), *self._manifest.packs), default=0)
+        for info in sorted(self._manifest.packs.values(), key=lambda info: info.born):
+            try:
+                pack = Pack(self._filesystem, self._pack_directory, info)
+            except FileNotFoundError:
+                raise CorruptError(f"{pack_path(self._pack_directory, info.number)} is missing.") from None
+            try:
+                number = info.number
+                for stream_id, *place in pack.directory():
+                    saved[stream_id] = get(stream_id, NO_EXTENTS) + pack_extent(number, *place)
+            finally:
+                pack.close()
+        return saved
+
+    def _keep(self, kept: Kept, saved: dict[int, bytes]) -> None:
+        state = kept.state
+        if isinstance(state, Document):
+            return
+        fork = state.fork
+        base = (fork.index, fork.position) if fork is not None else (0, 0)
+        blob = saved.pop(state.id, NO_EXTENTS)
+        if blob and not extents.is_chain(blob, *base, state.index, state.position):
+            blob = extents.chain(extents.split(blob), state.index, state.position)
+        start = (state.index, state.position)
+        if blob:
+            first = extents.at(blob, 0)
+            start = (first.first_index, first.position)
+        if start > base and not state.deleted:
+            # Rightly so only if what is missing was trimmed, and so cannot be asked for any more.
+            self._missing[state.id] = (state.name, start, state.accessed_ms)
+            self._note_retained(state.id, state.retained_position)
+        self.streams[state.id] = StreamData(*start, blob)
+        if kept.lsn > self._manifest.lsn:
+            self._ahead[state.id] = kept.lsn
+            self.last_lsn = max(self.last_lsn, kept.lsn)
+
+    def _take(self, logged: Logged) -> Iterator[Record]:
+        is_known = logged.lsn <= self._ahead.get(logged.stream_id, 0)
+        record = logged.record
+        if is_known and not isinstance(record, Delete):
+            return
+        if isinstance(record, Document):
+            self.documents[record.key] = record.value
+            yield record
+            return
+        assert not isinstance(record, Image)
+        if isinstance(record, Create):
+            self._names[record.id] = record.name
+            fork = record.fork
+            stored = StreamData(fork.index, fork.position) if fork is not None else StreamData(0, 0)
+            self.streams[record.id] = stored
+        elif record.id in self.streams:
+            stored = self.streams[record.id]
+        else:
+            raise CorruptError(
+                f"{self._log_directory} has record {logged.lsn} of stream {record.id:016x}, which no checkpoint knows"
+                " and no earlier record created."
+            )
+        if isinstance(record, Create | Append) and record.payload:
+            stored.growing_tail().extend(record.payload, record.lengths)
+        self.dirty.add(record.id)
+        if isinstance(record, Retain):
+            self._note_retained(record.id, record.position)
+        elif isinstance(record, Delete):
+            self._missing.pop(record.id, None)
+        yield record
+        for stream_id in logged.removed:
+            self._remove(stream_id)
+
+    def _note_retained(self, stream_id: int, position: int) -> None:
+        if stream_id in self._missing and position >= self._missing[stream_id][1][1]:
+            del self._missing[stream_id]
+
+    def _remove(self, stream_id: int) -> None:
+        stored = self.streams.pop(stream_id)
+        self._missing.pop(stream_id, None)
+        self.dirty.discard(stream_id)
+        if stream_id in self._manifest.at:
+            stored.tail = None
+            self.condemned[stream_id] = stored
+
+    def _check_complete(self, replay: Replay) -> None:
+        if replay.segments and replay.last_lsn < self._manifest.lsn:
+            raise CorruptError(
+                f"{self._log_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
+            )
+        for stream_id, (name, start, _) in self._missing.items():
+            raise CorruptError(f"Stream {name!r} ({stream_id:016x}): bytes before position {start[1]} are in no pack.")
+
+    def _retained_as_found(self) -> Iterator[Record]:
+        """The log has lost its end, and with it what was said of bytes that are gone since: say it again."""
+        for stream_id, (_, start, accessed_ms) in self._missing.items():
+            self.dirty.add(stream_id)
+            yield Retain(stream_id, accessed_ms, *start)
+
+    def _create(self, *, durable: bool, segment_bytes: int) -> FileJournal:
+        """The first start. The manifest comes last: with it, the store exists."""
+        filesystem = self._filesystem
+        for directory in (self._log_directory, self._pack_directory):
+            filesystem.make_directory(directory)
+        filesystem.sync_directory(self._directory)
+        for number in segment_numbers(filesystem, self._log_directory):
+            filesystem.unlink(segment_path(self._log_directory, number))
+        writer = FileJournal(
+            filesystem,
+            self._log_directory,
+            number=1,
+            last_lsn=0,
+            previous_lsn=0,
+            segment_bytes=segment_bytes,
+            durable=durable,
+        )
+        self._manifest.create()
+        return writer
+
+    def _remove_leftovers(self) -> None:
+        filesystem = self._filesystem
+        leftovers = [
+            segment_path(self._log_directory, number)
+            for number in segment_numbers(filesystem, self._log_directory)
+            if number < self._manifest.segment
+        ]
+        leftovers += [
+            pack_path(self._pack_directory, number)
+            for number in pack_numbers(filesystem, self._pack_directory)
+            if number not in self._manifest.packs
+        ]
+        if filesystem.exists(self._directory / NEW_NAME):
+            leftovers.append(self._directory / NEW_NAME)
+        for path in leftovers:
+            filesystem.unlink(path)
+
+
+def name_of(manifest: Manifest, stream_id: int, name: str | None = None) -> str:
+    """A stream for an operator's eye: by its name where it can be found out."""
+    if name is None:
+        try:
+            kept = manifest.kept(stream_id)
+        except (OSError, CorruptError):
+            kept = None
+        if kept is not None and isinstance(kept.state, Image):
+            name = kept.state.name
+    return f"stream {name!r} ({stream_id:016x})" if name is not None else f"stream {stream_id:016x}"

@@ -1,0 +1,77 @@
+"""Streams with many producers: a checkpoint of them holds neither the event loop nor the interpreter for long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.core.producers import ProducerState
+from headwater.core.records import ForkPoint, Image
+from headwater.storage.packs import images
+from headwater.storage.packs.images import PRODUCERS_AT_ONCE, encode_state
+from tests.storage.packs.test_checkpoints import ONE_STEP_PER_TEND_S, ROOMY, Bench
+from tests.storage.simulation import Life
+
+
+def image_with(producers: int) -> Image:
+    known = {f"producer {number}": ProducerState(number, 2, b"digest") for number in range(producers)}
+    fork = ForkPoint(3, "source", 4, 5)
+    return Image(1, "s", 2, "text/plain", 60, None, 5, 6, 7, 8, True, ("a", 1, 2), "seq", known, fork)
+
+
+@pytest.mark.parametrize(
+    "producers", [0, 1, PRODUCERS_AT_ONCE, PRODUCERS_AT_ONCE + 1, 3 * PRODUCERS_AT_ONCE + 17, 70_000]
+)
+def test_an_image_encoded_in_pieces_decodes_to_itself(producers: int) -> None:
+    image = image_with(producers)
+    assert msgspec.msgpack.decode(encode_state(image), type=Image) == image
+
+
+def test_no_call_of_the_encoder_takes_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = msgspec.msgpack.Encoder().encode
+    largest = 0
+
+    def watched(value: Any) -> bytes:
+        nonlocal largest
+        encoded = encode(value)
+        largest = max(largest, len(encoded))
+        return encoded
+
+    monkeypatch.setattr(images, "_encode", watched)
+    image = image_with(50_000)
+    whole = encode_state(image)
+    assert msgspec.msgpack.decode(whole, type=Image) == image
+    assert largest < len(whole) / 20
+
+
+def test_a_slice_of_a_checkpoint_copies_and_releases_one_large_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though otherwise the clock is looked at after every sixteen streams."""
+    monkeypatch.setattr(images, "PRODUCERS_AT_ONCE", 2)
+    bench = Bench(replace(ROOMY, look_every=16))
+    life = bench.life
+    for number in range(32):
+        life.create(f"s{number}", b"x")
+        life.commit()
+    known = {f"p{number}": ProducerState(0, 0) for number in range(3)}
+    asked = 0
+
+    def image_of(stream_id: int) -> Image | None:
+        nonlocal asked
+        asked += 1
+        image = Life.image_of(life, stream_id)
+        return msgspec.structs.replace(image, producers=known) if image is not None else None
+
+    life.image_of = image_of  # type: ignore[method-assign]
+    assert ONE_STEP_PER_TEND_S > 0.002
+    life.storage.checkpoint_soon()
+    per_tend: list[int] = []
+    for _ in range(32):
+        before = asked
+        life.maintain()
+        per_tend.append(asked - before)
+    assert max(per_tend) == 1
+    bench.finish()
+    assert life.storage.usage().memory_bytes == 0

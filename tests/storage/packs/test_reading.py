@@ -1,0 +1,207 @@
+"""Boundaries, cuts, lengths and bytes, wherever they lie: in packs, in what is being saved, or in memory."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headwater.core.records import Append, Create
+from headwater.storage import extents
+from headwater.storage.extents import Extent
+from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.interface import Committed, CorruptError
+from headwater.storage.journaled_store import FileStorage, StoreSettings
+from headwater.storage.memory import MemoryStorage
+from headwater.storage.packs.pack import Pack, PackWriter
+from headwater.storage.tail import Tail
+from tests.storage.packs.test_checkpoints import Bench
+from tests.storage.packs.test_threads import image_of, tend_until
+
+MESSAGES = st.lists(st.integers(1, 400), min_size=1, max_size=60)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(lengths=MESSAGES, saves=st.sets(st.integers(0, 59), max_size=6), data=st.data())
+def test_it_reads_as_memory_mode_does(lengths: list[int], saves: set[int], data: st.DataObject) -> None:
+    """Checkpoints after any message change nothing in what can be asked."""
+    bench = Bench()
+    life = bench.life
+    memory = MemoryStorage()
+    stream_id = life.create("s")
+    life.commit()
+    memory.publish([Committed(Create(stream_id, "s", 1, "text/plain"))])
+    ends = [0]
+    for number, length in enumerate(lengths):
+        payload = Random(number).randbytes(length)
+        memory.publish([Committed(Append(stream_id, 1, number, ends[-1], payload, (length,)))])
+        life.append("s", payload)
+        life.commit()
+        ends.append(ends[-1] + length)
+        if number in saves:
+            bench.save()
+    if data.draw(st.booleans(), label="leave a checkpoint half done"):
+        life.storage.checkpoint_soon()
+        bench.maintain(3)
+    storage = life.storage
+    count = len(lengths)
+    for index in range(-1, count + 2):
+        assert storage.boundary(stream_id, index) == memory.boundary(stream_id, index)
+    for _ in range(12):
+        low = data.draw(st.integers(0, count - 1), label="from")
+        high = data.draw(st.integers(low + 1, count), label="to")
+        most = data.draw(st.sampled_from([0, 1, 50, 300, 1000, 10**6]), label="most bytes")
+        asked = (stream_id, low, ends[low], high, most)
+        assert storage.cut(*asked) == memory.cut(*asked)
+        assert list(storage.lengths(stream_id, low, high)) == list(memory.lengths(stream_id, low, high))
+        found = b"".join(storage.read(stream_id, ends[low], ends[high]))
+        assert found == b"".join(memory.read(stream_id, ends[low], ends[high]))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 50)), min_size=1, max_size=30), st.data())
+def test_compact_extents_find_what_a_plain_search_finds(shapes: list[tuple[int, int]], data: st.DataObject) -> None:
+    chain, index, position = [], 0, 0
+    for number, (messages, length) in enumerate(shapes):
+        chain.append(Extent(number, 16, index, position, messages, length))
+        index, position = chain[-1].end_index, chain[-1].end_position
+    blob = extents.join(chain)
+    assert list(extents.split(blob)) == chain
+    assert extents.last(blob) == chain[-1]
+    assert extents.is_chain(blob, 0, 0, index, position)
+    assert not extents.is_chain(blob, 0, 0, index + 1, position)
+    wanted = data.draw(st.integers(0, position - 1))
+    holds = next(number for number, extent in enumerate(chain) if wanted < extent.end_position)
+    assert extents.find_position(blob, wanted) == holds
+    wanted = data.draw(st.integers(0, index - 1))
+    holds = next(number for number, extent in enumerate(chain) if wanted < extent.end_index)
+    assert extents.find_index(blob, wanted) == holds
+    floor = data.draw(st.integers(0, position))
+    rest = [extent for extent in chain if extent.end_position > floor]
+    assert list(extents.split(extents.after(blob, floor))) == rest
+    shuffled = data.draw(st.permutations(chain))
+    assert extents.chain(shuffled, index, position) == blob
+    low = data.draw(st.integers(0, len(chain) - 1))
+    high = data.draw(st.integers(low + 1, len(chain)))
+    group = chain[low:high]
+    merged = Extent(
+        99,
+        8,
+        group[0].first_index,
+        group[0].position,
+        sum(each.messages for each in group),
+        sum(each.length for each in group),
+    )
+    assert list(extents.split(extents.merge(blob, merged))) == [*chain[:low], merged, *chain[high:]]
+    assert extents.merge(extents.join(chain[high:]), merged) == extents.join(chain[high:])
+
+
+def test_a_pack_gives_back_what_was_put_in(tmp_path: Path) -> None:
+    filesystem = RealFilesystem()
+    writer = PackWriter(filesystem, tmp_path, 7, tier=0, born=7)
+    random = Random(1)
+    put = []
+    for stream_id in range(300):
+        lengths = [random.randint(1, 20_000) for _ in range(random.randint(1, 4))]
+        payload = random.randbytes(sum(lengths))
+        ends = array("I", [sum(lengths[: at + 1]) for at in range(len(lengths))])
+        extent = writer.add(stream_id, stream_id * 10, stream_id * 1000, (payload[:5], payload[5:]), ends)
+        put.append((stream_id, extent, payload, ends.tolist()))
+    info = writer.finish()
+    assert info.size == (tmp_path / "0000000000000007.pack").stat().st_size
+    pack = Pack(filesystem, tmp_path, info)
+    assert [tuple(located) for located in pack.extents()] == [(stream_id, extent) for stream_id, extent, _, _ in put]
+    random.shuffle(put)
+    for _, extent, payload, expected in put:
+        assert bytes(pack.data(extent.offset, extent.offset + extent.length)) == payload
+        assert pack.ends(extent).slice(0, extent.messages).tolist() == expected
+        assert [pack.ends(extent)[at] for at in range(extent.messages)] == expected
+    assert list(pack.check_all()) == []
+    pack.close()
+
+
+def test_a_slice_outlives_its_pack(tmp_path: Path) -> None:
+    """A response that is still being sent keeps what it reads from, though its pack is merged away and unlinked."""
+    storage = FileStorage(
+        RealFilesystem(),
+        tmp_path,
+        durable=False,
+        settings=StoreSettings(hot_tail_bytes=10_000, big_bytes=1, open_packs_max=1, reserve_bytes=0),
+    )
+    list(storage.recover())
+    payload = Random(1).randbytes(100_000)
+    batch = [Committed(Create(1, "s", 1, "text/plain", payload=payload, lengths=(100_000,)))]
+    storage.write(batch)
+    storage.publish(batch)
+    image = image_of(Create(1, "s", 1, "text/plain", payload=payload, lengths=(100_000,)))
+    tend_until(storage, image, lambda: storage.usage().memory_bytes == 0)
+    (piece,) = storage.read(1, 10, 99_990)
+    assert isinstance(piece, memoryview)
+    storage.close()
+    for path in (tmp_path / "packs").iterdir():
+        path.unlink()
+    assert piece == payload[10:99_990]
+
+
+def test_asking_before_what_is_there_is_an_error_not_other_bytes() -> None:
+    bench = Bench()
+    life = bench.life
+    stream_id = life.create("s")
+    for number in range(10):
+        life.append("s", b"%03d" % number)
+    life.commit()
+    bench.save()
+    life.retain("s", 5, 15)
+    life.commit()
+    assert life.storage.boundary(stream_id, 5) == 15
+    assert life.storage.boundary(stream_id, 4) is None
+    with pytest.raises(CorruptError, match="before 15 are no longer stored"):
+        life.storage.read(stream_id, 12, 30)
+    with pytest.raises(CorruptError, match="no longer stored"):
+        life.storage.cut(stream_id, 4, 12, 10, 100)
+
+
+def test_a_tail_larger_than_an_extent_may_be_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.storage.packs.checkpoint.EXTENT_MAX_BYTES", 1000)
+    bench = Bench()
+    life = bench.life
+    stream_id = life.create("s")
+    for number in range(40):
+        life.append("s", b"%02d" % number * 45)
+    life.append("s", b"large" * 500)
+    life.commit()
+    bench.save()
+    assert extents.count(life.storage._streams[stream_id].extents) >= 5
+    life.check_state()
+    bench.restart()
+
+
+def test_tail_is_what_the_others_are_measured_by() -> None:
+    tail = Tail(3, 100)
+    tail.extend(b"abcdef", (1, 2, 3))
+    assert [tail.boundary(index) for index in range(2, 8)] == [None, 100, 101, 103, 106, None]
+    assert tail.lengths(4, 6) == [2, 3]
+    assert tail.cut(3, 100, 6, 3) == (5, 103)
+
+
+def test_a_long_read_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slice but the first has been asked for before it is read, so the event loop need not wait for the disk."""
+    writer = PackWriter(RealFilesystem(), tmp_path, 1, 0, 1)
+    size, slice_bytes = 4 * 2**20, 256 * 1024
+    extent = writer.add(7, 0, 0, [Random(1).randbytes(size)], array("I", [size]))
+    pack = Pack(RealFilesystem(), tmp_path, writer.finish())
+    wanted: list[tuple[int, int]] = []
+    monkeypatch.setattr(type(pack._mapped), "will_need", lambda _, offset, length: wanted.append((offset, length)))
+    for start in range(extent.offset, extent.offset + size, slice_bytes):
+        end = start + slice_bytes
+        if start > extent.offset:
+            assert any(offset <= start and end <= offset + length for offset, length in wanted)
+        pack.data(start, end)
+    wanted.clear()
+    pack.data(extent.offset, extent.offset + 4)
+    assert not wanted, "looking up a boundary is no long read"
+    pack.close()
