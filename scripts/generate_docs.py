@@ -19,7 +19,7 @@ from typing import Any
 
 from headwater.config.describe import Described, described_settings
 from headwater.config.sections import Settings
-from headwater.core.errors import Refusal
+from headwater.core.errors import Refusal, SubscriptionRefusal
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "headwater"
@@ -150,26 +150,26 @@ FILES: dict[str, Callable[[], str]] = {"docs/images/packages.svg": packages_pict
 
 
 def error_codes() -> str:
-    """Every refusal a client can meet: its status, its code, and what it means."""
-    by_code = {(kind.status, kind.code): _meaning(kind) for kind in _refusals(Refusal)}
-    head = "| status | code | when |\n|---|---|---|\n"
+    """Every error code with its status, cause and remedy."""
+    by_code = {(kind.status, kind.code): _cause_and_remedy(kind) for kind in _refusals(Refusal)}
+    head = "| status | code | cause | what to do |\n|---|---|---|---|\n"
     return head + "\n".join(
-        _row((str(status), f"`{code}`", meaning)) for (status, code), meaning in sorted(by_code.items())
+        _row((str(status), f"`{code}`", cause, remedy)) for (status, code), (cause, remedy) in sorted(by_code.items())
     )
 
 
 def _refusals(base: type[Refusal]) -> Iterator[type[Refusal]]:
     for kind in base.__subclasses__():
-        # Some are there to be derived from; the others say what they are by their own code or their own words.
-        if {"code", "__doc__"} & {name for name, value in vars(kind).items() if value is not None}:
+        if kind is not SubscriptionRefusal:  # only a base class
             yield kind
         yield from _refusals(kind)
 
 
-def _meaning(kind: type[Refusal]) -> str:
-    own = (vars(kind).get("__doc__") or "").partition("\n\n")[0]
-    words = re.sub(r"(?<!^)(?=[A-Z])", " ", kind.__name__).capitalize()
-    return " ".join(own.split()) or f"{words}."
+def _cause_and_remedy(kind: type[Refusal]) -> tuple[str, str]:
+    cause, _, remedy = (vars(kind).get("__doc__") or "").partition("\n\n")
+    if not cause or not remedy:
+        raise SystemExit(f"the docstring of {kind.__name__} in core/errors.py must state a cause and a remedy")
+    return " ".join(cause.split()), " ".join(remedy.split())
 
 
 _LIMIT_KEY = re.compile(r"max_|.*_max_|.*_timeout_secs$|.*_concurrency|.*_per_host")

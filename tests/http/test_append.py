@@ -135,7 +135,9 @@ def test_a_stream_seq_that_does_not_grow_is_409_and_changes_nothing(stream: Stre
     stream.create()
     stream.append("a", headers={"Stream-Seq": "001"})
     stream.append("b", headers={"Stream-Seq": "002"})
-    assert_problem(stream.post("x", headers={"Stream-Seq": regressed}), 409, "sequence_regression")
+    refused = stream.post("x", headers={"Stream-Seq": regressed})
+    assert_problem(refused, 409, "sequence_regression")
+    assert "sequence conflict" in refused.json()["detail"], "the official PHP client looks for these words"
     assert stream.content() == b"ab"
     stream.append("c", headers={"Stream-Seq": "003"})
 

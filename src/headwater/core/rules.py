@@ -195,7 +195,10 @@ def decide_append(
             return Append(stream.id, now_ms, stream.index, stream.position, b"", (), close=True)
     # Header values are decoded as Latin-1, so the order of the strings is the order of the bytes.
     if stream_seq is not None and stream.stream_seq is not None and stream_seq <= stream.stream_seq:
-        raise SequenceRegression(f"Stream-Seq {stream_seq!r} does not come after {stream.stream_seq!r}.")
+        # The words "sequence conflict" are what the official PHP client looks for.
+        raise SequenceRegression(
+            f"sequence conflict: Stream-Seq {stream_seq!r} is not greater than {stream.stream_seq!r}."
+        )
     if messages is not None:
         payload, lengths = messages
     else:
