@@ -14,6 +14,8 @@ drivers: `blocking` over sockets, `asynchronous` over asyncio. It shares no code
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from headwater.client.blocking import Bootstrap, Bucket, Client, Part, Reader, Stream
 from headwater.client.effects import Policy
 from headwater.client.errors import (
@@ -57,12 +59,40 @@ from headwater.client.results import (
 from headwater.client.retry import ENDLESS_RETRY, NO_RETRY, Retry
 from headwater.client.state import State, StateProgress
 
+if TYPE_CHECKING:
+    from headwater.client.asynchronous import (
+        AsyncBootstrap,
+        AsyncBucket,
+        AsyncClient,
+        AsyncPart,
+        AsyncReader,
+        AsyncStream,
+    )
+
+_ASYNCHRONOUS = frozenset(("AsyncBootstrap", "AsyncBucket", "AsyncClient", "AsyncPart", "AsyncReader", "AsyncStream"))
+
+
+def __getattr__(name: str) -> Any:
+    """The asynchronous face, loaded when it is used: programs without an event loop need not import asyncio."""
+    if name not in _ASYNCHRONOUS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from headwater.client import asynchronous  # noqa: PLC0415
+
+    return getattr(asynchronous, name)
+
+
 __all__ = [
     "BEGINNING",
     "ENDLESS_RETRY",
     "NOW",
     "NO_RETRY",
     "AppendResult",
+    "AsyncBootstrap",
+    "AsyncBucket",
+    "AsyncClient",
+    "AsyncPart",
+    "AsyncReader",
+    "AsyncStream",
     "Batch",
     "Bootstrap",
     "Bucket",

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from headwater.client import listing, reading, state
 from headwater.client.effects import Emit, Open, Operation, Policy, Receive, Request, Sleep
-from headwater.client.errors import ClientError, InvalidRequestError
+from headwater.client.errors import ClientError
 from headwater.client.http1 import Body, Response, split_url
 from headwater.client.multipart import PartEnd, PartStart
-from headwater.client.operations import JSON, Message, StreamOperations
+from headwater.client.operations import (
+    JSON,
+    AppendOptions,
+    CreateOptions,
+    ForkOptions,
+    Message,
+    StreamOperations,
+)
 from headwater.client.results import (
     BEGINNING,
     AppendResult,
@@ -24,14 +29,12 @@ from headwater.client.results import (
     BucketEntry,
     Chunk,
     CreateResult,
-    ProducerStamp,
     Range,
     Snapshot,
     StreamEntry,
     StreamInfo,
 )
-from headwater.client.retry import Retry
-from headwater.client.settings import ClientSettings, HeaderValue, Token
+from headwater.client.settings import ClientOptions, ClientSettings, RequestHeaders
 from headwater.client.sync_transport import Connection, SyncTransport
 
 T = TypeVar("T")
@@ -43,26 +46,14 @@ class Client:
     `base_url` is the address of the server, such as `http://localhost:4437`. Close the client, or use it in a `with`.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        token: Token = None,
-        headers: Mapping[str, HeaderValue] | None = None,
-        timeout_s: float = 30.0,
-        connect_timeout_s: float = 10.0,
-        ca_file: str | Path | None = None,
-        retry: Retry | None = None,
-        policy: Policy | None = None,
-    ) -> None:
+    def __init__(self, base_url: str, **options: Unpack[ClientOptions]) -> None:
         split_url(base_url)
         self.base_url = base_url.rstrip("/")
-        self.policy = policy or Policy(retry or Retry())
-        settings = ClientSettings(headers or {}, token, timeout_s, connect_timeout_s, ca_file, self.policy)
-        self._timeout_s = timeout_s
-        self._headers = settings.fixed_headers()
-        self._callables = settings.header_callables()
-        self.transport = SyncTransport(settings.tls(), connect_timeout_s)
+        settings = ClientSettings(**options)
+        self.policy = settings.policy or Policy(settings.retry)
+        self._timeout_s = settings.timeout_s
+        self.headers = RequestHeaders(settings)
+        self.transport = SyncTransport(settings.tls(), settings.connect_timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -89,116 +80,116 @@ class Client:
         return Bucket(listing.stream_url(self.base_url, f"/ds/{bucket_id}"), client=self)
 
     def buckets(self) -> Iterator[BucketEntry]:
+        """All buckets, in the order of their ids."""
         return self.iterate(listing.buckets(self.policy, self.base_url))
 
-    # -- running operations ------------------------------------------------------------------------------------------
-
-    def request_headers(self, request: Request) -> dict[str, str]:
-        """The headers of the client and of the request, with tokens as they are now."""
-        headers = {**self._headers, **request.headers}
-        for name, (callable_, before) in self._callables.items():
-            value = callable_()
-            if not isinstance(value, str):
-                raise InvalidRequestError(f"header {name!r}: its callable must return text; is this an async callable?")
-            headers[name] = before + value
-        return headers
+    # -- performing operations ---------------------------------------------------------------------------------------
 
     def run(self, operation: Operation[T]) -> T:
         """The result of an operation that emits nothing."""
-        for _ in (driving := _Driving(self, operation)):
-            raise AssertionError("the operation emits values; iterate over it")
-        return driving.result  # type: ignore[no-any-return]
-
-    def iterate(self, operation: Operation[Any]) -> Iterator[Any]:
-        """The values that an operation emits. Leaving the loop ends the operation."""
-        return iter(_Driving(self, operation))
-
-    def send(self, request: Request) -> Response:
-        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
-        return self.transport.send(request, self.request_headers(request), timeout_s)
-
-    def open(self, request: Request) -> tuple[Connection, Response]:
-        """Send a request and return as soon as the head of the response has arrived."""
-        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
-        headers = self.request_headers(request)
-        connection = self.transport.take(split_url(request.url)[0])
-        try:
-            connection.send(request, headers, timeout_s)
-            return connection, connection.response(whole=False)
-        except BaseException:
-            connection.close()
-            raise
-
-
-class _Driving:
-    """Performs the effects of one operation by blocking."""
-
-    def __init__(self, client: Client, operation: Operation[Any]) -> None:
-        self._client = client
-        self._operation = operation
-        self.result: Any = None
-
-    def __iter__(self) -> Iterator[Any]:
-        operation, client = self._operation, self._client
-        opened: Connection | None = None
+        performer = _Performer(self)
         try:
             effect = next(operation)
             while True:
-                result: Any = None
+                assert not isinstance(effect, Emit), "the operation emits values; iterate over it"
                 try:
-                    match effect:
-                        case Request():
-                            result = client.send(effect)
-                        case Emit():
-                            yield effect.value
-                        case Receive():
-                            assert opened is not None
-                            result = opened.more(effect.response)
-                            if not result:
-                                client.transport.give_back(opened, effect.response)
-                                opened = None
-                        case Open():
-                            if opened is not None:
-                                opened.close()
-                                opened = None
-                            opened, result = client.open(effect.request)
-                        case Sleep():
-                            time.sleep(effect.seconds)
+                    result = performer.perform(effect)
                 except ClientError as error:
                     effect = operation.throw(error)
                 else:
                     effect = operation.send(result)
         except StopIteration as stop:
-            self.result = stop.value
+            value: T = stop.value
+            return value
         finally:
-            if opened is not None:
-                opened.close()
+            performer.close()
             operation.close()
+
+    def iterate(self, operation: Operation[Any]) -> Generator[Any, None, None]:
+        """The values that an operation emits. Leaving the loop ends the operation."""
+        performer = _Performer(self)
+        try:
+            effect = next(operation)
+            while True:
+                result: Any = None
+                try:
+                    if isinstance(effect, Emit):
+                        yield effect.value
+                    else:
+                        result = performer.perform(effect)
+                except ClientError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration:
+            return
+        finally:
+            performer.close()
+            operation.close()
+
+    def send(self, request: Request) -> Response:
+        """Send one request, once."""
+        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        return self.transport.send(request, self.headers.of(request), timeout_s)
+
+    def open(self, request: Request) -> tuple[Connection, Response]:
+        """Send one request; returns as soon as the head of the response has arrived."""
+        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        return self.transport.open(request, self.headers.of(request), timeout_s)
+
+
+class _Performer:
+    """Performs the effects of one operation by blocking."""
+
+    __slots__ = ("_client", "_opened")
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._opened: Connection | None = None
+
+    def perform(self, effect: Request | Open | Receive | Sleep) -> Any:
+        match effect:
+            case Request():
+                return self._client.send(effect)
+            case Receive():
+                assert self._opened is not None
+                data = self._opened.more(effect.response)
+                if not data:
+                    self._client.transport.give_back(self._opened, effect.response)
+                    self._opened = None
+                return data
+            case Open():
+                self.close()
+                self._opened, response = self._client.open(effect.request)
+                return response
+            case Sleep():
+                time.sleep(effect.seconds)
+                return None
+
+    def close(self) -> None:
+        """Close the response that was not read to its end."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
 
 class Reader:
     """Iterates over the messages of a stream: JSON values, text, or bytes, by the content type of the stream.
 
-    `offset` is where a later reader continues. It moves when the last message of a batch has been handed out, so a
-    program that stores it after each message reads some messages again after a crash, and misses none.
+    `offset` is where a later reader continues. It moves when the last message of a batch is handed out, so a program
+    that stores it after each message reads some messages again after a crash, and misses none.
     """
 
     def __init__(self, client: Client, operations: StreamOperations, start: str, live: reading.Live | None) -> None:
-        self._client = client
-        self._at = at = reading.Position(start)
         self.offset = start
         self.up_to_date = False
         """Whether everything that the stream held has been handed out."""
         self.closed = False
         """Whether the stream is closed and its last message has been handed out."""
-        if live is None:
-            operation: Operation[Any] = reading.read(operations, at, lambda batch: batch)
-        else:
-            operation = reading.follow(operations, at, live, lambda batch: batch)
-        self._batches: Iterator[Batch] = client.iterate(operation)
+        self._batches: Generator[Batch, None, None] = client.iterate(reading.batches(operations, start, live))
         self._values = self._iterate()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
@@ -210,12 +201,12 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.stop()
 
-    def close(self) -> None:
-        """End the reading; its connection is closed."""
+    def stop(self) -> None:
+        """End the reading and close its connection."""
         self._values.close()
-        self._batches.close()  # type: ignore[attr-defined]
+        self._batches.close()
 
     def batches(self) -> Iterator[Batch]:
         """The same messages in the batches in which they arrive, empty ones included."""
@@ -223,7 +214,7 @@ class Reader:
             self._moved(batch)
             yield batch
 
-    def _iterate(self) -> Any:
+    def _iterate(self) -> Generator[Any, None, None]:
         decode = reading.Values().of
         for batch in self._batches:
             values = decode(batch)
@@ -261,14 +252,21 @@ class Bootstrap:
 
 
 class Stream:
-    """One stream, by its URL. Without a `client` it has one of its own: close the stream, or use it in a `with`."""
+    """One stream, by its URL. Without a `client` it has its own: call `disconnect`, or use the stream in a `with`.
+
+    `options` are those of `Client`, such as `token` and `headers`.
+    """
 
     def __init__(
-        self, url: str, *, client: Client | None = None, content_type: str | None = None, **options: Any
+        self,
+        url: str,
+        *,
+        client: Client | None = None,
+        content_type: str | None = None,
+        **options: Unpack[ClientOptions],
     ) -> None:
-        """`options` are those of `Client`: `token`, `headers`, `timeout_s`, `ca_file`, `retry`."""
         if client is not None and options:
-            raise TypeError("options belong to the client; pass one or the other")
+            raise TypeError("these are options of the client; pass them to it")
         self._owns_client = client is None
         self.client = Client(str(split_url(url)[0]), **options) if client is None else client
         self._operations = StreamOperations(url, self.client.policy, content_type)
@@ -286,115 +284,54 @@ class Stream:
         self.disconnect()
 
     def disconnect(self) -> None:
-        """Close the connections, unless the client was given."""
+        """Close the connections, unless the client was passed in."""
         if self._owns_client:
             self.client.close()
 
     # -- the stream itself -------------------------------------------------------------------------------------------
 
-    def create(
-        self,
-        content_type: str = JSON,
-        *,
-        ttl_s: int | None = None,
-        expires_at: datetime | str | None = None,
-        closed: bool = False,
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
-    ) -> CreateResult:
+    def create(self, content_type: str = JSON, **options: Unpack[CreateOptions]) -> CreateResult:
         """Create the stream, or confirm that it exists with the same configuration."""
-        return self.client.run(
-            self._operations.create(
-                content_type, ttl_s=ttl_s, expires_at=expires_at, closed=closed, body=body, headers=headers
-            )
-        )
+        return self.client.run(self._operations.create(content_type, **options))
 
-    def fork(
-        self,
-        name: str,
-        *,
-        offset: str | None = None,
-        sub_offset: int | None = None,
-        ttl_s: int | None = None,
-        expires_at: datetime | str | None = None,
-    ) -> Stream:
+    def fork(self, name: str, **options: Unpack[ForkOptions]) -> Stream:
         """Create a stream that starts with the data of this one, up to `offset` or to its end."""
         fork = self.client.stream(name)
-        fork.fork_from(self, offset=offset, sub_offset=sub_offset, ttl_s=ttl_s, expires_at=expires_at)
+        fork.fork_from(self, **options)
         return fork
 
-    def fork_from(
-        self,
-        source: Stream,
-        *,
-        offset: str | None = None,
-        sub_offset: int | None = None,
-        ttl_s: int | None = None,
-        expires_at: datetime | str | None = None,
-    ) -> CreateResult:
+    def fork_from(self, source: Stream, **options: Unpack[ForkOptions]) -> CreateResult:
         """Create this stream as a fork of another one of the same server."""
-        return self.client.run(
-            self._operations.fork_from(
-                source.url, offset=offset, sub_offset=sub_offset, ttl_s=ttl_s, expires_at=expires_at
-            )
-        )
+        return self.client.run(self._operations.fork_from(source.url, **options))
 
     def head(self) -> StreamInfo:
+        """What the server knows about the stream."""
         return self.client.run(self._operations.head())
 
     def close(self) -> AppendResult:
-        """Close the stream: nothing more can be appended, and readers learn that they have seen the end."""
+        """Close the stream for good: nothing more can be appended, and readers learn that they have seen the end."""
         return self.client.run(self._operations.close())
 
     def delete(self, *, missing_ok: bool = False) -> None:
+        """Delete the stream and its messages."""
         self.client.run(self._operations.delete(missing_ok=missing_ok))
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
-    def append(
-        self,
-        message: Message,
-        *,
-        close: bool = False,
-        seq: str | None = None,
-        producer: ProducerStamp | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AppendResult:
+    def append(self, message: Message, **options: Unpack[AppendOptions]) -> AppendResult:
         """Append one message: any JSON value to a JSON stream (bytes are JSON text), text or bytes to others.
 
         Without a producer it is sent once, and again only if the server did not process it.
         """
-        return self.client.run(
-            self._operations.append(message, close=close, seq=seq, producer=producer, headers=headers)
-        )
+        return self.client.run(self._operations.append(message, **options))
 
-    def append_many(
-        self,
-        messages: Iterable[Message],
-        *,
-        close: bool = False,
-        seq: str | None = None,
-        producer: ProducerStamp | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AppendResult:
+    def append_many(self, messages: Iterable[Message], **options: Unpack[AppendOptions]) -> AppendResult:
         """Append several messages in one request: all of them, or none."""
-        return self.client.run(
-            self._operations.append_many(messages, close=close, seq=seq, producer=producer, headers=headers)
-        )
+        return self.client.run(self._operations.append_many(messages, **options))
 
-    def append_body(
-        self,
-        body: bytes,
-        *,
-        close: bool = False,
-        seq: str | None = None,
-        producer: ProducerStamp | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> AppendResult:
+    def append_body(self, body: bytes, **options: Unpack[AppendOptions]) -> AppendResult:
         """Append a request body as it is: on a JSON stream one message, or an array of them."""
-        return self.client.run(
-            self._operations.append_body(body, close=close, seq=seq, producer=producer, headers=headers)
-        )
+        return self.client.run(self._operations.append_body(body, **options))
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
@@ -444,25 +381,29 @@ class Stream:
         try:
             yield Bootstrap(next(events), _parts(events))
         finally:
-            events.close()  # type: ignore[attr-defined]
+            events.close()
 
     def follow_state(
         self, target: state.State, *, live: reading.Live = "auto", allow_missing: bool = False
     ) -> Iterator[state.StateProgress]:
-        """Keep a state up to date with the stream, until it is closed; stop by leaving the loop."""
+        """Keep a state up to date with the stream, until it is closed; stop by leaving the loop.
+
+        Where retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
+        state starts with what is left.
+        """
         return self.client.iterate(state.follow_state(self._operations, target, live=live, allow_missing=allow_missing))
 
 
 def _parts(events: Iterator[Any]) -> Iterator[Part]:
     for event in events:
         if isinstance(event, PartStart):
-            chunks = _until_end(events)
+            chunks = _until_part_end(events)
             yield Part(event.content_type, chunks)
             for _ in chunks:
                 pass
 
 
-def _until_end(events: Iterator[Any]) -> Iterator[bytes]:
+def _until_part_end(events: Iterator[Any]) -> Iterator[bytes]:
     for event in events:
         if isinstance(event, PartEnd):
             return
@@ -489,4 +430,5 @@ class Bucket:
         return Stream(listing.bucket_stream_url(self.url, stream_id), client=self.client, content_type=content_type)
 
     def streams(self, prefix: str = "") -> Iterator[StreamEntry]:
+        """The streams of the bucket, in the order of their names."""
         return self.client.iterate(listing.bucket_streams(self.client.policy, self.url, prefix))

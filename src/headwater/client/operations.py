@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, TypedDict, Unpack
 from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
@@ -40,6 +40,34 @@ Message = Any
 
 _SPLIT_FAN_OUT: Final = 64
 _LAST_READ_BYTES: Final = 64 * 1024
+
+
+class CreateOptions(TypedDict, total=False):
+    """Options of a new stream: a TTL in seconds or a time of expiry, closed from the start, its first content."""
+
+    ttl_s: int | None
+    expires_at: datetime | str | None
+    closed: bool
+    body: bytes
+    headers: Mapping[str, str] | None
+
+
+class ForkOptions(TypedDict, total=False):
+    """Options of a fork: the offset where it starts to differ, messages or bytes after that, and its lifetime."""
+
+    offset: str | None
+    sub_offset: int | None
+    ttl_s: int | None
+    expires_at: datetime | str | None
+
+
+class AppendOptions(TypedDict, total=False):
+    """Options of an append: close the stream after it, `Stream-Seq`, producer headers, and other headers."""
+
+    close: bool
+    seq: str | None
+    producer: ProducerStamp | None
+    headers: Mapping[str, str] | None
 
 
 class StreamOperations:
@@ -109,11 +137,11 @@ class StreamOperations:
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
-    def append(self, message: Message, **options: Any) -> Operation[AppendResult]:
+    def append(self, message: Message, **options: Unpack[AppendOptions]) -> Operation[AppendResult]:
         content_type = yield from self.known_content_type()
         return (yield from self.append_body(encode_message(message, content_type), **options))
 
-    def append_many(self, messages: Iterable[Message], **options: Any) -> Operation[AppendResult]:
+    def append_many(self, messages: Iterable[Message], **options: Unpack[AppendOptions]) -> Operation[AppendResult]:
         content_type = yield from self.known_content_type()
         encoded = [encode_message(message, content_type, alone=False) for message in messages]
         if not encoded:

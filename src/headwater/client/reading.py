@@ -118,6 +118,18 @@ def follow(operations: StreamOperations, start: Position, live: Live, take: Take
         yield from Follower(operations, at, live, take, exact=False).batches()
 
 
+def batches(operations: StreamOperations, offset: str, live: Live | None) -> Operation[None]:
+    """Emit the batches of a stream from an offset on; without `live`, up to the current end."""
+
+    def take(batch: Batch) -> Batch:
+        return batch
+
+    if live is None:
+        yield from read(operations, Position(offset), take)
+    else:
+        yield from follow(operations, Position(offset), live, take)
+
+
 class Follower:
     """Follows a stream from a position, over any number of responses."""
 

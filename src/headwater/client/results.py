@@ -206,7 +206,7 @@ class Batch:
         self.content_type = content_type
         self.is_json = is_json(content_type)
         self.next_offset = next_offset
-        self.up_to_date = up_to_date
+        self.up_to_date = up_to_date or closed
         self.closed = closed
         self.cursor = cursor
         self.position = position

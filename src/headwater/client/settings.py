@@ -1,4 +1,4 @@
-"""How a client connects: headers, tokens, timeouts, certificates."""
+"""Settings of a client: headers, tokens, timeouts, retries, certificates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict
 
-from headwater.client.effects import Policy
+from headwater.client.effects import Policy, Request
 from headwater.client.errors import InvalidRequestError
+from headwater.client.retry import DEFAULT_RETRY, Retry
 
 HeaderValue = str | Callable[[], str] | Callable[[], Awaitable[str]]
 Token = str | Callable[[], str] | Callable[[], Awaitable[str]] | None
@@ -16,19 +18,35 @@ Token = str | Callable[[], str] | Callable[[], Awaitable[str]] | None
 USER_AGENT = "headwater-client"
 
 
+class ClientOptions(TypedDict, total=False):
+    """The options of a client, as keyword arguments; `ClientSettings` says what they are."""
+
+    token: Token
+    headers: Mapping[str, HeaderValue]
+    timeout_s: float
+    connect_timeout_s: float
+    ca_file: str | Path | None
+    retry: Retry
+    policy: Policy
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Settings of a client. Callables are called before each request; awaitables work in the asynchronous client."""
+    """Callables are called before each request; those that return awaitables work in the asynchronous client only."""
 
-    headers: Mapping[str, HeaderValue] = field(default_factory=dict)
     token: Token = field(default=None, repr=False)
     """Sent as `Authorization: Bearer …`."""
+    headers: Mapping[str, HeaderValue] = field(default_factory=dict)
+    """Sent with every request."""
     timeout_s: float = 30.0
     """How long a server may be silent within a request."""
     connect_timeout_s: float = 10.0
     ca_file: str | Path | None = None
     """PEM certificates to trust instead of those of the system."""
-    policy: Policy = field(default_factory=Policy)
+    retry: Retry = DEFAULT_RETRY
+    """How long and how often failing requests are sent again."""
+    policy: Policy | None = None
+    """All of the retry behaviour, in place of `retry`."""
 
     def tls(self) -> ssl.SSLContext | None:
         """A context for `ca_file`; None leaves it to the transport."""
@@ -39,19 +57,38 @@ class ClientSettings:
         except (OSError, ssl.SSLError) as error:
             raise InvalidRequestError(f"{self.ca_file} cannot be read as PEM certificates: {error}") from None
 
-    def fixed_headers(self) -> dict[str, str]:
-        """The headers that are the same on every request."""
-        found = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
-        found |= {name: value for name, value in self.headers.items() if isinstance(value, str)}
-        if isinstance(self.token, str) and self.token:
-            found["Authorization"] = f"Bearer {self.token}"
-        return found
 
-    def header_callables(self) -> dict[str, tuple[Callable[[], str | Awaitable[str]], str]]:
-        """The headers that are computed for each request: name to callable and what precedes its result."""
-        found: dict[str, tuple[Callable[[], str | Awaitable[str]], str]] = {
-            name: (value, "") for name, value in self.headers.items() if not isinstance(value, str)
-        }
-        if self.token is not None and not isinstance(self.token, str):
-            found["Authorization"] = (self.token, "Bearer ")
-        return found
+class RequestHeaders:
+    """The headers of each request: fixed ones, those of the request, and those that callables return."""
+
+    __slots__ = ("_callables", "_fixed")
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._fixed = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+        self._callables: list[tuple[str, str, Callable[[], str | Awaitable[str]]]] = []
+        for name, value in settings.headers.items():
+            self._add(name, "", value)
+        if settings.token:
+            self._add("Authorization", "Bearer ", settings.token)
+
+    def _add(self, name: str, before: str, value: HeaderValue) -> None:
+        if isinstance(value, str):
+            self._fixed[name] = before + value
+        else:
+            self._callables.append((name, before, value))
+
+    def of(self, request: Request) -> dict[str, str]:
+        headers = {**self._fixed, **request.headers}
+        for name, before, called in self._callables:
+            value = called()
+            if not isinstance(value, str):
+                raise InvalidRequestError(f"header {name!r}: the callable must return text, not {type(value).__name__}")
+            headers[name] = before + value
+        return headers
+
+    async def async_of(self, request: Request) -> dict[str, str]:
+        headers = {**self._fixed, **request.headers}
+        for name, before, called in self._callables:
+            value = called()
+            headers[name] = before + (value if isinstance(value, str) else await value)
+        return headers

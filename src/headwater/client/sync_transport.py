@@ -127,6 +127,16 @@ class SyncTransport:
         self.give_back(connection, response)
         return response
 
+    def open(self, request: Request, headers: Mapping[str, str], timeout_s: float) -> tuple[Connection, Response]:
+        """Send a request and return as soon as the head of the response has arrived."""
+        connection = self.take(split_url(request.url)[0])
+        try:
+            connection.send(request, headers, timeout_s)
+            return connection, connection.response(whole=False)
+        except BaseException:
+            connection.close()
+            raise
+
     def take(self, origin: Origin) -> Connection:
         """An idle connection, or a new one."""
         if self._process != os.getpid():
@@ -167,7 +177,7 @@ class SyncTransport:
             return
         keep_alive = response.headers.get("keep-alive")
         if keep_alive is not None:
-            connection.idle_max_s = _idle_max_s(keep_alive)
+            connection.idle_max_s = idle_max_s_of(keep_alive)
         connection.idle_since = time.monotonic()
         idle = self._idle.setdefault(connection.origin, deque())
         if len(idle) >= IDLE_CONNECTIONS_MAX:
@@ -186,7 +196,7 @@ class SyncTransport:
                 idle.pop().close()
 
 
-def _idle_max_s(keep_alive: str) -> float:
+def idle_max_s_of(keep_alive: str) -> float:
     """How long a connection may idle, from `Keep-Alive: timeout=5`: a second less, to be earlier than the server."""
     for part in keep_alive.split(","):
         name, _, value = part.strip().partition("=")

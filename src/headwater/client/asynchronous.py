@@ -1,0 +1,441 @@
+"""The asynchronous face: `AsyncClient`, `AsyncStream` and `AsyncBucket`, with the names of the synchronous one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from headwater.client import listing, reading, state
+from headwater.client.async_transport import AsyncConnection, AsyncTransport
+from headwater.client.effects import Emit, Open, Operation, Policy, Receive, Request, Sleep
+from headwater.client.errors import ClientError
+from headwater.client.http1 import Body, Response, split_url
+from headwater.client.multipart import PartEnd, PartStart
+from headwater.client.operations import (
+    JSON,
+    AppendOptions,
+    CreateOptions,
+    ForkOptions,
+    Message,
+    StreamOperations,
+)
+from headwater.client.results import (
+    BEGINNING,
+    AppendResult,
+    Batch,
+    BootstrapInfo,
+    BucketEntry,
+    Chunk,
+    CreateResult,
+    Range,
+    Snapshot,
+    StreamEntry,
+    StreamInfo,
+)
+from headwater.client.settings import ClientOptions, ClientSettings, RequestHeaders
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A server, and the connections to it. Tasks of one event loop may share a client.
+
+    `base_url` is the address of the server, such as `http://localhost:4437`. Close the client, or use it in an
+    `async with`.
+    """
+
+    def __init__(self, base_url: str, **options: Unpack[ClientOptions]) -> None:
+        split_url(base_url)
+        self.base_url = base_url.rstrip("/")
+        settings = ClientSettings(**options)
+        self.policy = settings.policy or Policy(settings.retry)
+        self._timeout_s = settings.timeout_s
+        self.headers = RequestHeaders(settings)
+        self.transport = AsyncTransport(settings.tls(), settings.connect_timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close idle connections. The client may be used again."""
+        self.transport.close()
+
+    def stream(self, name: str, *, content_type: str | None = None) -> AsyncStream:
+        """A stream by its name, its path (`/ds/bucket/stream`) or its URL. No request is sent."""
+        return AsyncStream(listing.stream_url(self.base_url, name), client=self, content_type=content_type)
+
+    async def streams(self, prefix: str = "") -> list[StreamEntry]:
+        """The streams that the server's registry reports. Servers without one: `StreamNotFoundError`."""
+        return await self.run(listing.registered_streams(self.policy, f"{self.base_url}/v1/stream", prefix))
+
+    def bucket(self, bucket_id: str) -> AsyncBucket:
+        """A bucket by its id. No request is sent."""
+        return AsyncBucket(listing.stream_url(self.base_url, f"/ds/{bucket_id}"), client=self)
+
+    def buckets(self) -> AsyncIterator[BucketEntry]:
+        """All buckets, in the order of their ids."""
+        return self.iterate(listing.buckets(self.policy, self.base_url))
+
+    # -- performing operations ---------------------------------------------------------------------------------------
+
+    async def run(self, operation: Operation[T]) -> T:
+        """The result of an operation that emits nothing."""
+        performer = _Performer(self)
+        try:
+            effect = next(operation)
+            while True:
+                assert not isinstance(effect, Emit), "the operation emits values; iterate over it"
+                try:
+                    result = await performer.perform(effect)
+                except ClientError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            performer.close()
+            operation.close()
+
+    async def iterate(self, operation: Operation[Any]) -> AsyncGenerator[Any, None]:
+        """The values that an operation emits. Leaving the loop ends the operation."""
+        performer = _Performer(self)
+        try:
+            effect = next(operation)
+            while True:
+                result: Any = None
+                try:
+                    if isinstance(effect, Emit):
+                        yield effect.value
+                    else:
+                        result = await performer.perform(effect)
+                except ClientError as error:
+                    effect = operation.throw(error)
+                else:
+                    effect = operation.send(result)
+        except StopIteration:
+            return
+        finally:
+            performer.close()
+            operation.close()
+
+    async def send(self, request: Request) -> Response:
+        """Send one request, once."""
+        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        return await self.transport.send(request, await self.headers.async_of(request), timeout_s)
+
+    async def open(self, request: Request) -> tuple[AsyncConnection, Response]:
+        """Send one request; returns as soon as the head of the response has arrived."""
+        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        return await self.transport.open(request, await self.headers.async_of(request), timeout_s)
+
+
+class _Performer:
+    """Performs the effects of one operation by awaiting."""
+
+    __slots__ = ("_client", "_opened")
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._opened: AsyncConnection | None = None
+
+    async def perform(self, effect: Request | Open | Receive | Sleep) -> Any:
+        match effect:
+            case Request():
+                return await self._client.send(effect)
+            case Receive():
+                assert self._opened is not None
+                data = await self._opened.more(effect.response)
+                if not data:
+                    self._client.transport.give_back(self._opened, effect.response)
+                    self._opened = None
+                return data
+            case Open():
+                self.close()
+                self._opened, response = await self._client.open(effect.request)
+                return response
+            case Sleep():
+                await asyncio.sleep(effect.seconds)
+                return None
+
+    def close(self) -> None:
+        """Close the response that was not read to its end."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+class AsyncReader:
+    """Iterates over the messages of a stream: JSON values, text, or bytes, by the content type of the stream.
+
+    `offset` is where a later reader continues. It moves when the last message of a batch is handed out, so a program
+    that stores it after each message reads some messages again after a crash, and misses none.
+    """
+
+    def __init__(
+        self, client: AsyncClient, operations: StreamOperations, start: str, live: reading.Live | None
+    ) -> None:
+        self.offset = start
+        self.up_to_date = False
+        """Whether everything that the stream held has been handed out."""
+        self.closed = False
+        """Whether the stream is closed and its last message has been handed out."""
+        self._batches: AsyncGenerator[Batch, None] = client.iterate(reading.batches(operations, start, live))
+        self._values = self._iterate()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await anext(self._values)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """End the reading and close its connection."""
+        await self._values.aclose()
+        await self._batches.aclose()
+
+    async def batches(self) -> AsyncIterator[Batch]:
+        """The same messages in the batches in which they arrive, empty ones included."""
+        async for batch in self._batches:
+            self._moved(batch)
+            yield batch
+
+    async def _iterate(self) -> AsyncGenerator[Any, None]:
+        decode = reading.Values().of
+        async for batch in self._batches:
+            values = decode(batch)
+            if values:
+                for value in values[:-1]:
+                    yield value
+                self._moved(batch)
+                yield values[-1]
+            else:
+                self._moved(batch)
+
+    def _moved(self, batch: Batch) -> None:
+        self.offset, self.up_to_date, self.closed = batch.next_offset, batch.up_to_date, batch.closed
+
+
+class AsyncPart:
+    """One part of a bootstrap. Its body can be read once, before the next part."""
+
+    def __init__(self, content_type: str, chunks: AsyncIterator[bytes]) -> None:
+        self.content_type = content_type
+        self._chunks = chunks
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        return self._chunks
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self._chunks])
+
+
+class AsyncBootstrap:
+    """The response to a bootstrap. `parts` yields the snapshot, then the messages after it, once."""
+
+    def __init__(self, info: BootstrapInfo, parts: AsyncIterator[AsyncPart]) -> None:
+        self.info = info
+        self.parts = parts
+
+
+class AsyncStream:
+    """One stream, by its URL. Without a `client` it has its own: call `disconnect`, or use the
+    stream in an `async with`.
+
+    `options` are those of `AsyncClient`, such as `token` and `headers`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        client: AsyncClient | None = None,
+        content_type: str | None = None,
+        **options: Unpack[ClientOptions],
+    ) -> None:
+        if client is not None and options:
+            raise TypeError("these are options of the client; pass them to it")
+        self._owns_client = client is None
+        self.client = AsyncClient(str(split_url(url)[0]), **options) if client is None else client
+        self._operations = StreamOperations(url, self.client.policy, content_type)
+        self.url = self._operations.url
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.disconnect()
+
+    async def disconnect(self) -> None:
+        """Close the connections, unless the client was passed in."""
+        if self._owns_client:
+            await self.client.close()
+
+    # -- the stream itself -------------------------------------------------------------------------------------------
+
+    async def create(self, content_type: str = JSON, **options: Unpack[CreateOptions]) -> CreateResult:
+        """Create the stream, or confirm that it exists with the same configuration."""
+        return await self.client.run(self._operations.create(content_type, **options))
+
+    async def fork(self, name: str, **options: Unpack[ForkOptions]) -> AsyncStream:
+        """Create a stream that starts with the data of this one, up to `offset` or to its end."""
+        fork = self.client.stream(name)
+        await fork.fork_from(self, **options)
+        return fork
+
+    async def fork_from(self, source: AsyncStream, **options: Unpack[ForkOptions]) -> CreateResult:
+        """Create this stream as a fork of another one of the same server."""
+        return await self.client.run(self._operations.fork_from(source.url, **options))
+
+    async def head(self) -> StreamInfo:
+        """What the server knows about the stream."""
+        return await self.client.run(self._operations.head())
+
+    async def close(self) -> AppendResult:
+        """Close the stream for good: nothing more can be appended, and readers learn that they have seen the end."""
+        return await self.client.run(self._operations.close())
+
+    async def delete(self, *, missing_ok: bool = False) -> None:
+        """Delete the stream and its messages."""
+        await self.client.run(self._operations.delete(missing_ok=missing_ok))
+
+    # -- appending ---------------------------------------------------------------------------------------------------
+
+    async def append(self, message: Message, **options: Unpack[AppendOptions]) -> AppendResult:
+        """Append one message: any JSON value to a JSON stream (bytes are JSON text), text or bytes to others.
+
+        Without a producer it is sent once, and again only if the server did not process it.
+        """
+        return await self.client.run(self._operations.append(message, **options))
+
+    async def append_many(self, messages: Iterable[Message], **options: Unpack[AppendOptions]) -> AppendResult:
+        """Append several messages in one request: all of them, or none."""
+        return await self.client.run(self._operations.append_many(messages, **options))
+
+    async def append_body(self, body: bytes, **options: Unpack[AppendOptions]) -> AppendResult:
+        """Append a request body as it is: on a JSON stream one message, or an array of them."""
+        return await self.client.run(self._operations.append_body(body, **options))
+
+    # -- reading -----------------------------------------------------------------------------------------------------
+
+    def read(self, offset: str = BEGINNING) -> AsyncReader:
+        """Everything from an offset to the current end."""
+        return AsyncReader(self.client, self._operations, offset, None)
+
+    def follow(self, offset: str = BEGINNING, *, live: reading.Live = "auto") -> AsyncReader:
+        """Everything from an offset on, and what is appended, until the stream is closed.
+
+        `live` is "sse", "long-poll", or "auto": events, except for text (where events would turn carriage returns into
+        line feeds) and where events do not arrive.
+        """
+        return AsyncReader(self.client, self._operations, offset, live)
+
+    async def last(self, count: int = 1) -> list[Any]:
+        """The last messages, decoded like those of `read`."""
+        messages = await self.client.run(self._operations.last(count))
+        return reading.decoded(messages, self._operations.content_type or "")
+
+    async def read_chunk(self, offset: str = BEGINNING, *, until: str | None = None) -> Chunk:
+        """One catch-up read: from an offset to wherever the server ends its answer, never beyond `until`."""
+        return await self.client.run(self._operations.read_chunk(offset, until))
+
+    async def read_frames(self, offset: str, until: str) -> Chunk:
+        """One read with message boundaries (extension `frames`)."""
+        return await self.client.run(self._operations.read_frames(offset, until))
+
+    async def splits(self, start: str, end: str, count: int) -> list[Range]:
+        """A range cut into about `count` parts of the same size (extension `splits`)."""
+        return await self.client.run(self._operations.splits(start, end, count))
+
+    # -- state -------------------------------------------------------------------------------------------------------
+
+    async def snapshot(self, offset: str | None = None) -> Snapshot:
+        """The latest snapshot, or the one at an offset."""
+        return await self.client.run(self._operations.snapshot(offset))
+
+    async def publish_snapshot(self, offset: str, body: Body, content_type: str = "application/octet-stream") -> None:
+        """Publish the state that all messages before `offset` fold to. A body of any size may come in pieces."""
+        await self.client.run(self._operations.publish_snapshot(offset, body, content_type))
+
+    @asynccontextmanager
+    async def bootstrap(self) -> AsyncIterator[AsyncBootstrap]:
+        """The latest snapshot and the messages after it in one response, read as it arrives."""
+        events = self.client.iterate(state.bootstrap(self._operations))
+        try:
+            yield AsyncBootstrap(await anext(events), _parts(events))
+        finally:
+            await events.aclose()
+
+    def follow_state(
+        self, target: state.State, *, live: reading.Live = "auto", allow_missing: bool = False
+    ) -> AsyncIterator[state.StateProgress]:
+        """Keep a state up to date with the stream, until it is closed; stop by leaving the loop.
+
+        Where retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
+        state starts with what is left.
+        """
+        return self.client.iterate(state.follow_state(self._operations, target, live=live, allow_missing=allow_missing))
+
+
+async def _parts(events: AsyncIterator[Any]) -> AsyncIterator[AsyncPart]:
+    async for event in events:
+        if isinstance(event, PartStart):
+            chunks = _until_part_end(events)
+            yield AsyncPart(event.content_type, chunks)
+            async for _ in chunks:
+                pass
+
+
+async def _until_part_end(events: AsyncIterator[Any]) -> AsyncIterator[bytes]:
+    async for event in events:
+        if isinstance(event, PartEnd):
+            return
+        yield event
+
+
+class AsyncBucket:
+    """A bucket: streams that are listed together and have snapshots."""
+
+    def __init__(self, url: str, *, client: AsyncClient) -> None:
+        self.url = url.rstrip("/")
+        self.client = client
+
+    async def create(self, *, exist_ok: bool = False) -> bool:
+        """Create the bucket; whether it is new."""
+        return await self.client.run(listing.create_bucket(self.client.policy, self.url, exist_ok=exist_ok))
+
+    async def delete(self) -> None:
+        """Delete the bucket, which must be empty."""
+        await self.client.run(listing.delete_bucket(self.client.policy, self.url))
+
+    def stream(self, stream_id: str, *, content_type: str | None = None) -> AsyncStream:
+        """A stream of the bucket. No request is sent."""
+        return AsyncStream(
+            listing.bucket_stream_url(self.url, stream_id), client=self.client, content_type=content_type
+        )
+
+    def streams(self, prefix: str = "") -> AsyncIterator[StreamEntry]:
+        """The streams of the bucket, in the order of their names."""
+        return self.client.iterate(listing.bucket_streams(self.client.policy, self.url, prefix))

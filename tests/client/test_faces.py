@@ -1,0 +1,342 @@
+"""The client, synchronous and asynchronous, against our server and the official Node server: one suite for all four."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Any
+
+import pytest
+from bench.servers import official_node
+
+from headwater.client import (
+    BEGINNING,
+    NOW,
+    AsyncBucket,
+    AsyncClient,
+    AsyncReader,
+    AsyncStream,
+    Bucket,
+    Client,
+    ConflictError,
+    InvalidRequestError,
+    ProducerFencedError,
+    ProducerGapError,
+    ProducerStamp,
+    Reader,
+    Stream,
+    StreamClosedError,
+    StreamNotFoundError,
+    digest_of,
+)
+from tests.client.faces import ASYNC, SYNC, client_of
+from tests.serving import Server, serve
+
+OURS = "headwater"
+NODE = "node"
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    """A server that soon ends live responses, so that readers have to come back; and that answers in small chunks."""
+    with serve(
+        DS_SERVER__LONG_POLL_TIMEOUT_SECS="1",
+        DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="1",
+        DS_LIMITS__MAX_CHUNK_BYTES="4000",
+        DS_REGISTRY__ENABLED="true",
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[str]:
+    with official_node() as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module", params=[SYNC, ASYNC])
+def face(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=[OURS, NODE])
+def client(request: pytest.FixtureRequest, face: str) -> Iterator[Any]:
+    """Each face with each server."""
+    url = request.getfixturevalue("ours").url if request.param == OURS else request.getfixturevalue("node")
+    with client_of(face, url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def our_client(ours: Server, face: str) -> Iterator[Any]:
+    with client_of(face, ours.url) as client:
+        yield client
+
+
+@pytest.fixture
+def stream(client: Any, stream_name: Callable[[], str]) -> Any:
+    return client.stream(stream_name())
+
+
+def test_create_append_read_head_delete(stream: Any) -> None:
+    assert stream.create(ttl_s=3600).created
+    assert not stream.create(ttl_s=3600).created
+    first = stream.append({"n": 1}).next_offset
+    stream.append_many([2, [3, 4], "five", None])
+    stream.append([6])
+    assert list(stream.read()) == [{"n": 1}, 2, [3, 4], "five", None, [6]]
+    assert list(stream.read(first)) == [2, [3, 4], "five", None, [6]]
+    info = stream.head()
+    assert (info.content_type, info.ttl_s, info.closed) == ("application/json", 3600, False)
+    assert list(stream.read(info.next_offset)) == []
+    stream.delete()
+    with pytest.raises(StreamNotFoundError):
+        stream.head()
+    with pytest.raises(StreamNotFoundError):
+        list(stream.read())
+    stream.delete(missing_ok=True)
+
+
+def test_json_text_is_appended_byte_for_byte(our_client: Any, stream_name: Callable[[], str]) -> None:
+    stream = our_client.stream(stream_name())
+    stream.create()
+    stream.append(b'{"id":9007199254740993,"b":1.0}')
+    stream.append(b"[1]")
+    messages = [message for batch in stream.read().batches() for message in batch.messages]
+    assert messages == [b'{"id":9007199254740993,"b":1.0}', b"[1]"]
+
+
+def test_text_and_bytes(client: Any, stream_name: Callable[[], str]) -> None:
+    text = client.stream(stream_name())
+    text.create("text/plain; charset=utf-8")
+    encoded = "né\r\n".encode()
+    for piece in (encoded[:2], encoded[2:], "ext"):
+        text.append(piece)
+    assert "".join(text.read()) == "né\r\next"
+    data = client.stream(stream_name())
+    data.create("application/octet-stream")
+    data.append(bytes(range(256)))
+    data.append_many([b"a", b"b"])
+    assert b"".join(data.read()) == bytes(range(256)) + b"ab"
+    with pytest.raises(InvalidRequestError, match="must be"):
+        data.append({"a": 1})
+
+
+def test_what_cannot_be_sent_is_an_error_before_it_is_sent(stream: Any) -> None:
+    stream.create()
+    with pytest.raises(InvalidRequestError, match="JSON"):
+        stream.append(object())
+    with pytest.raises(InvalidRequestError, match="no messages"):
+        stream.append_many([])
+    with pytest.raises(InvalidRequestError, match="forbidden"):
+        stream.append(1, headers={"X": "a\r\nInjected: yes"})
+    with pytest.raises(InvalidRequestError, match="not both"):
+        stream.create(ttl_s=1, expires_at=datetime.now(UTC))
+    assert list(stream.read()) == []
+
+
+@pytest.mark.parametrize("live", ["auto", "sse", "long-poll"])
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/octet-stream"])
+def test_follow_delivers_the_past_then_the_present_then_the_close(stream: Any, live: str, content_type: str) -> None:
+    stream.create(content_type)
+    sent: list[Any] = (
+        [{"n": n} for n in range(60)] if content_type == "application/json" else [f"{n};" for n in range(60)]
+    )
+    if content_type == "application/octet-stream":
+        sent = [text.encode() for text in sent]
+    stream.append_many(sent[:30])
+
+    def append_the_rest() -> None:
+        for message in sent[30:]:
+            stream.append(message)
+        stream.close()
+
+    reader = stream.follow(live=live)
+    received = [next(reader)]
+    writer = threading.Thread(target=append_the_rest)
+    writer.start()
+    received += list(reader)
+    writer.join()
+    if content_type == "application/json":
+        assert received == sent
+    else:
+        assert sent[0][:0].join(received) == sent[0][:0].join(sent)
+    assert reader.closed
+    assert reader.up_to_date
+    assert reader.offset == stream.head().next_offset
+
+
+def test_a_reader_resumes_at_its_offset(stream: Any) -> None:
+    stream.create()
+    stream.append_many([1, 2])
+    reader = stream.follow()
+    assert [next(reader), next(reader)] == [1, 2]
+    assert reader.up_to_date
+    offset = reader.offset
+    reader.stop()
+    stream.append_many([3, 4])
+    with stream.follow(offset) as resumed:
+        assert list(islice(resumed, 2)) == [3, 4]
+
+
+def test_follow_from_now_skips_what_is_there(stream: Any) -> None:
+    stream.create()
+    stream.append("old")
+    with stream.follow(NOW) as reader:
+        batches = reader.batches()
+        first = next(iter(batches))
+        assert (first.values, first.up_to_date) == ([], True)
+        stream.append("new")
+        assert next(batch.values for batch in batches if batch.values) == ["new"]
+
+
+def test_a_closed_stream_refuses_appends_and_ends_readers(stream: Any) -> None:
+    stream.create()
+    stream.append("last", close=True)
+    stream.close()
+    with pytest.raises(StreamClosedError):
+        stream.append("late")
+    reader = stream.follow()
+    assert list(reader) == ["last"]
+    assert reader.closed
+
+
+def test_last_returns_the_end_of_the_stream(stream: Any) -> None:
+    stream.create()
+    assert stream.last() == []
+    stream.append_many([{"n": n, "text": "x" * (n % 50)} for n in range(1500)])
+    assert [value["n"] for value in stream.last(3)] == [1497, 1498, 1499]
+    assert stream.last() == [{"n": 1499, "text": "x" * 49}]
+    assert len(stream.last(5000)) == 1500
+
+
+def test_a_fork_starts_with_the_data_of_its_source(client: Any, stream: Any, stream_name: Callable[[], str]) -> None:
+    stream.create()
+    middle = stream.append(1).next_offset
+    stream.append(2)
+    whole = stream.fork(stream_name())
+    part = stream.fork(stream_name(), offset=middle)
+    part.append("other")
+    assert list(whole.read()) == [1, 2]
+    assert list(part.read()) == [1, "other"]
+
+
+def test_expiry_and_creation_with_content(stream: Any) -> None:
+    until = datetime.now(UTC) + timedelta(hours=1)
+    assert stream.create(expires_at=until, body=b'["first"]', closed=True).created
+    info = stream.head()
+    assert info.closed
+    assert info.expires_at is not None
+    assert list(stream.follow()) == ["first"]
+
+
+def test_producer_headers_make_an_append_idempotent(stream: Any) -> None:
+    stream.create()
+    stamp = ProducerStamp("loader", epoch=1, seq=0)
+    assert not stream.append("once", producer=stamp).duplicate
+    again = stream.append("once", producer=stamp)
+    assert again.duplicate
+    assert again.digest in {None, digest_of(b'"once"')}
+    with pytest.raises(ProducerGapError) as gap:
+        stream.append("gap", producer=ProducerStamp("loader", 1, 5))
+    assert gap.value.expected_seq == 1
+    with pytest.raises(ProducerFencedError) as fenced:
+        stream.append("old", producer=ProducerStamp("loader", 0, 1))
+    assert fenced.value.current_epoch == 1
+    assert list(stream.read()) == ["once"]
+
+
+def test_stream_seq_orders_writers(stream: Any) -> None:
+    stream.create()
+    stream.append(1, seq="001")
+    with pytest.raises(ConflictError):
+        stream.append(2, seq="001")
+    assert list(stream.read()) == [1]
+
+
+def test_a_stream_of_another_type_is_a_conflict(stream: Any) -> None:
+    stream.create()
+    with pytest.raises(ConflictError):
+        stream.create("text/plain")
+
+
+# -- our extensions ----------------------------------------------------------------------------------------------------
+
+
+def test_buckets_list_their_streams(our_client: Any, face: str) -> None:
+    bucket = our_client.bucket(f"faces-{face}")
+    assert bucket.create()
+    assert not bucket.create(exist_ok=True)
+    with pytest.raises(ConflictError):
+        bucket.create()
+    for name in ("b", "a/é"[0], "user 1"):
+        bucket.stream(name).create()
+    assert [entry.name for entry in bucket.streams()] == ["a", "b", "user 1"]
+    assert [entry.name for entry in bucket.streams("user")] == ["user 1"]
+    assert f"faces-{face}" in [entry.bucket_id for entry in our_client.buckets()]
+    with pytest.raises(ConflictError):
+        bucket.delete()
+    for entry in list(bucket.streams()):
+        bucket.stream(entry.name).delete()
+    bucket.delete()
+
+
+def test_the_registry_lists_streams(our_client: Any, stream_name: Callable[[], str]) -> None:
+    prefix = stream_name()
+    for name in ("b", "a", "gone"):
+        our_client.stream(f"{prefix}/{name}").create()
+    our_client.stream(f"{prefix}/gone").delete()
+    assert [entry.name for entry in our_client.streams(prefix)] == [f"{prefix}/a", f"{prefix}/b"]
+
+
+def test_snapshots_and_bootstrap(our_client: Any, face: str) -> None:
+    bucket = our_client.bucket(f"snap-{face}")
+    bucket.create()
+    stream = bucket.stream("total")
+    stream.create()
+    middle = stream.append_many([1, 2, 3]).next_offset
+    stream.publish_snapshot(middle, b"6", "text/plain")
+    stream.append(10)
+    stream.append(20)
+    found = stream.snapshot()
+    assert (found.offset, found.content_type, found.body) == (middle, "text/plain", b"6")
+    assert stream.snapshot(middle) == found
+    with stream.bootstrap() as bootstrap:
+        assert bootstrap.info.snapshot_offset == middle
+        assert [part.read() for part in bootstrap.parts] == [b"6", b"10", b"20"]
+    stream.publish_snapshot(stream.head().next_offset, (piece for piece in (b"3", b"6")), "text/plain")
+    assert stream.snapshot().body == b"36"
+
+
+def test_bounded_reads_splits_and_frames(our_client: Any, stream_name: Callable[[], str]) -> None:
+    stream = our_client.stream(stream_name())
+    stream.create()
+    middle = stream.append_many(["one", "two"]).next_offset
+    end = stream.append("three").next_offset
+    assert stream.read_chunk(BEGINNING, until=middle).body == b'["one","two"]'
+    frames = stream.read_frames(BEGINNING, end)
+    assert frames.content_type == "application/json"
+    assert frames.body.endswith(b'"one","two","three",')
+    ranges = stream.splits(BEGINNING, end, 3)
+    assert [(part.start_position, part.end_position) for part in ranges] == [(0, 1), (1, 2), (2, 3)]
+
+
+# -- both faces have the same names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sync", "asynchronous"),
+    [(Client, AsyncClient), (Stream, AsyncStream), (Bucket, AsyncBucket), (Reader, AsyncReader)],
+)
+def test_both_faces_have_the_same_methods(sync: type, asynchronous: type) -> None:
+    def methods(kind: type) -> dict[str, list[str]]:
+        return {
+            name: list(inspect.signature(member).parameters)
+            for name, member in inspect.getmembers(kind, inspect.isfunction)
+            if not name.startswith("_")
+        }
+
+    assert methods(sync) == methods(asynchronous)
