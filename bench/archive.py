@@ -1,6 +1,6 @@
-"""Archiving messages to a Parquet lake, compacting it, and counting it again with Spark; and the growth with the data.
+"""Archive messages, compact the archive, count it with Spark; and the growth with the data.
 
-python -m bench.archive [--messages N] [--streams N] [--sizes N,N] [--format parquet|delta]
+python -m bench.archive [--messages N] [--streams N] [--sizes N,N]
 
 The full size is `--messages 1000000 --sizes 1,10`: ten million messages of about 100 bytes.
 """
@@ -19,9 +19,9 @@ import httpx
 from bench.servers import headwater
 from bench.spark_read import message
 from bench.spark_session import spark_session
-from headwater.pipeline.archive.compaction import compact
 from headwater.pipeline.archive.job import Archive
-from headwater.pipeline.archive.reading import files_of, frame_of
+from headwater.pipeline.archive.reading import read_archive
+from headwater.pipeline.archive.table import ArchiveTable
 from headwater.pipeline.job import Surroundings
 
 if TYPE_CHECKING:
@@ -46,17 +46,17 @@ def measure(
     httpx.put(f"{url}/ds/{bucket}").raise_for_status()
     fill(url, bucket, chosen.streams, count)
     lake = scratch / bucket
-    archive = Archive(lake=lake, bucket=bucket, once=True, format=chosen.format)
+    archive = Archive(lake=lake, bucket=bucket, once=True)
     began = time.perf_counter()
     archive.start(spark, Surroundings(f"{url}/v1/stream", str(scratch / "places" / bucket))).awaitTermination()
     archived_s = time.perf_counter() - began
-    before = len(files_of(lake))
+    table = ArchiveTable(lake)
+    before = len(table.files())
     began = time.perf_counter()
-    if chosen.format == "parquet":
-        compact(lake)
+    table.compact()
     compacted_s = time.perf_counter() - began
     began = time.perf_counter()
-    rows = frame_of(spark, lake).selectExpr("count(*)", "count(distinct stream, position)").collect()[0]
+    rows = read_archive(spark, lake).selectExpr("count(*)", "count(distinct stream, position)").collect()[0]
     counted_s = time.perf_counter() - began
     assert tuple(rows) == (count, count), f"{tuple(rows)} rows of {count}"
     return {
@@ -64,7 +64,7 @@ def measure(
         "seconds": round(archived_s, 1),
         "per_second": round(count / archived_s),
         "files": before,
-        "compacted_files": len(files_of(lake)),
+        "compacted_files": len(table.files()),
         "compact_seconds": round(compacted_s, 1),
         "count_seconds": round(counted_s, 1),
     }
@@ -75,7 +75,6 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--streams", type=int, default=10)
     parser.add_argument("--sizes", default="1,10")
-    parser.add_argument("--format", default="parquet", choices=["parquet", "delta"])
     chosen = parser.parse_args()
     results = []
     with (
@@ -88,7 +87,7 @@ def main() -> None:
             told = measure(spark, server.url, Path(scratch), f"bench-{size}", chosen.messages * size, chosen)
             results.append({"size": size, **told})
             print(results[-1])
-    print(json.dumps({"bench": "archive", "format": chosen.format, "results": results}))
+    print(json.dumps({"bench": "archive", "results": results}))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import httpx
 import psycopg
 import pytest
 
-from headwater.pipeline.archive.manifest import Manifest
+from headwater.pipeline.archive.table import ArchiveTable
 from headwater.pipeline.fold.state import State
 from headwater.stack.database import Database
 from tests.pipeline.buckets import Bucket
@@ -180,7 +180,7 @@ def test_an_archive_that_is_killed(tmp_path: Path, long: bool) -> None:
         return ["archive", "run", "--lake", str(lake), "--bucket", bucket.name, "--trim", "fold", "--url", url]
 
     def is_done(bucket: Bucket, feeder: Feeder) -> bool:
-        streams = Manifest(lake).contents().streams
+        streams = ArchiveTable(lake).positions()
         return all(name in streams and streams[name].offset == bucket.tail(name) for name in feeder.sent)
 
     _, feeder, what = killed_and_finished(tmp_path, lake / "_checkpoints" / "archive", long, arguments, is_done)

@@ -132,6 +132,6 @@ def test_sql_over_streams_lakes_snapshots_and_states(
     shell("query", "SELEKT 1", code=2)
     assert "SELEKT" in shell.said
     shell("query", f"FROM archive('{tmp_path}')", code=1)
-    assert "is not a lake" in shell.said
+    assert "is not an archive" in shell.said
     shell("fold", "chat-1", "--once", code=2)
     assert "only those of a bucket" in shell.said

@@ -1,4 +1,4 @@
-"""`headwater archive`: streams into a lake, and the lake's own care."""
+"""`headwater archive`: archive streams as a Delta table, and inspect, compact and migrate archives."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from headwater.cli.running import (
 )
 from headwater.printable import printable
 
-app = typer.Typer(help="Archive streams to a lake of Parquet files.", no_args_is_help=True)
+app = typer.Typer(help="Archive streams as a Delta table.", no_args_is_help=True)
 
-Lake = Annotated[Path, typer.Argument(metavar="LAKE", help="The lake's directory.", show_default=False)]
-LakeOption = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The lake's directory.", show_default=False)]
+Lake = Annotated[Path, typer.Argument(metavar="LAKE", help="The archive's directory.", show_default=False)]
+LakeOption = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The archive's directory.", show_default=False)]
 
 
-class Form(StrEnum):
-    PARQUET = "parquet"
+class ArchiveFormat(StrEnum):
     DELTA = "delta"
+    PARQUET = "parquet"
 
 
-class Gone(StrEnum):
+class OnGone(StrEnum):
     FAIL = "fail"
     RESTART = "restart"
     BOOTSTRAP = "bootstrap"
@@ -59,22 +59,32 @@ def run(
     streams: Streams = None,
     bucket: Bucket = "",
     prefix: Prefix = "",
-    form: Annotated[Form, typer.Option("--format", help="Parquet with a manifest, or a Delta table.")] = Form.PARQUET,
+    form: Annotated[
+        ArchiveFormat, typer.Option("--format", hidden=True, help="Not used: an archive is a Delta table.")
+    ] = ArchiveFormat.DELTA,
     shards: Annotated[int, typer.Option("--shards", min=1, help="Directories that a day's streams are spread to.")] = 8,
     on_gone: Annotated[
-        Gone, typer.Option("--on-gone", help="When messages are gone before they were archived.")
-    ] = Gone.FAIL,
+        OnGone, typer.Option("--on-gone", help="What to do when messages were deleted before they were archived.")
+    ] = OnGone.FAIL,
     trim: Annotated[
-        TrimBy, typer.Option("--trim", help="Let the server forget what the lake has, by a snapshot of this kind.")
+        TrimBy, typer.Option("--trim", help="Let the server delete what is archived, by a snapshot of this kind.")
     ] = TrimBy.NEVER,
     trim_after: Annotated[
-        float, typer.Option("--trim-after", metavar="SECONDS", min=0, help="Only what has been in the lake so long.")
+        float, typer.Option("--trim-after", metavar="SECONDS", min=0, help="Only what was archived so long ago.")
     ] = 0.0,
+    compact_every: Annotated[
+        float,
+        typer.Option("--compact-every", metavar="SECONDS", min=0, help="Compact and vacuum so often; 0 is never."),
+    ] = 3600.0,
+    keep: Annotated[
+        float, typer.Option("--keep", metavar="SECONDS", min=0, help="Keep files that a compaction replaced so long.")
+    ] = 7 * 86400.0,
     once: Once = False,
     name: JobName = "archive",
     tasks: Tasks = 2,
     checkpoints: Annotated[
-        str, typer.Option("--checkpoints", metavar="DIR", help="Where the job keeps its place.", show_default="in LAKE")
+        str,
+        typer.Option("--checkpoints", metavar="DIR", help="Where the checkpoint is.", show_default="in LAKE"),
     ] = "",
     master: Master = "local[2]",
     progress: Progress = None,
@@ -83,7 +93,7 @@ def run(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Archive streams, and go on until Ctrl-C."""
+    """Archive streams until Ctrl-C."""
     from headwater.pipeline.archive.job import Archive
     from headwater.pipeline.job import Surroundings
 
@@ -99,12 +109,14 @@ def run(
             on_gone=on_gone.value,
             trim=trim.value,
             trim_after_s=trim_after,
+            compact_every_s=compact_every,
+            keep_s=keep,
             tasks=tasks,
             once=once,
         )
     )
     places = checkpoints or str(lake.absolute() / "_checkpoints")
-    with _told_plainly():
+    with _archive_errors():
         run_job(
             job,
             Surroundings(stream_root(url), places, token, ca_file=str(ca_file or "")),
@@ -119,65 +131,57 @@ def compact(
     lake: Lake,
     target_mb: Annotated[int, typer.Option("--target-mb", min=1, help="How large files may become.")] = 256,
     keep: Annotated[
-        float, typer.Option("--keep", metavar="SECONDS", min=0, help="Delete replaced files only after so long.")
+        float,
+        typer.Option("--keep", metavar="SECONDS", min=0, help="Keep replaced files so long; rounded up to hours."),
     ] = 3600.0,
 ) -> None:
-    """Merge small files, and delete those that no reader can still need. May run beside an archive."""
-    from headwater.pipeline.archive import compaction
-    from headwater.pipeline.archive.reading import is_delta
+    """Merge small files and delete replaced ones. May run while an archive is being written."""
+    from headwater.pipeline.archive.table import ArchiveTable
 
-    with _told_plainly():
-        if is_delta(lake):
-            from headwater.pipeline.archive.delta import DeltaLake
-
-            table = DeltaLake(lake)
-            typer.echo(f"replaced {table.compact(target_mb * 1024 * 1024)} files, deleted {table.vacuum(keep)}")
-            return
-        _require(lake)
-        from headwater.cli.output import progress_bar
-
-        with progress_bar("compacting", None) as advance:
-            done = compaction.compact(lake, target_mb * 1024 * 1024, lambda at, of: advance(0 if not at else 1, of))
-        swept = compaction.sweep(lake, keep)
-        typer.echo(f"{done.files_before} files became {done.files_after} ({done.rows:,} rows), deleted {swept}")
+    with _archive_errors():
+        table = ArchiveTable(lake)
+        replaced, by = table.compact(target_mb * 1024 * 1024)
+        typer.echo(f"{replaced} files became {by}, deleted {table.vacuum(keep)}")
 
 
 @app.command()
 def show(
-    lake: Lake, as_json: Annotated[bool, typer.Option("--json", help="As JSON lines, one a stream.")] = False
+    lake: Lake, as_json: Annotated[bool, typer.Option("--json", help="As JSON lines, one per stream.")] = False
 ) -> None:
-    """Print what a lake holds, and up to which offset each stream is in it."""
-    from headwater.pipeline.archive.manifest import Manifest
+    """Print what an archive holds and up to which offset each stream is archived."""
+    from headwater.pipeline.archive.table import ArchiveTable
 
-    with _told_plainly():
-        _require(lake)
-        contents = Manifest(lake).contents()
-    for stream, place in sorted(contents.streams.items()):
+    with _archive_errors():
+        table = ArchiveTable(lake)
+        stats, positions, shards = table.stats(), table.positions(), table.shards()
+    for stream, end in sorted(positions.items()):
         if as_json:
-            typer.echo(json.dumps({"stream": stream, "offset": place.offset, "messages": place.position}))
+            typer.echo(json.dumps({"stream": stream, "offset": end.offset, "messages": end.position}))
         else:
-            typer.echo(f"{place.offset}  {place.position:>12,}  {printable(stream)}")
+            typer.echo(f"{end.offset}  {end.position:>12,}  {printable(stream)}")
     if not as_json:
         typer.echo(
-            f"version {contents.version}: {len(contents.streams):,} streams, {contents.rows:,} rows,"
-            f" {len(contents.files):,} files, {contents.bytes:,} bytes, {contents.shards} shards"
+            f"version {stats.version}: {len(positions):,} streams, {stats.rows:,} rows,"
+            f" {stats.files:,} files, {stats.bytes:,} bytes, {shards} shards"
         )
 
 
-def _require(lake: Path) -> None:
-    from headwater.pipeline.archive.manifest import Manifest
+@app.command()
+def migrate(lake: Lake) -> None:
+    """Convert an archive of an earlier release to a Delta table, without copying data. Stop its archive job first."""
+    from headwater.pipeline.archive.migration import migrate as migrate_archive
 
-    if not Manifest(lake).exists:
-        raise CommandError(f"{lake} is not a lake with a manifest; `headwater archive run --lake DIR` makes one")
+    with _archive_errors():
+        typer.echo(migrate_archive(lake))
 
 
 @contextmanager
-def _told_plainly() -> Iterator[None]:
-    from headwater.pipeline.archive.manifest import LakeTrouble
+def _archive_errors() -> Iterator[None]:
+    from headwater.pipeline.archive.errors import ArchiveError
 
     try:
         yield
-    except LakeTrouble as error:
+    except ArchiveError as error:
         raise CommandError(str(error)) from None
     except OSError as error:
-        raise CommandError(f"{error.filename or 'the lake'}: {error.strerror or error}") from None
+        raise CommandError(f"{error.filename or 'the archive'}: {error.strerror or error}") from None

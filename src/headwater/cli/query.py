@@ -65,7 +65,7 @@ def _failure(error: Exception) -> Exception:
     """What went wrong as one line, for the kinds that are the caller's or the server's doing."""
     from pyspark.errors import PySparkException
 
-    from headwater.pipeline.archive.manifest import LakeTrouble
+    from headwater.pipeline.archive.errors import ArchiveError
     from headwater.pipeline.query import QueryTrouble
     from headwater.spark.errors import HeadwaterError, StreamMissing
     from headwater.spark.query_errors import error_sentence
@@ -74,7 +74,7 @@ def _failure(error: Exception) -> Exception:
         return CommandError(str(error).split(" It was never")[0], MISSING)
     if isinstance(error, QueryTrouble):
         return CommandError(str(error), USAGE)
-    if isinstance(error, LakeTrouble | HeadwaterError):
+    if isinstance(error, ArchiveError | HeadwaterError):
         return CommandError(str(error))
     if isinstance(error, PySparkException):
         return CommandError(error_sentence(error), USAGE)

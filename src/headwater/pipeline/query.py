@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from headwater.pipeline.archive.reading import frame_of
+from headwater.pipeline.archive.reading import read_archive
 from headwater.pipeline.fold.remote import Publisher, latest_snapshot, publisher, state_at
 from headwater.spark.errors import StreamMissing
 from headwater.spark.options import Connection
@@ -118,7 +118,7 @@ class Catalog:
 
     def archive(self, lake: str, stream: str = "") -> DataFrame:
         """What a lake has, or has of one stream."""
-        rows = frame_of(self._spark, Path(lake), stream)
+        rows = read_archive(self._spark, Path(lake), stream)
         return rows.withColumn("value", rows["value"].cast("string"))
 
     def snapshot(self, name: str) -> DataFrame:

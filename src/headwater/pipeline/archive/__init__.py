@@ -1,4 +1,5 @@
-"""Streams in a lake: every message once, in Parquet files that a manifest or a Delta log names.
+"""Archives: every message of some streams, once, in a Delta table.
 
-Invariant: what is in the lake is what a committed batch named. Files that no commit names are nobody's, and are swept.
+Invariant: the archive holds what its committed batches named. Files that no commit names are ignored by readers and
+deleted by vacuum.
 """

@@ -1,11 +1,13 @@
-"""Writing Parquet files of a lake, in tasks: sorted rows in, one file per shard out, and what is in each.
+"""Write the Parquet files of an archive in Spark tasks: sorted rows in, one file per shard out, and what each holds.
 
-Invariant: a file is complete and on the disk before its task tells of it; its name is its own, so that no attempt ever
-writes over another's.
+Invariant: a file is complete and synced before its task reports it. File names are unique, so no attempt ever
+overwrites the file of another.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import secrets
 import zlib
 from collections.abc import Iterator, Mapping
@@ -18,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headwater.pipeline.archive.manifest import DATA, Archived, File, sync_file
 from headwater.spark.offsets import are_of_two_streams
 
 SCHEMA: Final = pa.schema(
@@ -31,68 +32,92 @@ SCHEMA: Final = pa.schema(
         ("snapshot", pa.bool_()),
     ]
 )
-"""The columns of every file; `date` and `shard` are in its path."""
+"""The columns of every file. The partition columns `date` and `shard` are in the Delta log and in the path."""
 
 COLUMNS: Final = "stream string, position long, offset string, value binary, content_type string, snapshot boolean"
 RESULT: Final = "file string, streams string"
 ROW_GROUP_ROWS: Final = 128 * 1024
 
 
+class ArchiveFile(msgspec.Struct, frozen=True):
+    """One Parquet file, by its path within the archive."""
+
+    path: str
+    date: str
+    shard: int
+    rows: int
+    bytes: int
+    first_stream: str = ""
+    last_stream: str = ""
+    """In the order of their UTF-8 bytes; with them a reader of one stream skips the file. Empty where unknown."""
+
+
+class ArchivedPosition(msgspec.Struct, frozen=True):
+    """The end of the archived part of a stream."""
+
+    offset: str
+    position: int
+    """Messages of the current incarnation before the offset."""
+
+
 def shard_of(stream: str, shards: int) -> int:
-    """Which shard a stream is in: CRC-32 of its name in UTF-8, modulo their number. Spark's `crc32` is the same."""
+    """The shard of a stream: CRC-32 of its name in UTF-8, modulo the number of shards. Spark's `crc32` is the same."""
     return zlib.crc32(stream.encode()) % shards
 
 
 class ShardWriter:
-    """One Parquet file, written as rows come."""
+    """One Parquet file, written as rows arrive."""
 
-    def __init__(self, lake: Path, root: str, date: str, shard: int, stem: str) -> None:
-        self._place = f"{root}/date={date}/shard={shard}/{stem}-{secrets.token_hex(4)}.parquet".lstrip("/")
+    def __init__(self, lake: Path, date: str, shard: int, stem: str) -> None:
+        self._place = f"date={date}/shard={shard}/{stem}-{secrets.token_hex(4)}.parquet"
         self._path = lake / self._place
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._date = date
         self._shard = shard
         self._rows = 0
-        self._waiting: list[pa.RecordBatch] = []
-        self._waiting_rows = 0
+        self._first = self._last = ""
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = 0
         self._writer = pq.ParquetWriter(
             self._path, SCHEMA, compression="zstd", use_dictionary=["stream", "content_type"], write_page_index=True
         )
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._waiting.append(rows)
-        self._waiting_rows += rows.num_rows
-        if self._waiting_rows >= ROW_GROUP_ROWS:
+        """`rows` continue the order by stream."""
+        self._first = self._first or rows.column("stream")[0].as_py()
+        self._last = rows.column("stream")[-1].as_py()
+        self._pending.append(rows)
+        self._pending_rows += rows.num_rows
+        if self._pending_rows >= ROW_GROUP_ROWS:
             self._flush()
 
-    def close(self) -> File:
+    def close(self) -> ArchiveFile:
         self._flush()
         self._writer.close()
-        sync_file(self._path)
-        return File(self._place, self._date, self._shard, self._rows, self._path.stat().st_size)
+        _sync(self._path)
+        size = self._path.stat().st_size
+        return ArchiveFile(self._place, self._date, self._shard, self._rows, size, self._first, self._last)
 
     def _flush(self) -> None:
-        if self._waiting:
-            self._writer.write_table(pa.Table.from_batches(self._waiting, SCHEMA), ROW_GROUP_ROWS)
-            self._rows += self._waiting_rows
-            self._waiting, self._waiting_rows = [], 0
+        if self._pending:
+            self._writer.write_table(pa.Table.from_batches(self._pending, SCHEMA), ROW_GROUP_ROWS)
+            self._rows += self._pending_rows
+            self._pending, self._pending_rows = [], 0
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveTask:
-    """Sent to every executor. Rows must come sorted by shard, stream and position, all of a shard in one task."""
+    """Sent to every executor. Rows must be sorted by shard, stream and position, with all of a shard in one task."""
 
     lake: str
-    root: str
     date: str
-    shards: int
     stem: str
-    archived: Mapping[str, Archived] = field(default_factory=dict)
-    """How far the lake has each stream: a query that lost its checkpoint brings that again."""
+    archived: Mapping[str, ArchivedPosition] = field(default_factory=dict)
+    """The archived part of each stream, which a query that lost its checkpoint reads again; it is dropped."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        places: dict[str, Archived] = {}
-        files: list[File] = []
+        ends: dict[str, ArchivedPosition] = {}
+        files: list[ArchiveFile] = []
         writer: ShardWriter | None = None
         current = -1
         for rows in self._new(batches):
@@ -100,18 +125,18 @@ class ArchiveTask:
                 if shard != current:
                     if writer is not None:
                         files.append(writer.close())
-                    writer = ShardWriter(Path(self.lake), self.root, self.date, shard, self.stem)
+                    writer = ShardWriter(Path(self.lake), self.date, shard, self.stem)
                     current = shard
                 assert writer is not None
                 writer.write(part.select(SCHEMA.names).cast(SCHEMA))
                 for stream, mine in _runs(part, "stream"):
-                    # Rows come in order, so the last one that is seen is the end.
-                    places[stream] = Archived(mine.column("offset")[-1].as_py(), _end(mine))
+                    # Rows are in order, so the last one that is seen is the end.
+                    ends[stream] = ArchivedPosition(mine.column("offset")[-1].as_py(), _end(mine))
         if writer is not None:
             files.append(writer.close())
-        told = [msgspec.json.encode(file).decode() for file in files]
-        ends = msgspec.json.encode(places).decode()
-        yield pa.RecordBatch.from_pydict({"file": [*told, None], "streams": [*([None] * len(told)), ends]})
+        written = [msgspec.json.encode(file).decode() for file in files]
+        streams = msgspec.json.encode(ends).decode()
+        yield pa.RecordBatch.from_pydict({"file": [*written, None], "streams": [*([None] * len(written)), streams]})
 
     def _new(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for rows in batches:
@@ -129,26 +154,26 @@ class ArchiveTask:
                     for stream, mine in _runs(rows, "stream")
                 ]
             )
-            # A snapshot at a place stands for what lies before it.
+            # A snapshot at a position stands for the messages before it.
             before = pc.subtract(rows.column("position"), rows.column("snapshot").cast(pa.int64()))
             kept = rows.filter(pc.greater_equal(before, known))
             if kept.num_rows:
                 yield kept
 
     def _messages(self, stream: str, offset: str | None) -> int:
-        """How many messages of this incarnation of a stream the lake has."""
-        place = self.archived.get(stream)
-        return 0 if place is None or are_of_two_streams(place.offset, offset or "") else place.position
+        """How many messages of this incarnation of a stream are archived."""
+        known = self.archived.get(stream)
+        return 0 if known is None or are_of_two_streams(known.offset, offset or "") else known.position
 
 
 def _end(rows: pa.RecordBatch) -> int:
-    """Messages before the end of these; a snapshot stands for what lies before it and is no message."""
+    """Messages up to the end of these rows. A snapshot stands for the messages before it and is not one itself."""
     position: int = rows.column("position")[-1].as_py()
     return position if rows.column("snapshot")[-1].as_py() else position + 1
 
 
 def _runs(rows: pa.RecordBatch, column: str) -> Iterator[tuple[Any, pa.RecordBatch]]:
-    """Slices of equal values in a column; sorted rows give one each."""
+    """Slices of equal values in a column; sorted rows give one slice per value."""
     encoded = pc.run_end_encode(rows.column(column))
     start = 0
     for end, value in zip(encoded.run_ends.to_pylist(), encoded.values.to_pylist(), strict=True):
@@ -156,6 +181,12 @@ def _runs(rows: pa.RecordBatch, column: str) -> Iterator[tuple[Any, pa.RecordBat
         start = end
 
 
-def data_root(is_delta: bool) -> str:
-    """Below which directory of the lake the files lie."""
-    return "" if is_delta else DATA
+def _sync(path: Path) -> None:
+    """Sync a file and its directory entry."""
+    for target in (path, path.parent):
+        handle = os.open(target, os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError) if target is not path else contextlib.nullcontext():
+                os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,8 +1,8 @@
-"""Letting the server forget what is safe in the lake, by the one call that the protocol has for it: a snapshot.
+"""Let the server delete what is archived, by the one request that the protocol has for it: publishing a snapshot.
 
-A server keeps what no snapshot covers. So a trim publishes one at the archived offset: the stream's fold, which is as
-good as its messages to whoever wants its state, or a pointer to the lake.
-Invariant: nothing is trimmed that a commit of the lake does not name.
+A server keeps messages until a snapshot covers them. A trim publishes one at the archived offset: the fold of the
+stream, which serves readers of its state as well as the messages do, or a pointer to the archive.
+Invariant: nothing is trimmed that a commit of the archive does not name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.pipeline.archive.manifest import Archived
+from headwater.pipeline.archive.files import ArchivedPosition
 from headwater.pipeline.fold.remote import Publisher, state_at
 from headwater.spark.errors import StreamMissing
 from headwater.spark.offsets import are_of_two_streams, split_token
@@ -28,33 +28,31 @@ POINTER_TYPE: Final = "application/vnd.headwater.archive+json"
 _PARALLEL: Final = 8
 
 
-class Trim(StrEnum):
+class TrimMethod(StrEnum):
     POINTER = "pointer"
     FOLD = "fold"
 
 
-def trim(connection: Connection, how: Trim, lake: Path, safe: Iterable[tuple[str, Archived]]) -> int:
-    """Publish at each of these places, where the stream has nothing newer; how many were."""
+def trim(connection: Connection, method: TrimMethod, lake: Path, safe: Iterable[tuple[str, ArchivedPosition]]) -> int:
+    """Publish a snapshot at each of these offsets, unless the stream has a newer one; how many were published."""
     client = Publisher(connection)
     try:
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="headwater-trim") as pool:
-            return sum(pool.map(lambda one: _trim(client, how, lake, *one), safe))
+            return sum(pool.map(lambda one: _trim(client, method, lake, *one), safe))
     finally:
         client.disconnect()
 
 
-def _trim(client: Publisher, how: Trim, lake: Path, stream: str, place: Archived) -> bool:
+def _trim(client: Publisher, method: TrimMethod, lake: Path, stream: str, place: ArchivedPosition) -> bool:
     try:
         head = client.head(stream)
         if are_of_two_streams(place.offset, head.offset):
-            log.info(
-                "nothing to trim: stream %r was created again after it was archived up to %s", stream, place.offset
-            )
+            log.info("nothing to trim: stream %r was recreated after it was archived up to %s", stream, place.offset)
             return False
         last = head.snapshot
         if last is not None and split_token(last)[0] >= place.position:
             return False
-        if how is Trim.POINTER:
+        if method is TrimMethod.POINTER:
             return client.publish(stream, place.offset, pointer(lake, place), POINTER_TYPE)
         state = state_at(client, stream, place.offset)
         return state is not None and client.publish(stream, place.offset, state.encoded())
@@ -63,6 +61,6 @@ def _trim(client: Publisher, how: Trim, lake: Path, stream: str, place: Archived
         return False
 
 
-def pointer(lake: Path, place: Archived) -> bytes:
-    """Says where the messages before an offset are now."""
+def pointer(lake: Path, place: ArchivedPosition) -> bytes:
+    """The snapshot that says where the messages before an offset are."""
     return msgspec.json.encode({"archive": str(lake), "offset": place.offset, "messages": place.position})
