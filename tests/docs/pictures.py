@@ -59,7 +59,7 @@ def live(page: Page, server: Server) -> None:
     ui = Pages(page, server.url)
     ui.open_stream("ticks")
     ui.reader("live")
-    expect(page.locator("#rates")).to_contain_text("time to deliver")
+    expect(page.locator("#rates")).to_contain_text("delivery time")
     page.wait_for_timeout(3000)
 
 

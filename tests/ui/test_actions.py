@@ -81,12 +81,12 @@ def test_idempotency_can_be_learned_by_trying(ui: Pages, http: httpx.Client) -> 
     ui.page.keyboard.press("a")
     for producer, status, meaning in (
         (("me", "0", "0"), "200", "stored once"),
-        (("me", "0", "0"), "204", "A repeat"),
-        (("me", "0", "2"), "409", "the server expects seq 1, it got 2"),
+        (("me", "0", "0"), "204", "Duplicate"),
+        (("me", "0", "2"), "409", "the server expects sequence number 1 and received 2"),
         (("me", "0", "1"), "200", "Accepted"),
         (("me", "1", "0"), "200", "Accepted"),
         (("me", "0", "2"), "403", "a newer epoch (1)"),
-        (("me", "2", "5"), "400", "must begin with seq 0"),
+        (("me", "2", "5"), "400", "must begin with sequence number 0"),
     ):
         answer = ui.append('{"n":1}', producer)
         expect(answer).to_have_attribute("data-status", status)
@@ -155,7 +155,7 @@ def test_delete_asks_first(ui: Pages, http: httpx.Client) -> None:
     ui.open_stream("do/delete")
     ui.loaded(3)
     ui.press("action-delete")
-    expect(ui.page.locator("dialog")).to_contain_text("its 3 messages go")
+    expect(ui.page.locator("dialog")).to_contain_text("its 3 messages?")
     ui.page.get_by_role("button", name="Cancel").click()
     assert http.head("/v1/stream/do/delete").status_code == 200
     ui.press("action-delete")
@@ -205,8 +205,8 @@ def test_snapshot_and_bootstrap(ui: Pages, http: httpx.Client) -> None:
     expect(parts.nth(2)).to_contain_text('"five"')
     ui.press("tab-messages")
     expect(ui.page.locator("#reader-notice")).to_contain_text("410")
-    expect(ui.page.locator("#reader-notice")).to_contain_text("its state is in /bootstrap")
-    ui.page.get_by_role("button", name="Read what is kept").click()
+    expect(ui.page.locator("#reader-notice")).to_contain_text("the Snapshots tab has their state")
+    ui.page.get_by_role("button", name="Read stored messages").click()
     ui.loaded(2)
     ui.press("tab-snapshots")
     ui.press("snapshot-delete")

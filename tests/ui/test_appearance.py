@@ -68,7 +68,7 @@ def test_live_messages_in_a_picture(watched: Watched, shop: Server, screenshot: 
     writer.start()
     try:
         time.sleep(8)
-        expect(ui.page.locator("#rates")).to_contain_text("time to deliver")
+        expect(ui.page.locator("#rates")).to_contain_text("delivery time")
         screenshot(ui.page, "live")
     finally:
         stop.set()
@@ -100,7 +100,7 @@ def test_append_with_a_producer_in_a_picture(watched: Watched, shop: Server, scr
     ui.open_stream("orders/2026")
     ui.page.keyboard.press("a")
     ui.append('{"order":207,"customer":"Ada","total":12.5,"items":[]}', ("checkout-7", "0", "0"))
-    expect(ui.append('{"order":207,"customer":"Ada","total":12.5,"items":[]}')).to_contain_text("A repeat")
+    expect(ui.append('{"order":207,"customer":"Ada","total":12.5,"items":[]}')).to_contain_text("Duplicate")
     ui.page.locator("#append-answer").scroll_into_view_if_needed()
     screenshot(ui.page, "append")
 
@@ -140,7 +140,7 @@ def test_everything_can_be_reached_without_a_mouse(watched: Watched, shop: Serve
     expect(ui.stream("orders/2026")).to_be_visible()
     keyboard = ui.page.keyboard
     keyboard.press("?")
-    expect(ui.page.locator("dialog")).to_contain_text("follow the newest")
+    expect(ui.page.locator("dialog")).to_contain_text("follow new messages")
     keyboard.press("Escape")
     keyboard.press("/")
     keyboard.type("orders/2026")

@@ -62,7 +62,7 @@ def test_a_path_in_a_bucket_can_be_typed(ui: Pages, http: httpx.Client) -> None:
 
 def test_a_path_that_is_none_offers_to_create_it(ui: Pages) -> None:
     ui.open("#/stream/not/there")
-    expect(ui.page.locator("#missing")).to_contain_text("There is no such stream")
+    expect(ui.page.locator("#missing")).to_contain_text("This stream does not exist")
     ui.page.get_by_role("button", name="Create it").click()
     expect(ui.page.locator("#create-name")).to_have_value("not/there")
 
@@ -84,7 +84,7 @@ def test_the_list_is_used_by_keyboard(ui: Pages, http: httpx.Client) -> None:
 def test_a_server_without_a_registry_is_explained(own_server: Starter, watched: Watched) -> None:
     ui = Pages(watched.page(), own_server(DS_REGISTRY__ENABLED="false").url)
     ui.open()
-    expect(ui.page.locator("#side .notice")).to_contain_text("keeps no registry")
+    expect(ui.page.locator("#side .notice")).to_contain_text("has no registry")
 
 
 def test_a_hundred_thousand_streams(own_server: Starter, watched: Watched) -> None:

@@ -67,7 +67,7 @@ def test_what_is_no_state_is_said_to_be_none(ui: Pages, http: httpx.Client) -> N
     put(http, "state/none")
     post(http, "state/none", [1, {"a": 1}])
     ui.open_stream("state/none", "?tab=state")
-    expect(ui.page.locator(".notice:visible")).to_contain_text("Nothing to fold")
+    expect(ui.page.locator(".notice:visible")).to_contain_text("This stream has no state events")
 
 
 def test_a_subscription_with_its_cursors_and_lag(ui: Pages, http: httpx.Client) -> None:
@@ -168,7 +168,7 @@ def test_the_pipeline_as_it_tells_of_itself(own_server: Starter, watched: Watche
     ui = Pages(watched.page(), server.url)
     with httpx.Client(base_url=server.url) as http:
         ui.open("#/pipeline")
-        expect(ui.page.locator("#pipeline-absent")).to_contain_text("No pipeline has published")
+        expect(ui.page.locator("#pipeline-absent")).to_contain_text("No pipeline reports")
         put(http, "__pipeline__")
         post(
             http,

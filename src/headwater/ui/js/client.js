@@ -1,10 +1,10 @@
-// Requests to one Durable Streams server. Every request that the page makes goes through `Client.send`, which keeps
-// the last ones with their answers, so that the page can show them and give each as a curl command.
+// Requests to one Durable Streams server. Every request of the page uses `Client.send`, which keeps recent requests with
+// their responses, so that the page can show them and copy them as curl commands.
 
 const LOG_MAX = 200;
 const BODY_KEPT_MAX = 64 * 1024;
 
-/** The server said no. */
+/** An error response of the server. */
 export class Refused extends Error {
   constructor(status, code, detail, headers) {
     super(detail || `HTTP ${status}`);
@@ -13,13 +13,13 @@ export class Refused extends Error {
     this.headers = headers;
   }
 
-  /** Where what is kept begins, when the stream's front is gone. */
+  /** The earliest stored offset, if older messages are no longer stored. */
   get earliest() {
     return this.status === 410 ? this.headers?.get("stream-earliest-offset") : null;
   }
 }
 
-/** Where a stream is: below `/v1/stream/`, or in a bucket. */
+/** The address of a stream: below `/v1/stream/`, or in a bucket. */
 export class Address {
   constructor(name, bucket = null) {
     this.name = name;
@@ -40,7 +40,7 @@ export class Address {
     return this.bucket !== null ? `#/bucket/${encodeURIComponent(this.bucket)}/${encodeURIComponent(this.name)}` : `#/stream/${name}`;
   }
 
-  /** Streams that the server keeps for itself. */
+  /** Streams that only the server writes to. */
   get isInternal() {
     return this.bucket === null && this.name.startsWith("__");
   }
@@ -60,7 +60,7 @@ export class Client {
     return this.base + path + (search ? `?${search}` : "");
   }
 
-  /** One request. `quiet` keeps it out of the list of requests (polling, metadata of rows). */
+  /** Send one request. `quiet` omits it from the list of requests (polling, metadata of rows). */
   async send({ method = "GET", path, query, headers = {}, body, signal, quiet = false, bearer }) {
     const sent = { ...headers };
     const token = bearer || this.token;
@@ -93,7 +93,7 @@ export class Client {
     return response;
   }
 
-  /** The same, but an answer that is not 2xx is thrown as `Refused`. */
+  /** Send a request and throw `Refused` unless the response is 2xx. */
   async expect(request) {
     const response = await this.send(request);
     if (response.ok) return response;
@@ -108,7 +108,7 @@ export class Client {
     const words = ["curl", live ? "-N" : "-i"];
     if (method === "HEAD") words.splice(1, 1, "-I");
     else if (method !== "GET") words.push("-X", method);
-    // The token itself stays out of what is copied.
+    // Do not copy the token itself.
     if (this.token || bearer) words.push("-H", '"Authorization: Bearer $DS_TOKEN"');
     for (const [name, value] of Object.entries(headers)) words.push("-H", quote(`${name}: ${value}`));
     let before = "";
@@ -128,7 +128,7 @@ export class Client {
   }
 }
 
-/** Why the server refused: problem+json, the subscription API's errors, or plain text. */
+/** Parse an error response: problem+json, an error of the subscription API, or plain text. */
 export async function refusal(response) {
   const text = await response.text().catch(() => "");
   let code = "";
@@ -138,14 +138,14 @@ export async function refusal(response) {
     code = body.code || body.error?.code || "";
     detail = body.detail || body.error?.message || body.title || (typeof body.error === "string" ? body.error : detail);
   } catch {
-    // Not JSON: the text is the reason.
+    // Not JSON: use the text.
   }
   return new Refused(response.status, code, detail || response.statusText, response.headers);
 }
 
 export function explain(error) {
   if (error instanceof Refused) return `${error.status}${error.code ? ` ${error.code}` : ""}: ${error.message}`;
-  if (error instanceof TypeError) return "The server cannot be reached: it is down, or does not allow this page's origin (CORS).";
+  if (error instanceof TypeError) return "The server cannot be reached. It may be down, or it does not allow the origin of this page (CORS).";
   return String(error.message || error);
 }
 

@@ -1,5 +1,5 @@
-// Time to deliver: how long a live message was under way. Known exactly for what this page appended itself, and for
-// messages that carry the time they were made; for others it is not known, and not guessed.
+// Delivery time of live messages. It is known for messages that this page appended, and for messages that contain a
+// timestamp; it is not estimated for others.
 
 import { split } from "./json.js";
 
@@ -11,7 +11,7 @@ const TIME = /"(?:timestamp|ts|time|at|sent_at|sentAt|created_at|createdAt|emitt
 export class Delays {
   #sent = new Map();
 
-  /** Remember what is being appended, message by message. */
+  /** Remember the messages of an append. */
   appended(path, body, json) {
     if (typeof body !== "string") return;
     const now = performance.now();
@@ -20,7 +20,7 @@ export class Delays {
       try {
         pieces = split(body);
       } catch {
-        // A single value, not an array of them.
+        // A single value, not an array.
       }
     }
     for (const piece of pieces) this.#sent.set(`${path}\n${piece.trim()}`, now);
@@ -30,7 +30,7 @@ export class Delays {
     }
   }
 
-  /** Milliseconds under way, or null. */
+  /** Delivery time in milliseconds, or null. */
   of(path, message) {
     if (!message.live || message.text === null) return null;
     const key = `${path}\n${message.text.trim()}`;
@@ -44,12 +44,12 @@ export class Delays {
     if (found === null) return null;
     const madeAt = found[1] !== undefined ? Date.parse(found[1]) : scaled(found[2]);
     const ms = message.at - madeAt;
-    // Clocks differ a little: a bit before its time is at once.
+    // Clocks differ slightly: treat a small negative time as zero.
     return ms > -50 && ms < BELIEVED_MS ? Math.max(0, ms) : null;
   }
 }
 
-/** Seconds, milli-, micro- or nanoseconds since 1970, told by the number of digits. */
+/** Seconds, milli-, micro- or nanoseconds since 1970, recognized by the number of digits. */
 function scaled(text) {
   const digits = text.split(".")[0].length;
   return Number(text) * (digits <= 10 ? 1e3 : digits <= 13 ? 1 : digits <= 16 ? 1e-3 : 1e-6);

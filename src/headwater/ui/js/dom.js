@@ -1,5 +1,5 @@
-// Elements. Everything that comes from a stream enters the page as a text node, never as markup: this file is the
-// only one that creates elements, and it knows no way to turn a string into one.
+// Create elements. Content of streams is inserted only as text nodes, never as markup: no other file creates elements, and
+// no function here parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

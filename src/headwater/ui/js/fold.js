@@ -1,6 +1,6 @@
-// Folding events into current state: the state protocol (`headers.operation`) and session events (`operation`).
+// Fold events into current state: the state protocol (`headers.operation`) and session events (`operation`).
 //
-// set, insert, update, upsert: the value is the state. append: joined to what is there. delete, remove: gone.
+// set, insert, update, upsert: replace the value. append: add to the value. delete, remove: delete the entity.
 
 import { Digits, Members } from "./json.js";
 
@@ -18,7 +18,7 @@ export class Fold {
     this.tables.clear();
   }
 
-  /** Apply one message's tree. Returns the type and key that changed, or null. */
+  /** Apply one message. Returns the changed type and key, or null. */
   apply(tree, message) {
     if (!(tree instanceof Members)) return this.#other();
     const headers = tree.get("headers");
@@ -54,7 +54,7 @@ export class Fold {
   }
 }
 
-/** What `append` makes of two values: texts and lists grow; of objects, the texts and lists inside do. */
+/** The result of `append`: strings and lists are concatenated, in objects their strings and lists. */
 export function join(before, added) {
   if (typeof before === "string" && typeof added === "string") return before + added;
   if (Array.isArray(before)) return before.concat(Array.isArray(added) ? added : [added]);

@@ -1,4 +1,4 @@
-// How numbers, times and bytes are shown.
+// Format numbers, times and bytes.
 
 const UNITS = ["B", "KB", "MB", "GB", "TB"];
 
@@ -44,7 +44,7 @@ export function clock(atMs) {
   return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}.${two(date.getMilliseconds(), 3)}`;
 }
 
-/** A content type in a few characters, for a badge. */
+/** A short form of a content type, for a badge. */
 export function shortType(type) {
   const media = (type || "").split(";")[0].trim().toLowerCase();
   if (media === "application/json") return "json";
@@ -63,7 +63,7 @@ export function isText(type) {
   return media.startsWith("text/") || media === "application/json";
 }
 
-/** One line of text: line ends and control characters made visible, cut to a length. */
+/** One line of text, with visible line ends and control characters, cut to a length. */
 export function oneLine(text, max = 400) {
   const cut = text.length > max ? text.slice(0, max) : text;
   // eslint-disable-next-line no-control-regex

@@ -1,7 +1,7 @@
-// JSON without loss: `split` cuts an array into its elements as they are written, `parse` makes a tree in which
-// numbers keep their digits, keys their order, and repeated keys all their values. JSON.parse does none of that.
+// Lossless JSON: `split` cuts an array into its elements as written; `parse` returns a tree that preserves the digits of
+// numbers, the order of keys, and repeated keys. JSON.parse preserves none of these.
 
-/** A number as it is written. */
+/** A number as written. */
 export class Digits {
   constructor(text) {
     this.text = text;
@@ -12,7 +12,7 @@ export class Digits {
   }
 }
 
-/** An object as it is written: a list of [key, value]. */
+/** An object as written: a list of [key, value]. */
 export class Members {
   constructor(entries) {
     this.entries = entries;
@@ -24,7 +24,7 @@ export class Members {
   }
 }
 
-/** The elements of a JSON array, each exactly as it is written (blanks around it included). */
+/** The elements of a JSON array, each exactly as written, including surrounding blanks. */
 export function split(text) {
   let start = 0;
   while (start < text.length && isBlank(text.charCodeAt(start))) start += 1;

@@ -1,4 +1,4 @@
-// The page: one connection, one list, one view at a time, chosen by the address's hash.
+// The page: one connection, one list, and the view that the hash of the URL selects.
 
 import { Address, Client } from "./client.js";
 import { Delays } from "./delays.js";
@@ -25,7 +25,7 @@ const decode = (piece) => {
 
 class App {
   constructor() {
-    // The server that this page came from, also below a prefix: …/ui/ lies beside …/v1/.
+    // The server of this page, also below a path prefix: …/ui/ is next to …/v1/.
     this.home = new URL("..", document.baseURI).href.replace(/\/+$/, "");
     this.main = document.getElementById("main");
     this.side = document.getElementById("side");
@@ -36,7 +36,7 @@ class App {
     this.connect(session.base() || this.home, session.token());
   }
 
-  /** Begin anew with this server. */
+  /** Connect to this server. */
   connect(base, token) {
     this.view?.stop();
     this.view = null;

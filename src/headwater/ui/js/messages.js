@@ -1,7 +1,7 @@
-// Answers as messages, each with the offset behind it where that can be told.
+// Split responses into messages, each with the offset after it if known.
 //
-// Offsets are opaque: only where the server says that it has `frames` (see the page on extensions) is their shape
-// known, and then every message gets its own. Elsewhere a whole answer shares the offset behind it.
+// Offsets are opaque. Only if the server supports `frames` (docs/extensions.md) is their format known, and every message
+// gets its own offset. Otherwise all messages of a response share the offset after it.
 
 import { split } from "./json.js";
 import { oneLine, hexPreview } from "./format.js";
@@ -10,7 +10,7 @@ const OFFSET = /^([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?$/;
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();
 
-/** Messages and bytes before an offset of ours, and the stream's incarnation ("" if it is not named); null for others. */
+/** Parse an offset of this server: messages and bytes before it, and the incarnation ("" if absent). Null for others. */
 export function parseOffset(token) {
   const found = OFFSET.exec(token || "");
   if (found === null) return null;
@@ -22,7 +22,7 @@ export function formatOffset(index, position, incarnation = "") {
   return incarnation ? `${place}_${incarnation}` : place;
 }
 
-/** An offset in few characters: without the zeros in front of its numbers, and without the incarnation. */
+/** A short form of an offset: without leading zeros and without the incarnation. */
 export function shortOffset(token) {
   const found = parseOffset(token);
   return found ? `${found.index.toString(16)}_${found.position.toString(16)}` : (token ?? "");
@@ -30,15 +30,15 @@ export function shortOffset(token) {
 
 export class Message {
   constructor(text, data, size) {
-    this.text = text; // JSON and text as a string, else null
-    this.data = data; // other content as bytes, else null
+    this.text = text; // JSON and text content, otherwise null
+    this.data = data; // other content, otherwise null
     this.size = size;
     this.index = null; // messages before this one in the stream
-    this.start = null; // the offset in front of it
-    this.end = null; // the offset behind it
-    this.at = 0; // when it came
+    this.start = null; // the offset before it
+    this.end = null; // the offset after it
+    this.at = 0; // when this page received it
     this.live = false;
-    this.number = 0; // counts what this page has loaded
+    this.number = 0; // number of messages that this page has loaded before it
   }
 
   bytes() {
@@ -82,7 +82,7 @@ export function fromFrames(buffer, kind, next) {
   return messages;
 }
 
-/** The messages of a JSON array between two offsets. With `exact`, each gets its own, counted from the first. */
+/** The messages of a JSON array between two offsets. With `exact`, each message gets its own offset. */
 export function fromArray(text, start, next, exact) {
   const messages = split(text).map((raw) => new Message(raw, null, utf8Length(raw)));
   const end = exact ? parseOffset(next) : null;
@@ -91,7 +91,7 @@ export function fromArray(text, start, next, exact) {
     let index = end.index - messages.length;
     let position = end.position - stored;
     const first = parseOffset(start);
-    // An event stream cannot tell CR from LF; where that made a difference, the count does not come out.
+    // An event stream does not distinguish CR from LF, so the byte count may not match.
     if (first === null || (first.index === Math.max(index, 0) && first.position === Math.max(position, 0))) {
       for (const message of messages) {
         message.index = index;
@@ -107,7 +107,7 @@ export function fromArray(text, start, next, exact) {
   return messages;
 }
 
-/** One piece of text or bytes that is one message, or, from an answer without boundaries, several run together. */
+/** Text or bytes that are one message, or several messages without boundaries. */
 export function fromPiece(content, kind, start, next) {
   const isString = typeof content === "string";
   const size = isString ? utf8Length(content) : content.length;

@@ -1,4 +1,4 @@
-// What streams are, asked with HEAD for the few that are in sight, a few at a time. HEAD does not restart a TTL.
+// Properties of the visible streams, from HEAD requests, a few at a time. HEAD does not restart a TTL.
 
 import { describe } from "./reader.js";
 import { parseOffset } from "./messages.js";
@@ -19,7 +19,7 @@ export class Metadata {
     return this.known.get(address.path)?.info ?? null;
   }
 
-  /** Ask for these, unless they are known and fresh. What was asked for before and is out of sight is forgotten. */
+  /** Request these unless they are known and recent. Replaces the previous request. */
   want(addresses) {
     const now = Date.now();
     this.queue = addresses.filter((address) => now - (this.known.get(address.path)?.at ?? 0) > FRESH_MS);
@@ -50,7 +50,7 @@ export class Metadata {
   }
 }
 
-/** Bytes in a stream, where its offsets tell. */
+/** The size of a stream in bytes, if its offsets contain it. */
 export function sizeOf(info) {
   return info?.frames ? (parseOffset(info.tail)?.position ?? null) : null;
 }

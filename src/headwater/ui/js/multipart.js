@@ -1,4 +1,4 @@
-// The parts of a multipart/mixed body (RFC 2046), as bytes: what `/bootstrap` answers with.
+// Parse the multipart/mixed response (RFC 2046) of `/bootstrap`.
 
 const encoder = new TextEncoder();
 const decoder = new TextDecoder();

@@ -1,4 +1,4 @@
-// A small live plot: messages per second as bars, time to deliver as points, over the last minute.
+// A small live chart of the last minute: messages per second as bars, delivery times as points.
 
 import { span } from "./format.js";
 
@@ -23,7 +23,7 @@ export class Plot {
     if (delayMs !== null) this.delays[SECONDS - 1].push(delayMs);
   }
 
-  /** The rate over the last whole seconds, and the median of the times to deliver in sight. */
+  /** The rate over the last seconds, and the median of the visible delivery times. */
   summary() {
     this.#advance();
     const recent = this.counts.slice(SECONDS - 6, SECONDS - 1);

@@ -1,5 +1,5 @@
-// Reading a stream: pages until the tail, then live, for ever. Nothing is delivered twice and nothing is left out:
-// a message is handed on only together with the offset behind it, and every reconnect goes on from the last one.
+// Read a stream: pages up to the tail, then live. No message is delivered twice or omitted: a message is delivered
+// together with the offset after it, and every reconnect starts at the last delivered offset.
 
 import { Refused, fromBase64, refusal } from "./client.js";
 import { isJson, isText } from "./format.js";
@@ -8,11 +8,11 @@ import { EventParser } from "./sse.js";
 
 const RETRY_FIRST_MS = 250;
 const RETRY_MAX_MS = 5000;
-const FIRST_EVENT_MS = 6000; // the server says where it stands at once; a proxy that buffers keeps that from us
-const SILENCE_MS = 90_000; // longer than any server leaves an event stream open
-const HIDDEN_MS = 20_000; // browsers allow six connections to a server, over all tabs: a hidden one gives its back
+const FIRST_EVENT_MS = 6000; // the server sends a first event immediately; a buffering proxy holds it back
+const SILENCE_MS = 90_000; // longer than servers keep an event stream open
+const HIDDEN_MS = 20_000; // browsers allow six connections to a server across all tabs, so a hidden tab releases its own
 
-/** What a stream is, as HEAD tells it. */
+/** The properties of a stream, from a HEAD request. */
 export async function describe(client, address, options = {}) {
   const response = await client.expect({ method: "HEAD", path: address.path, ...options });
   const get = (name) => response.headers.get(name);
@@ -37,7 +37,7 @@ export async function describe(client, address, options = {}) {
 
 /**
  * States: `opening`, `catching-up`, `held` (the page limit is reached), `live`, `paused`, `reconnecting`, `ended`
- * (the stream is closed and read to its end), `failed` (the server refused), `stopped`.
+ * (the stream is closed and read to its end), `failed` (the server rejected the request), `stopped`.
  */
 export class StreamReader {
   constructor(client, address, { from = "-1", mode = "auto", limit = Infinity, onmessages, onstate, quiet = false }) {
@@ -83,13 +83,13 @@ export class StreamReader {
     this.#want("run");
   }
 
-  /** Read on after the page limit held it. */
+  /** Continue after the page limit. */
   more(count) {
     this.limit = this.loaded + count;
     this.wake();
   }
 
-  /** Leave out what lies between here and the tail. */
+  /** Skip to the tail. */
   skip() {
     this.offset = "now";
     this.upToDate = false;
@@ -127,11 +127,11 @@ export class StreamReader {
     }
   }
 
-  #tell(state, error = null) {
-    if (state === this.state && error === this.error && this.transport === this.told) return;
+  #setState(state, error = null) {
+    if (state === this.state && error === this.error && this.transport === this.reportedTransport) return;
     this.state = state;
     this.error = error;
-    this.told = this.transport;
+    this.reportedTransport = this.transport;
     this.onstate(this);
   }
 
@@ -159,12 +159,12 @@ export class StreamReader {
     let retryMs = RETRY_FIRST_MS;
     while (this.wanted !== "stop") {
       if (this.wanted === "pause" || this.hidden) {
-        this.#tell("paused");
+        this.#setState("paused");
         await this.#sleep(3_600_000);
         continue;
       }
       if (!this.upToDate && this.loaded >= this.limit) {
-        this.#tell("held");
+        this.#setState("held");
         await this.#sleep(3_600_000);
         continue;
       }
@@ -174,29 +174,29 @@ export class StreamReader {
         const ended = this.upToDate ? await this.#live(signal) : await this.#page(signal);
         retryMs = RETRY_FIRST_MS;
         if (ended) {
-          this.#tell("ended");
+          this.#setState("ended");
           return;
         }
       } catch (error) {
         if (signal.aborted) continue;
         if (error instanceof Refused && error.status < 500 && error.status !== 429 && error.status !== 408) {
-          this.#tell("failed", error);
+          this.#setState("failed", error);
           return;
         }
         this.reconnects += 1;
-        this.#tell("reconnecting", error);
+        this.#setState("reconnecting", error);
         await this.#sleep(retryMs * (0.8 + 0.4 * Math.random()));
         retryMs = Math.min(retryMs * 2, RETRY_MAX_MS);
-        // What was there may be gone, or be another stream by now.
+        // The stream may have been deleted or replaced in the meantime.
         if (this.wanted === "run") this.kind = null;
       }
     }
-    this.#tell("stopped");
+    this.#setState("stopped");
   }
 
-  /** One page of catch-up. True when the stream is closed and this was its end. */
+  /** Read one page. Returns true at the end of a closed stream. */
   async #page(signal) {
-    this.#tell("catching-up");
+    this.#setState("catching-up");
     const { kind, address } = this;
     const from = this.offset;
     const framed = kind.frames && from !== "now";
@@ -226,14 +226,14 @@ export class StreamReader {
   async #poll(signal) {
     const from = this.offset;
     const query = { offset: from, live: "long-poll", cursor: this.cursor };
-    this.#tell("live");
+    this.#setState("live");
     const response = await this.client.expect({ path: this.address.path, query, signal, quiet: true });
     const body = await response.arrayBuffer();
     const closed = response.headers.get("stream-closed") === "true";
     this.cursor = response.headers.get("stream-cursor");
     if (response.status === 204 || body.byteLength === 0) return closed;
     if (this.kind.frames && !this.kind.json) {
-      // The answer has no boundaries: it only woke us. The page has them.
+      // The response has no message boundaries, so read the page again with frames.
       this.upToDate = false;
       return false;
     }
@@ -247,7 +247,7 @@ export class StreamReader {
 
   async #events(signal) {
     const query = { offset: this.offset, live: "sse", cursor: this.cursor };
-    // An own controller: silence ends this response, not the reader.
+    // A separate controller: a timeout ends this response, not the reader.
     const own = new AbortController();
     const onabort = () => own.abort();
     signal.addEventListener("abort", onabort);
@@ -286,13 +286,13 @@ export class StreamReader {
             if (control.streamClosed) ended = true;
           }
         }
-        if (spoke) this.#tell("live");
+        if (spoke) this.#setState("live");
         this.#deliver(ready, true);
         if (ended) return true;
       }
     } catch (error) {
       if (!signal.aborted && own.signal.aborted && !spoke && this.mode === "auto") {
-        // Either nothing came, or it is kept by something in between: ask in a way that cannot be kept.
+        // No event arrived, or a proxy buffers the response: use long-polling, which cannot be buffered.
         this.buffered = opened || this.buffered;
         if (this.buffered) return false;
       }
@@ -304,7 +304,7 @@ export class StreamReader {
     }
   }
 
-  /** What came before a control event, with the offset that it brought. */
+  /** Complete the data events before a control event with its offset. */
   #settle(pending, encoded, control, ready) {
     const next = control.streamNextOffset;
     let from = this.offset;

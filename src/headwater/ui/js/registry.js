@@ -1,6 +1,6 @@
-// The list of streams, folded from the server's registry stream as it grows.
+// The list of streams, folded live from the server's registry stream.
 //
-// The list is kept in order. A handful of changes is sorted in; many at once, as at the start, are sorted together.
+// The list is sorted. Few changes are inserted one by one; many changes, as at the start, are sorted together.
 
 import { Address } from "./client.js";
 import { parse, plain } from "./json.js";
@@ -46,12 +46,12 @@ export class Registry {
     this.state = reader.state;
     this.error = reader.error;
     if (reader.state === "live" && this.fresh) {
-      // An empty registry brings no message: what was listed before is gone.
+      // An empty registry sends no message: clear the previous list.
       this.#begin();
       this.#changed([]);
     }
     if (reader.state === "failed" || reader.state === "ended") {
-      // Missing, or begun anew by a server that forgot it: look again, from its start.
+      // The registry does not exist, or the server has replaced it: retry from the beginning.
       clearTimeout(this.timer);
       this.timer = setTimeout(() => this.#open(), RESTART_MS);
     }
@@ -88,12 +88,12 @@ export class Registry {
 
   #changed(touched) {
     const list = [...touched];
-    if (list.length <= SORT_IN_MAX) for (const name of list) this.#place(name);
+    if (list.length <= SORT_IN_MAX) for (const name of list) this.#insert(name);
     else this.names = [...this.streams.keys()].sort();
     this.onchange(this);
   }
 
-  #place(name) {
+  #insert(name) {
     let low = 0;
     let high = this.names.length;
     while (low < high) {

@@ -1,4 +1,4 @@
-// An event stream (HTML standard, §9.2) read from chunks of text: lines end with CR, LF or CRLF, wherever chunks are cut.
+// Parse an event stream (HTML standard, §9.2) from chunks of text. Lines end with CR, LF or CRLF, at any chunk boundary.
 
 export class EventParser {
   #rest = "";
@@ -6,7 +6,7 @@ export class EventParser {
   #event = "";
   #skipLineFeed = false;
 
-  /** The events that are complete with this chunk. */
+  /** Return the events that this chunk completes. */
   feed(chunk) {
     let text = chunk;
     if (this.#skipLineFeed && text.length > 0) {
@@ -16,7 +16,7 @@ export class EventParser {
     const events = [];
     const all = this.#rest + text;
     let start = 0;
-    // Only what is new can hold a line end.
+    // Only new text can contain a line end.
     let at = this.#rest.length;
     for (; at < all.length; at += 1) {
       const code = all.charCodeAt(at);

@@ -1,5 +1,5 @@
-// What the page remembers between visits: the theme, the last base address, and the names of buckets and
-// subscriptions that were opened (neither can be listed by the protocol). The token is never written here.
+// What the page stores between visits: the theme, the last server URL, and the names of opened buckets and subscriptions
+// (the protocol cannot list them). The token is not stored here.
 
 const PREFIX = "headwater.";
 
@@ -16,7 +16,7 @@ function write(storage, key, value) {
     if (value === null) storage.removeItem(PREFIX + key);
     else storage.setItem(PREFIX + key, value);
   } catch {
-    // Without storage the page works, and forgets.
+    // The page also works without storage.
   }
 }
 
@@ -25,7 +25,7 @@ export const theme = {
   set: (value) => write(localStorage, "theme", value),
 };
 
-/** The address of another server, and its token if this tab may keep it: both end with the tab. */
+/** The URL of another server and, on request, its token, until the tab is closed. */
 export const session = {
   base: () => read(sessionStorage, "base"),
   token: () => read(sessionStorage, "token") || "",
@@ -35,7 +35,7 @@ export const session = {
   },
 };
 
-/** A short list of names, newest first, kept for each server. */
+/** A short list of names for each server, newest first. */
 export class Recent {
   constructor(kind, base) {
     this.key = `${kind}.${base}`;

@@ -1,12 +1,12 @@
-// A list of which only the rows in sight exist. Rows have one height, so a million of them cost what fifty do.
+// A list that creates only its visible rows. All rows have the same height, so a million rows cost as much as fifty.
 
 import { h } from "./dom.js";
 
 const OVERSCAN = 8;
-const HEIGHT_MAX = 15_000_000; // beyond about this, browsers lose track of scroll positions
+const HEIGHT_MAX = 15_000_000; // beyond this height, browsers lose precision of scroll positions
 
 export class VirtualList {
-  /** `render(index)` gives a row's element; `onopen(index)` is called for a click or Enter. */
+  /** `render(index)` returns the element of a row; `onopen(index)` is called on click or Enter. */
   constructor({ rowHeight, render, onopen, onscroll, onresize, label, id }) {
     this.rowHeight = rowHeight;
     this.render = render;
@@ -50,7 +50,7 @@ export class VirtualList {
     this.#schedule();
   }
 
-  /** Draw the rows in sight anew. */
+  /** Redraw the visible rows. */
   refresh() {
     for (const row of this.rows.values()) row.remove();
     this.rows.clear();
@@ -62,7 +62,7 @@ export class VirtualList {
     this.#schedule();
   }
 
-  /** Rows were taken from the front: keep what is in sight where it is. */
+  /** Keep the visible rows in place after rows were removed from the front. */
   shift(taken) {
     this.element.scrollTop = Math.max(0, this.element.scrollTop - taken * this.rowHeight);
     if (this.selected >= 0) this.selected = Math.max(-1, this.selected - taken);
@@ -93,7 +93,7 @@ export class VirtualList {
     else if (bottom > element.scrollTop + element.clientHeight) element.scrollTop = bottom - element.clientHeight;
   }
 
-  /** How much further the list goes than the element can be high. */
+  /** The ratio of the height of the list to the maximum height of an element. */
   #scale() {
     const full = this.count * this.rowHeight;
     if (full <= HEIGHT_MAX) return 1;
@@ -120,7 +120,7 @@ export class VirtualList {
         this.rows.delete(index);
       }
     }
-    // Where the list is longer than an element may be, rows lie around the place that is in sight.
+    // If the list is higher than an element can be, rows are positioned around the visible part.
     const { scrollTop } = this.element;
     const shift = scrollTop * (this.#scale() - 1);
     for (let index = from; index < until; index += 1) {

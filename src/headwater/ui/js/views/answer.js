@@ -1,4 +1,4 @@
-// An answer of the server, shown whole: status, what it means, headers, body. And the list of requests so far.
+// A response of the server: status, meaning, headers and body. Also the list of recent requests.
 
 import { badge, button, h, openDialog, replace } from "../dom.js";
 import { clock, span } from "../format.js";
@@ -6,31 +6,31 @@ import { clock, span } from "../format.js";
 const MEANINGS = {
   200: "Done.",
   201: "Created.",
-  204: "Done; there is nothing to say.",
+  204: "Done (no content).",
   400: "The request is not valid.",
-  401: "A token is wanted.",
+  401: "A token is required.",
   403: "Not allowed.",
-  404: "There is no such stream.",
-  409: "It does not fit what is there.",
-  410: "It is gone.",
+  404: "Not found.",
+  409: "Conflict with the current state.",
+  410: "Deleted or no longer stored.",
   412: "The stream is closed.",
   413: "Too large.",
   429: "Too many requests.",
-  503: "The server does not take writes now.",
+  503: "The server does not accept writes at the moment.",
 };
 
-/** Headers that say nothing about the stream. */
+/** Headers that are not about the stream. */
 const PLUMBING = /^(access-control-|cross-origin-|x-content-type|date$|connection$|keep-alive$|content-length$|vary$)/;
 
-/** What a status says to a producer (protocol §5.2.1). */
+/** The meaning of a status for a producer (protocol §5.2.1). */
 export function producerMeaning(status, headers) {
   if (status === 200) return "Accepted: new data, stored once.";
-  if (status === 204) return headers.get("stream-closed") === "true" ? "Done." : "A repeat: this epoch and seq were stored before, so nothing was stored again.";
-  if (status === 403) return `Fenced: a newer epoch (${headers.get("producer-epoch") ?? "?"}) of this producer has written. Use a higher epoch.`;
+  if (status === 204) return headers.get("stream-closed") === "true" ? "Done." : "Duplicate: this epoch and sequence number are already stored, so nothing was added.";
+  if (status === 403) return `Fenced: this producer has already written with a newer epoch (${headers.get("producer-epoch") ?? "?"}). Use a higher one.`;
   if (status === 409 && headers.get("producer-expected-seq") !== null) {
-    return `A gap: the server expects seq ${headers.get("producer-expected-seq")}, it got ${headers.get("producer-received-seq")}.`;
+    return `Gap: the server expects sequence number ${headers.get("producer-expected-seq")} and received ${headers.get("producer-received-seq")}.`;
   }
-  if (status === 400) return "A new epoch must begin with seq 0, and all three producer headers go together.";
+  if (status === 400) return "A new epoch must begin with sequence number 0, and all three producer headers are required.";
   return null;
 }
 
@@ -40,7 +40,7 @@ export function statusKind(status) {
 }
 
 export function answerPanel(app, entry, { meaning, body } = {}) {
-  const status = entry.status === null ? "no answer" : String(entry.status);
+  const status = entry.status === null ? "no response" : String(entry.status);
   return h(
     "div",
     { class: "answer", "data-status": status },
@@ -60,7 +60,7 @@ export function openRequestLog(app) {
   const draw = () => {
     replace(
       body,
-      app.client.log.length === 0 && h("p", { class: "muted", text: "Nothing was asked yet." }),
+      app.client.log.length === 0 && h("p", { class: "muted", text: "No requests yet." }),
       app.client.log.slice(0, 100).map((entry) =>
         h(
           "details",

@@ -1,4 +1,4 @@
-// The box to append with, and the whole answer beneath it: send the same seq twice and see what idempotency is.
+// The append form, with the full response below it. Send the same sequence number twice to see idempotency.
 
 import { explain } from "../client.js";
 import { button, field, form, h, replace, select } from "../dom.js";
@@ -12,7 +12,7 @@ export class AppendBox {
     this.onappended = onappended;
     const example = info.json ? '{"hello": "world"}' : "hello";
     this.text = h("textarea", { class: "mono", id: "append-body", rows: "3", spellcheck: "false", placeholder: example, "aria-label": "Message" });
-    this.encoding = select([["text", "as typed"], ["hex", "hex bytes"], ["file", "a file"]], info.text ? "text" : "hex", { id: "append-encoding", "aria-label": "How the body is given", onchange: () => this.#encodingChanged() });
+    this.encoding = select([["text", "text"], ["hex", "hex bytes"], ["file", "file"]], info.text ? "text" : "hex", { id: "append-encoding", "aria-label": "Format of the body", onchange: () => this.#encodingChanged() });
     this.file = h("input", { type: "file", id: "append-file", hidden: true, "aria-label": "File to append" });
     const small = (id, placeholder, label) => h("input", { id, placeholder, "aria-label": label, class: "mono", autocomplete: "off", spellcheck: "false" });
     this.producer = small("producer-id", "none", "Producer id");
@@ -38,7 +38,7 @@ export class AppendBox {
         "div",
         { class: "row wrap" },
         button("Append", undefined, { symbol: "send", kind: "primary", type: "submit", id: "append-send", title: "Append (Ctrl+Enter)" }),
-        h("label", { class: "check" }, this.advance, " next seq after each success"),
+        h("label", { class: "check" }, this.advance, " increase Producer-Seq after each success"),
         button("curl", () => this.#curl(), { symbol: "terminal", kind: "quiet small", title: "Copy this append as curl" }),
       ),
       this.answer,
@@ -79,7 +79,7 @@ export class AppendBox {
     }
     if (this.encoding.value === "text") return this.text.value;
     const digits = this.text.value.replace(/\s+/g, "");
-    if (!/^([0-9a-f]{2})+$/i.test(digits)) throw new Error("Hex bytes are pairs of hexadecimal digits, like 68 65 6c 6c 6f.");
+    if (!/^([0-9a-f]{2})+$/i.test(digits)) throw new Error("Enter pairs of hexadecimal digits, such as 68 65 6c 6c 6f.");
     return Uint8Array.from(digits.match(/../g), (pair) => parseInt(pair, 16));
   }
 

@@ -5,7 +5,7 @@ import { ago, bytes, plural, shortType } from "../format.js";
 import { sizeOf } from "../metadata.js";
 
 export function lifetime(info) {
-  if (info?.ttl) return { text: `TTL ${seconds(Number(info.ttl))}`, title: `Stream-TTL: ${info.ttl}. Each read or write restarts it.` };
+  if (info?.ttl) return { text: `TTL ${seconds(Number(info.ttl))}`, title: `Stream-TTL: ${info.ttl}. Restarted by each read or write.` };
   if (info?.expiresAt) return { text: `until ${info.expiresAt.slice(0, 16).replace("T", " ")}`, title: `Stream-Expires-At: ${info.expiresAt}` };
   return null;
 }
@@ -17,7 +17,7 @@ function seconds(value) {
 }
 
 export function streamBadges(type, info, { long = false } = {}) {
-  if (info?.missing) return [badge("gone", "bad")];
+  if (info?.missing) return [badge("deleted", "bad")];
   const shown = [badge(shortType(info?.type || type), "type", info?.type || type)];
   if (info?.closed) shown.push(badge("closed", "closed"));
   else if (long && info) shown.push(badge("open", "good"));

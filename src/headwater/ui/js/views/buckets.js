@@ -1,5 +1,5 @@
-// Buckets, and the streams of one. The protocol has no list of buckets: where the server offers none at `/ds`, as ours
-// does, the ones that were opened or made here are remembered.
+// The list of buckets, and the streams of one. The protocol has no list of buckets: if the server does not offer one at
+// `/ds`, the page shows the buckets that were opened or created here.
 
 import { Address, explain, Refused } from "../client.js";
 import { badge, button, field, form, h, icon, replace, toast } from "../dom.js";
@@ -22,8 +22,8 @@ export class BucketsView {
     this.element = h(
       "article",
       { class: "page" },
-      h("header", { class: "view-head" }, h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { text: "Buckets" })), h("p", { class: "muted", text: "A bucket holds streams of its own, under /ds/. It is made before its first stream." })),
-      form({ class: "row wrap pad-x", onsubmit: () => this.#create() }, field("Bucket id", this.name, "4 to 64 of a–z, 0–9, _ and -"), button("Create", undefined, { kind: "primary", symbol: "plus", type: "submit", id: "bucket-create" }), button("Open", () => this.#openTyped(), { id: "bucket-open" }), button("curl", () => app.copyCurl({ method: "PUT", path: `/ds/${this.name.value.trim() || "BUCKET"}` }), { symbol: "terminal", kind: "quiet" })),
+      h("header", { class: "view-head" }, h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { text: "Buckets" })), h("p", { class: "muted", text: "A bucket is a group of streams below /ds/. Create the bucket before its first stream." })),
+      form({ class: "row wrap pad-x", onsubmit: () => this.#create() }, field("Bucket id", this.name, "4 to 64 characters: a–z, 0–9, _ and -"), button("Create", undefined, { kind: "primary", symbol: "plus", type: "submit", id: "bucket-create" }), button("Open", () => this.#openTyped(), { id: "bucket-open" }), button("curl", () => app.copyCurl({ method: "PUT", path: `/ds/${this.name.value.trim() || "BUCKET"}` }), { symbol: "terminal", kind: "quiet" })),
       h("div", { class: "pad-x" }, this.problem),
       this.cards,
     );
@@ -55,7 +55,7 @@ export class BucketsView {
 
   #openTyped() {
     const id = this.name.value.trim();
-    if (!ID.test(id)) this.#say("A bucket id is 4 to 64 characters out of a–z, 0–9, _ and -.");
+    if (!ID.test(id)) this.#say("A bucket id has 4 to 64 characters: a–z, 0–9, _ and -.");
     else this.app.go(`#/bucket/${id}`);
   }
 
@@ -80,7 +80,7 @@ export class BucketsView {
     const there = await this.#listed().catch(() => this.#remembered());
     replace(
       this.cards,
-      there.length === 0 && h("p", { class: "muted pad-x", text: "No buckets yet." }),
+      there.length === 0 && h("p", { class: "muted pad-x", text: "No buckets yet. Create one above; a bucket groups streams and adds snapshots to them." }),
       there.map((bucket) => h("a", { class: "card link", href: `#/bucket/${encodeURIComponent(bucket.bucket_id)}` }, h("h2", { class: "mono", text: bucket.bucket_id }), h("p", { class: "muted", text: plural(bucket.streams, "stream") }))),
     );
   }
@@ -93,7 +93,7 @@ export class BucketView {
     this.streams = [];
     this.shown = [];
     this.summary = h("span", { class: "muted", id: "bucket-count" });
-    this.filter = h("input", { type: "search", id: "bucket-filter", placeholder: "Filter by beginning", "aria-label": "Filter by beginning", oninput: () => this.#soon() });
+    this.filter = h("input", { type: "search", id: "bucket-filter", placeholder: "Filter by prefix", "aria-label": "Filter by prefix", oninput: () => this.#soon() });
     this.note = h("div", { class: "notice", hidden: true });
     this.list = new VirtualList({ rowHeight: ROW_PX, label: `Streams of ${id}`, id: "bucket-streams", render: (index) => this.#row(index), onopen: (index) => app.go(new Address(this.streams[index].stream_id, id).hash) });
     const path = `/ds/${encodeURIComponent(id)}`;
@@ -104,7 +104,7 @@ export class BucketView {
         "header",
         { class: "view-head" },
         h("div", { class: "row" }, button("", () => app.go("#/buckets"), { symbol: "back", kind: "quiet", title: "All buckets" }), h("h1", { class: "ellipsis grow mono", text: id })),
-        h("div", { class: "row wrap actions" }, button("New stream", () => openCreate(app, { bucket: id }), { symbol: "plus", kind: "primary", id: "bucket-new-stream" }), button("Delete bucket", () => openConfirm(app, `Delete bucket ${id}?`, "Only an empty bucket can be deleted.", { request: () => ({ method: "DELETE", path }), action: "Delete the bucket", done: () => this.#deleted() }), { symbol: "trash", kind: "danger-quiet", id: "bucket-delete" }), button("curl", () => app.copyCurl({ path: `${path}/streams`, query: { prefix: this.filter.value || null, limit: "1000" } }), { symbol: "terminal", kind: "quiet", title: "Copy the listing as curl" })),
+        h("div", { class: "row wrap actions" }, button("New stream", () => openCreate(app, { bucket: id }), { symbol: "plus", kind: "primary", id: "bucket-new-stream" }), button("Delete bucket", () => openConfirm(app, `Delete bucket ${id}?`, "Only an empty bucket can be deleted.", { request: () => ({ method: "DELETE", path }), action: "Delete bucket", done: () => this.#deleted() }), { symbol: "trash", kind: "danger-quiet", id: "bucket-delete" }), button("curl", () => app.copyCurl({ path: `${path}/streams`, query: { prefix: this.filter.value || null, limit: "1000" } }), { symbol: "terminal", kind: "quiet", title: "Copy the listing as curl" })),
       ),
       h("div", { class: "toolbar" }, h("div", { class: "search grow" }, icon("search"), this.filter), this.summary),
       this.note,
@@ -132,7 +132,7 @@ export class BucketView {
     this.typing = setTimeout(() => this.#load(), 150);
   }
 
-  /** All pages of the listing; a newer load overtakes this one. */
+  /** Load all pages of the listing; a newer load cancels this one. */
   async #load() {
     const turn = (this.turn = (this.turn || 0) + 1);
     const prefix = this.filter.value.trim();

@@ -1,4 +1,4 @@
-// Which server, and with which token. The token lives in this page's memory; only if asked to, in this tab's session.
+// Choose the server and the token. The token is kept in memory, or on request in the session storage of this tab.
 
 import { button, field, form, h, openDialog } from "../dom.js";
 import { session } from "../store.js";
@@ -16,7 +16,7 @@ export function openConnection(app) {
         const address = base.value.trim().replace(/\/+$/, "") || app.home;
         if (!/^https?:\/\/[^\s/]+/.test(address)) {
           problem.hidden = false;
-          problem.textContent = "An address begins with http:// or https://.";
+          problem.textContent = "The URL must begin with http:// or https://.";
           return;
         }
         session.set(address === app.home ? null : address, token.value.trim(), keep.checked);
@@ -24,9 +24,9 @@ export function openConnection(app) {
         app.connect(address, token.value.trim());
       },
     },
-    field("Base address", base, "This server, or another: a proxy in front of it, any Durable Streams server that allows this page's origin."),
-    field("Bearer token", token, "Sent as Authorization with every request. It is kept in memory, and gone when the page is."),
-    h("label", { class: "check" }, keep, " keep it until this tab is closed"),
+    field("Server URL", base, "This server, a proxy in front of it, or any Durable Streams server that allows the origin of this page."),
+    field("Bearer token", token, "Sent as Authorization header with every request. Kept in memory until you leave the page."),
+    h("label", { class: "check" }, keep, " keep the token until this tab is closed"),
     problem,
     h("div", { class: "row end" }, button("This server", () => {
       base.value = app.home;
@@ -37,18 +37,18 @@ export function openConnection(app) {
 }
 
 const KEYS = [
-  ["/", "filter the streams, or type a path"],
-  ["↑ ↓  j k", "move in a list; Enter opens"],
+  ["/", "filter the streams, or enter a path"],
+  ["↑ ↓  j k", "move in a list; Enter opens the entry"],
   ["n", "new stream"],
   ["a", "append to the open stream"],
-  ["p", "pause, or go on"],
-  ["f", "follow the newest"],
-  ["s", "search in what is loaded"],
-  ["1 2 3 4", "tabs of a stream"],
-  ["g", "go to the list"],
-  ["r", "requests made so far"],
-  ["t", "light or dark"],
-  ["Esc", "close what is open"],
+  ["p", "pause or resume"],
+  ["f", "follow new messages"],
+  ["s", "search loaded messages"],
+  ["1 2 3 4", "select a tab of the stream"],
+  ["g", "go to the list of streams"],
+  ["r", "show recent requests"],
+  ["t", "switch light and dark colours"],
+  ["Esc", "close the open panel"],
 ];
 
 export function openHelp() {

@@ -1,4 +1,4 @@
-// One message, whole: as a JSON tree, as text, as hex, with what one can do from there.
+// One message in full: as a JSON tree, as text or as hex, with its actions.
 
 import { button, copy, h, replace } from "../dom.js";
 import { bytes, clock, hexLines } from "../format.js";
@@ -42,10 +42,10 @@ export class Detail {
     const tabs = ["json", "text", "hex"].map((mode) => button(mode === "json" ? "JSON" : mode, () => this.setMode(mode), { kind: `tab${mode === this.mode ? " current" : ""}` }));
     const title = message.index === null ? `Message ${message.number}` : `Message ${message.index}`;
     const facts = [
-      ["offset before", message.start],
-      ["offset behind", message.end],
+      ["offset", message.start],
+      ["next offset", message.end],
       ["size", bytes(message.size)],
-      ["came", message.live ? clock(message.at) : "while catching up"],
+      ["received", message.live ? clock(message.at) : "before this page was opened"],
     ].filter(([, value]) => value);
     const rows = facts.map(([name, value]) => h("tr", {}, h("th", { scope: "row", text: name }), h("td", { class: "mono", text: value })));
     replace(
@@ -63,7 +63,7 @@ export class Detail {
     if (message.start && message.end) {
       actions.push(button("curl", () => app.copyCurl({ path: address.path, query: { offset: message.start, until: message.end } }), { symbol: "terminal", kind: "small", title: "Copy a read of this message as curl" }));
     } else if (message.end) {
-      actions.push(button("curl", () => app.copyCurl({ path: address.path, query: { offset: message.end } }), { symbol: "terminal", kind: "small", title: "Copy a read from behind this message as curl" }));
+      actions.push(button("curl", () => app.copyCurl({ path: address.path, query: { offset: message.end } }), { symbol: "terminal", kind: "small", title: "Copy a read that starts after this message as curl" }));
     }
     if (message.end) {
       actions.push(button("Read from here", () => this.readFrom(message.end), { kind: "small" }));
@@ -80,7 +80,7 @@ export class Detail {
       try {
         return h("div", { class: "mono" }, tree(parse(text)));
       } catch (error) {
-        return [h("p", { class: "muted", text: `Not shown as a tree: ${error.message}.` }), plainText(text)];
+        return [h("p", { class: "muted", text: `Cannot be shown as a tree: ${error.message}.` }), plainText(text)];
       }
     }
     try {

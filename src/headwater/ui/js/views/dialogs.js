@@ -1,17 +1,18 @@
-// Dialogs that change something: create, fork, close, delete. Each shows its request as curl before it is made.
+// Dialogs that change a stream: create, fork, close, delete. Each can copy its request as curl before sending it.
 
 import { Address, explain, refusal } from "../client.js";
 import { button, field, form, h, openDialog, select, toast } from "../dom.js";
+import { plural } from "../format.js";
 import { typedAddress } from "./sidebar.js";
 
 const TYPES = [
   ["application/json", "application/json: messages are JSON values"],
   ["text/plain", "text/plain: text"],
   ["application/octet-stream", "application/octet-stream: bytes"],
-  ["other", "another type"],
+  ["other", "other type"],
 ];
 
-/** A form in a dialog. `request()` gives what will be sent; `done(response)` is called when it worked. */
+/** A form in a dialog. `request()` returns the request to send; `done(response)` is called after it succeeded. */
 function requestDialog(app, title, controls, { request, done, action, kind = "primary", note }) {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const show = (error) => {
@@ -66,7 +67,7 @@ export function openCreate(app, { bucket = null, name = "" } = {}) {
   const first = h("textarea", { id: "create-body", class: "mono", rows: "3", placeholder: "optional", spellcheck: "false" });
   const address = () => {
     const found = typedAddress(nameInput.value, app.client.base);
-    if (!found.name) throw new Error("A stream needs a name.");
+    if (!found.name) throw new Error("Enter a name for the stream.");
     return found;
   };
   const request = () => {
@@ -80,18 +81,18 @@ export function openCreate(app, { bucket = null, name = "" } = {}) {
     app,
     "New stream",
     [
-      field("Name", nameInput, "Segments are joined by slashes. A stream in a bucket begins with /ds/."),
+      field("Name", nameInput, "Names can contain slashes. A stream in a bucket begins with /ds/."),
       field("Content type", type),
       other,
-      h("div", { class: "fields" }, field("TTL in seconds", ttl, "Each read or write restarts it."), field("Expires at", expires, "Your local time.")),
-      field("First messages", first),
-      h("label", { class: "check" }, closed, " closed from the start: nothing can be appended"),
+      h("div", { class: "fields" }, field("TTL in seconds", ttl, "Restarted by each read or write."), field("Expires at", expires, "Your local time.")),
+      field("Initial messages", first),
+      h("label", { class: "check" }, closed, " create the stream closed, so that nothing can be appended"),
     ],
     {
       request,
       action: "Create",
       done(response) {
-        toast(response.status === 201 ? "Created." : "It was there already, exactly as asked for.");
+        toast(response.status === 201 ? "Created." : "A stream with this configuration already exists.");
         app.go(address().hash);
       },
     },
@@ -101,12 +102,12 @@ export function openCreate(app, { bucket = null, name = "" } = {}) {
 
 export function openFork(app, source, offset = "") {
   const name = h("input", { id: "fork-name", class: "mono", value: `${source.name}-fork`, autocomplete: "off", spellcheck: "false" });
-  const at = h("input", { id: "fork-offset", class: "mono", value: offset, placeholder: "the tail", autocomplete: "off", spellcheck: "false" });
+  const at = h("input", { id: "fork-offset", class: "mono", value: offset, placeholder: "end of the stream", autocomplete: "off", spellcheck: "false" });
   const sub = h("input", { id: "fork-sub-offset", inputmode: "numeric", placeholder: "0", autocomplete: "off" });
-  const ttl = h("input", { id: "fork-ttl", inputmode: "numeric", placeholder: "as the source", autocomplete: "off" });
+  const ttl = h("input", { id: "fork-ttl", inputmode: "numeric", placeholder: "same as the source", autocomplete: "off" });
   const target = () => new Address(name.value.trim().replace(/^\/+|\/+$/g, ""), source.bucket);
   const request = () => {
-    if (!name.value.trim()) throw new Error("The fork needs a name.");
+    if (!name.value.trim()) throw new Error("Enter a name for the fork.");
     const headers = { "Stream-Forked-From": source.path };
     if (at.value.trim()) headers["Stream-Fork-Offset"] = at.value.trim();
     if (sub.value.trim()) headers["Stream-Fork-Sub-Offset"] = sub.value.trim();
@@ -118,13 +119,13 @@ export function openFork(app, source, offset = "") {
     `Fork ${source.title}`,
     [
       field("Name of the fork", name),
-      field("Offset where they part", at, "Empty: at the source's tail, with all that it holds now."),
-      h("div", { class: "fields" }, field("Sub-offset", sub, "Messages (JSON) or bytes further."), field("TTL in seconds", ttl)),
+      field("Fork offset", at, "Empty: the end of the source, so that the fork has all its messages."),
+      h("div", { class: "fields" }, field("Sub-offset", sub, "Messages (JSON) or bytes after the offset."), field("TTL in seconds", ttl)),
     ],
     {
       request,
       action: "Fork",
-      note: "The fork begins with the source's data up to that point, with the same offsets, and goes its own way from there.",
+      note: "The fork starts with the data of the source up to this offset and is independent from there on.",
       done() {
         toast("Forked.");
         app.go(target().hash);
@@ -135,26 +136,26 @@ export function openFork(app, source, offset = "") {
 }
 
 export function openClose(app, address, done) {
-  requestDialog(app, `Close ${address.title}?`, [h("p", { text: "Nothing more can be appended, and readers are told that they have seen the end. A closed stream stays closed." })], {
+  requestDialog(app, `Close ${address.title}?`, [h("p", { text: "Nothing more can be appended, and readers learn that they have reached the end. A closed stream cannot be opened again." })], {
     request: () => ({ method: "POST", path: address.path, headers: { "Stream-Closed": "true" } }),
-    action: "Close the stream",
+    action: "Close stream",
     kind: "danger",
     done,
   });
 }
 
 export function openDelete(app, address, info, done) {
-  const what = info?.messages ? `${address.title} and its ${info.messages.toLocaleString("en-US")} messages go.` : `${address.title} goes.`;
-  requestDialog(app, `Delete ${address.title}?`, [h("p", { text: `${what} This cannot be undone.` })], {
+  const what = info?.messages ? `${address.title} and its ${plural(info.messages, "message")}` : address.title;
+  requestDialog(app, `Delete ${what}?`, [h("p", { text: "This cannot be undone." })], {
     request: () => ({ method: "DELETE", path: address.path }),
-    action: "Delete the stream",
+    action: "Delete stream",
     kind: "danger",
-    note: "A stream that has forks stays for them: it answers 410, and its forks go on.",
+    note: "If the stream has forks, its data is kept for them; reading the stream itself returns 410.",
     done,
   });
 }
 
-/** Ask before something that cannot be undone; the request is made by the dialog. */
+/** Confirm and send a request that cannot be undone. */
 export function openConfirm(app, title, text, { request, action, done }) {
   requestDialog(app, title, [h("p", { text })], { request, action, kind: "danger", done });
 }

@@ -1,4 +1,4 @@
-// What one sees first: how the server is doing, and what to do next.
+// The start page: key figures of the server, and the first commands to try.
 
 import { button, h, replace } from "../dom.js";
 import { bytes, count } from "../format.js";
@@ -6,7 +6,7 @@ import { bytes, count } from "../format.js";
 const POLL_MS = 3000;
 const SHOWN = [
   ["headwater_streams", "streams", count],
-  ["headwater_payload_bytes", "held", bytes],
+  ["headwater_payload_bytes", "stored", bytes],
   ["headwater_appends_total", "appends", count],
   ["headwater_read_bytes_total", "read", bytes],
   ["headwater_live_readers", "live readers", count],
@@ -26,16 +26,16 @@ export class HomeView {
     this.element = h(
       "article",
       { class: "page home" },
-      h("header", { class: "view-head" }, h("h1", { text: "Streams" }), h("p", { class: "muted" }, "Append-only logs behind URLs. Choose one on the left, type a path, or make one. Server: ", h("code", { text: base }))),
+      h("header", { class: "view-head" }, h("h1", { text: "Streams" }), h("p", { class: "muted" }, "Append-only logs with URLs. Select a stream on the left, enter a path, or create one. Server: ", h("code", { text: base }))),
       this.numbers,
       h(
         "section",
         { class: "card" },
         h("h2", { text: "Try it" }),
         commands.map(([name, request]) => h("div", { class: "command" }, h("span", { class: "muted", text: name }), h("code", { class: "mono grow", text: app.client.curl(request) }), button("", () => app.copyCurl(request), { symbol: "copy", kind: "quiet small", title: `Copy: ${name}` }))),
-        h("p", { class: "muted", text: "What you create shows up on the left by itself." }),
+        h("p", { class: "muted", text: "New streams appear on the left automatically." }),
       ),
-      h("section", { class: "card" }, h("h2", { text: "Keys" }), h("p", { class: "muted" }, "Press ", h("kbd", { text: "?" }), " for the keys, ", h("kbd", { text: "/" }), " to filter, ", h("kbd", { text: "n" }), " for a new stream.")),
+      h("section", { class: "card" }, h("h2", { text: "Keys" }), h("p", { class: "muted" }, "Press ", h("kbd", { text: "?" }), " for all keys, ", h("kbd", { text: "/" }), " to filter, ", h("kbd", { text: "n" }), " for a new stream.")),
     );
     this.#load();
     this.timer = setInterval(() => document.visibilityState === "visible" && this.#load(), POLL_MS);
@@ -51,7 +51,7 @@ export class HomeView {
     try {
       text = await (await this.app.client.expect({ path: "/metrics", quiet: true })).text();
     } catch {
-      // Behind a proxy there may be none to see.
+      // A proxy may not give access to the metrics.
     }
     if (this.stopped) return;
     const values = new Map();

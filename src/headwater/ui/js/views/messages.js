@@ -1,4 +1,4 @@
-// The messages of a stream: pages, then live; paused or followed; searched; one of them opened.
+// The Messages tab: read pages, then follow live; pause, search, and open one message.
 
 import { explain } from "../client.js";
 import { badge, button, h, icon, replace, select, toast } from "../dom.js";
@@ -63,16 +63,16 @@ export class MessagesView {
     this.list.element.addEventListener("keydown", (event) => {
       if (["ArrowUp", "PageUp", "Home", "k"].includes(event.key)) this.#setFollow(false);
     }, true);
-    this.place = select([["-1", "from the start"], ["now", "from now"], ["offset", "from an offset"]], "-1", { "aria-label": "Where to read from", id: "from", onchange: () => this.#placeChanged() });
+    this.startSelect = select([["-1", "from the beginning"], ["now", "from now"], ["offset", "from an offset"]], "-1", { "aria-label": "Start offset", id: "from", onchange: () => this.#startChanged() });
     this.offsetInput = h("input", { class: "mono offset-input", id: "from-offset", placeholder: "offset", "aria-label": "Offset", spellcheck: "false", hidden: true, onkeydown: (event) => event.key === "Enter" && this.#restart() });
-    this.transport = select([["auto", "SSE, else long-poll"], ["sse", "SSE"], ["long-poll", "long-poll"]], "auto", { "aria-label": "Live transport", id: "transport", onchange: () => this.reader.use(this.transport.value) });
+    this.transport = select([["auto", "SSE or long-poll"], ["sse", "SSE"], ["long-poll", "long-poll"]], "auto", { "aria-label": "Live transport", id: "transport", onchange: () => this.reader.use(this.transport.value) });
     this.view = select([["json", "JSON"], ["text", "text"], ["hex", "hex"]], this.mode, { "aria-label": "Show as", id: "view", onchange: () => this.#setMode(this.view.value) });
-    this.search = h("input", { type: "search", id: "search", placeholder: "Search in what is loaded", "aria-label": "Search in what is loaded", oninput: () => this.#searchSoon() });
-    this.pauseButton = button("Pause", () => this.togglePause(), { symbol: "pause", title: "Pause or go on (p)", id: "pause" });
-    this.followButton = button("Follow", () => this.#setFollow(!this.follow), { symbol: "down", title: "Stay at the newest (f)", id: "follow" });
+    this.search = h("input", { type: "search", id: "search", placeholder: "Search loaded messages", "aria-label": "Search loaded messages", oninput: () => this.#searchSoon() });
+    this.pauseButton = button("Pause", () => this.togglePause(), { symbol: "pause", title: "Pause or resume (p)", id: "pause" });
+    this.followButton = button("Follow", () => this.#setFollow(!this.follow), { symbol: "down", title: "Stay at the newest message (f)", id: "follow" });
     this.status = h("div", { class: "reader-status", id: "reader-status" });
     this.foundNote = h("span", { class: "muted", id: "found" });
-    this.canvas = h("canvas", { class: "plot", "aria-label": "Messages per second and time to deliver, last minute", role: "img" });
+    this.canvas = h("canvas", { class: "plot", "aria-label": "Messages per second and delivery time, last minute", role: "img" });
     this.plot = new Plot(this.canvas);
     this.rates = h("div", { class: "rates muted", id: "rates" });
     this.note = h("div", { class: "notice", hidden: true, id: "reader-notice" });
@@ -87,7 +87,7 @@ export class MessagesView {
       h(
         "div",
         { class: "toolbar" },
-        this.place,
+        this.startSelect,
         this.offsetInput,
         this.transport,
         this.pauseButton,
@@ -99,12 +99,12 @@ export class MessagesView {
       ),
       h("div", { class: "status-row" }, h("div", { class: "grow" }, this.status, this.rates), this.canvas),
       this.note,
-      h("div", { class: "split" }, h("div", { class: "list-pane" }, h("div", { class: "columns message-row", "aria-hidden": "true" }, h("span", { text: "#" }), h("span", { class: "offset", text: "offset behind", title: "Without leading zeros; open a message for the whole offset" }), h("span", { class: "time", text: "came" }), h("span", { class: "size", text: "size" }), h("span", { text: "message" })), this.list.element), this.detail.element),
+      h("div", { class: "split" }, h("div", { class: "list-pane" }, h("div", { class: "columns message-row", "aria-hidden": "true" }, h("span", { text: "#" }), h("span", { class: "offset", text: "next offset", title: "Without leading zeros; open a message for the full offset" }), h("span", { class: "time", text: "received" }), h("span", { class: "size", text: "size" }), h("span", { text: "message" })), this.list.element), this.detail.element),
     );
     this.ticker = setInterval(() => this.element.isConnected && this.#drawRates(), 1000);
-    if (this.from === "now") this.place.value = "now";
+    if (this.from === "now") this.startSelect.value = "now";
     else if (this.from !== "-1") {
-      this.place.value = "offset";
+      this.startSelect.value = "offset";
       this.offsetInput.hidden = false;
       this.offsetInput.value = this.from;
     }
@@ -112,22 +112,22 @@ export class MessagesView {
   }
 
   get #start() {
-    return this.place.value === "offset" ? this.offsetInput.value.trim() || "-1" : this.place.value;
+    return this.startSelect.value === "offset" ? this.offsetInput.value.trim() || "-1" : this.startSelect.value;
   }
 
   get #shown() {
     return this.found ?? this.messages;
   }
 
-  #placeChanged() {
-    this.offsetInput.hidden = this.place.value !== "offset";
-    if (this.place.value === "offset") this.offsetInput.focus();
+  #startChanged() {
+    this.offsetInput.hidden = this.startSelect.value !== "offset";
+    if (this.startSelect.value === "offset") this.offsetInput.focus();
     else this.#restart();
   }
 
-  /** Read from this offset, as when it was typed. */
+  /** Read from this offset, as if the user had typed it. */
   readFrom(offset) {
-    this.place.value = "offset";
+    this.startSelect.value = "offset";
     this.offsetInput.hidden = false;
     this.offsetInput.value = offset;
     this.#restart();
@@ -153,14 +153,14 @@ export class MessagesView {
       from: this.#start,
       mode: this.transport.value,
       limit: PAGE_LIMIT,
-      onmessages: (messages, reader) => reader === this.reader && this.#came(messages),
+      onmessages: (messages, reader) => reader === this.reader && this.#received(messages),
       onstate: (reader) => (reader === this.reader || this.reader === undefined) && this.#state(reader),
     });
     this.reader.start();
     this.#state(this.reader);
   }
 
-  #came(messages) {
+  #received(messages) {
     let delays = 0;
     for (const message of messages) {
       message.number = this.number;
@@ -172,7 +172,7 @@ export class MessagesView {
       }
     }
     if (messages[0].live) this.plot.add(messages.length);
-    // A page can be a hundred thousand: no spreading into arguments.
+    // A page can have 100,000 messages, too many for spread arguments.
     for (const message of messages) this.messages.push(message);
     if (this.found) {
       const matches = this.#matcher();
@@ -213,12 +213,12 @@ export class MessagesView {
       this.status,
       badge(name + over, kind),
       h("span", { text: `${plural(this.messages.length, "message")} loaded` }),
-      this.dropped > 0 && h("span", { class: "muted", text: `${count(this.dropped)} older let go` }),
-      h("span", { class: "mono muted ellipsis", id: "next-offset", title: "Stream-Next-Offset: where reading goes on", text: reader.offset === "-1" ? "" : `next ${reader.offset}` }),
+      this.dropped > 0 && h("span", { class: "muted", text: `${count(this.dropped)} older messages dropped` }),
+      h("span", { class: "mono muted ellipsis", id: "next-offset", title: "Stream-Next-Offset: the offset of the next read", text: reader.offset === "-1" ? "" : `next ${reader.offset}` }),
       reader.reconnects > 0 && h("span", { class: "muted", text: plural(reader.reconnects, "reconnect") }),
     );
     const isPaused = reader.state === "paused";
-    replace(this.pauseButton, icon(isPaused ? "play" : "pause"), h("span", { text: isPaused ? "Go on" : "Pause" }));
+    replace(this.pauseButton, icon(isPaused ? "play" : "pause"), h("span", { text: isPaused ? "Resume" : "Pause" }));
     this.#notice(reader);
     this.onprogress?.(reader);
   }
@@ -227,17 +227,17 @@ export class MessagesView {
     const { error, state } = reader;
     this.note.hidden = !(state === "held" || state === "failed" || state === "reconnecting");
     if (state === "held") {
-      replace(this.note, h("p", { text: `${plural(this.messages.length, "message")} are loaded, and there are more.` }), button(`Load ${count(PAGE_LIMIT)} more`, () => reader.more(PAGE_LIMIT), { kind: "primary" }), button("Skip to the newest", () => reader.skip()));
-    } else if (state === "reconnecting") replace(this.note, h("p", { text: `${explain(error)} Trying again; nothing is lost or doubled, reading goes on at the last offset.` }));
+      replace(this.note, h("p", { text: `${plural(this.messages.length, "message")} loaded; the stream has more.` }), button(`Load ${count(PAGE_LIMIT)} more`, () => reader.more(PAGE_LIMIT), { kind: "primary" }), button("Skip to the newest messages", () => reader.skip()));
+    } else if (state === "reconnecting") replace(this.note, h("p", { text: `${explain(error)} Retrying from the last offset; no message is lost or repeated.` }));
     else if (state === "failed") {
       const { earliest } = error;
-      const text = earliest ? `${explain(error)} What lies before ${earliest} is no longer kept${this.info.snapshot ? ": its state is in /bootstrap, on the Snapshots tab" : ""}.` : explain(error);
-      replace(this.note, h("p", { text }), earliest ? button("Read what is kept", () => this.readFrom(earliest), { kind: "primary" }) : button("Read from the start", () => this.#fromStart(), { kind: "primary" }));
+      const text = earliest ? `${explain(error)} Messages before ${earliest} are no longer stored${this.info.snapshot ? "; the Snapshots tab has their state" : ""}.` : explain(error);
+      replace(this.note, h("p", { text }), earliest ? button("Read stored messages", () => this.readFrom(earliest), { kind: "primary" }) : button("Read from the beginning", () => this.#fromStart(), { kind: "primary" }));
     }
   }
 
   #fromStart() {
-    this.place.value = "-1";
+    this.startSelect.value = "-1";
     this.offsetInput.hidden = true;
     this.#restart();
   }
@@ -245,7 +245,7 @@ export class MessagesView {
   #drawRates() {
     const { rate, median, samples } = this.plot.summary();
     const shownRate = rate >= 10 || rate === 0 ? Math.round(rate) : rate.toFixed(1);
-    const delay = samples ? `time to deliver ${span(median)} (median of ${count(samples)})` : "time to deliver: append here, or send messages that carry a timestamp";
+    const delay = samples ? `delivery time ${span(median)} (median of ${count(samples)})` : "delivery time: append here, or send messages with a timestamp";
     this.rates.textContent = `${shownRate} messages/s · ${delay}`;
   }
 
@@ -309,7 +309,7 @@ export class MessagesView {
 
   togglePause() {
     if (this.reader.wanted === "pause") this.reader.resume();
-    else if (this.reader.state === "ended" || this.reader.state === "failed") toast("Nothing is being read.");
+    else if (this.reader.state === "ended" || this.reader.state === "failed") toast("The page is not reading this stream.");
     else this.reader.pause();
   }
 
@@ -323,7 +323,7 @@ export class MessagesView {
   }
 }
 
-/** Text with every occurrence of a word marked. */
+/** Set the text of an element, with every occurrence of a word marked. */
 function highlight(element, text, word) {
   if (!word) {
     element.textContent = text;

@@ -1,5 +1,5 @@
-// The pipeline as it tells of itself: Spark queries and Postgres slots, folded from the stream `__pipeline__`.
-// What an event holds is written down in the page on the pipeline's status.
+// The state of the pipeline: Spark queries and Postgres slots, folded from the stream `__pipeline__`.
+// docs/spark.md describes the events.
 
 import { Address, explain } from "../client.js";
 import { badge, button, h, replace } from "../dom.js";
@@ -9,7 +9,7 @@ import { parse, plain } from "../json.js";
 import { StreamReader } from "../reader.js";
 
 export const PIPELINE = "__pipeline__";
-const SILENT_MS = 60_000; // as `headwater status` has it
+const SILENT_MS = 60_000; // the same limit as in `headwater status`
 const HISTORY = 60;
 
 export class PipelineView {
@@ -23,7 +23,7 @@ export class PipelineView {
     this.element = h(
       "article",
       { class: "page" },
-      h("header", { class: "view-head" }, h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { class: "grow", text: "Pipeline" }), button("Events", () => app.go(address.hash), { symbol: "log", kind: "quiet" }), button("curl", () => app.copyCurl({ path: address.path, query: { offset: "-1", live: "sse" }, live: true }), { symbol: "terminal", kind: "quiet" })), h("p", { class: "muted", text: "Spark queries and Postgres slots, as the pipeline publishes them." }), this.status),
+      h("header", { class: "view-head" }, h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { class: "grow", text: "Pipeline" }), button("Events", () => app.go(address.hash), { symbol: "log", kind: "quiet" }), button("curl", () => app.copyCurl({ path: address.path, query: { offset: "-1", live: "sse" }, live: true }), { symbol: "terminal", kind: "quiet" })), h("p", { class: "muted", text: "Spark queries and Postgres slots that report their state to this server." }), this.status),
       this.body,
     );
     this.#open();
@@ -42,11 +42,11 @@ export class PipelineView {
     this.reader = new StreamReader(this.app.client, new Address(PIPELINE), {
       from,
       quiet: true,
-      onmessages: (messages) => this.#came(messages),
+      onmessages: (messages) => this.#received(messages),
       onstate: (reader) => {
         if (reader.state === "failed" || reader.state === "ended") {
           clearTimeout(this.again);
-          // Its front is dropped by and by: every job tells its whole state again and again.
+          // Retention drops old events. Each job reports its full state regularly, so none are needed.
           const earliest = reader.error?.earliest;
           this.again = setTimeout(() => this.#open(earliest || "-1"), earliest ? 0 : 3000);
         }
@@ -55,7 +55,7 @@ export class PipelineView {
     }).start();
   }
 
-  #came(messages) {
+  #received(messages) {
     for (const message of messages) {
       let changed = null;
       try {
@@ -91,7 +91,7 @@ export class PipelineView {
     const failed = [...queries, ...slots].filter(([, value]) => value.error);
     replace(
       this.body,
-      failed.length > 0 && h("section", { class: "card bad", id: "pipeline-failures" }, h("h2", { text: "What failed" }), failed.map(([key, value]) => h("p", {}, h("b", { class: "mono", text: key }), ": ", asObject(value.error).message ?? String(value.error), h("span", { class: "muted", text: ` ${ago(asObject(value.error).at_ms ?? value.updated_at_ms)}` })))),
+      failed.length > 0 && h("section", { class: "card bad", id: "pipeline-failures" }, h("h2", { text: "Errors" }), failed.map(([key, value]) => h("p", {}, h("b", { class: "mono", text: key }), ": ", asObject(value.error).message ?? String(value.error), h("span", { class: "muted", text: ` ${ago(asObject(value.error).at_ms ?? value.updated_at_ms)}` })))),
       queries.length > 0 && h("h2", { class: "pad-x", text: "Queries" }),
       h("div", { class: "cards" }, queries.map(([key, value]) => this.#query(key, value))),
       slots.length > 0 && h("h2", { class: "pad-x", text: "Postgres slots" }),
@@ -102,13 +102,13 @@ export class PipelineView {
 
   #absent(reader) {
     const missing = reader.state === "failed" && reader.error?.status === 404;
-    const why = missing ? "No pipeline has published its status on this server." : reader.error ? explain(reader.error) : "Nothing was published yet.";
+    const why = missing ? "No pipeline reports to this server." : reader.error ? explain(reader.error) : "No pipeline has reported yet.";
     return h(
       "div",
       { class: "empty", id: "pipeline-absent" },
-      h("h2", { text: "No pipeline to see" }),
+      h("h2", { text: "No pipeline" }),
       h("p", { text: why }),
-      h("p", { class: "muted" }, "A running pipeline appends state events to the stream ", h("code", { text: PIPELINE }), ": one entity per Spark query (input rate, batch time, lag, last offsets) and per replication slot. This page fills as soon as it does."),
+      h("p", { class: "muted" }, "Start one with ", h("code", { text: "headwater sync" }), " or ", h("code", { text: "headwater up --profile sync" }), ". It then reports each Spark query and replication slot to the stream ", h("code", { text: PIPELINE }), ", and this page shows them."),
     );
   }
 
@@ -124,7 +124,7 @@ export class PipelineView {
         ["input", `${count(Math.round(value.input_rows_per_s ?? 0))} rows/s`],
         ["batch", `${value.batch ?? "–"}${value.batch_ms !== undefined ? ` in ${span(Number(value.batch_ms))}` : ""}`],
         ["lag", value.lag_messages === undefined || value.lag_messages === null ? "–" : `${count(value.lag_messages)} messages`],
-        ["told", ago(value.updated_at_ms)],
+        ["updated", ago(value.updated_at_ms)],
       ]),
       offsets.length > 0 && h("details", {}, h("summary", { text: `last offset of ${offsets.length === 1 ? offsets[0][0] : `${offsets.length} streams`}` }), h("table", { class: "headers" }, h("tbody", {}, offsets.slice(0, 100).map(([stream, offset]) => h("tr", {}, h("th", { scope: "row" }, h("a", { href: new Address(stream).hash, text: stream })), h("td", { class: "mono", text: String(offset) })))))),
     );
@@ -141,7 +141,7 @@ function slotCard(key, value) {
       ["lag", value.lag_bytes === undefined ? "–" : bytes(Number(value.lag_bytes))],
       ["confirmed", value.confirmed_lsn ?? "–"],
       ["server at", value.current_lsn ?? "–"],
-      ["told", ago(value.updated_at_ms)],
+      ["updated", ago(value.updated_at_ms)],
     ]),
   );
 }
@@ -149,7 +149,7 @@ function slotCard(key, value) {
 function healthBadge(value) {
   if (value.error || value.status === "failed") return badge("failed", "bad");
   if (value.status === "stopped") return badge("stopped", "closed");
-  if (value.updated_at_ms && Date.now() - value.updated_at_ms > SILENT_MS) return badge("silent", "warn", "It has not told of itself for a while.");
+  if (value.updated_at_ms && Date.now() - value.updated_at_ms > SILENT_MS) return badge("silent", "warn", "It has not reported for more than a minute.");
   return badge(value.status ?? "running", "good");
 }
 

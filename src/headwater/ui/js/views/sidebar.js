@@ -1,4 +1,4 @@
-// The list of streams, with its filter, and the way to the other views.
+// The list of streams with its filter, and the links to the other views.
 
 import { Address } from "../client.js";
 import { button, h, icon, replace } from "../dom.js";
@@ -10,14 +10,14 @@ import { streamBadges } from "./badges.js";
 const ROW_PX = 50;
 const SETTLE_MS = 150;
 
-const PLACES = [
+const VIEWS = [
   ["#/", "Streams"],
   ["#/buckets", "Buckets"],
   ["#/subscriptions", "Subscriptions"],
   ["#/pipeline", "Pipeline"],
 ];
 
-/** The address that somebody typed: a name, a path, or a whole URL. */
+/** Parse a typed address: a name, a path or a URL. */
 export function typedAddress(text, base) {
   let path = text.trim();
   if (path.startsWith(base)) path = path.slice(base.length);
@@ -47,10 +47,10 @@ export class Sidebar {
     this.filter = h("input", {
       type: "search",
       id: "filter",
-      placeholder: "Filter, or type a path",
+      placeholder: "Filter, or enter a path",
       autocomplete: "off",
       spellcheck: "false",
-      "aria-label": "Filter streams, or type a path and press Enter",
+      "aria-label": "Filter streams, or enter a path and press Enter",
       oninput: () => {
         this.list.element.scrollTop = 0;
         this.#refilter();
@@ -65,7 +65,7 @@ export class Sidebar {
       onopen: (index) => app.go(this.#address(index).hash),
       onscroll: () => this.#settle(),
     });
-    this.places = PLACES.map(([hash, label]) => h("a", { href: hash, text: label }));
+    this.links = VIEWS.map(([hash, label]) => h("a", { href: hash, text: label }));
     this.notice = h("div", { class: "notice", hidden: true });
     replace(
       element,
@@ -74,15 +74,15 @@ export class Sidebar {
         { class: "side-head" },
         h("a", { class: "brand", href: "#/" }, icon("wave"), h("span", { text: "Headwater" })),
         h("div", { class: "row" }, [
-          button("", () => app.toggleTheme(), { symbol: "moon", kind: "quiet", title: "Light or dark (t)", id: "theme" }),
+          button("", () => app.toggleTheme(), { symbol: "moon", kind: "quiet", title: "Light or dark colours (t)", id: "theme" }),
           button("", () => app.openRequests(), { symbol: "log", kind: "quiet", title: "Requests (r)", id: "requests" }),
           button("", () => app.openHelp(), { symbol: "help", kind: "quiet", title: "Keys (?)", id: "help" }),
         ]),
       ),
       this.status,
-      h("nav", { "aria-label": "Views" }, this.places),
+      h("nav", { "aria-label": "Views" }, this.links),
       h("div", { class: "filter-row" }, h("div", { class: "search" }, icon("search"), this.filter), button("New", () => app.openCreate(), { symbol: "plus", kind: "primary", title: "New stream (n)", id: "new-stream" })),
-      h("div", { class: "list-head" }, this.summary, button("curl", () => app.copyCurl({ path: "/v1/stream/__registry__", query: { offset: "-1", live: "sse" }, live: true }), { symbol: "terminal", kind: "quiet small", title: "Copy the live list as curl" })),
+      h("div", { class: "list-head" }, this.summary, button("curl", () => app.copyCurl({ path: "/v1/stream/__registry__", query: { offset: "-1", live: "sse" }, live: true }), { symbol: "terminal", kind: "quiet small", title: "Copy the request for the live list as curl" })),
       this.notice,
       this.list.element,
     );
@@ -94,13 +94,13 @@ export class Sidebar {
   }
 
   route(hash) {
-    const place = hash.startsWith("#/bucket") ? "#/buckets" : hash.startsWith("#/subscription") ? "#/subscriptions" : hash.startsWith("#/pipeline") ? "#/pipeline" : "#/";
-    for (const link of this.places) link.setAttribute("aria-current", link.getAttribute("href") === place ? "page" : "false");
+    const view = hash.startsWith("#/bucket") ? "#/buckets" : hash.startsWith("#/subscription") ? "#/subscriptions" : hash.startsWith("#/pipeline") ? "#/pipeline" : "#/";
+    for (const link of this.links) link.setAttribute("aria-current", link.getAttribute("href") === view ? "page" : "false");
     this.current = hash.split("?")[0];
     this.#redraw();
   }
 
-  /** The registry changed: at most a few times a second, the list follows. */
+  /** Update the list after a change of the registry, at most a few times per second. */
   update() {
     if (this.updating) return;
     this.updating = setTimeout(() => {
@@ -110,19 +110,19 @@ export class Sidebar {
   }
 
   connection({ state, error }, base) {
-    const names = { live: "connected", "catching-up": "loading streams", opening: "connecting", reconnecting: "reconnecting", failed: "no registry", paused: "asleep while hidden", ended: "registry closed", stopped: "stopped" };
+    const names = { live: "connected", "catching-up": "loading streams", opening: "connecting", reconnecting: "reconnecting", failed: "no registry", paused: "paused while hidden", ended: "registry closed", stopped: "stopped" };
     const kinds = { live: "good", reconnecting: "warn", failed: error?.status === 404 ? "plain" : "bad" };
     replace(this.status, h("span", { class: `dot ${kinds[state] || "plain"}` }), h("span", { class: "grow ellipsis", text: base.replace(/^https?:\/\//, "") }), h("span", { class: "muted", text: names[state] || state }));
-    this.status.title = `${base}: ${names[state] || state}. Press to change the address or the token.`;
+    this.status.title = `${base}: ${names[state] || state}. Click to change the URL or the token.`;
     this.status.dataset.state = state;
     const refused = state === "failed" && error;
     this.notice.hidden = !refused;
     if (refused) {
       const why =
         error.status === 404
-          ? "This server keeps no registry, so streams cannot be listed. Type a path above to open one. On Headwater, set DS_REGISTRY__ENABLED=true or start it with --profile dev."
+          ? "This server has no registry, so it cannot list its streams. Enter a path above to open a stream. To enable the registry, set DS_REGISTRY__ENABLED=true or start the server with --profile dev."
           : error.status === 401 || error.status === 403
-            ? "The server wants a token, or does not let this one read the list of streams."
+            ? "The server requires a token, or this token does not allow reading the list of streams."
             : error.message;
       replace(this.notice, h("p", { text: why }));
     }
@@ -136,12 +136,12 @@ export class Sidebar {
     const { names } = this.app.registry;
     const words = this.#words;
     const typed = this.filter.value.trim();
-    // A list of its own: the registry's changes at any time, rows are drawn a little later.
+    // A copy, because the registry can change before the rows are drawn.
     this.shown = names.filter((name) => {
       const lower = name.toLowerCase();
       return words.every((word) => lower.includes(word));
     });
-    // What was typed can be opened, listed or not.
+    // A typed path can be opened even if it is not listed.
     this.extra = typed !== "" && !this.app.registry.streams.has(typed) ? typed : null;
     this.summary.textContent = words.length === 0 ? plural(names.length, "stream") : `${count(this.shown.length)} of ${count(names.length)}`;
     this.list.setCount(this.shown.length + (this.extra === null ? 0 : 1));

@@ -1,4 +1,4 @@
-// Snapshots of a stream, and /bootstrap: the snapshot and every message kept behind it, in one answer.
+// Snapshots of a stream, and /bootstrap: the snapshot and all messages after it, in one response.
 
 import { explain, refusal } from "../client.js";
 import { badge, button, field, form, h, replace, toast } from "../dom.js";
@@ -21,7 +21,7 @@ export class SnapshotsView {
     this.result = h("div", { class: "stack", id: "snapshot-result" });
     this.offset = h("input", { class: "mono", id: "snapshot-offset", value: info.tail ?? "", spellcheck: "false" });
     this.type = h("input", { id: "snapshot-type", value: "application/json" });
-    this.body = h("textarea", { class: "mono", id: "snapshot-body", rows: "5", spellcheck: "false", placeholder: '{"state": "folded up to that offset"}' });
+    this.body = h("textarea", { class: "mono", id: "snapshot-body", rows: "5", spellcheck: "false", placeholder: '{"state": "after all messages before the offset"}' });
     this.element = h(
       "section",
       { class: "pad stack scroll" },
@@ -30,14 +30,14 @@ export class SnapshotsView {
         "section",
         { class: "card" },
         h("h2", { text: "Bootstrap" }),
-        h("p", { class: "muted", text: "The latest snapshot and every message kept behind it, each as one part of one answer. Read on from its Stream-Next-Offset." }),
+        h("p", { class: "muted", text: "Returns the latest snapshot and all messages after it in one response. Continue reading at its Stream-Next-Offset." }),
         h("div", { class: "row" }, button("Bootstrap", () => this.#bootstrap(), { kind: "primary", id: "bootstrap" }), button("curl", () => app.copyCurl({ path: `${address.path}/bootstrap` }), { symbol: "terminal", kind: "quiet" })),
       ),
       h(
         "section",
         { class: "card" },
         h("h2", { text: "Publish a snapshot" }),
-        h("p", { class: "muted", text: "It stands for everything before its offset, and that is then no longer kept: reads from before it answer 410." }),
+        h("p", { class: "muted", text: "A snapshot replaces all messages before its offset. They are no longer stored, and reads before the offset return 410." }),
         form({ class: "stack", onsubmit: () => this.#publish() }, h("div", { class: "fields" }, field("Offset", this.offset), field("Content type", this.type)), field("Snapshot", this.body), h("div", { class: "row" }, button("Publish", undefined, { kind: "primary", type: "submit", id: "snapshot-publish" }), button("curl", () => app.copyCurl(this.#request()), { symbol: "terminal", kind: "quiet" }))),
       ),
       this.result,
@@ -72,7 +72,7 @@ export class SnapshotsView {
           "div",
           { class: "row" },
           button("curl", () => app.copyCurl({ path }), { symbol: "terminal", kind: "quiet small" }),
-          button("Delete", () => openConfirm(app, "Delete the snapshot?", "The server refuses it for the latest one, because /bootstrap needs it.", { request: () => ({ method: "DELETE", path: `${path}/${encodeURIComponent(offset)}` }), action: "Delete the snapshot", done: () => this.#load() }), { symbol: "trash", kind: "danger-quiet small", id: "snapshot-delete" }),
+          button("Delete", () => openConfirm(app, "Delete the snapshot?", "The latest snapshot cannot be deleted, because /bootstrap needs it.", { request: () => ({ method: "DELETE", path: `${path}/${encodeURIComponent(offset)}` }), action: "Delete snapshot", done: () => this.#load() }), { symbol: "trash", kind: "danger-quiet small", id: "snapshot-delete" }),
         ),
       );
     } catch (error) {

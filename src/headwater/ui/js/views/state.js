@@ -1,4 +1,4 @@
-// A state-protocol or session stream folded live: one table for each type of entity, one row for each key.
+// The State tab: state or session events folded live into tables, one for each type, one row for each key.
 
 import { explain } from "../client.js";
 import { badge, button, h, icon, replace } from "../dom.js";
@@ -32,13 +32,13 @@ export class StateView {
     this.element = h(
       "section",
       { class: "messages-view" },
-      h("div", { class: "toolbar" }, this.types, h("div", { class: "search grow" }, icon("search"), this.search), button("", curl, { symbol: "terminal", kind: "quiet", title: "Copy the stream that is folded as curl" })),
+      h("div", { class: "toolbar" }, this.types, h("div", { class: "search grow" }, icon("search"), this.search), button("", curl, { symbol: "terminal", kind: "quiet", title: "Copy the request for this stream as curl" })),
       h("div", { class: "status-row" }, this.status),
       this.note,
       h("div", { class: "split" }, h("div", { class: "list-pane" }, this.head, this.list.element), this.detail),
     );
     this.reader = new StreamReader(app.client, address, {
-      onmessages: (messages) => this.#came(messages),
+      onmessages: (messages) => this.#received(messages),
       onstate: () => this.#soon(),
     }).start();
     this.#draw();
@@ -49,7 +49,7 @@ export class StateView {
     clearTimeout(this.timer);
   }
 
-  #came(messages) {
+  #received(messages) {
     for (const message of messages) {
       try {
         this.fold.apply(parse(message.text), message);
@@ -76,13 +76,13 @@ export class StateView {
     const live = reader.state === "live";
     this.status.dataset.state = reader.state;
     this.status.dataset.events = fold.events;
-    replace(this.status, badge(reader.state, live ? "good" : reader.state === "failed" ? "bad" : "plain"), h("span", { text: `${plural(fold.events, "event")} folded` }), fold.others > 0 && h("span", { class: "muted", text: `${count(fold.others)} that are no state events` }));
+    replace(this.status, badge(reader.state, live ? "good" : reader.state === "failed" ? "bad" : "plain"), h("span", { text: `${plural(fold.events, "state event")}` }), fold.others > 0 && h("span", { class: "muted", text: `${plural(fold.others, "message")} ${fold.others === 1 ? "is not a state event" : "are not state events"}` }));
     this.note.hidden = !(reader.state === "failed" || (fold.events === 0 && (live || reader.state === "ended")));
     if (!this.note.hidden) {
       const text =
         reader.state === "failed"
-          ? `${explain(reader.error)}${reader.error.status === 410 ? " The state up to the snapshot is in /bootstrap, on the Snapshots tab." : ""}`
-          : 'Nothing to fold: this stream holds no events with "type", "key" and an operation (set, insert, update, append, delete, remove).';
+          ? `${explain(reader.error)}${reader.error.status === 410 ? " The Snapshots tab has the state up to the snapshot." : ""}`
+          : 'This stream has no state events. A state event is a JSON object with "type", "key", and an "operation" (set, insert, update, append, delete, remove).';
       replace(this.note, h("p", { text }));
     }
     this.#drawTable();
@@ -102,7 +102,7 @@ export class StateView {
     const template = `minmax(120px, 1.2fr) ${"minmax(80px, 1fr) ".repeat(this.columns.length || 1)}70px 90px`;
     this.template = template;
     const names = this.columns.length ? this.columns : ["value"];
-    replace(this.head, h("span", { text: "key" }), names.map((name) => h("span", { class: "ellipsis", text: name })), h("span", { text: "changes" }), h("span", { text: "changed" }));
+    replace(this.head, h("span", { text: "key" }), names.map((name) => h("span", { class: "ellipsis", text: name })), h("span", { text: "changes" }), h("span", { text: "updated" }));
     this.head.style.gridTemplateColumns = template;
     this.list.setCount(this.keys.length);
     this.list.refresh();
@@ -135,7 +135,7 @@ export class StateView {
     replace(
       this.detail,
       h("header", {}, h("h3", { class: "ellipsis", text: key }), button("", close, { symbol: "close", kind: "quiet", title: "Close" })),
-      h("div", { class: "detail-body mono" }, entity ? tree(entity.value) : h("p", { class: "muted", text: "It was removed." })),
+      h("div", { class: "detail-body mono" }, entity ? tree(entity.value) : h("p", { class: "muted", text: "This entity has been removed." })),
       entity?.offset && h("p", { class: "muted mono", text: `last event ends at ${entity.offset}` }),
     );
   }

@@ -1,4 +1,4 @@
-// One stream: what it is, what can be done with it, and its tabs.
+// One stream: its properties, its actions and its tabs.
 
 import { explain } from "../client.js";
 import { button, copy, h, replace, toast } from "../dom.js";
@@ -12,7 +12,7 @@ import { SnapshotsView } from "./snapshots.js";
 import { StateView } from "./state.js";
 
 const REFRESH_MS = 5000;
-const KEYS = ["a", "1", "2", "3", "4", "f", "p", "s"]; // of this view and its messages
+const KEYS = ["a", "1", "2", "3", "4", "f", "p", "s"]; // keys of this view and of its messages
 
 export class StreamView {
   constructor(app, address, query) {
@@ -20,7 +20,7 @@ export class StreamView {
     this.address = address;
     this.query = query;
     this.tab = null;
-    this.pressed = []; // keys that came while the stream was being opened
+    this.pressed = []; // keys that were pressed while the stream was being opened
     this.badges = h("div", { class: "badges", id: "stream-badges" });
     this.actions = h("div", { class: "row wrap actions" });
     this.tabs = h("div", { class: "tabs", role: "tablist" });
@@ -32,7 +32,7 @@ export class StreamView {
       h(
         "header",
         { class: "view-head" },
-        h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { class: "ellipsis grow", text: address.title, id: "stream-title" }), button("", () => copy(app.client.url(address.path), "Address copied"), { symbol: "copy", kind: "quiet", title: "Copy the stream's address" })),
+        h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { class: "ellipsis grow", text: address.title, id: "stream-title" }), button("", () => copy(app.client.url(address.path), "URL copied"), { symbol: "copy", kind: "quiet", title: "Copy the URL of the stream" })),
         this.badges,
         this.actions,
       ),
@@ -80,14 +80,14 @@ export class StreamView {
       h(
         "div",
         { class: "empty", id: "missing" },
-        h("h2", { text: isMissing ? "There is no such stream" : error.status === 410 ? "This stream is gone" : "The stream cannot be opened" }),
+        h("h2", { text: isMissing ? "This stream does not exist" : error.status === 410 ? "This stream has been deleted" : "The stream cannot be opened" }),
         h("p", { class: "muted", text: explain(error) }),
-        h("div", { class: "row" }, isMissing && button("Create it", () => openCreate(app, { bucket: address.bucket, name: address.name }), { kind: "primary", symbol: "plus" }), tokenWanted && button("Give a token", () => app.openConnection(), { kind: "primary", symbol: "lock" }), button("Try again", () => this.#load(), { symbol: "refresh" })),
+        h("div", { class: "row" }, isMissing && button("Create it", () => openCreate(app, { bucket: address.bucket, name: address.name }), { kind: "primary", symbol: "plus" }), tokenWanted && button("Enter a token", () => app.openConnection(), { kind: "primary", symbol: "lock" }), button("Retry", () => this.#load(), { symbol: "refresh" })),
       ),
     );
   }
 
-  /** Ask what the stream is now; what is being read goes on. */
+  /** Update the properties of the stream without interrupting the reader. */
   async refresh() {
     try {
       this.info = Object.assign(this.info, await describe(this.app.client, this.address, { quiet: true }));
@@ -103,11 +103,11 @@ export class StreamView {
     const readOnly = address.isInternal;
     replace(
       this.actions,
-      button("Append", () => this.openAppend(), { symbol: "send", kind: "primary", id: "action-append", title: readOnly ? "The server writes this stream" : "Append (a)", disabled: info.closed || readOnly }),
+      button("Append", () => this.openAppend(), { symbol: "send", kind: "primary", id: "action-append", title: readOnly ? "Only the server writes to this stream" : "Append (a)", disabled: info.closed || readOnly }),
       button("Close", () => openClose(app, address, () => this.#closed()), { symbol: "lock", id: "action-close", disabled: info.closed || readOnly }),
       button("Fork", () => openFork(app, address), { symbol: "fork", id: "action-fork" }),
       button("Delete", () => openDelete(app, address, info, () => this.#deleted()), { symbol: "trash", kind: "danger-quiet", id: "action-delete", disabled: readOnly }),
-      button("curl", () => app.copyCurl({ method: "HEAD", path: address.path }), { symbol: "terminal", kind: "quiet", title: "Copy a HEAD of this stream as curl" }),
+      button("curl", () => app.copyCurl({ method: "HEAD", path: address.path }), { symbol: "terminal", kind: "quiet", title: "Copy a HEAD request as curl" }),
     );
   }
 
@@ -169,7 +169,7 @@ function headersTable(app, address, info) {
   return h(
     "section",
     { class: "pad" },
-    h("p", { class: "muted", text: "What HEAD says about this stream." }),
+    h("p", { class: "muted", text: "The response headers of a HEAD request to this stream." }),
     headerTable(info.headers),
     button("Copy as curl", () => app.copyCurl({ method: "HEAD", path: address.path }), { symbol: "terminal" }),
   );

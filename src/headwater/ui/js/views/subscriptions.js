@@ -1,4 +1,4 @@
-// Subscriptions: durable cursors over streams, how far each is behind, and a worker's moves to try out.
+// Subscriptions: the acknowledged offset of each stream, the lag, and the requests of a worker to try out.
 
 import { Address, explain, Refused } from "../client.js";
 import { badge, button, field, form, h, replace, select, toast } from "../dom.js";
@@ -10,9 +10,9 @@ import { openConfirm, requestDialog } from "./dialogs.js";
 
 const ROOT = "/v1/stream/__ds/subscriptions";
 const POLL_MS = 2000;
-const LAGS_MAX = 50; // streams whose tail is asked for on each look
+const LAGS_MAX = 50; // streams whose tail is requested on each update
 
-/** The stream that a subscription names: `/ds/{bucket}/{stream}` is in a bucket. */
+/** The address of a linked stream; `/ds/{bucket}/{stream}` is in a bucket. */
 function addressOf(path) {
   const found = path.match(/^\/ds\/([^/]+)\/(.+)$/);
   return found ? new Address(found[2], found[1]) : new Address(path);
@@ -28,7 +28,7 @@ export class SubscriptionsView {
     this.element = h(
       "article",
       { class: "page" },
-      h("header", { class: "view-head" }, h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { text: "Subscriptions" })), h("p", { class: "muted", text: "Durable cursors over streams. When there is work, a webhook is called or a wake stream gets an event." })),
+      h("header", { class: "view-head" }, h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { text: "Subscriptions" })), h("p", { class: "muted", text: "A subscription follows streams and wakes a worker when there is new data: with a webhook, or with an event in a wake stream." })),
       form({ class: "row wrap pad-x", onsubmit: () => this.#open() }, field("Subscription id", this.id), button("Open", undefined, { type: "submit", id: "subscription-open" }), button("New subscription", () => openSubscribe(app, this.id.value.trim()), { kind: "primary", symbol: "plus", id: "subscription-new" })),
       this.cards,
     );
@@ -54,7 +54,7 @@ export class SubscriptionsView {
     }
   }
 
-  /** Where the server has no list, as the protocol has none: those that were opened or made here. */
+  /** For servers without a list of subscriptions: those that were opened or created here. */
   async #remembered() {
     const look = (id) => this.app.client.json({ path: subscriptionPath(id), quiet: true }).catch((error) => ({ id, error }));
     const found = await Promise.all(this.app.subscriptions.list().slice(0, 100).map(look));
@@ -66,7 +66,7 @@ export class SubscriptionsView {
     const there = await this.#listed().catch(() => this.#remembered());
     replace(
       this.cards,
-      there.length === 0 && h("p", { class: "muted pad-x", text: "None yet. Open one by its id, or make one." }),
+      there.length === 0 && h("p", { class: "muted pad-x", text: "No subscriptions yet. Create one to wake a worker when streams get new messages." }),
       there.map((one) => h("a", { class: "card link", href: `#/subscription/${encodeURIComponent(one.id)}` }, h("h2", { class: "mono ellipsis", text: one.id }), h("div", { class: "badges" }, badge(one.type, "type"), badge(one.status ?? "active", one.status === "failed" ? "bad" : "good"), badge(plural(one.stream_count ?? one.streams?.length ?? 0, "stream"), "plain")), h("p", { class: "muted ellipsis", text: one.description || one.pattern || "" }))),
     );
   }
@@ -74,7 +74,7 @@ export class SubscriptionsView {
 
 export function openSubscribe(app, id = "") {
   const idInput = h("input", { class: "mono", id: "sub-id", value: id, autocomplete: "off", spellcheck: "false" });
-  const type = select([["pull-wake", "pull-wake: workers claim work"], ["webhook", "webhook: the server calls you"]], "pull-wake", { id: "sub-type" });
+  const type = select([["pull-wake", "pull-wake: workers watch a stream and claim work"], ["webhook", "webhook: the server calls a URL"]], "pull-wake", { id: "sub-type" });
   const pattern = h("input", { class: "mono", id: "sub-pattern", placeholder: "orders/**", spellcheck: "false" });
   const streams = h("input", { class: "mono", id: "sub-streams", placeholder: "a, b/c", spellcheck: "false" });
   const wake = h("input", { class: "mono", id: "sub-wake", placeholder: "wake/pool", spellcheck: "false" });
@@ -90,7 +90,7 @@ export function openSubscribe(app, id = "") {
   type.addEventListener("change", shown);
   shown();
   const request = () => {
-    if (!idInput.value.trim()) throw new Error("A subscription needs an id.");
+    if (!idInput.value.trim()) throw new Error("Enter an id for the subscription.");
     const body = { type: type.value };
     if (pattern.value.trim()) body.pattern = pattern.value.trim();
     const names = streams.value.split(",").map((name) => name.trim()).filter(Boolean);
@@ -101,11 +101,11 @@ export function openSubscribe(app, id = "") {
     if (description.value.trim()) body.description = description.value.trim();
     return { method: "PUT", path: subscriptionPath(idInput.value.trim()), headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   };
-  requestDialog(app, "New subscription", [field("Id", idInput), field("Type", type), h("div", { class: "fields" }, field("Pattern", pattern, "* is one segment, ** any number."), field("Streams", streams)), wakeField, urlField, h("div", { class: "fields" }, field("Lease in ms", lease), field("Description", description))], {
+  requestDialog(app, "New subscription", [field("Id", idInput), field("Type", type), h("div", { class: "fields" }, field("Pattern", pattern, "* matches one segment, ** any number."), field("Streams", streams)), wakeField, urlField, h("div", { class: "fields" }, field("Lease in ms", lease), field("Description", description))], {
     request,
     action: "Subscribe",
     done(response) {
-      toast(response.status === 201 ? "Subscribed." : "It was there already, exactly as asked for.");
+      toast(response.status === 201 ? "Subscribed." : "A subscription with this configuration already exists.");
       app.subscriptions.add(idInput.value.trim());
       app.go(`#/subscription/${encodeURIComponent(idInput.value.trim())}`);
     },
@@ -124,7 +124,7 @@ export class SubscriptionView {
     this.note = h("div", { class: "notice", hidden: true });
     this.link = h("input", { class: "mono", id: "link-name", placeholder: "stream name", "aria-label": "Stream to link", spellcheck: "false" });
     this.worker = h("input", { id: "worker", value: "browser", "aria-label": "Worker" });
-    this.work = h("section", { class: "card", hidden: true }, h("h2", { text: "Be a worker" }));
+    this.work = h("section", { class: "card", hidden: true }, h("h2", { text: "Act as a worker" }));
     this.answer = h("div", { id: "worker-answer" });
     this.element = h(
       "article",
@@ -134,14 +134,14 @@ export class SubscriptionView {
         { class: "view-head" },
         h("div", { class: "row" }, button("", () => app.go("#/subscriptions"), { symbol: "back", kind: "quiet", title: "All subscriptions" }), h("h1", { class: "ellipsis grow mono", text: id })),
         this.facts,
-        h("div", { class: "row wrap actions" }, button("Delete", () => openConfirm(app, `Delete subscription ${id}?`, "Its cursors are lost.", { request: () => ({ method: "DELETE", path: this.path }), action: "Delete the subscription", done: () => this.#deleted() }), { symbol: "trash", kind: "danger-quiet", id: "subscription-delete" }), button("curl", () => app.copyCurl({ path: this.path }), { symbol: "terminal", kind: "quiet" })),
+        h("div", { class: "row wrap actions" }, button("Delete", () => openConfirm(app, `Delete subscription ${id}?`, "Its acknowledged offsets are lost.", { request: () => ({ method: "DELETE", path: this.path }), action: "Delete subscription", done: () => this.#deleted() }), { symbol: "trash", kind: "danger-quiet", id: "subscription-delete" }), button("curl", () => app.copyCurl({ path: this.path }), { symbol: "terminal", kind: "quiet" })),
       ),
       this.note,
       h(
         "section",
         { class: "card" },
-        h("h2", { text: "Cursors" }),
-        h("div", { class: "table-scroll" }, h("table", { class: "data" }, h("thead", {}, h("tr", {}, ["stream", "link", "acked up to", "tail", "behind", ""].map((text) => h("th", { scope: "col", text })))), this.rows)),
+        h("h2", { text: "Streams" }),
+        h("div", { class: "table-scroll" }, h("table", { class: "data" }, h("thead", {}, h("tr", {}, ["stream", "link", "acknowledged", "tail", "lag", ""].map((text) => h("th", { scope: "col", text })))), this.rows)),
         form({ class: "row wrap", onsubmit: () => this.#addLink() }, this.link, button("Link stream", undefined, { type: "submit", symbol: "link", id: "link-add" }), button("curl", () => app.copyCurl(this.#linkRequest()), { symbol: "terminal", kind: "quiet small" })),
       ),
       this.work,
@@ -181,7 +181,7 @@ export class SubscriptionView {
     replace(this.facts, badge(body.type, "type"), badge(body.status ?? "active", body.status === "failed" ? "bad" : "good"), body.pattern && badge(`pattern ${body.pattern}`, "plain"), body.wake_stream && badge(`wakes ${body.wake_stream}`, "plain"), body.webhook && badge(`calls ${body.webhook.url}`, "plain"), badge(`lease ${body.lease_ttl_ms} ms`, "plain"), body.description && h("span", { class: "muted", text: body.description }));
     replace(
       this.rows,
-      links.length === 0 && h("tr", {}, h("td", { colspan: "6", class: "muted", text: "No stream is linked yet." })),
+      links.length === 0 && h("tr", {}, h("td", { colspan: "6", class: "muted", text: "No streams are linked yet." })),
       links.map((link, at) => {
         const tail = tails[at]?.tail ?? null;
         return h(
@@ -205,8 +205,8 @@ export class SubscriptionView {
   #drawWork() {
     this.work.hidden = false;
     this.work.append(
-      h("p", { class: "muted", text: "Claim the work, ack what was read, release the rest. A second worker meets 409; an old one is fenced." }),
-      h("div", { class: "row wrap" }, field("Worker", this.worker), button("Claim", () => this.#claim(), { kind: "primary", id: "claim" }), button("Ack all, done", () => this.#ack(), { id: "ack" }), button("Release", () => this.#release(), { id: "release" })),
+      h("p", { class: "muted", text: "Claim the work, acknowledge what you have read, release the rest. A second worker gets 409, and a worker with an expired lease is fenced." }),
+      h("div", { class: "row wrap" }, field("Worker", this.worker), button("Claim", () => this.#claim(), { kind: "primary", id: "claim" }), button("Acknowledge all", () => this.#ack(), { id: "ack" }), button("Release", () => this.#release(), { id: "release" })),
       this.answer,
     );
   }
@@ -226,7 +226,7 @@ export class SubscriptionView {
 
   async #claim() {
     const headers = { "Content-Type": "application/json" };
-    const text = await this.#move({ method: "POST", path: `${this.path}/claim`, headers, body: JSON.stringify({ worker: this.worker.value }) }, "The work is yours until the lease ends.");
+    const text = await this.#move({ method: "POST", path: `${this.path}/claim`, headers, body: JSON.stringify({ worker: this.worker.value }) }, "You hold the lease until it expires.");
     if (text) this.lease = JSON.parse(text);
   }
 
@@ -242,12 +242,12 @@ export class SubscriptionView {
   async #ack() {
     const acks = (this.lease?.streams ?? []).map((stream) => ({ stream: stream.path, offset: stream.tail_offset }));
     const request = this.#leased("ack", { acks, done: true });
-    if (request) await this.#move(request, "Acked up to the tails that were claimed.");
+    if (request) await this.#move(request, "All claimed messages are acknowledged.");
   }
 
   async #release() {
     const request = this.#leased("release", {});
-    if (request) await this.#move(request, "Given back; somebody else may claim it.");
+    if (request) await this.#move(request, "Released; another worker can claim the work.");
   }
 
   #linkRequest() {
@@ -274,9 +274,9 @@ export class SubscriptionView {
   }
 }
 
-/** How far a cursor is behind its stream: in messages where offsets tell, else only whether it is. */
+/** The lag of a stream: in messages if the offsets contain the count, otherwise only whether there is one. */
 function lagBadge(acked, tail) {
-  if (tail === null) return badge("gone", "plain");
+  if (tail === null) return badge("deleted", "plain");
   const from = parseOffset(acked);
   const to = parseOffset(tail);
   if (from && to) {

@@ -1,4 +1,4 @@
-// A JSON tree that opens and closes; children are made when they are first looked at.
+// A collapsible JSON tree. Children are created when a branch is first opened.
 
 import { h } from "../dom.js";
 import { Digits, Members } from "../json.js";
