@@ -20,6 +20,7 @@ from typing import Any
 from headwater.config.describe import Described, described_settings
 from headwater.config.sections import Settings
 from headwater.core.errors import Refusal, SubscriptionRefusal
+from headwater.spark.options import as_markdown
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "headwater"
@@ -334,6 +335,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reliability.md": reliability,
     "docs/configuration.md": settings_tables,
     "docs/architecture.md": module_map,
+    "docs/spark.md": as_markdown,
 }
 
 

@@ -94,4 +94,4 @@ class Query:
 
 def without_incarnation(places: dict[str, Any] | None) -> dict[str, Any]:
     """As a release that knew no incarnations stored it."""
-    return {name: {**place, "offset": place["offset"][:33]} for name, place in (places or {}).items()}
+    return {name: {**place, "offset": place["offset"][:33]} for name, place in (places or {}).items() if name}

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.spark.bodies import grouped, json_bodies, rows_table
-from headwater.spark.delivery import Delivered, Source, deliver
+from headwater.spark.bodies import append_body, append_end, grouped, rows_table
+from headwater.spark.delivery import Delivered, RowOrigin, deliver
 from headwater.spark.errors import BadRow, DifferingRetry, Fenced, StreamMissing
 from headwater.spark.options import Connection, SinkOptions, sink_options
 from headwater.spark.protocol import Client
@@ -27,9 +27,9 @@ def send(
 ) -> list[Delivered]:
     table = rows_table(options, iter(pa.Table.from_pylist(rows).to_batches()))
     assert table is not None
-    source = Source("query", batch, partition)
+    origin = RowOrigin("query", batch, partition)
     client = Client(Connection(streams.root, retry_timeout_s=5.0))
-    return deliver(client, options, source, grouped(options, table), fixed_order=bool(options.order_by))
+    return deliver(client, options, origin, grouped(options, table), fixed_rows=options.commit_mode != "task")
 
 
 def numbered(*values: int) -> list[dict[str, Any]]:
@@ -67,10 +67,12 @@ def test_rows_without_a_value_or_a_target_are_refused(streams: Streams) -> None:
         send(streams, options_of(streams), [{"value": "1", "stream": "x"}, {"value": "1", "stream": None}])
 
 
-def test_more_than_one_append_needs_an_order_that_is_unique(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_a_task_that_appends_several_times_needs_an_order_that_is_unique(
+    streams: Streams, stream_name: Callable[[], str]
+) -> None:
     name = streams.create(stream_name())
-    small = {"stream": name, "maxRequestBytes": "1024"}
-    with pytest.raises(BadRow, match="set orderBy to a unique key"):
+    small = {"stream": name, "maxRequestBytes": "1024", "commitMode": "task"}
+    with pytest.raises(BadRow, match="commitMode=task the limit is 1024"):
         send(streams, options_of(streams, **small), numbered(*range(1000)))
     with pytest.raises(BadRow, match=r"orderBy must be unique .* \{'id': 7\}"):
         send(streams, options_of(streams, **small, orderBy="id"), numbered(7, 8, 7))
@@ -80,34 +82,75 @@ def test_more_than_one_append_needs_an_order_that_is_unique(streams: Streams, st
     assert streams.messages(name) == list(range(1000))
 
 
-def test_a_repeat_goes_on_where_the_first_attempt_ended(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_fixed_rows_are_cut_into_appends_of_any_number(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name())
-    options = options_of(streams, stream=name, maxRequestBytes="1024", orderBy="id")
+    options = options_of(streams, stream=name, maxRequestBytes="1024")
+    for duplicates in (0, 40):
+        (done,) = send(streams, options, numbered(*range(10_000)))
+        assert done.appends > 40
+        assert done.duplicates >= duplicates
+    assert streams.messages(name) == list(range(10_000))
+
+
+@pytest.mark.parametrize("mode", ["task", "staged"])
+def test_a_repeat_continues_where_the_first_attempt_ended(
+    streams: Streams, stream_name: Callable[[], str], mode: str
+) -> None:
+    name = streams.create(stream_name())
+    options = options_of(streams, stream=name, maxRequestBytes="1024", orderBy="id", commitMode=mode)
     rows = numbered(*range(1000))
     table = rows_table(options, iter(pa.Table.from_pylist(rows).to_batches()))
     assert table is not None
     (target,) = grouped(options, table)
     client = Client(Connection(streams.root))
-    for seq, body in zip(range(2), json_bodies(target, 1024), strict=False):
-        client.append(name, body, "application/json", Source("query", 0, "0").producer(name, seq))
+    start = 0
+    for seq in range(2):
+        end = append_end(target, start, "json", 1024)
+        body = append_body(target, start, end, "json")
+        client.append(name, body, "application/json", RowOrigin("query", 0, "0").producer(name, seq))
+        start = end
     (done,) = send(streams, options, rows)
     assert done.duplicates == 2
     assert streams.messages(name) == list(range(1000))
 
 
+@pytest.mark.parametrize("limits", [("50331648", "50331648"), ("1024", "50331648"), ("50331648", "1024")])
+@pytest.mark.parametrize("seen", [1, 400, 999])
+def test_the_rest_follows_a_truncated_attempt(
+    streams: Streams, stream_name: Callable[[], str], seen: int, limits: tuple[str, str]
+) -> None:
+    """PySpark ends the input of a writer early, without an error, when an upstream task fails."""
+    name = streams.create(stream_name())
+    for limit, rows in zip((*limits, *limits), (seen, 1000, seen, 1000), strict=True):
+        options = options_of(streams, stream=name, maxRequestBytes=limit, orderBy="id", commitMode="task")
+        try:
+            send(streams, options, numbered(*range(rows)))
+        except DifferingRetry:
+            assert rows == seen, "an attempt with all rows continues"
+    assert streams.messages(name) == list(range(1000))
+
+
+def test_the_rest_follows_truncated_lines(streams: Streams, stream_name: Callable[[], str]) -> None:
+    name = streams.create(stream_name(), "text/plain")
+    options = options_of(streams, stream=name, contentType="text/plain", rowsAs="lines", commitMode="task")
+    for rows in (2, 5, 5):
+        send(streams, options, numbered(*range(rows)))
+    assert streams.content(name) == b"0\n1\n2\n3\n4\n"
+
+
 def test_a_repeat_with_other_rows_is_an_error(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name())
     send(streams, options_of(streams, stream=name), numbered(1, 2))
-    with pytest.raises(DifferingRetry, match=r"an earlier attempt appended crc32:.* this one brings crc32:"):
-        send(streams, options_of(streams, stream=name), numbered(2, 1))
-    send(streams, options_of(streams, stream=name, onDifferingRetry="keep"), numbered(2, 1))
+    for rows in (numbered(2, 1), numbered(3, 4, 5), numbered(7)):
+        with pytest.raises(DifferingRetry, match=r"an earlier attempt appended crc32:.* this attempt has crc32:"):
+            send(streams, options_of(streams, stream=name), rows)
     assert streams.messages(name) == [1, 2]
 
 
 def test_attempts_side_by_side_are_one(streams: Streams, stream_name: Callable[[], str]) -> None:
     """Speculation: attempts of one task at the same time, the appends of one between those of the others."""
     name = streams.create(stream_name())
-    options = options_of(streams, stream=name, maxRequestBytes="1024", orderBy="id")
+    options = options_of(streams, stream=name, maxRequestBytes="1024", orderBy="id", commitMode="task")
     rows = numbered(*range(2000))
     together = threading.Barrier(3)
 

@@ -63,9 +63,9 @@ def test_a_source_says_what_is_wrong(given: dict[str, str], said: str) -> None:
     ("given", "said"),
     [
         ({"commitMode": "driver"}, "needs one target"),
-        ({"commitMode": "staged"}, "needs stagingPath"),
+        ({"onDifferingRetry": "keep"}, "ondifferingretry was removed"),
         ({"rowsAs": "lines"}, "for targets that are not JSON"),
-        ({"contentType": "text/plain"}, "set orderBy to a unique key"),
+        ({"contentType": "text/plain", "commitMode": "task"}, "set orderBy to a unique key"),
         ({"createMissing": "yes"}, "createMissing must be true or false"),
     ],
 )

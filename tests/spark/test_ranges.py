@@ -13,7 +13,7 @@ from headwater.spark.access import tail_of
 from headwater.spark.arrow import Messages
 from headwater.spark.counted import Counter
 from headwater.spark.errors import DataShorterThanPlanned
-from headwater.spark.offsets import START, Place, bytes_between, places_from_json, places_to_json
+from headwater.spark.offsets import START, Place, SplitPlan, bytes_between, places_from_json, places_to_json
 from headwater.spark.options import Connection
 from headwater.spark.planning import Span, Task, into_tasks
 from headwater.spark.protocol import Client
@@ -104,12 +104,12 @@ def test_small_streams_share_tasks_and_large_ones_are_split() -> None:
 
     small = [Span(f"s{n}", START, START, 1000, bounded=True) for n in range(200)]
     large = Span("large", START, START, 100 * 2**20, bounded=True)
-    tasks = into_tasks([*small, large], 16 * 2**20, 0, split)
+    tasks = into_tasks([*small, large], SplitPlan(), split)
     spans = [span for task in tasks for span in task.spans]
     assert [span.stream for span in spans] == [f"s{n}" for n in range(200)] + ["large"] * 8, "an even number"
     assert 8 <= len(tasks) <= 12
-    assert len(into_tasks([large], 2**30, 12, split)) >= 12
-    assert into_tasks([], 1, 0, split) == []
+    assert len(into_tasks([large], SplitPlan(2**30, 12), split)) >= 12
+    assert into_tasks([], SplitPlan(1), split) == []
     assert isinstance(tasks[0], Task)
 
 

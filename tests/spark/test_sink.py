@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from headwater.spark import by_target
 from tests.spark.holding import holding
-from tests.spark.querying import follow, run, write
+from tests.spark.querying import follow, read, run, write
 from tests.spark.streams import Streams
 from tests.spark.test_source_stream import forget_last_commit
 
@@ -55,7 +55,7 @@ def test_a_job_that_is_run_again_under_its_name_adds_nothing_and_may_close(
         write(rows, streams.root, stream=target, createMissing="true", producerId=f"job-{target}")
     assert streams.messages(target) == list(range(10))
     other = rows.limit(9)
-    with pytest.raises(PySparkException, match=r"an earlier attempt appended crc32:.* this one brings"):
+    with pytest.raises(PySparkException, match=r"an earlier attempt appended crc32:.* this attempt has"):
         write(other, streams.root, stream=target, producerId=f"job-{target}")
     write(rows, streams.root, stream=target, producerId="another", closeStreams="true")
     assert streams.is_closed(target)
@@ -107,30 +107,67 @@ def test_a_failed_attempt_and_a_lost_commit_leave_every_row_once(
     assert streams.raw(target) == streams.raw(source)
 
 
-def test_a_retry_with_other_rows_fails_loudly(
+def truncating(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Fails the first attempt after half of its rows; the writer's input then ends as if it were complete."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if not marker.exists():
+                marker.touch()
+                yield batch.slice(0, batch.num_rows // 2)
+                raise RuntimeError("failed on purpose")
+            yield batch
+
+    return pass_on
+
+
+@pytest.mark.parametrize("options", [{}, {"commitMode": "driver"}, {"commitMode": "task"}])
+def test_a_truncated_attempt_loses_nothing_and_repeats_nothing(
+    spark: SparkSession,
+    streams: Streams,
+    stream_name: Callable[[], str],
+    tmp_path: Path,
+    options: dict[str, str],
+) -> None:
+    source, target = streams.filled(stream_name(), [{"n": n} for n in range(2000)]), streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source)
+    frame = frame.mapInArrow(truncating(tmp_path / "failed"), frame.schema)
+    run(frame, streams.root, tmp_path / "c", stream=target, **options)
+    assert (tmp_path / "failed").exists()
+    assert streams.raw(target) == streams.raw(source)
+
+
+def test_a_truncated_attempt_of_a_batch_write_is_not_visible(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = streams.filled(stream_name(), [{"n": n} for n in range(2000)]), streams.create(stream_name())
+    frame = read(spark, streams.root, streams=source).withColumn("value", F.expr("to_json(struct(uuid(), value))"))
+    write(frame.mapInArrow(truncating(tmp_path / "failed"), frame.schema), streams.root, stream=target)
+    assert (tmp_path / "failed").exists()
+    assert [json.loads(one["value"])["n"] for one in streams.messages(target)] == list(range(2000))
+
+
+def test_tasks_that_append_other_rows_on_a_retry_fail(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     source, target = streams.filled(stream_name(), [1, 2, 3]), streams.create(stream_name())
     frame = follow(spark, streams.root, streams=source).withColumn("value", F.expr("to_json(struct(uuid()))"))
-    run(frame, streams.root, tmp_path / "c", stream=target)
+    run(frame, streams.root, tmp_path / "c", stream=target, commitMode="task")
     first = streams.raw(target)
     forget_last_commit(tmp_path / "c")
-    with pytest.raises(StreamingQueryException, match="use commitMode=driver or staged"):
-        run(frame, streams.root, tmp_path / "c", stream=target)
-    run(frame, streams.root, tmp_path / "c", stream=target, onDifferingRetry="keep")
+    with pytest.raises(StreamingQueryException, match="without commitMode=task"):
+        run(frame, streams.root, tmp_path / "c", stream=target, commitMode="task")
     assert streams.raw(target) == first
 
 
-@pytest.mark.parametrize("mode", ["driver", "staged"])
+@pytest.mark.parametrize("options", [{}, {"commitMode": "driver"}, {"maxRequestBytes": 2000}])
 def test_upstreams_that_change_their_rows(
-    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path, mode: str
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """What the first complete attempt brought is what the target has, whatever the second one brings."""
+    """The target has the rows of the first complete attempt, whatever rows the second one has."""
     source, target = streams.filled(stream_name(), range(100)), streams.create(stream_name())
     frame = follow(spark, streams.root, streams=source).withColumn("value", F.expr("to_json(struct(uuid(), value))"))
-    options: dict[str, Any] = {"stream": target, "commitMode": mode}
-    if mode == "staged":
-        options |= {"stagingPath": str(tmp_path / "staged"), "maxRequestBytes": 2000}
+    options = {"stream": target} | options
     run(frame, streams.root, tmp_path / "c", **options)
     first = streams.raw(target)
     assert len(first) == 100
@@ -139,6 +176,48 @@ def test_upstreams_that_change_their_rows(
     run(frame, streams.root, tmp_path / "c", **options)
     assert streams.raw(target)[:100] == first
     assert [json.loads(one["value"]) for one in streams.messages(target)] == list(range(101))
+
+
+def test_a_stream_that_is_read_by_many_tasks_arrives_in_order(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = streams.filled(stream_name(), [{"n": n} for n in range(20_000)]), streams.create(stream_name())
+    copy = streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source, minPartitions=8)
+    run(frame, streams.root, tmp_path / "c", stream=target)
+    assert streams.raw(target) == streams.raw(source)
+    write(read(spark, streams.root, streams=source, minPartitions=8), streams.root, stream=copy)
+    assert streams.raw(copy) == streams.raw(source)
+
+
+@pytest.mark.parametrize("options", [{}, {"commitMode": "task"}])
+def test_another_number_of_tasks_after_a_crash_changes_nothing(
+    spark: SparkSession,
+    streams: Streams,
+    stream_name: Callable[[], str],
+    tmp_path: Path,
+    options: dict[str, str],
+) -> None:
+    messages = [{"n": n, "pad": "x" * 500} for n in range(2000)]
+    source, target = streams.filled(stream_name(), messages), streams.create(stream_name())
+    for tasks, rows in ((1, 2000), (4, 2001), (3, 2001)):
+        frame = follow(spark, streams.root, streams=source, minPartitions=tasks)
+        run(frame, streams.root, tmp_path / "c", stream=target, **options)
+        assert streams.raw(target) == streams.raw(source)
+        forget_last_commit(tmp_path / "c")
+        if rows == 2000:
+            streams.append(source, [{"n": 2000}])
+
+
+def test_staged_files_of_earlier_batches_are_removed(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
+) -> None:
+    source, target = streams.filled(stream_name(), range(10)), streams.create(stream_name())
+    frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=2)
+    run(frame, streams.root, tmp_path / "c", stream=target, producerId="copies/of/numbers")
+    (query,) = (tmp_path / "c" / "headwater").iterdir()
+    assert [path.name for path in query.iterdir()] == ["batch-000000000004"]
+    assert streams.messages(target) == list(range(10))
 
 
 def test_an_older_batch_is_fenced(
@@ -160,7 +239,7 @@ def test_an_append_of_a_dead_executor_that_arrives_late_is_refused(
     source, target = streams.filled(stream_name(), range(30)), streams.create(stream_name())
     frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=10)
     with holding(streams.root, epoch=1) as proxy:
-        batches = run(frame, proxy.root, tmp_path / "c", stream=target)
+        batches = run(frame, proxy.root, tmp_path / "c", stream=target, commitMode="task")
         assert [batch["numInputRows"] for batch in batches] == [10, 10, 10]
         assert proxy.killed is not None
         assert streams.messages(target) == list(range(30))

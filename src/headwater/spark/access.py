@@ -17,7 +17,7 @@ from headwater.spark import bounded, counted
 from headwater.spark.arrow import Layout, Messages
 from headwater.spark.counted import Counter
 from headwater.spark.errors import OffsetGone, StreamMissing, StreamRecreated
-from headwater.spark.offsets import START, Place, are_of_two_streams, at
+from headwater.spark.offsets import START, Place, SplitPlan, are_of_two_streams, at
 from headwater.spark.options import SourceOptions
 from headwater.spark.planning import Span, Task, into_tasks
 from headwater.spark.protocol import Client, Head
@@ -50,16 +50,15 @@ class Planner:
         self._options = options
         self._counter = counter
 
-    def tasks(self, starts: Mapping[str, Place], ends: Mapping[str, Place], bounds: Mapping[str, bool]) -> list[Task]:
+    def tasks(
+        self, starts: Mapping[str, Place], ends: Mapping[str, Place], bounds: Mapping[str, bool], plan: SplitPlan
+    ) -> list[Task]:
         """`bounds` says of each stream whether its server can bound a read."""
         wanted = [(stream, starts.get(stream, START), ends[stream]) for stream in sorted(ends)]
         bounded_ones = [self._forwards(*one) for one in wanted if bounds[one[0]]]
         spans = self._spans([one for one in bounded_ones if one[2].position > one[1].position])
         spans += [self._counter.span(*one) for one in wanted if not bounds[one[0]] and one[1] != one[2]]
-        options = self._options
-        return into_tasks(
-            spans, options.split_bytes, options.partitions_min, lambda span, n: bounded.split(self._client, span, n)
-        )
+        return into_tasks(spans, plan, lambda span, n: bounded.split(self._client, span, n))
 
     @staticmethod
     def _forwards(stream: str, start: Place, end: Place) -> tuple[str, Place, Place]:

@@ -1,7 +1,7 @@
-"""Rows to appends: the rows of a task, grouped by target, in a stated order, as the bytes of requests.
+"""Rows to appends: the rows of a task, grouped by target, in a stated order, as the bodies of requests.
 
-Invariant: what comes out depends on the rows and their order alone. With a sort key it depends on the rows alone, and a
-key that is not unique is refused, because then the order of a retry could differ.
+Invariant: the result depends on the rows and their order alone. With a sort key it depends on the rows alone; where
+tasks append their own rows, a key that is not unique is an error, because the order of a retry could then differ.
 """
 
 from __future__ import annotations
@@ -9,31 +9,59 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.spark.arrow import split_json
 from headwater.spark.errors import BadRow
-from headwater.spark.options import SinkOptions
+from headwater.spark.options import Framing, SinkOptions
 
 _TARGET: Final = "__target"
 _VALUE: Final = "__value"
 _SHOWN_BYTES: Final = 200
 
+_TEXT_TYPES: Final = (
+    pa.types.is_string,
+    pa.types.is_binary,
+    pa.types.is_large_string,
+    pa.types.is_large_binary,
+)
+
 _encode: Final = msgspec.json.Encoder(decimal_format="number", uuid_format="canonical").encode
 
 
-@dataclass(frozen=True, slots=True)
 class TargetRows:
     """The rows of one target, in the order in which they are to be appended."""
 
-    stream: str
-    values: pa.Array
-    bytes: int
+    __slots__ = ("_sums", "stream", "values")
+
+    def __init__(self, stream: str, values: pa.Array) -> None:
+        self.stream = stream
+        self.values = values
+        lengths = pc.binary_length(values).to_numpy(zero_copy_only=False)
+        self._sums = np.zeros(len(values) + 1, np.int64)
+        """The bytes before each row, with one byte for the separator after each."""
+        np.cumsum(lengths.astype(np.int64) + 1, out=self._sums[1:])
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all rows in one body."""
+        return int(self._sums[-1]) + 1
+
+    def size(self, start: int, end: int) -> int:
+        """The bytes of these rows, with a separator after each."""
+        return int(self._sums[end] - self._sums[start])
+
+    def last_fitting(self, start: int, size: int) -> int:
+        """The end of the longest run of rows from `start` whose size is at most `size`."""
+        return int(np.searchsorted(self._sums, self._sums[start] + size, "right")) - 1
 
 
 def rows_table(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> pa.Table | None:
@@ -43,11 +71,12 @@ def rows_table(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> pa.Ta
 
 
 def grouped(options: SinkOptions, rows: pa.Table) -> Iterator[TargetRows]:
-    """Target by target; within one by the sort key, or as the rows came."""
+    """The rows of each target, in the order of the sort key if there is one, else in the given order."""
     if options.order_by:
         keys = [(_TARGET, "ascending")] + [(_key(name), "ascending") for name in options.order_by]
         rows = rows.take(pc.sort_indices(rows, sort_keys=keys))
-        _check_unique(options, rows)
+        if options.commit_mode == "task":
+            _check_unique(options, rows)
     elif pc.count_distinct(rows[_TARGET]).as_py() > 1:
         # Arrow's sort is not stable, so the number of a row is part of the key.
         rows = rows.append_column("__row", pa.array(range(rows.num_rows)))
@@ -57,38 +86,41 @@ def grouped(options: SinkOptions, rows: pa.Table) -> Iterator[TargetRows]:
     runs = pc.run_end_encode(targets)
     at = 0
     for stream, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        part = values.slice(at, end - at)
-        yield TargetRows(stream, part, pc.sum(pc.binary_length(part)).as_py() + len(part) + 1)
+        yield TargetRows(stream, values.slice(at, end - at))
         at = end
 
 
-def json_bodies(target: TargetRows, bytes_max: int) -> Iterator[bytes]:
-    """Appends of many messages each: as few as fit, cut by size alone."""
-    for part in _pieces(target, bytes_max):
-        body = b"[" + _joined(part, b",") + b"]"
-        _check_json(target.stream, part, body)
-        yield body
+_OVERHEAD_BYTES: Final = {"json": 1, "lines": 0, "message": -1}
+"""The length of a body beyond its rows with a separator after each: two brackets and no last comma; no separator."""
 
 
-def line_body(target: TargetRows) -> bytes:
-    """One message, a line for each row."""
-    return _joined(target.values, b"\n") + b"\n"
+def append_end(target: TargetRows, start: int, framing: Framing, bytes_max: int) -> int:
+    """The end of the rows of the append that begins with row `start`: as many as fit."""
+    if framing == "message":
+        return start + 1
+    end = target.last_fitting(start, bytes_max - _OVERHEAD_BYTES[framing])
+    if end <= start:
+        size = target.size(start, start + 1) - 1
+        raise BadRow(f"A row for stream {target.stream!r} has {size} bytes; maxRequestBytes is {bytes_max}.")
+    return end
 
 
-def _pieces(target: TargetRows, bytes_max: int) -> Iterator[pa.Array]:
-    if target.bytes <= bytes_max:
-        yield target.values
-        return
-    lengths = pc.binary_length(target.values).to_pylist()
-    start, size = 0, 2
-    for at, length in enumerate(lengths):
-        if length + 2 > bytes_max:
-            raise BadRow(f"A row for stream {target.stream!r} has {length} bytes; maxRequestBytes is {bytes_max}.")
-        if size + length + 1 > bytes_max:
-            yield target.values.slice(start, at - start)
-            start, size = at, 2
-        size += length + 1
-    yield target.values.slice(start)
+def append_body(target: TargetRows, start: int, end: int, framing: Framing) -> bytes:
+    """The body of an append of these rows."""
+    rows = target.values.slice(start, end - start)
+    if framing == "message":
+        message: bytes = rows[0].as_py()
+        return message
+    if framing == "lines":
+        return _joined(rows, b"\n") + b"\n"
+    return b"[" + _joined(rows, b",") + b"]"
+
+
+def rows_of_body(target: TargetRows, start: int, framing: Framing, length: int) -> int | None:
+    """The end of the rows from `start` that make a body of this length, or None if there are none."""
+    size = length - _OVERHEAD_BYTES[framing]
+    end = target.last_fitting(start, size)
+    return end if start < end and target.size(start, end) == size else None
 
 
 def _joined(values: pa.Array, separator: bytes) -> bytes:
@@ -97,10 +129,10 @@ def _joined(values: pa.Array, separator: bytes) -> bytes:
     return joined
 
 
-def _check_json(stream: str, values: pa.Array, body: bytes) -> None:
-    """As many JSON texts as rows: a row like `1,2` would be two messages, one like `{` would spoil its neighbours."""
+def _check_json(targets: pa.Array, values: pa.Array) -> None:
+    """Each row is one JSON text: a row like `1,2` would be two messages, one like `{` would break its neighbours."""
     try:
-        if len(split_json(body)) == len(values):
+        if len(split_json(b"[" + _joined(values, b",") + b"]")) == len(values):
             return
     except (msgspec.DecodeError, RecursionError):
         pass
@@ -110,10 +142,10 @@ def _check_json(stream: str, values: pa.Array, body: bytes) -> None:
         except (msgspec.DecodeError, RecursionError) as error:
             shown = value[:_SHOWN_BYTES].decode("utf-8", "replace")
             raise BadRow(
-                f"Row {at} for stream {stream!r} is not one JSON text ({error}): {shown!r}. Make it one with"
-                " to_json(struct(…)), or set contentType to that of a stream that is not JSON."
+                f"Row {at} for stream {targets[at].as_py()!r} is not one JSON text ({error}): {shown!r}. Make it one"
+                " with to_json(struct(…)), or set contentType to that of a stream that is not JSON."
             ) from error
-    raise BadRow(f"The rows for stream {stream!r} are not one JSON text each.")
+    raise BadRow(f"The rows for stream {targets[0].as_py()!r} are not one JSON text each.")
 
 
 def _check_unique(options: SinkOptions, rows: pa.Table) -> None:
@@ -135,7 +167,11 @@ def _check_unique(options: SinkOptions, rows: pa.Table) -> None:
 
 def _picked(options: SinkOptions, batch: pa.RecordBatch) -> pa.Table:
     targets = _targets(options, batch)
-    columns = {_TARGET: targets, _VALUE: as_bytes(options, _column(batch, options.value_column))}
+    column = _column(batch, options.value_column)
+    values = as_bytes(options, column)
+    if options.is_json and _is_text(column.type):
+        _check_json(targets, values)
+    columns = {_TARGET: targets, _VALUE: values}
     for name in options.order_by:
         columns[_key(name)] = _column(batch, name)
     return pa.table(columns)
@@ -164,16 +200,18 @@ def as_bytes(options: SinkOptions, column: pa.Array) -> pa.Array:
     """What is appended for each value."""
     if column.null_count:
         raise BadRow(f"The column {options.value_column} is null in {column.null_count} rows; leave them out before.")
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        return column.cast(pa.binary())
-    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+    if _is_text(column.type):
         return column.cast(pa.binary())
     if not options.is_json:
         raise BadRow(
-            f"The column {options.value_column} is {kind}; for {options.content_type} it must be a string or binary."
+            f"The column {options.value_column} is {column.type}; for {options.content_type} it must be a string or"
+            " binary."
         )
     return pa.array([_encode(_plain(value)) for value in column.to_pylist()], pa.binary())
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(is_one(kind) for is_one in _TEXT_TYPES)
 
 
 def _plain(value: Any) -> Any:

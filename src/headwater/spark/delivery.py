@@ -1,28 +1,37 @@
-"""Appending exactly once: who appends what under which name, and what an answer means.
+"""Append rows exactly once: the producer names of appends, and what to do with each answer.
 
 Producer-Id is the query, the target and the partition; Producer-Epoch the batch; Producer-Seq the append within it.
-Invariant: an append that was taken is never taken again, and a repeat that brings other bytes is an error.
+Invariant: a row that an earlier attempt appended is not appended again. If an earlier attempt appended only the first
+rows of what is to be appended, the rest follows; if it appended other rows, that is an error.
 """
 
 from __future__ import annotations
 
 import logging
+import re
+import zlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Final
 from urllib.parse import quote
 
-from headwater.spark.bodies import TargetRows, json_bodies, line_body
+from headwater.spark.bodies import TargetRows, append_body, append_end, rows_of_body
 from headwater.spark.errors import BadRow, DifferingRetry, ServerRefused, StreamMissing
 from headwater.spark.options import SinkOptions
 from headwater.spark.protocol import Appended, Client, Producer, digest_of
 
 log = logging.getLogger("headwater.spark")
 
+APPENDS_MAX: Final = 16
+"""Appends of an epoch whose digests a server keeps. Without them, a truncated append is not recognised."""
+
+_DIGEST: Final = re.compile(r"crc32:([0-9a-f]{8}):(\d+)", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Whose rows these are: stable over retries, restarts and speculation."""
+class RowOrigin:
+    """The query, batch and partition of rows: the same for every attempt of a task."""
 
     query: str
     batch: int
@@ -34,7 +43,7 @@ class Source:
 
 @dataclass(slots=True)
 class Delivered:
-    """What became of the rows of one target."""
+    """The result of appending the rows of one target."""
 
     stream: str
     rows: int = 0
@@ -45,12 +54,14 @@ class Delivered:
 
 
 def deliver(
-    client: Client, options: SinkOptions, source: Source, targets: Iterable[TargetRows], *, fixed_order: bool
+    client: Client, options: SinkOptions, origin: RowOrigin, targets: Iterable[TargetRows], *, fixed_rows: bool
 ) -> list[Delivered]:
-    """Append the rows of each target. `fixed_order`: a retry is certain to bring them in the same order."""
+    """Append the rows of each target. `fixed_rows`: every attempt has the same rows in the same order."""
 
     def one(target: TargetRows) -> Delivered:
-        return _deliver_one(client, options, source, target, fixed_order)
+        if not fixed_rows:
+            _check_repeatable(options, origin, target)
+        return _deliver_one(client, options, origin, target)
 
     wanted = list(targets)
     if len(wanted) < 2 or options.parallel_requests < 2:
@@ -59,33 +70,46 @@ def deliver(
         return list(pool.map(one, wanted))
 
 
-def _deliver_one(
-    client: Client, options: SinkOptions, source: Source, target: TargetRows, fixed_order: bool
-) -> Delivered:
-    if target.bytes > options.request_bytes_max and not fixed_order:
+def _check_repeatable(options: SinkOptions, origin: RowOrigin, target: TargetRows) -> None:
+    """A task that appends its own rows must be able to recognise its appends when it is repeated."""
+    if options.framing == "message":
+        return
+    limit = options.request_bytes_max * (APPENDS_MAX if options.order_by else 1)
+    if target.bytes > limit:
         raise BadRow(
-            f"Batch {source.batch} has {target.bytes} bytes for stream {target.stream!r} in one task; one append takes"
-            f" {options.request_bytes_max} (maxRequestBytes). Several appends are safe only in an order that a retry"
-            " repeats: set orderBy to a unique key. Or make batches smaller (maxBytesPerBatch on the source), or use"
-            " commitMode=staged."
+            f"Batch {origin.batch} has {target.bytes} bytes for stream {target.stream!r} in one task; with"
+            f" commitMode=task the limit is {limit} (maxRequestBytes, or {APPENDS_MAX} times that with orderBy). Use"
+            " commitMode=staged, or make batches smaller (maxBytesPerBatch on the source)."
         )
-    delivered = Delivered(target.stream, rows=len(target.values), bytes=target.bytes)
-    for seq, body in enumerate(_bodies(options, target)):
-        appended = _append(client, options, target.stream, body, source.producer(target.stream, seq))
+
+
+def _deliver_one(client: Client, options: SinkOptions, origin: RowOrigin, target: TargetRows) -> Delivered:
+    delivered = Delivered(target.stream, rows=len(target), bytes=target.bytes)
+    start = seq = 0
+    while start < len(target):
+        end = append_end(target, start, options.framing, options.request_bytes_max)
+        body = append_body(target, start, end, options.framing)
+        appended = _append(client, options, target.stream, body, origin.producer(target.stream, seq))
         delivered.appends += 1
         if appended.duplicate:
             delivered.duplicates += 1
-            _check_same(options, source, target.stream, seq, body, appended)
+            if appended.digest is not None and appended.digest != digest_of(body):
+                earlier_end = _end_of_earlier(options, target, start, appended.digest)
+                if earlier_end is None:
+                    raise _differing(origin, target.stream, seq, appended.digest, body)
+                end = earlier_end
+        start, seq = end, seq + 1
     return delivered
 
 
-def _bodies(options: SinkOptions, target: TargetRows) -> Iterable[bytes]:
-    if options.is_json:
-        return json_bodies(target, options.request_bytes_max)
-    if options.rows_as == "lines":
-        return (line_body(target),)
-    rows: list[bytes] = target.values.to_pylist()
-    return rows
+def _end_of_earlier(options: SinkOptions, target: TargetRows, start: int, digest: str) -> int | None:
+    """The end of the rows in the body that has this digest, if it is a body of our next rows; else None."""
+    found = _DIGEST.fullmatch(digest)
+    end = rows_of_body(target, start, options.framing, int(found[2])) if found else None
+    if found is None or end is None:
+        return None
+    body = append_body(target, start, end, options.framing)
+    return end if zlib.crc32(body) == int(found[1], 16) else None
 
 
 def _append(client: Client, options: SinkOptions, stream: str, body: bytes, producer: Producer) -> Appended:
@@ -99,23 +123,16 @@ def _append(client: Client, options: SinkOptions, stream: str, body: bytes, prod
     except ServerRefused as refused:
         if refused.status != 409:
             raise
-        # Somebody else has created it meanwhile, with other settings: the append tells whether it fits.
+        # Another client created it with other settings; the append fails if they do not fit.
         log.info("%s", refused)
     return client.append(stream, body, options.content_type, producer)
 
 
-def _check_same(options: SinkOptions, source: Source, stream: str, seq: int, body: bytes, appended: Appended) -> None:
-    if appended.digest is None or appended.digest == digest_of(body):
-        return
-    trouble = (
-        f"Batch {source.batch}, partition {source.partition}, append {seq} to stream {stream!r}: an earlier attempt"
-        f" appended {appended.digest}, this one brings {digest_of(body)}."
-    )
-    if options.on_differing_retry == "keep":
-        log.warning("%s Kept the first.", trouble)
-        return
-    raise DifferingRetry(
-        f"{trouble} The rows, or their order, differ between attempts, so going on would lose some and repeat others."
-        " If there is a shuffle before the sink, set orderBy to a unique key; if the rows themselves are made anew on"
-        " each attempt, use commitMode=driver or staged. To keep what the stream has: onDifferingRetry=keep."
+def _differing(origin: RowOrigin, stream: str, seq: int, digest: str, body: bytes) -> DifferingRetry:
+    return DifferingRetry(
+        f"Batch {origin.batch}, partition {origin.partition}, append {seq} to stream {stream!r}: an earlier attempt"
+        f" appended {digest}, this attempt has {digest_of(body)}. The rows or their order differ between attempts, so"
+        " continuing would lose some rows and repeat others. Write to a new target with a new checkpoint, without"
+        " commitMode=task. If this is a batch write under a producerId, the rows are not those of the first run: use"
+        " another producerId for other rows."
     )

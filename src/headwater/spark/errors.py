@@ -45,6 +45,10 @@ class Fenced(ServerRefused):
     """A newer batch of the same query has written already: this task is a leftover."""
 
 
+class BatchSupersededError(HeadwaterError):
+    """Another driver has completed this batch and staged a later one."""
+
+
 class DifferingRetry(HeadwaterError):
     """A retry brought other bytes than the ones that the stream took the first time."""
 

@@ -47,13 +47,36 @@ class Place:
             raise HeadwaterError(f"The checkpoint holds an offset that is not ours: {spelled!r}.") from error
 
 
+@dataclass(frozen=True, slots=True)
+class SplitPlan:
+    """How a batch is split into tasks. Stored with the batch, so that a retry splits it in the same way."""
+
+    split_bytes: int = 16 * 1024 * 1024
+    tasks_min: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Empty for the defaults of the options, which must therefore not change."""
+        if self == SplitPlan():
+            return {}
+        return {_PLAN: {"splitBytes": self.split_bytes, "minPartitions": self.tasks_min}}
+
+    @classmethod
+    def from_json(cls, spelled: Mapping[str, Any]) -> SplitPlan:
+        """The plan of the batch that ends at this offset."""
+        plan = spelled.get(_PLAN)
+        return cls() if plan is None else cls(int(plan["splitBytes"]), int(plan["minPartitions"]))
+
+
+_PLAN: Final = ""
+"""The member of an offset that holds the plan; not the name of any stream."""
+
 START: Final = Place(BEGINNING)
 
 Places = dict[str, Place]
 
 
 def places_from_json(spelled: Mapping[str, Any]) -> Places:
-    return {stream: Place.from_json(place) for stream, place in spelled.items()}
+    return {stream: Place.from_json(place) for stream, place in spelled.items() if stream != _PLAN}
 
 
 def places_to_json(places: Mapping[str, Place]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeVar, cast, get_args
 
 from headwater.spark.errors import OptionError
-from headwater.spark.offsets import BEGINNING
+from headwater.spark.offsets import BEGINNING, SplitPlan
 
 MIB: Final = 1024 * 1024
 
@@ -24,9 +24,10 @@ LATEST: Final = "latest"
 OnGone = Literal["fail", "restart", "bootstrap", "skip"]
 ValueType = Literal["string", "binary"]
 BadRecords = Literal["fail", "null"]
-CommitMode = Literal["task", "driver", "staged"]
-OnDifferingRetry = Literal["fail", "keep"]
+CommitMode = Literal["staged", "driver", "task"]
 RowsAs = Literal["messages", "lines"]
+Framing = Literal["json", "lines", "message"]
+"""How rows make a body: a JSON array, a line each, or one row alone."""
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -143,41 +144,37 @@ OPTIONS: Final = (
         "sink",
         "",
         "columns",
-        "Sort the rows of each target by these columns before appending them, so that a retry brings the same bytes"
-        " in the same order. Together they must be unique within a target. Allows a batch of a target to be cut into"
-        " several appends.",
+        "Sort the rows of each target by these columns before they are appended, within each task (with"
+        " `commitMode=driver`, over the whole batch). With `commitMode=task` they must be unique within a target.",
     ),
     Option(
         "commitMode",
         "sink",
-        "task",
-        "`task`, `driver`, `staged`",
-        "`task`: tasks append, each target in one atomic append per task and batch. For upstreams that bring other"
-        " rows on a retry: `driver` (one small target, one append per batch, made by the driver) or `staged` (rows"
-        " are first put into files; what the first complete attempt put there is what is appended, any size).",
+        "staged",
+        "`staged`, `driver`, `task`",
+        "When rows become visible. `staged`: when all tasks of the batch have succeeded, the driver appends their rows,"
+        " task by task, so rows that Spark keeps in order arrive in order. `driver`: the same in one atomic append, for"
+        " one target and batches up to `maxRequestBytes`. `task`: tasks append in parallel while the batch runs. That"
+        " gives up the order of rows from different tasks, rows of a batch are visible before it is complete, and a"
+        " query whose rows or their order differ on a retry fails for good.",
     ),
-    Option("stagingPath", "sink", "", "path", "For `staged`: a directory that the driver and all executors reach."),
     Option(
-        "maxRequestBytes",
+        "stagingPath",
         "sink",
-        "50331648",
-        "bytes",
-        "Largest append. More rows for one target in one task and batch need `orderBy`, or are an error.",
+        "",
+        "path or URI",
+        "The directory for the rows of a batch that has not been committed. It must be shared by the driver and all"
+        " executors. Default: the directory `headwater` inside `checkpointLocation`; for batch writes a temporary"
+        " directory.",
     ),
+    Option("maxRequestBytes", "sink", "50331648", "bytes", "The largest append. More rows are cut into several."),
     Option(
         "rowsAs",
         "sink",
         "messages",
         "`messages`, `lines`",
-        "For targets that are not JSON: each row is one append (needs `orderBy` or `staged`), or all rows of a task"
-        " are one message with a line each.",
-    ),
-    Option(
-        "onDifferingRetry",
-        "sink",
-        "fail",
-        "`fail`, `keep`",
-        "When a retry brings other bytes than the stream already took for this batch: fail, or keep the first ones.",
+        "For targets that are not JSON: each row is one append (with `commitMode=task` this needs `orderBy`), or the"
+        " rows of a task are one message with a line each.",
     ),
     Option(
         "producerId",
@@ -193,6 +190,10 @@ OPTIONS: Final = (
 
 _FROM_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 """Options that Spark itself puts among ours."""
+
+_REMOVED: Final = {
+    "ondifferingretry": "it kept rows out of the target. commitMode=staged, the default, does not need it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +231,7 @@ class SourceOptions:
     ending: str | Mapping[str, str]
     rows_per_batch_max: int
     bytes_per_batch_max: int
-    split_bytes: int
-    partitions_min: int
+    plan: SplitPlan
     on_gone: OnGone
     value_type: ValueType
     metadata_prefix: str
@@ -256,9 +256,9 @@ class SinkOptions:
     order_by: tuple[str, ...]
     commit_mode: CommitMode
     staging_path: str
+    checkpoint: str
     request_bytes_max: int
     rows_as: RowsAs
-    on_differing_retry: OnDifferingRetry
     producer_id: str
     parallel_requests: int
     close_streams: bool
@@ -266,6 +266,12 @@ class SinkOptions:
     @property
     def is_json(self) -> bool:
         return self.content_type.partition(";")[0].strip().lower() == "application/json"
+
+    @property
+    def framing(self) -> Framing:
+        if self.is_json:
+            return "json"
+        return "lines" if self.rows_as == "lines" else "message"
 
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
@@ -279,8 +285,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         ending=read.offsets("endingOffsets"),
         rows_per_batch_max=read.whole("maxRowsPerBatch", 0),
         bytes_per_batch_max=read.whole("maxBytesPerBatch", 0),
-        split_bytes=read.whole("splitBytes", 1),
-        partitions_min=read.whole("minPartitions", 0),
+        plan=SplitPlan(read.whole("splitBytes", 1), read.whole("minPartitions", 0)),
         on_gone=cast(OnGone, read.choice("onGone", get_args(OnGone))),
         value_type=cast(ValueType, read.choice("valueType", get_args(ValueType))),
         metadata_prefix=read.text("metadataPrefix"),
@@ -309,9 +314,9 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         order_by=tuple(name.strip() for name in read.text("orderBy").split(",") if name.strip()),
         commit_mode=cast(CommitMode, read.choice("commitMode", get_args(CommitMode))),
         staging_path=read.text("stagingPath"),
+        checkpoint=read.from_spark("checkpointLocation"),
         request_bytes_max=read.whole("maxRequestBytes", 1024),
         rows_as=cast(RowsAs, read.choice("rowsAs", get_args(RowsAs))),
-        on_differing_retry=cast(OnDifferingRetry, read.choice("onDifferingRetry", get_args(OnDifferingRetry))),
         producer_id=read.text("producerId"),
         parallel_requests=read.whole("parallelRequests", 1),
         close_streams=read.truth("closeStreams"),
@@ -320,15 +325,14 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         raise OptionError(
             "commitMode=driver makes one append per batch, so it needs one target: set stream, or use staged."
         )
-    if options.commit_mode == "staged" and not options.staging_path:
-        raise OptionError("commitMode=staged needs stagingPath, a directory that the driver and all executors reach.")
     if options.is_json and options.rows_as == "lines":
-        raise OptionError("rowsAs=lines is for targets that are not JSON; a JSON stream takes many messages at once.")
-    one_append_per_row = not options.is_json and options.rows_as == "messages"
-    if one_append_per_row and options.commit_mode != "staged" and not options.order_by:
         raise OptionError(
-            f"Each row of a {options.content_type} target is an append of its own, so their order must be the same on a"
-            " retry: set orderBy to a unique key, or commitMode=staged, or rowsAs=lines."
+            "rowsAs=lines is for targets that are not JSON; an append to a JSON stream has many messages."
+        )
+    if options.framing == "message" and options.commit_mode == "task" and not options.order_by:
+        raise OptionError(
+            f"With commitMode=task, each row of a {options.content_type} target is one append, and their order must be"
+            " the same on a retry: set orderBy to a unique key, or commitMode=staged, or rowsAs=lines."
         )
     return options
 
@@ -366,6 +370,8 @@ class _Reading:
         self._side = side
         self._given = {name.lower(): value for name, value in given.items()}
         for name in self._given:
+            if name in _REMOVED:
+                raise OptionError(f"The option {name} was removed: {_REMOVED[name]}.")
             if name not in known and name not in _FROM_SPARK:
                 raise OptionError(self._unknown(name, [option.name for option in known.values()]))
         self._defaults = {option.name: option.default for option in known.values()}
@@ -379,6 +385,10 @@ class _Reading:
     def text(self, name: str) -> str:
         value = self._given.get(name.lower())
         return self._defaults[name] if value is None else value
+
+    def from_spark(self, name: str) -> str:
+        """The value of an option of Spark itself."""
+        return self._given.get(name.lower(), "")
 
     def number(self, name: str) -> float:
         try:

@@ -11,7 +11,7 @@ from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
-from headwater.spark.offsets import Place
+from headwater.spark.offsets import Place, SplitPlan
 from headwater.spark.protocol import Chunk
 
 OPEN_COST_BYTES: Final = 256 * 1024
@@ -45,15 +45,13 @@ class Task(InputPartition):
         return f"Task({len(self.spans)} spans, {sum(span.bytes for span in self.spans)} bytes)"
 
 
-def into_tasks(
-    spans: Iterable[Span], split_bytes: int, tasks_min: int, split: Callable[[Span, int], list[Span]]
-) -> list[Task]:
+def into_tasks(spans: Iterable[Span], plan: SplitPlan, split: Callable[[Span, int], list[Span]]) -> list[Task]:
     """`split(span, parts)` asks the server for message boundaries."""
     wanted = list(spans)
     if not wanted:
         return []
     cost = sum(_cost(span) for span in wanted)
-    limit = max(1, min(split_bytes, cost // tasks_min if tasks_min else split_bytes))
+    limit = max(1, min(plan.split_bytes, cost // plan.tasks_min if plan.tasks_min else plan.split_bytes))
     tasks: list[Task] = []
     filling: list[Span] = []
     filled = 0

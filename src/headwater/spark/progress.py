@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from headwater.spark.offsets import are_of_two_streams
+from headwater.spark.errors import HeadwaterError
+from headwater.spark.offsets import START, Place, Places, are_of_two_streams, places_from_json
 from headwater.spark.query_errors import error_sentence
 from headwater.spark.status import PIPELINE, State, StatusStream
 
@@ -205,18 +206,23 @@ def _listed(streams: list[str]) -> str:
     return ", ".join(streams[:3]) + (f" and {len(streams) - 3} more" if len(streams) > 3 else "")
 
 
-def _read_of(tail: Mapping[str, Any], end: Mapping[str, Any]) -> int:
-    """Messages of the present stream that were read; none if those were of a stream that it replaced."""
-    return 0 if are_of_two_streams(end["offset"], tail["offset"]) else int(end["position"])
-
-
 def lags(end: str | None, latest: str | None) -> dict[str, int]:
     """Messages between where a batch ended and where the streams end, by stream. Empty for sources of other kinds."""
+    ends = _places(end)
+    return {
+        stream: max(0, tail.position - _messages_read(tail, ends.get(stream, START)))
+        for stream, tail in _places(latest).items()
+    }
+
+
+def _messages_read(tail: Place, end: Place) -> int:
+    """Messages of the present stream that were read: none if `end` is a place in a stream that it replaced."""
+    return 0 if are_of_two_streams(end.offset, tail.offset) else end.position
+
+
+def _places(offset: str | None) -> Places:
+    """An offset from the progress of a query; empty for sources of other kinds."""
     try:
-        ends, tails = json.loads(end or "{}"), json.loads(latest or "{}")
-        return {
-            stream: max(0, tail["position"] - _read_of(tail, ends.get(stream, {"offset": "", "position": 0})))
-            for stream, tail in tails.items()
-        }
-    except (ValueError, TypeError, KeyError, AttributeError):
+        return places_from_json(json.loads(offset or "{}"))
+    except (ValueError, AttributeError, HeadwaterError):
         return {}

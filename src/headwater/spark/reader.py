@@ -45,7 +45,7 @@ class BatchReader(DataSourceReader):
             ends[stream] = self._ending_place(client, stream, head)
             bounds[stream] = head.bounds_reads
         tasks: list[InputPartition] = []
-        tasks += Planner(client, self._options, Counter(client)).tasks(starts, ends, bounds)
+        tasks += Planner(client, self._options, Counter(client)).tasks(starts, ends, bounds, self._options.plan)
         # Without any, Spark would make one of its own.
         return tasks or [Task(())]
 

@@ -32,6 +32,7 @@ from headwater.spark.offsets import (
     START,
     Place,
     Places,
+    SplitPlan,
     are_of_two_streams,
     at,
     bytes_between,
@@ -105,7 +106,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             tails.wait(left_s)
         tails.look_again(stream for stream, place in ends.items() if place != begun.get(stream))
         self._last_tails = {stream: tail_of(head) for stream, head in tails.heads.items()}
-        return places_to_json(ends)
+        # Spark takes another spelling for another offset, so without new data the plan of the last batch stays in it.
+        return start if ends == begun else self._options.plan.to_json() | places_to_json(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The tails behind the latest answer, so that what Spark reports as lag is what was there."""
@@ -122,7 +124,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
         bounds = {stream: tails.bounds(stream) for stream in moved}
         tasks: list[InputPartition] = []
-        tasks += Planner(tails.client, self._options, tails.counter).tasks(starts, moved, bounds)
+        tasks += Planner(tails.client, self._options, tails.counter).tasks(
+            starts, moved, bounds, SplitPlan.from_json(end)
+        )
         self._planned = True
         return tasks
 

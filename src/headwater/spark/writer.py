@@ -1,30 +1,29 @@
-"""The sink: what tasks do with their rows, and what the driver does when all of them are done.
+"""The sink: what tasks do with their rows, and what the driver does when all tasks of a batch have succeeded.
 
-Three ways, chosen by `commitMode`: tasks append by themselves; tasks hand their rows to the driver, which makes one
-append; tasks stage files, and the driver appends them. Invariant: no state but the target streams (and, when staged,
-the files) decides whether a row is there already.
+PySpark ends the input of a writer normally when the task that makes the rows fails, so a task cannot know whether it
+has seen all of its rows. Only the driver's commit can. By default tasks therefore stage their rows, and the driver
+appends them. With `commitMode=task` tasks append, and a retry appends what the truncated attempt left out.
+Invariant: only the target streams and the staged files decide whether a row has been appended.
 """
 
 from __future__ import annotations
 
-import io
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.ipc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headwater.spark import staging
 from headwater.spark.bodies import grouped, rows_table
-from headwater.spark.delivery import Delivered, Source, deliver
+from headwater.spark.delivery import Delivered, RowOrigin, deliver
 from headwater.spark.errors import HeadwaterError, OptionError, StreamMissing
 from headwater.spark.options import SinkOptions
 from headwater.spark.protocol import connect
+from headwater.spark.staging import StagedBatch, StagedPart, StagedRows, staging_root
 
 log = logging.getLogger("headwater.spark")
 
@@ -33,17 +32,15 @@ QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 
 @dataclass
-class Done(WriterCommitMessage):
-    """What a task tells the driver."""
+class TaskResult(WriterCommitMessage):
+    """What a task reports to the driver."""
 
     query: str
     batch: int
     partition: int
     delivered: tuple[Delivered, ...] = ()
-    rows: bytes | None = None
-    """In mode `driver`: the rows themselves, as an Arrow stream."""
-    staged: str | None = None
-    """In mode `staged`: the file they are in."""
+    """With `commitMode=task`: what the task appended."""
+    staged: StagedRows | None = None
 
 
 class _Sink:
@@ -51,88 +48,85 @@ class _Sink:
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         self._options = options
+        self._staging_root = staging_root(options.staging_path, options.checkpoint)
         needed = [options.value_column, *options.order_by] + ([] if options.stream else [options.stream_column])
         for name in needed:
             if name not in schema.fieldNames():
                 raise OptionError(
-                    f"The sink needs a column {name}; the query has {', '.join(schema.fieldNames())}. Columns and"
-                    " targets are chosen by stream, streamColumn, valueColumn and orderBy."
+                    f"The sink needs a column {name}; the query has {', '.join(schema.fieldNames())}. Choose columns"
+                    " and targets with stream, streamColumn, valueColumn and orderBy."
                 )
 
-    def take(self, query: str, batch: int, partition: int, batches: Iterator[pa.RecordBatch]) -> Done:
-        """A task's rows, appended or handed on."""
+    def write(self, query: str, batch: int, partition: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+        """Append or stage the rows of a task."""
         options = self._options
         rows = rows_table(options, batches)
         if rows is None:
-            return Done(query, batch, partition)
-        if options.commit_mode == "staged":
-            return Done(
-                query, batch, partition, staged=staging.put(options.staging_path, query, batch, partition, rows)
-            )
-        if options.commit_mode == "driver":
-            return Done(query, batch, partition, rows=_pack(rows))
-        source = Source(query, batch, str(partition))
+            return TaskResult(query, batch, partition)
+        if options.commit_mode != "task":
+            staged = self.staged(query, batch).put(partition, rows)
+            return TaskResult(query, batch, partition, staged=staged)
         delivered = deliver(
-            connect(options.connection), options, source, grouped(options, rows), fixed_order=bool(options.order_by)
+            connect(options.connection),
+            options,
+            RowOrigin(query, batch, str(partition)),
+            grouped(options, rows),
+            fixed_rows=False,
         )
-        return Done(query, batch, partition, tuple(delivered))
+        return TaskResult(query, batch, partition, tuple(delivered))
 
-    def settle(self, messages: Sequence[WriterCommitMessage | None]) -> list[Delivered]:
-        """All tasks are done: append what they handed on; what was appended in all."""
-        done = sorted((one for one in messages if isinstance(one, Done)), key=lambda one: one.partition)
-        if not done:
-            return []
-        query, batch = done[0].query, done[0].batch
-        if self._options.commit_mode == "driver":
-            delivered = self._append_together(query, batch, done)
-        elif self._options.commit_mode == "staged":
-            delivered = self._append_staged(query, batch, done)
+    def commit(self, query: str, batch: int, messages: Sequence[WriterCommitMessage | None]) -> list[Delivered]:
+        """All tasks have succeeded: append what they staged. Return what was appended in all."""
+        results = sorted((one for one in messages if isinstance(one, TaskResult)), key=lambda one: one.partition)
+        if self._options.commit_mode == "task":
+            delivered = [one for result in results for one in result.delivered]
+            self._warn_of_sharing(batch, results)
         else:
-            delivered = [one for task in done for one in task.delivered]
-            self._warn_of_sharing(batch, done)
+            staged = self.staged(query, batch)
+            delivered = self._append(query, batch, staged.fix([one.staged for one in results if one.staged]))
+            staged.remove_earlier()
         rows = sum(one.rows for one in delivered)
         repeats = sum(one.duplicates for one in delivered)
-        log.info("batch %d: %d rows to %d targets, %d appends were there before", batch, rows, len(delivered), repeats)
+        log.info("batch %d: %d rows to %d targets, %d appends were duplicates", batch, rows, len(delivered), repeats)
         return delivered
 
-    def _append_together(self, query: str, batch: int, done: list[Done]) -> list[Delivered]:
-        """One append: the first attempt that gets through is the batch, whatever later ones bring."""
-        options = self._options
-        tables = [_unpack(one.rows) for one in done if one.rows is not None]
-        if not tables:
-            return []
-        (target,) = grouped(options, pa.concat_tables(tables))
-        if target.bytes > options.request_bytes_max:
-            raise HeadwaterError(
-                f"Batch {batch} has {target.bytes} bytes; commitMode=driver makes one append of at most"
-                f" {options.request_bytes_max} (maxRequestBytes). Make batches smaller, or use commitMode=staged."
-            )
-        return deliver(
-            connect(options.connection), _keeping(options), Source(query, batch, "driver"), [target], fixed_order=False
-        )
+    def staged(self, query: str, batch: int) -> StagedBatch:
+        return StagedBatch(self._staging_root, query, batch)
 
-    def _append_staged(self, query: str, batch: int, done: list[Done]) -> list[Delivered]:
+    def _append(self, query: str, batch: int, parts: Iterator[StagedPart]) -> list[Delivered]:
         options = self._options
+        if options.commit_mode == "driver":
+            parts = self._joined(batch, list(parts))
         client = connect(options.connection)
-        names = staging.settle(options.staging_path, query, batch, [one.staged for one in done if one.staged])
         delivered: list[Delivered] = []
-        for name, rows in zip(names, staging.take(options.staging_path, query, batch, names), strict=True):
-            # The file is settled, so its order is, and so are the cuts between appends.
-            source = Source(query, batch, f"staged-{name.split('-')[1]}")
-            delivered += deliver(client, options, source, grouped(options, rows), fixed_order=True)
-        staging.clear_before(options.staging_path, query, batch)
+        for part in parts:
+            origin = RowOrigin(query, batch, part.producer_part)
+            delivered += deliver(client, options, origin, grouped(options, part.rows), fixed_rows=True)
         return delivered
 
-    def _warn_of_sharing(self, batch: int, done: list[Done]) -> None:
+    def _joined(self, batch: int, parts: list[StagedPart]) -> Iterator[StagedPart]:
+        """All rows of a batch as one part, which must fit into one append."""
+        if not parts:
+            return
+        rows = pa.concat_tables([part.rows for part in parts])
+        size = sum(target.bytes for target in grouped(self._options, rows))
+        if size > self._options.request_bytes_max:
+            raise HeadwaterError(
+                f"Batch {batch} has {size} bytes; commitMode=driver makes one append of at most"
+                f" {self._options.request_bytes_max} (maxRequestBytes). Make batches smaller, or use commitMode=staged."
+            )
+        yield StagedPart("driver", rows)
+
+    def _warn_of_sharing(self, batch: int, results: list[TaskResult]) -> None:
         writers: dict[str, int] = {}
-        for task in done:
-            for one in task.delivered:
+        for result in results:
+            for one in result.delivered:
                 writers[one.stream] = writers.get(one.stream, 0) + 1
         shared = [stream for stream, count in writers.items() if count > 1]
         if shared and self._options.order_by:
             log.warning(
-                "batch %d: %d targets (%s, …) were written by several tasks; orderBy holds within each task only. For"
-                " one order over all rows of a target use headwater.spark.by_target(df, …) or coalesce(1).",
+                "batch %d: %d targets (%s, …) were written by several tasks, and orderBy sorts within each task only."
+                " For one order over all rows of a target use headwater.spark.by_target(df, …) or coalesce(1).",
                 batch,
                 len(shared),
                 shared[0],
@@ -140,7 +134,7 @@ class _Sink:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Micro-batches. The query and the batch are known from the task's properties, alike on every attempt."""
+    """Micro-batches. The task's properties name the query and the batch, the same for every attempt."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         if options.close_streams:
@@ -148,19 +142,23 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = options
         self._sink = _Sink(options, schema)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         task = _task()
         query, batch = task.getLocalProperty(QUERY_ID_PROPERTY), task.getLocalProperty(BATCH_ID_PROPERTY)
         if query is None or batch is None:
-            raise HeadwaterError("Spark does not say which batch this is; use the PySpark that headwater[spark] names.")
-        return self._sink.take(self._options.producer_id or query, int(batch), task.partitionId(), iterator)
+            raise HeadwaterError(
+                "This PySpark does not pass the batch id to tasks; use the version that headwater[spark] requires."
+            )
+        return self._sink.write(self._options.producer_id or query, int(batch), task.partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        self._sink.settle(messages)
+        query = next((one.query for one in messages if isinstance(one, TaskResult)), None)
+        if query is not None:
+            self._sink.commit(query, batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is undone: the batch is tried again under the same names, and what is there already is recognised."""
-        log.warning("batch %d failed; its next attempt goes on where this one ended", batchId)
+        """Undo nothing: the next attempt of the batch uses the same producer names, or the staged rows."""
+        log.warning("batch %d failed; its next attempt continues where this one ended", batchId)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -168,16 +166,18 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
-            raise OptionError('A stream cannot be overwritten: use mode("append"), or delete it and create it anew.')
+            raise OptionError('A stream cannot be overwritten: use mode("append"), or delete the stream first.')
         self._options = options
         self._sink = _Sink(options, schema)
         self._query = options.producer_id or f"batch-{uuid.uuid4()}"
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Done:
-        return self._sink.take(self._query, 0, _task().partitionId(), iterator)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
+        return self._sink.write(self._query, 0, _task().partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        delivered = self._sink.settle(messages)
+        delivered = self._sink.commit(self._query, 0, messages)
+        # Another run under the same producerId may have other rows, which must not be taken for these.
+        self._sink.staged(self._query, 0).remove()
         if self._options.close_streams:
             client = connect(self._options.connection)
             targets = {one.stream for one in delivered} | ({self._options.stream} - {""})
@@ -190,7 +190,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         log.warning(
-            "the write failed; what its tasks appended stays. Run it again under the same producerId to complete it."
+            "the write failed; rows that were appended stay. To complete it, run it again under the same producerId."
         )
 
 
@@ -198,18 +198,3 @@ def _task() -> TaskContext:
     task = TaskContext.get()
     assert task is not None, "rows are written in tasks"
     return task
-
-
-def _keeping(options: SinkOptions) -> SinkOptions:
-    return replace(options, on_differing_retry="keep")
-
-
-def _pack(rows: pa.Table) -> bytes:
-    sink = io.BytesIO()
-    with pa.ipc.new_stream(sink, rows.schema) as writer:
-        writer.write_table(rows)
-    return sink.getvalue()
-
-
-def _unpack(packed: bytes) -> pa.Table:
-    return pa.ipc.open_stream(packed).read_all()
