@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core.errors import Refusal
 from headwater.engine.committer import CommitMode
-from headwater.engine.engine import Appended, Created
+from headwater.engine.results import Appended, Created
 from headwater.engine.stream import LiveStream
 from tests.engine.rig import TEXT, Rig
 
@@ -75,12 +75,12 @@ def test_broken_hook_does_not_break_a_batch(commit: CommitMode, hook: str, monke
     rig.there("deleted")
     seen: list[str] = []
     if hook.startswith("on_"):
-        getattr(rig.engine, hook).append(broken_hook)
+        getattr(rig.engine.publisher, hook).append(broken_hook)
     else:
         broken = {"retention": "created", "snapshots": "inherited", "buckets": "stream_created"}[hook]
         monkeypatch.setattr(getattr(rig.engine, hook), broken, broken_hook)
-    rig.engine.on_created.append(lambda stream: seen.append(stream.name))
-    rig.engine.on_deleted.append(lambda stream: seen.append(stream.name))
+    rig.engine.publisher.on_created.append(lambda stream: seen.append(stream.name))
+    rig.engine.publisher.on_deleted.append(lambda stream: seen.append(stream.name))
     gone, made, published = rig.delete("deleted"), rig.put("made"), rig.post("followed", b"news")
     rig.scheduler.settle()
     assert gone

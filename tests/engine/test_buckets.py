@@ -12,9 +12,10 @@ from headwater.core.buckets import document_key, stream_name
 from headwater.core.errors import Refusal
 from headwater.core.records import Create, Document
 from headwater.core.rules import CreateRequest
-from headwater.engine.buckets import Bucket, Page
-from headwater.engine.engine import Created, Deleted, Engine
+from headwater.engine.buckets import Bucket, StreamPage
+from headwater.engine.engine import Engine
 from headwater.engine.quota import Limits
+from headwater.engine.results import Created, Deleted
 from headwater.storage.interface import Committed
 from tests.engine.rig import TEXT, Rig, status
 from tests.engine.seams import JournalGround, JournalStorage, ManualClock, ManualScheduler
@@ -54,7 +55,7 @@ def listing(engine: Engine) -> list[object]:
 
 def names(answers: list[object]) -> list[str]:
     [page] = answers
-    assert isinstance(page, Page)
+    assert isinstance(page, StreamPage)
     return [stream.name for stream in page.streams]
 
 
@@ -89,7 +90,7 @@ def test_stream_deleted_before_its_creation_is_durable_is_listed_until_the_delet
     assert isinstance(made[0], Created)
     assert rig.read(stream_name(BUCKET, "s")) == b"", "the deletion is not durable yet"
     during: list[list[object]] = []
-    rig.engine.on_created.append(lambda _: during.append(listing(rig.engine)))
+    rig.engine.publisher.on_created.append(lambda _: during.append(listing(rig.engine)))
     finish_write(rig)
     assert isinstance(gone[0], Deleted)
     assert names(listed) == []

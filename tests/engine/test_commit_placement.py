@@ -8,18 +8,18 @@ import pytest
 
 from headwater.core.errors import TooLarge
 from headwater.core.records import Append, Document
-from headwater.engine import engine as engine_module
+from headwater.engine import quota
 from headwater.engine.committer import (
     LARGE_BATCH_BYTES,
     RECORD_OVERHEAD_BYTES,
     STALLED_FOR_S,
     STALLED_WRITE_S,
+    CommitEntry,
     CommitMode,
     Committer,
-    Entry,
 )
-from headwater.engine.engine import Created
 from headwater.engine.metrics import Metrics
+from headwater.engine.results import Created
 from headwater.storage.interface import Committed
 from tests.engine.rig import Rig, status
 from tests.engine.seams import JournalStorage, ManualClock, ManualScheduler
@@ -62,7 +62,7 @@ class Bench:
 
     def submit(self, size_bytes: int, answer: object = None) -> None:
         record = Document("key", b"x" * (size_bytes - RECORD_OVERHEAD_BYTES))
-        self.committer.submit(Entry(None, record, (), self.answers.append, answer))
+        self.committer.submit(CommitEntry(None, record, (), self.answers.append, answer))
 
     def runs_inline(self, size_bytes: int = 1000) -> bool:
         """Whether a batch of this size is written within the tick."""
@@ -155,7 +155,7 @@ def test_message_lengths_count() -> None:
     bench = Bench(max_batch_bytes=10_000)
     for _ in range(2):
         record = Append(1, 1, 0, 0, b"0," * 1000, (2,) * 1000)
-        bench.committer.submit(Entry(None, record, (), None, None))
+        bench.committer.submit(CommitEntry(None, record, (), None, None))
     bench.scheduler.settle()
     assert bench.storage.sizes == [1, 1]
 
@@ -176,7 +176,7 @@ def test_failed_write_refuses_every_batch_that_is_queued() -> None:
 def test_record_that_no_journal_can_take_is_refused_alone(disk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(disk=disk)
     rig.there("a")
-    monkeypatch.setattr(engine_module, "RECORD_MAX_BYTES", 1000)
+    monkeypatch.setattr(quota, "RECORD_MAX_BYTES", 1000)
     refused = [rig.post("a", b"x" * 1000), rig.put("b", b"x" * 1000)]
     with pytest.raises(TooLarge):
         rig.engine.put_document("key", b"x" * 1000, None, None)

@@ -7,8 +7,8 @@ import pytest
 from headwater.core.errors import StorageBusy, StreamNotFound
 from headwater.core.rules import Outcome
 from headwater.engine.committer import CommitMode
-from headwater.engine.engine import Appended, Created, Deleted
 from headwater.engine.quota import Limits, stream_bytes
+from headwater.engine.results import Appended, Created, Deleted
 from tests.engine.rig import Rig, status
 
 BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])

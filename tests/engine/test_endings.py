@@ -79,7 +79,7 @@ def test_a_source_stays_410_until_the_end_of_its_last_fork_is_durable(commit: Co
     rig.put("d", b"y")
     rig.scheduler.settle()
     assert [seen_as(rig, name) for name in "abc"] == [404, 404, 404]
-    assert not rig.engine._lingering
+    assert rig.engine._view.is_settled
 
 
 def seen_as(rig: Rig, name: str) -> int:

@@ -10,7 +10,7 @@ import pytest
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.core.records import Retain
-from headwater.engine import engine as engine_module
+from headwater.engine import range_splits
 from headwater.engine.quota import Limits
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import CorruptError
@@ -149,7 +149,7 @@ def split(rig: Rig, stream: LiveStream, count: int) -> list[Any]:
 
 
 def test_splits_of_a_large_range_take_several_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "SPLIT_SLICE_S", 0.0)
+    monkeypatch.setattr(range_splits, "SLICE_S", 0.0)
     rig = Rig(disk=False)
     stream = rig.there("a")
     for _ in range(50):
@@ -164,7 +164,7 @@ def test_splits_of_a_large_range_take_several_turns_of_the_loop(monkeypatch: pyt
 
 @pytest.mark.parametrize("ending", ["deleted", "trimmed", "damaged"])
 def test_stream_that_ends_while_it_is_split_is_refused(ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "SPLIT_SLICE_S", 0.0)
+    monkeypatch.setattr(range_splits, "SLICE_S", 0.0)
     rig = Rig(disk=False)
     stream = rig.there("a")
     for _ in range(50):

@@ -6,8 +6,11 @@ import itertools
 
 import pytest
 
+from headwater.engine import slices
 from headwater.engine.committer import CommitMode
-from tests.engine.rig import Rig, status
+from headwater.engine.publisher import AT_ONCE_MAX
+from headwater.engine.stream import LiveStream
+from tests.engine.rig import Reader, Rig, status
 
 MODES = pytest.mark.parametrize(
     ("disk", "commit"), [(False, "inline"), (True, "inline"), (True, "thread")], ids=["memory", "disk", "thread"]
@@ -54,6 +57,52 @@ def test_a_reader_hears_of_nothing_before_it_is_durable() -> None:
     assert reader.wakes == 0, "the disk has it, but the loop does not know yet"
     rig.scheduler.report()
     assert (reader.data, reader.wakes) == (b"one", 1)
+
+
+def crowd(rig: Rig, stream: LiveStream, count: int) -> list[Reader]:
+    return [rig.follow(stream) for _ in range(count)]
+
+
+@MODES
+def test_many_readers_are_woken_in_slices(disk: bool, commit: CommitMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waking one may take 80 microseconds, so 10,000 of them would hold the loop for most of a second."""
+    monkeypatch.setattr(slices, "STEPS_MAX", 50)
+    rig = Rig(disk=disk, commit=commit)
+    readers = crowd(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    rig.post("a", b"one")
+    woken = [0]
+    while woken[-1] < len(readers):
+        rig.scheduler.tick()
+        rig.scheduler.work()
+        rig.scheduler.report()
+        woken.append(sum(reader.wakes for reader in readers))
+    assert max(after - before for before, after in itertools.pairwise(woken)) <= 50
+    rig.scheduler.settle()
+    assert {(reader.data, reader.wakes) for reader in readers} == {(b"one", 1)}
+
+
+def test_append_while_many_readers_are_woken_reaches_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "STEPS_MAX", 50)
+    rig = Rig(disk=False)
+    readers = crowd(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    rig.post("a", b"one")
+    rig.scheduler.tick()
+    rig.post("a", b"two")
+    rig.engine.unfollow(readers[-1].stream, readers[-1])
+    rig.scheduler.settle()
+    assert {reader.data for reader in readers[:-1]} == {b"onetwo"}
+    assert readers[-1].wakes == 0, "it has left"
+
+
+def test_end_of_a_stream_reaches_many_readers_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "STEPS_MAX", 50)
+    rig = Rig(disk=False)
+    readers = crowd(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    rig.delete("a")
+    rig.scheduler.tick()
+    assert 0 < sum(reader.refusal is not None for reader in readers) <= 100
+    rig.scheduler.settle()
+    assert all(reader.refusal is not None for reader in readers)
 
 
 STEPS = ("post", "tick", "work", "report", "post", "tick", "work", "report")

@@ -155,7 +155,9 @@ def test_event_that_could_not_be_written_is_made_up_for(monkeypatch: pytest.Monk
     world.scheduler.settle()
     world.put("a")
     with monkeypatch.context() as patch:
-        world.engine.on_created.insert(0, lambda _: patch.setattr(world.storage, "refusal", lambda: "disk full"))
+        world.engine.publisher.on_created.insert(
+            0, lambda _: patch.setattr(world.storage, "refusal", lambda: "disk full")
+        )
         world.scheduler.settle()
         assert world.listed() == set()
     world.scheduler.advance(6000)

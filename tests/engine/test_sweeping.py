@@ -208,7 +208,7 @@ def test_a_live_readers_window_survives_a_crash() -> None:
     clock.at_ms = rig.clock.at_ms
     engine = Engine(ground.open(), clock, ManualScheduler(clock), Limits())
     engine.start()
-    assert engine.look_up("a").accessed_ms > clock.at_ms - 17_000
+    assert engine.look_up("a").last_used_ms > clock.at_ms - 17_000
 
 
 # -- forks

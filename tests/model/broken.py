@@ -20,7 +20,7 @@ from headwater.core.errors import Refusal
 from headwater.core.producers import Producer, ProducerState, Verdict, judge
 from headwater.core.records import Append, Create, Delete, Record
 from headwater.engine import engine as engine_module
-from headwater.engine.committer import CommitMode, Entry
+from headwater.engine.committer import CommitEntry, CommitMode
 from headwater.engine.engine import Engine
 from headwater.engine.reading import Chunk, StreamReader
 from headwater.engine.stream import LiveStream
@@ -56,7 +56,7 @@ class AnswersBeforeDurable(Engine):
         super().__init__(*args, **more)
         submit = self._committer.submit
 
-        def hasty(entry: Entry) -> None:
+        def hasty(entry: CommitEntry) -> None:
             submit(msgspec.structs.replace(entry, done=None))
             if entry.done is not None:
                 entry.done(entry.result)
@@ -83,7 +83,7 @@ class ForgetsFailures(Engine):
         super().__init__(*args, **more)
         fail = self._committer._fail
 
-        def forget(error: BaseException, batch: list[Entry]) -> None:
+        def forget(error: BaseException, batch: list[CommitEntry]) -> None:
             fail(error, batch)
             self._committer.failure = None
 
@@ -217,14 +217,14 @@ class TakesReferenceTooEarly(Engine):
 
 
 class WakesNobodyOnClose(Engine):
-    def _publish(self, batch: Sequence[Entry]) -> None:
+    def _publish(self, batch: Sequence[CommitEntry]) -> None:
         super()._publish([entry for entry in batch if not (type(entry.record) is Append and entry.record.close)])
 
 
 class WakesOncePerBatch(Engine):
     """Wakes the readers of the first stream of a batch only."""
 
-    def _publish(self, batch: Sequence[Entry]) -> None:
+    def _publish(self, batch: Sequence[CommitEntry]) -> None:
         super()._publish(batch[:1])
 
 

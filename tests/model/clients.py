@@ -7,7 +7,8 @@ from typing import Protocol
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.core.rules import Outcome
-from headwater.engine.engine import Appended, Created, Deleted, Engine
+from headwater.engine.engine import Engine
+from headwater.engine.results import Appended, Created, Deleted
 from headwater.engine.stream import LiveStream
 from tests.model.durable import stored
 from tests.model.reference import Answer, Life

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
+from sortedcontainers import SortedDict, SortedList
 
 from headwater.core.buckets import bucket_of_document, document_key, ids_of, is_bucketed, stream_name
+from headwater.core.catalog import Catalog
 from headwater.core.errors import BucketExists, BucketNotEmpty, BucketNotFound, Refusal
-from headwater.core.ordered import OrderedNames
 from headwater.core.records import Document
 from headwater.core.rules import CreateRequest
-from headwater.engine.quota import document_bytes
+from headwater.engine.quota import Quota, document_bytes
+from headwater.engine.results import OnCreated
 from headwater.engine.stream import LiveStream
-
-if TYPE_CHECKING:
-    from headwater.engine.engine import Engine, OnCreated
 
 log = logging.getLogger("headwater.engine")
 
@@ -44,11 +43,12 @@ class Bucket:
     def __init__(self, bucket_id: str, created_ms: int) -> None:
         self.id = bucket_id
         self.created_ms = created_ms
-        self.ids = OrderedNames()
+        self.ids = SortedList()
+        """In the order of code points, which is the order of the bytes in UTF-8."""
         self.creating: set[int] = set()
 
 
-class Page(msgspec.Struct, frozen=True, gc=False):
+class StreamPage(msgspec.Struct, frozen=True, gc=False):
     """Some streams of a bucket, in order."""
 
     bucket_id: str
@@ -66,16 +66,38 @@ class BucketPage(msgspec.Struct, frozen=True, gc=False):
 
 OnBucketPage: TypeAlias = Callable[[BucketPage | Refusal], None]
 OnBucket: TypeAlias = Callable[[Bucket | Refusal], None]
-OnPage: TypeAlias = Callable[[Page | Refusal], None]
+OnStreamPage: TypeAlias = Callable[[StreamPage | Refusal], None]
+
+
+class BucketsHost(Protocol):
+    """The engine, as buckets need it."""
+
+    catalog: Catalog[LiveStream]
+    quota: Quota
+
+    def now_ms(self) -> int: ...
+
+    def check_writable(self) -> None: ...
+
+    def expire_due(self) -> None: ...
+
+    def put_document(self, key: str, value: bytes | None, done: Callable[..., None] | None, result: object) -> None: ...
+
+    def after_all_pending(self, done: Callable[..., None], result: object) -> None: ...
+
+    def create(self, request: CreateRequest, done: OnCreated) -> None: ...
+
+    def seen(self, name: str) -> LiveStream | None: ...
 
 
 class Buckets:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: BucketsHost) -> None:
         self._engine = engine
         self._documents = engine.catalog.documents
         self._decided: dict[str, Bucket] = {}
         """By id, the buckets as they will be once all that is queued is durable."""
-        self._durable: dict[str, Bucket] = {}
+        self._durable = SortedDict()
+        """By id, the buckets that readers see."""
         self._coming: deque[Bucket] = deque()
         """Buckets whose creation is on its way, in that order."""
 
@@ -91,8 +113,8 @@ class Buckets:
                 streams.setdefault(ids_of(stream.name)[0], []).append(stream)
         for bucket_id, found in streams.items():
             bucket = self._decided.get(bucket_id) or self._restore(bucket_id, found)
-            bucket.ids = OrderedNames(ids_of(stream.name)[1] for stream in found)
-        self._durable = dict(self._decided)
+            bucket.ids = SortedList(ids_of(stream.name)[1] for stream in found)
+        self._durable = SortedDict(self._decided)
 
     def _restore(self, bucket_id: str, streams: list[LiveStream]) -> Bucket:
         """Create a bucket that is missing, so that its streams can be read and deleted."""
@@ -126,7 +148,7 @@ class Buckets:
             self._engine.after_all_pending(done, bucket_not_found(bucket_id))
             return
         creating = any(not self._is_deleted(incarnation) for incarnation in bucket.creating)
-        if creating or any(self._stays(bucket_id, stream_id) for stream_id in bucket.ids.walk("", None)):
+        if creating or any(self._stays(bucket_id, stream_id) for stream_id in bucket.ids):
             self._engine.after_all_pending(done, BucketNotEmpty(f"Bucket {bucket_id!r} still has streams."))
             return
         self._engine.check_writable()
@@ -139,31 +161,31 @@ class Buckets:
         self._engine.after_all_pending(partial(self._found, bucket_id, done), None)
 
     def all(self, after: str | None, limit: int, done: OnBucketPage) -> None:
-        """The first `limit` buckets behind a place in the order."""
+        """The first `limit` buckets whose ids come after `after`."""
 
         def found(result: Refusal | None) -> None:
             if result is not None:
                 done(result)
                 return
-            ids = sorted(bucket_id for bucket_id in self._durable if after is None or bucket_id > after)
+            ids = tuple(islice(self._durable.irange(after, inclusive=(False, True)), limit + 1))
             done(BucketPage(tuple(self._durable[bucket_id] for bucket_id in ids[:limit]), len(ids) > limit))
 
         self._engine.expire_due()
         self._engine.after_all_pending(found, None)
 
-    def page(self, bucket_id: str, prefix: str, after: str | None, limit: int, done: OnPage) -> None:
-        """The first `limit` streams behind a place in the order."""
+    def page(self, bucket_id: str, prefix: str, after: str | None, limit: int, done: OnStreamPage) -> None:
+        """The first `limit` streams of a bucket with a prefix, whose ids come after `after`."""
 
         def found(bucket: Bucket | Refusal) -> None:
             if isinstance(bucket, Refusal):
                 done(bucket)
                 return
-            walk = bucket.ids.walk(prefix, after)
-            seen = (self._engine.seen(stream_name(bucket_id, stream_id)) for stream_id in walk)
+            ids = ids_from(bucket.ids, prefix, after)
+            seen = (self._engine.seen(stream_name(bucket_id, stream_id)) for stream_id in ids)
             now_ms = self._engine.now_ms()
             alive = (stream for stream in seen if stream is not None and not stream.expired(now_ms))
             streams = tuple(islice(alive, limit + 1))
-            done(Page(bucket_id, prefix, streams[:limit], len(streams) > limit))
+            done(StreamPage(bucket_id, prefix, streams[:limit], len(streams) > limit))
 
         self.look_up(bucket_id, found)
 
@@ -197,7 +219,8 @@ class Buckets:
             bucket_id, stream_id = ids_of(stream.name)
             bucket = self._durable[bucket_id]
             bucket.creating.discard(stream.id)
-            bucket.ids.add(stream_id)
+            if stream_id not in bucket.ids:
+                bucket.ids.add(stream_id)
 
     def stream_ended(self, stream: LiveStream) -> None:
         if is_bucketed(stream.name):
@@ -223,6 +246,15 @@ class Buckets:
             done(bucket_not_found(bucket_id))
         else:
             done(self._durable[bucket_id])
+
+
+def ids_from(ids: SortedList, prefix: str, after: str | None) -> Iterator[str]:
+    """The ids with a prefix, in order, from the first one after `after`. The list must not change meanwhile."""
+    start = prefix if after is None else max(prefix, after)
+    for stream_id in ids.irange(start, inclusive=(start != after, True)):
+        if not stream_id.startswith(prefix):
+            return
+        yield stream_id
 
 
 def _created_ms(bucket_id: str, document: bytes) -> int:

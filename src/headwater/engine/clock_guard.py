@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from headwater.core.catalog import Stream
 from headwater.core.expiry import format_instant
 from headwater.engine.clock import AdjustableClock
+from headwater.engine.stream import LiveStream
 
 log = logging.getLogger("headwater.engine")
 
@@ -106,14 +106,14 @@ class ClockGuard:
         if self._rule.jump_ms:
             self._look(self._clock.now_ms())
 
-    def holds(self, stream: Stream) -> bool:
+    def holds(self, stream: LiveStream) -> bool:
         """Whether an expired stream is kept: it was last used before the jump, and expired by it."""
         if self.jump is None:
             return False
-        since_ms = stream.accessed_ms if stream.ttl_secs is not None else stream.created_ms
+        since_ms = stream.last_used_ms if stream.ttl_secs is not None else stream.created_ms
         return since_ms <= self.jump.from_ms
 
-    def latest_use_ms(self, stream: Stream, now_ms: int) -> int:
+    def latest_use_ms(self, stream: LiveStream, now_ms: int) -> int:
         """The latest time at which a stream may have been used without a record of it."""
         return self.jump.from_ms if self.jump is not None and self.holds(stream) else now_ms
 

@@ -50,7 +50,7 @@ LENGTH_BYTES: Final = 5
 _MEAN_WEIGHT: Final = 0.05
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
+class CommitEntry(msgspec.Struct, frozen=True, gc=False):
     """A record on its way, or (with no record) an answer that must wait for what is queued before it.
 
     A struct, because making one takes a third of the time of a named tuple.
@@ -70,8 +70,8 @@ class Committer:
         storage: Storage,
         scheduler: Scheduler,
         metrics: Metrics,
-        on_applied: Callable[[Entry, Record], None],
-        publish: Callable[[Sequence[Entry]], None],
+        on_applied: Callable[[CommitEntry, Record], None],
+        publish: Callable[[Sequence[CommitEntry]], None],
         mode: CommitMode = "auto",
         *,
         max_batch_bytes: int = MAX_BATCH_BYTES,
@@ -87,10 +87,10 @@ class Committer:
         self._gathers = storage.waits_for_disk
         self._max_batch_bytes = max_batch_bytes
         self._timer = timer
-        self._queue: list[Entry] = []
+        self._queue: list[CommitEntry] = []
         self._queued_bytes = 0
         self._flush_is_due = False
-        self._writing: list[Entry] | None = None
+        self._writing: list[CommitEntry] | None = None
         self._is_slow = False
         self._recent_write_s = 0.0
         self._stalled_until_s = 0.0
@@ -100,7 +100,7 @@ class Committer:
     def idle(self) -> bool:
         return not self._queue and self._writing is None
 
-    def submit(self, entry: Entry) -> None:
+    def submit(self, entry: CommitEntry) -> None:
         """Queue an entry; it is committed at the end of this tick, or at once where no disk is waited for."""
         if not self._gathers:
             self._commit_now(entry)
@@ -114,7 +114,7 @@ class Committer:
             self._flush_is_due = True
             self._scheduler.soon(self._flush)
 
-    def _commit_now(self, entry: Entry) -> None:
+    def _commit_now(self, entry: CommitEntry) -> None:
         record = entry.record
         stream = entry.stream
         if record is not None:
@@ -155,7 +155,7 @@ class Committer:
         if self._queue:
             self._flush_soon()
 
-    def _next_batch(self) -> tuple[list[Entry], int]:
+    def _next_batch(self) -> tuple[list[CommitEntry], int]:
         """Take what is queued, up to the limit in bytes; an entry that is larger than that is a batch of its own."""
         if self._queued_bytes <= self._max_batch_bytes:
             batch, self._queue = self._queue, []
@@ -177,7 +177,7 @@ class Committer:
             return self._mode == "thread"
         return size_bytes >= LARGE_BATCH_BYTES or self._is_slow or self._timer() < self._stalled_until_s
 
-    def _write_inline(self, batch: list[Entry], committed: list[Committed], size_bytes: int) -> None:
+    def _write_inline(self, batch: list[CommitEntry], committed: list[Committed], size_bytes: int) -> None:
         started_s = self._timer()
         try:
             self._storage.write(committed)
@@ -187,7 +187,7 @@ class Committer:
         self._measure(self._timer() - started_s, len(committed), size_bytes)
         self._complete(batch, committed)
 
-    def _write_on_thread(self, batch: list[Entry], committed: list[Committed], size_bytes: int) -> None:
+    def _write_on_thread(self, batch: list[CommitEntry], committed: list[Committed], size_bytes: int) -> None:
         self._writing = batch
         seconds = 0.0
 
@@ -220,7 +220,7 @@ class Committer:
         if seconds >= STALLED_WRITE_S:
             self._stalled_until_s = self._timer() + STALLED_FOR_S
 
-    def _complete(self, batch: list[Entry], committed: list[Committed]) -> None:
+    def _complete(self, batch: list[CommitEntry], committed: list[Committed]) -> None:
         if committed:
             try:
                 self._storage.publish(committed)
@@ -238,7 +238,7 @@ class Committer:
                 guarded(entry.done, entry.result)
         guarded(self._publish, batch)
 
-    def _fail(self, error: BaseException, batch: list[Entry]) -> None:
+    def _fail(self, error: BaseException, batch: list[CommitEntry]) -> None:
         self.failure = str(error) or type(error).__name__
         log.critical("storage failed, no more writes are taken: %s", self.failure, exc_info=error)
         self._refuse(batch)
@@ -246,7 +246,7 @@ class Committer:
         self._queued_bytes = 0
         self._refuse(queued)
 
-    def _refuse(self, batch: list[Entry]) -> None:
+    def _refuse(self, batch: list[CommitEntry]) -> None:
         refusal = StorageUnavailable(
             "The write failed in storage; whether it was kept is unknown until the server is restarted."
         )

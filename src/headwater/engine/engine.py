@@ -8,86 +8,66 @@ somebody else's pending record (a duplicate, a conflict) waits for that record t
 from __future__ import annotations
 
 import logging
-import secrets
-import time
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
-
-import msgspec
 
 from headwater.core.catalog import Catalog
 from headwater.core.content import Messages
 from headwater.core.errors import (
     Conflict,
-    MethodNotAllowed,
     Refusal,
-    StorageBusy,
-    StorageFull,
-    StreamFull,
-    StreamGone,
-    StreamNotFound,
-    TooLarge,
-    TooManyProducers,
 )
 from headwater.core.offsets import Offset
-from headwater.core.producers import Producer, digest_of_repeat
-from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
+from headwater.core.producers import Producer
+from headwater.core.records import Create, Delete, Document, Image, Record, Retain, Touch
 from headwater.core.retention import RetentionRule
-from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append, decide_create, decide_fork
+from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append
 from headwater.engine.background import AtOnce, Background
 from headwater.engine.buckets import Buckets
 from headwater.engine.clock import AdjustableClock
 from headwater.engine.clock_guard import DOCUMENT_KEY, ClockGuard, JumpRule
-from headwater.engine.committer import MAX_BATCH_BYTES, CommitMode, Committer, Entry, guarded, record_bytes
+from headwater.engine.committer import MAX_BATCH_BYTES, CommitEntry, CommitMode, Committer, guarded
+from headwater.engine.creation import new_fork, new_stream
+from headwater.engine.durable_view import DurableView
 from headwater.engine.metrics import Metrics
-from headwater.engine.quota import PRODUCER_BYTES, Limits, Quota, document_bytes, metadata_of, stream_bytes
+from headwater.engine.publisher import StreamPublisher
+from headwater.engine.quota import (
+    PRODUCER_BYTES,
+    Limits,
+    Quota,
+    check_record,
+    document_bytes,
+    metadata_of,
+    stream_bytes,
+)
+from headwater.engine.range_splits import split_range
 from headwater.engine.reading import StreamReader
+from headwater.engine.results import (
+    Appended,
+    Created,
+    Deleted,
+    OnAppended,
+    OnCreated,
+    OnDeleted,
+    OnSplit,
+    accepted_producer,
+    duplicate_append,
+)
 from headwater.engine.retention import RetentionKeeper
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.snapshots import Snapshots
 from headwater.engine.stream import Follower, LiveStream
+from headwater.engine.stream_refusals import not_found, read_only, soft_deleted
 from headwater.engine.sweeper import Sweeper
+from headwater.engine.write_gate import WriteGate
 from headwater.storage.blobs import BlobStore, MemoryBlobs
-from headwater.storage.interface import RECORD_MAX_BYTES, Storage, Usage
+from headwater.storage.interface import Storage, Usage
 
 log = logging.getLogger("headwater.engine")
 
 MAINTAIN_INTERVAL_S = 1.0
-SPLIT_SLICE_S = 0.005
-"""How long one slice of the work of `split` may take."""
 TOUCH_SHARE = 16
-"""A sliding window is saved once per this share of its length: a read must not cost a write (nor lose a window)."""
-
-
-class Created(msgspec.Struct, frozen=True, gc=False):
-    stream: LiveStream
-    is_new: bool
-    tail: Offset
-    closed: bool
-
-
-class Appended(msgspec.Struct, frozen=True, gc=False):
-    outcome: Outcome
-    tail_index: int
-    tail_position: int
-    closed: bool
-    producer: Producer | None
-    """The producer of the request with the highest sequence number that the stream has accepted from it."""
-    stream_id: int = 0
-    """The incarnation that was appended to."""
-    digest: int | None = None
-    """Of a repeat: the digest of the body that was accepted, while it is known."""
-
-
-class Deleted(msgspec.Struct, frozen=True, gc=False):
-    name: str
-
-
-OnCreated: TypeAlias = Callable[[Created | Refusal], None]
-OnAppended: TypeAlias = Callable[[Appended | Refusal], None]
-OnDeleted: TypeAlias = Callable[[Deleted | Refusal], None]
-OnSplit: TypeAlias = Callable[[list[Offset] | Refusal], None]
+"""A sliding window is saved once per this share of its length: reads must not cause a write each, and
+must still extend the window."""
 
 
 class Engine:
@@ -111,23 +91,14 @@ class Engine:
         self._scheduler = scheduler
         self._limits = limits
         self.quota = Quota(limits)
-        self._vanishing: dict[str, LiveStream] = {}
-        """Durable streams whose deletion is not durable yet, as readers see them."""
-        self._departing: dict[int, LiveStream] = {}
-        """Incarnations that such a deletion will remove: until then they can be read, by their forks too."""
-        self._lingering: dict[str, LiveStream] = {}
-        """Sources that go with the last fork that needed them: 410 to readers, until that too is durable."""
         self._maintain_timer: Timer | None = None
-        self._refusal: str | None = None
         self.server_streams: set[str] = set()
         """Streams that only the server writes to. The limit for one stream does not apply to them."""
-        self.on_created: list[Callable[[LiveStream], None]] = []
-        """Called when a new stream is durable, before its first followers are woken."""
-        self.on_deleted: list[Callable[[LiveStream], None]] = []
-        """Called when the end of a stream is durable, by request or by expiry."""
         self.metrics = Metrics()
         self.catalog: Catalog[LiveStream] = Catalog(LiveStream)
-        self.reader = StreamReader(storage, ChainMap(self.catalog.by_id, self._departing))
+        self._view = DurableView(self.catalog)
+        self.reader = StreamReader(storage, self._view.by_id)
+        self.publisher = StreamPublisher(scheduler)
         self._committer = Committer(
             storage,
             scheduler,
@@ -137,6 +108,7 @@ class Engine:
             commit,
             max_batch_bytes=max_batch_bytes,
         )
+        self._gate = WriteGate(storage, self._committer)
         self._sweeper = Sweeper(self.catalog.by_id, clock, scheduler, sweep_interval_s, self._expire, self.touch)
         self.clock_guard = ClockGuard(
             clock, jumps if jumps is not None else JumpRule(), self._save_clock, self._sweeper.release
@@ -164,7 +136,7 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Rebuild the catalog from storage, then start the sweeper and storage maintenance."""
+        """Rebuild the catalog from storage, then begin to sweep and tend."""
         for record in self._storage.recover():
             self.catalog.apply(record)
         documents = self.catalog.documents.items()
@@ -186,8 +158,7 @@ class Engine:
                 # Uses since the last saved touch are forgotten: grant what they may have been worth.
                 slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
                 latest_ms = self.clock_guard.latest_use_ms(stream, now_ms)
-                stream.accessed_ms = max(stream.accessed_ms, min(latest_ms, stream.accessed_ms + slack_ms))
-                stream.touch_saved_ms = stream.accessed_ms
+                stream.used_ms = max(stream.accessed_ms, min(latest_ms, stream.accessed_ms + slack_ms))
             self._sweeper.watch(stream)
         self.snapshots.start()
         self.retention.start()
@@ -212,7 +183,7 @@ class Engine:
     @property
     def failure(self) -> str | None:
         """Why writes are refused, if they are."""
-        return self._committer.failure or self._storage.refusal()
+        return self._gate.failure
 
     @property
     def total_bytes(self) -> int:
@@ -228,7 +199,7 @@ class Engine:
 
     def create(self, request: CreateRequest, done: OnCreated, *, by_server: bool = False) -> None:
         if request.name in self.server_streams and not by_server:
-            raise _read_only(request.name)
+            raise read_only(request.name)
         now_ms = self._clock.now_ms()
         stream = self._existing(request.name, now_ms)
         if stream is not None:
@@ -248,9 +219,11 @@ class Engine:
                 " the name is free again when the data is deleted."
             )
         record = self._decide_create(request, now_ms)
-        _check_size(record)
+        check_record(record)
         metadata_bytes = stream_bytes(record.name)
-        self._check_room(record.name, 0, len(record.payload), metadata_bytes)
+        if record.name not in self.server_streams:
+            self.quota.check_stream(len(record.payload))
+        self.quota.check(len(record.payload), metadata_bytes)
         self.catalog.apply(record)
         stream = self.catalog.by_id[record.id]
         stream.visible = stream.durable_closed = False
@@ -278,7 +251,7 @@ class Engine:
         messages: Messages | None = None,
     ) -> None:
         if name in self.server_streams and not by_server:
-            raise _read_only(name)
+            raise read_only(name)
         now_ms = self._clock.now_ms()
         stream = self.catalog.by_name.get(name)
         if stream is None or stream.deleted or (stream.mortal and stream.expired(now_ms)):
@@ -295,22 +268,23 @@ class Engine:
         if isinstance(decision, Outcome):
             if decision is Outcome.DUPLICATE:
                 self.metrics.duplicates += 1
-                result = _repeated(stream, producer)
+                result = duplicate_append(stream, producer)
             else:
-                accepted = _accepted(stream, producer)
+                accepted = accepted_producer(stream, producer)
                 result = Appended(decision, stream.index, stream.position, stream.closed, accepted, stream.id)
             self._after_pending(stream, done, result)
             return
-        self.check_writable()
+        self._gate.check()
         metadata_bytes = 0
         if decision.producer_id is not None and decision.producer_id not in (stream.producers or ()):
-            self._check_producers(stream)
+            self.quota.check_producers(len(stream.producers or ()))
             metadata_bytes = PRODUCER_BYTES
-        _check_size(decision)
+        check_record(decision)
         size = len(decision.payload)
-        self._check_room(name, stream.position - stream.floor_position, size, metadata_bytes)
-        self.catalog.apply_append(stream, decision)
-        stream.touch_saved_ms = now_ms
+        if name not in self.server_streams:
+            self.quota.check_stream(stream.position - stream.floor_position + size)
+        self.quota.check(size, metadata_bytes)
+        self.catalog.apply(decision)
         self.quota.content_bytes += size
         self.quota.metadata_bytes += metadata_bytes
         metrics = self.metrics
@@ -319,20 +293,20 @@ class Engine:
         metrics.appended_messages += len(decision.lengths)
         stream.in_flight += 1
         if producer is not None and decision.producer_id is None:
-            producer = _accepted(stream, producer)
+            producer = accepted_producer(stream, producer)
         result = Appended(Outcome.ACCEPTED, stream.index, stream.position, stream.closed, producer, stream.id)
-        self._committer.submit(Entry(stream, decision, (), done, result))
+        self._committer.submit(CommitEntry(stream, decision, (), done, result))
 
     def delete(self, name: str, done: OnDeleted, *, by_server: bool = False) -> None:
         if name in self.server_streams and not by_server:
-            raise _read_only(name)
+            raise read_only(name)
         try:
             stream = self._live(name, self._clock.now_ms())
         except Refusal as refusal:
             self._after_deletion(name, done, refusal)
             return
         # A full disk refuses what takes space; a deletion gives it back.
-        self._committer.check()
+        self._gate.check_failure()
         self.metrics.deleted += 1
         self._remove(stream, Delete(stream.id, self._clock.now_ms()), done)
 
@@ -341,36 +315,30 @@ class Engine:
         now_ms = self._clock.now_ms()
         stream = self.seen(name)
         if stream is None:
-            raise _not_found(name)
+            raise not_found(name)
         if stream.mortal and stream.expired(now_ms):
             self._expire(stream)
-            raise _soft_deleted(name) if self._is_soft_deleted(stream) else _not_found(name)
-        if self._is_soft_deleted(stream):
-            raise _soft_deleted(name)
+            raise soft_deleted(name) if self._view.is_soft_deleted(stream) else not_found(name)
+        if self._view.is_soft_deleted(stream):
+            raise soft_deleted(name)
         if touch:
             self.touch(stream)
         return stream
 
-    def _is_soft_deleted(self, stream: LiveStream) -> bool:
-        """Whether the stream lives on for its forks only, and durably so."""
-        return stream.deleted and self._vanishing.get(stream.name) is not stream
-
     def seen(self, name: str) -> LiveStream | None:
-        """What readers see under a name, whatever its state."""
-        stream = self.catalog.by_name.get(name)
-        if stream is not None and stream.visible:
-            return stream
-        return self._vanishing.get(name) or self._lingering.get(name)
+        """The stream that readers see under a name, whatever its state."""
+        return self._view.find(name)
 
     def touch(self, stream: LiveStream) -> None:
         """A use of the stream: restarts a sliding window. It is saved now and then, so that reads stay reads."""
         if stream.ttl_secs is None or stream.id not in self.catalog.by_id:
             return
         now_ms = self._clock.now_ms()
-        stream.accessed_ms = now_ms
-        if now_ms - stream.touch_saved_ms >= stream.ttl_secs * 1000 // TOUCH_SHARE and not self._committer.failure:
-            stream.touch_saved_ms = now_ms
-            self._submit(stream, Touch(stream.id, now_ms), (), None, None)
+        stream.used_ms = now_ms
+        if now_ms - stream.accessed_ms >= stream.ttl_secs * 1000 // TOUCH_SHARE and not self._committer.failure:
+            record = Touch(stream.id, now_ms)
+            self.catalog.apply(record)
+            self._submit(stream, record, (), None, None)
 
     def follow(self, stream: LiveStream, follower: Follower, *, reading: bool = True) -> None:
         """Wake the follower whenever something is published. It must look at the tail again after this call.
@@ -398,38 +366,21 @@ class Engine:
         """Keep a small value under a key, durable when `done` is called; None removes it."""
         self.check_writable()
         record = Document(key, value)
-        _check_size(record)
+        check_record(record)
         self.quota.metadata_bytes += document_bytes(key, value) - document_bytes(key, self.catalog.documents.get(key))
         self.catalog.apply(record)
-        self._committer.submit(Entry(None, record, (), done, result))
+        self._committer.submit(CommitEntry(None, record, (), done, result))
 
     def after_all_pending(self, done: Callable[..., None], result: object) -> None:
         """Answer once everything that was decided so far is durable: for answers that rest on documents."""
         if self._committer.idle:
             done(result)
         else:
-            self._committer.submit(Entry(None, None, (), done, result))
+            self._committer.submit(CommitEntry(None, None, (), done, result))
 
     def split(self, stream: LiveStream, start: Offset, end: Offset, count: int, done: OnSplit) -> None:
         """Cut a range into about `count` runs of equal size, a slice of the work at a time; `done` gets their ends."""
-        splits = self.reader.splits(stream, start, end, count)
-        ends: list[Offset] = []
-
-        def step() -> None:
-            until_s = time.perf_counter() + SPLIT_SLICE_S
-            try:
-                self.reader.check_readable(stream, ends[-1] if ends else start)
-                for split in splits:
-                    ends.append(split)
-                    if time.perf_counter() >= until_s:
-                        self._scheduler.soon(step)
-                        return
-            except Refusal as refusal:
-                done(refusal)
-                return
-            done(ends)
-
-        step()
+        split_range(self.reader, self._scheduler, stream, start, end, count, done)
 
     def retain(self, stream: LiveStream, record: Retain, done: Callable[..., None] | None, result: object) -> None:
         """Move the earliest retained offset of a stream. What the record says must have been checked."""
@@ -462,15 +413,7 @@ class Engine:
 
     def check_writable(self) -> None:
         """Refuse a write that storage could not take."""
-        if self._committer.failure is not None:
-            self._committer.check()
-        refusal = self._storage.refusal()
-        if refusal is not None:
-            self._note_refusal(refusal)
-            raise StorageFull(refusal)
-        busy = self._storage.busy()
-        if busy is not None:
-            raise StorageBusy(busy, (("Retry-After", "1"),))
+        self._gate.check()
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -485,44 +428,19 @@ class Engine:
         return stream
 
     def _decide_create(self, request: CreateRequest, now_ms: int) -> Create:
-        stream_id = secrets.randbits(63)
+        rule = self.retention.rule
         if request.fork is None:
-            tracks_age = self.retention.rule.of(request.retention).tracks_age
-            return decide_create(request, stream_id, now_ms, tracks_age=tracks_age)
+            return new_stream(request, rule, now_ms)
         source = self._existing(request.fork.source_name, now_ms)
-        if source is None or not (source.visible or source.deleted):
-            raise _not_found(request.fork.source_name)
-        if source.deleted:
-            raise Conflict(f"The source {source.name!r} was deleted; it can no longer be forked.")
-        max_depth = self._limits.max_fork_depth
-        if max_depth and self.reader.generation(source) >= max_depth:
-            raise Conflict(
-                f"The source {source.name!r} is a fork of the {max_depth}th generation, and {max_depth} is the limit"
-                " (limits.max_fork_depth); fork one of its sources instead."
-            )
-        # The point lies in what is durable: a fork must never outlive bytes that it shares.
-        point = self.reader.fork_point(source, request.fork)
-        tracks_age = self.retention.rule.of(request.retention or source.retention).tracks_age
-        return decide_fork(request, source, point, stream_id, now_ms, tracks_age=tracks_age)
+        return new_fork(request, request.fork, source, self.reader, rule, self._limits.max_fork_depth, now_ms)
 
     def _live(self, name: str, now_ms: int) -> LiveStream:
         stream = self._existing(name, now_ms)
         if stream is None:
-            raise _not_found(name)
+            raise not_found(name)
         if stream.deleted:
-            raise _soft_deleted(name)
+            raise soft_deleted(name)
         return stream
-
-    def _check_room(self, name: str, held_bytes: int, size: int, metadata_bytes: int) -> None:
-        limit = self._limits.max_stream_bytes
-        if limit and held_bytes + size > limit and name not in self.server_streams:
-            raise StreamFull(f"The stream would grow beyond its limit of {limit} bytes.")
-        self.quota.check(size, metadata_bytes)
-
-    def _check_producers(self, stream: LiveStream) -> None:
-        known = len(stream.producers or ())
-        if self._limits.max_producers and known >= self._limits.max_producers:
-            raise TooManyProducers(f"The stream knows {known} producers and takes no more.")
 
     def _submit(
         self,
@@ -533,18 +451,18 @@ class Engine:
         result: object,
     ) -> None:
         stream.in_flight += 1
-        self._committer.submit(Entry(stream, record, removed, done, result))
+        self._committer.submit(CommitEntry(stream, record, removed, done, result))
 
     def _after_pending(self, stream: LiveStream, done: Callable[..., None], result: object) -> None:
         """Answer now, or once what the answer rests on is durable."""
         if stream.in_flight:
-            self._committer.submit(Entry(stream, None, (), done, result))
+            self._committer.submit(CommitEntry(stream, None, (), done, result))
         else:
             done(result)
 
     def _after_deletion(self, name: str, done: Callable[..., None], refusal: Refusal) -> None:
         """Refuse now, or once the deletion that the refusal rests on is durable. An expiry rests on the clock."""
-        ending = self._vanishing.get(name)
+        ending = self._view.deleting(name)
         if ending is None or (ending.mortal and ending.expired(self._clock.now_ms())):
             raise refusal
         self._after_pending(ending, done, refusal)
@@ -553,14 +471,11 @@ class Engine:
         owned = {each.id: each for each in self._cascade(stream)}
         removed = self.catalog.apply(record)
         self._sweeper.forget(stream)
-        for id_ in removed:
-            gone = self._departing[id_] = owned[id_]
-            self.quota.content_bytes -= gone.position - gone.floor_position
-            self.quota.metadata_bytes -= metadata_of(gone)
-            if gone is not stream:
-                self._lingering[gone.name] = gone
-        if stream.visible:
-            self._vanishing[stream.name] = stream
+        gone = [owned[stream_id] for stream_id in removed]
+        for each in gone:
+            self.quota.content_bytes -= each.position - each.floor_position
+            self.quota.metadata_bytes -= metadata_of(each)
+        self._view.on_deletion_decided(stream, gone)
         self._submit(stream, record, removed, done, Deleted(stream.name))
 
     def _cascade(self, stream: LiveStream) -> Iterator[LiveStream]:
@@ -574,7 +489,7 @@ class Engine:
     def _expire(self, stream: LiveStream) -> bool:
         """Delete an expired stream; False while it is kept after a clock jump."""
         if self.clock_guard.holds(stream):
-            self._end_followers(stream)
+            self.publisher.end_followers(stream)
             return False
         if self._committer.failure is None and not stream.deleted and stream.id in self.catalog.by_id:
             self.metrics.expired += 1
@@ -590,24 +505,12 @@ class Engine:
             return False
         return True
 
-    def _publish(self, batch: Sequence[Entry]) -> None:
-        """Let live readers see what a batch made durable: once per stream, however much it brought."""
-        woken: dict[int, LiveStream] = {}
-        for entry in batch:
-            stream = entry.stream
-            if stream is None:
-                continue
-            if type(entry.record) is not Append:
-                self._announce(stream, entry.record)
-            if stream.followers is not None and type(entry.record) is not Touch:
-                woken[stream.id] = stream
-        for stream in woken.values():
-            for follower in tuple(stream.followers or ()):
-                guarded(follower.wake)
+    def _publish(self, batch: Sequence[CommitEntry]) -> None:
+        self.publisher.publish(batch)
         if self._storage.waits_for_disk:
             guarded(self._storage.maintain, self._image_of)
 
-    def _on_applied(self, entry: Entry, record: Record) -> None:
+    def _on_applied(self, entry: CommitEntry, record: Record) -> None:
         """Update what is derived from records, before any answer that depends on this record is given."""
         stream = entry.stream
         if type(record) is Document:
@@ -615,9 +518,8 @@ class Engine:
         elif stream is None:
             return
         elif type(record) is Create:
-            if stream.deleted or stream.id not in self.catalog.by_id:
-                # It was deleted before its creation became durable: readers see it until the deletion is durable.
-                self._vanishing[stream.name] = stream
+            is_deleted = stream.deleted or stream.id not in self.catalog.by_id
+            self._view.on_creation_durable(stream, is_deleted=is_deleted)
             guarded(self.snapshots.inherited, record)
             guarded(self.retention.created, stream)
             guarded(self.buckets.stream_created, stream)
@@ -625,89 +527,22 @@ class Engine:
             guarded(self.snapshots.retained, record)
             guarded(self.retention.retained, stream)
         elif type(record) is Delete:
-            if self._vanishing.get(stream.name) is stream:
-                del self._vanishing[stream.name]
-            for id_ in entry.removed:
-                gone = self._departing.pop(id_, None)
-                if gone is not None and self._lingering.get(gone.name) is gone:
-                    del self._lingering[gone.name]
+            self._view.on_deletion_durable(stream, entry.removed)
             guarded(self.snapshots.ended, stream.id)
             guarded(self.retention.ended, stream, entry.removed)
             guarded(self.buckets.stream_ended, stream)
-
-    def _announce(self, stream: LiveStream, record: Record | None) -> None:
-        """Report the creation or the deletion of a stream to its followers and to the hooks."""
-        if type(record) is Create:
-            for on_created in self.on_created:
-                guarded(on_created, stream)
-        elif type(record) is Delete:
-            self._end_followers(stream)
-            for on_deleted in self.on_deleted:
-                guarded(on_deleted, stream)
 
     def _drop_front(self, stream: LiveStream, record: Retain) -> None:
         # Also with a disk that is nearly full: this is what makes room on it.
         if self._committer.failure is None:
             self.retain(stream, record, None, None)
 
-    def _end_followers(self, stream: LiveStream) -> None:
-        for follower in tuple(stream.followers or ()):
-            guarded(follower.gone, _not_found(stream.name))
-
     def _image_of(self, stream_id: int) -> Image | None:
         stream = self.catalog.by_id.get(stream_id)
         return stream.image() if stream is not None and not stream.in_flight else None
 
-    def _note_refusal(self, refusal: str | None) -> None:
-        """One line when storage begins to refuse writes, and one when it takes them again."""
-        if (refusal is None) != (self._refusal is None):
-            if refusal is not None:
-                log.error("writes are refused: %s", refusal)
-            else:
-                log.info("writes are taken again")
-        self._refusal = refusal
-
     def _maintain(self) -> None:
         guarded(self.clock_guard.tick)
         guarded(self._storage.maintain, self._image_of)
-        self._note_refusal(self._storage.refusal())
+        self._gate.report()
         self._maintain_timer = self._scheduler.later(MAINTAIN_INTERVAL_S, self._maintain)
-
-
-def _accepted(stream: LiveStream, producer: Producer | None) -> Producer | None:
-    """The producer with the highest sequence number that the stream has accepted in its epoch, if there is one."""
-    state = stream.producers.get(producer.id) if producer is not None and stream.producers is not None else None
-    if producer is None or state is None or state.epoch != producer.epoch:
-        return None
-    return producer._replace(seq=state.seq)
-
-
-def _repeated(stream: LiveStream, producer: Producer | None) -> Appended:
-    """A repeat is answered with how far the stream has got with its producer, and what the first one brought."""
-    assert producer is not None, "only producers repeat"
-    assert stream.producers is not None, "a repeat has a first"
-    state = stream.producers[producer.id]
-    digest = digest_of_repeat(state, producer.seq)
-    producer = producer._replace(seq=state.seq)
-    return Appended(Outcome.DUPLICATE, stream.index, stream.position, stream.closed, producer, stream.id, digest)
-
-
-def _check_size(record: Record) -> None:
-    """Refuse a record that no journal can take, before anything depends on it."""
-    size = record_bytes(record)
-    if size > RECORD_MAX_BYTES:
-        raise TooLarge(f"The request takes {size} bytes in the journal; one record can take {RECORD_MAX_BYTES}.")
-
-
-def _not_found(name: str) -> StreamNotFound:
-    return StreamNotFound(f"There is no stream {name!r}.")
-
-
-def _read_only(name: str) -> MethodNotAllowed:
-    return MethodNotAllowed(
-        f"Stream {name!r} is written by the server; clients can only read it.", (("Allow", "GET, HEAD, OPTIONS"),)
-    )
-
-
-def _soft_deleted(name: str) -> StreamGone:
-    return StreamGone(f"Stream {name!r} was deleted.")

@@ -12,21 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headwater.core.errors import DataCorrupt
-from headwater.engine.stream import LiveStream
-
-
-class Lineage:
-    """The pointers of one stream. A stream that is not a fork has itself for both."""
-
-    __slots__ = ("depth", "generation", "jump", "origin")
-
-    def __init__(self, origin: LiveStream, jump: LiveStream, depth: int, generation: int) -> None:
-        self.origin = origin
-        self.jump = jump
-        self.depth = depth
-        """Origins above the stream."""
-        self.generation = generation
-        """Sources above the stream."""
+from headwater.engine.stream import Lineage, LiveStream
 
 
 class Lineages:

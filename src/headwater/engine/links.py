@@ -317,10 +317,11 @@ class Links:
         own: GlobIndex[None] = GlobIndex()
         own.add(subscription.glob, None)
         by_name = self._engine.catalog.by_name
-        for name in [name for name in by_name if is_bucketed(name) == subscription.follows_buckets]:
+        for name in tuple(by_name):
             stream = by_name.get(name)
             is_there = stream is not None and stream.visible and not stream.deleted
-            yield stream if is_there and own.match(name) else None
+            is_wanted = is_there and is_bucketed(name) == subscription.follows_buckets
+            yield stream if is_wanted and own.match(name) else None
 
     def _matching(self, name: str) -> list[Subscription]:
         """The subscriptions whose pattern matches a name. Wildcards never lead from one surface to the other."""

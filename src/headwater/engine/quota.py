@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.core.catalog import Stream
-from headwater.core.errors import MemoryFull
+from headwater.core.errors import MemoryFull, StreamFull, TooLarge, TooManyProducers
+from headwater.core.records import Record
+from headwater.engine.committer import record_bytes
+from headwater.storage.interface import RECORD_MAX_BYTES
 
 STREAM_BYTES: Final = 1536
 """An empty stream takes 890 bytes in `memory` and `file-fast` and 1,280 in `acid` (measured with 20,000 of them), and
@@ -59,6 +62,27 @@ class Quota:
                 f"The metadata of all streams would grow beyond the limit of {limit} bytes"
                 f" (limits.max_metadata_bytes); it takes {self.metadata_bytes} bytes now."
             )
+
+    def check_stream(self, size: int) -> None:
+        """Refuse an append that would make one stream larger than its limit."""
+        limit = self._limits.max_stream_bytes
+        if limit and size > limit:
+            raise StreamFull(f"The stream would have {size} bytes; the limit is {limit} (limits.max_stream_bytes).")
+
+    def check_producers(self, known: int) -> None:
+        """Refuse another producer in a stream that remembers as many as it may."""
+        limit = self._limits.max_producers
+        if limit and known >= limit:
+            raise TooManyProducers(
+                f"The stream has {known} producers, and {limit} is the limit (limits.max_producers_per_stream)."
+            )
+
+
+def check_record(record: Record) -> None:
+    """Refuse a record that no journal can take, before anything depends on it."""
+    size = record_bytes(record)
+    if size > RECORD_MAX_BYTES:
+        raise TooLarge(f"The request takes {size} bytes in the journal; one record can take {RECORD_MAX_BYTES}.")
 
 
 def metadata_of(stream: Stream) -> int:

@@ -95,8 +95,8 @@ class Registry:
     def start(self) -> None:
         """Create the registry if it is missing, and begin to correct it. From now on clients can only read it."""
         self._engine.server_streams.add(REGISTRY_NAME)
-        self._engine.on_created.append(self._created)
-        self._engine.on_deleted.append(self._deleted)
+        self._engine.publisher.on_created.append(self._created)
+        self._engine.publisher.on_deleted.append(self._deleted)
         self._correct()
 
     def stop(self) -> None:

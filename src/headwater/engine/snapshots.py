@@ -10,24 +10,22 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
 import msgspec
 
+from headwater.core.catalog import Catalog
 from headwater.core.errors import DataCorrupt, Refusal, StreamNotFound
 from headwater.core.offsets import BEGINNING, Offset
 from headwater.core.records import Create, Retain, SnapshotRef
 from headwater.core.rules import off_boundary
 from headwater.core.snapshots import check_snapshot_offset
 from headwater.engine.background import Background
-from headwater.engine.reading import gone_before
+from headwater.engine.reading import StreamReader, gone_before
 from headwater.engine.stream import LiveStream
 from headwater.engine.uploads import BlobUpload
 from headwater.storage.blobs import PAGE_BYTES, Blob, BlobStore
 from headwater.storage.interface import CorruptError
-
-if TYPE_CHECKING:
-    from headwater.engine.engine import Engine
 
 log = logging.getLogger("headwater.engine")
 
@@ -62,8 +60,27 @@ class OpenSnapshot:
 OnPublished: TypeAlias = Callable[[Published | Refusal], None]
 
 
+class SnapshotsHost(Protocol):
+    """The engine, as snapshots need it."""
+
+    catalog: Catalog[LiveStream]
+    reader: StreamReader
+
+    def now_ms(self) -> int: ...
+
+    def look_up(self, name: str) -> LiveStream: ...
+
+    def check_writable(self) -> None: ...
+
+    def claim_bytes(self, size: int) -> None: ...
+
+    def release_bytes(self, size: int) -> None: ...
+
+    def retain(self, stream: LiveStream, record: Retain, done: Callable[..., None] | None, result: object) -> None: ...
+
+
 class Snapshots:
-    def __init__(self, engine: Engine, blobs: BlobStore, background: Background, max_bytes: int) -> None:
+    def __init__(self, engine: SnapshotsHost, blobs: BlobStore, background: Background, max_bytes: int) -> None:
         self._engine = engine
         self._blobs = blobs
         self._background = background

@@ -6,14 +6,12 @@ judged by them. The fields added here are *durable*: readers see nothing beyond 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from headwater.core.catalog import Stream
 from headwater.core.errors import Refusal
+from headwater.core.expiry import deadline_ms
 from headwater.core.records import Image
-
-if TYPE_CHECKING:
-    from headwater.engine.lineage import Lineage
 
 
 class Follower(Protocol):
@@ -41,7 +39,7 @@ class LiveStream(Stream):
         "in_flight",
         "lineage",
         "live_readers",
-        "touch_saved_ms",
+        "used_ms",
         "visible",
     )
 
@@ -58,7 +56,8 @@ class LiveStream(Stream):
         self.floor_position = self.base_position
         self.visible = True
         self.in_flight = 0
-        self.touch_saved_ms = self.accessed_ms
+        self.used_ms = 0
+        """The latest use that no record tells of yet (see `Engine.touch`)."""
         self.followers: dict[Follower, bool] | None = None
         """Who is woken by news, and whether that is a live reader."""
         self.lineage: Lineage | None = None
@@ -67,8 +66,29 @@ class LiveStream(Stream):
         self.frame: object = None
         """The event frame that was encoded last, shared by all followers at the tail."""
 
+    @property
+    def last_used_ms(self) -> int:
+        return max(self.accessed_ms, self.used_ms)
+
+    def deadline_ms(self) -> int | None:
+        return deadline_ms(self.ttl_secs, self.expires_at_ms, self.last_used_ms) if self.mortal else None
+
     def expired(self, now_ms: int) -> bool:
         """A live read is a use that lasts: a sliding window does not end under it. An instant does."""
         if self.live_readers and self.expires_at_ms is None:
             return False
         return super().expired(now_ms)
+
+
+class Lineage:
+    """Where the data before a fork's own is found (see `lineage`). A stream that is not a fork has itself for both."""
+
+    __slots__ = ("depth", "generation", "jump", "origin")
+
+    def __init__(self, origin: LiveStream, jump: LiveStream, depth: int, generation: int) -> None:
+        self.origin = origin
+        self.jump = jump
+        self.depth = depth
+        """Origins above the stream."""
+        self.generation = generation
+        """Sources above the stream."""

@@ -132,7 +132,7 @@ class Subscriptions:
             if key.startswith(WAKE_PREFIX) and unquote(key.removeprefix(WAKE_PREFIX)) not in self._by_id:
                 self._links.remove_document(key)
         self._links.restore(self._by_id, documents)
-        self._engine.on_created.append(self._stream_created)
+        self._engine.publisher.on_created.append(self._stream_created)
 
     def begin(self) -> None:
         """Begin to wake workers. They answer over HTTP, so the server must listen by now."""

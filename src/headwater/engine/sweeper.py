@@ -9,6 +9,8 @@ slice at a time.
 from __future__ import annotations
 
 import heapq
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -17,8 +19,10 @@ from headwater.engine.clock import Clock
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.stream import LiveStream
 
-SWEEP_MAX: Final = 2000
-"""Streams looked at in one go; the rest follow on the next tick, so that a mass expiry stalls nobody."""
+SWEEP_S: Final = 0.008
+"""Time for one sweep of the timer; the rest follows in the next one, so that nobody waits for a mass expiry."""
+SWEEP_MAX: Final = 1000
+"""Streams in one sweep: about 20 ms. Each that expired is a record, and all of them are one commit."""
 STALE_MIN: Final = 1024
 """Entries of deleted streams that are not worth building the heap again."""
 REBUILD_MAX: Final = 5000
@@ -88,9 +92,10 @@ class Sweeper:
         self._released.extend(self._held)
         self._held.clear()
 
-    def sweep(self) -> bool:
-        """Remove what is due; True when there is more to look at."""
+    def sweep(self, max_s: float | None = None) -> bool:
+        """Remove what is due, for `max_s` at most; True when there is more to look at."""
         now_ms = self._clock.now_ms()
+        until_s = time.perf_counter() + max_s if max_s is not None else math.inf
         for _ in range(SWEEP_MAX):
             heap = self._heap
             if self._old and (not heap or self._old[0] < heap[0]):
@@ -104,6 +109,8 @@ class Sweeper:
             if stream.expired(now_ms):
                 if not self._expire(stream):
                     self._held[stream_id] = None
+                if time.perf_counter() >= until_s:
+                    return True
                 continue
             if stream.live_readers:
                 # Its window would be over but for them; renewed, it also survives a restart.
@@ -112,7 +119,7 @@ class Sweeper:
         return True
 
     def _tick(self) -> None:
-        more = self.sweep() | self._take_back() | self._rebuild()
+        more = self.sweep(SWEEP_S) | self._take_back() | self._rebuild()
         self._timer = self._scheduler.later(0.0 if more else self._interval_s, self._tick)
 
     def _take_back(self) -> bool:

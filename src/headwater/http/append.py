@@ -9,7 +9,7 @@ from headwater.core.content import Messages
 from headwater.core.json_steps import STEP_BYTES
 from headwater.core.producers import parse_producer
 from headwater.core.rules import Outcome
-from headwater.engine.engine import Appended
+from headwater.engine.results import Appended
 from headwater.http.context import Context
 from headwater.http.headers import NO_CONTENT, NO_STORE, OK, STREAM_CLOSED, next_offset
 from headwater.http.paths import Address

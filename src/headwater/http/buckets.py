@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.core.buckets import check_page_limit, ids_of
 from headwater.core.offsets import Offset
-from headwater.engine.buckets import Bucket, BucketPage, Page
+from headwater.engine.buckets import Bucket, BucketPage, StreamPage
 from headwater.engine.stream import LiveStream
 from headwater.http.context import Context
 from headwater.http.headers import CREATED, JSON_TYPE, NO_CONTENT, NO_STORE, OK, offset_text
@@ -103,7 +103,7 @@ def _render_deleted(bucket: Bucket) -> Response:
     return Response(NO_CONTENT, NO_STORE)
 
 
-def _render_page(page: Page) -> Response:
+def _render_page(page: StreamPage) -> Response:
     streams = [_entry(stream) for stream in page.streams]
     last = streams[-1].stream_id if streams and page.has_more else None
     body = _encode(Listing(page.bucket_id, page.prefix, len(streams), streams, last, page.has_more))

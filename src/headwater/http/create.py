@@ -12,7 +12,7 @@ from headwater.core.errors import BadRequest, InvalidExpiry
 from headwater.core.expiry import parse_expires_at, parse_ttl
 from headwater.core.retention import parse_policy
 from headwater.core.rules import CreateRequest, ForkRequest
-from headwater.engine.engine import Created
+from headwater.engine.results import Created
 from headwater.http.context import Context
 from headwater.http.headers import CREATED, NO_STORE, OK, STREAM_CLOSED, header, next_offset
 from headwater.http.paths import Address, stream_at

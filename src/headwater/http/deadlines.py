@@ -1,14 +1,19 @@
 """Deadlines of live reads: one timer for all of them.
 
 All deadlines of one kind lie the same time ahead, so they come due in the order in which they were set, and a queue is
-enough. What was cancelled is passed over when its turn comes.
+enough. Cancelled ones are skipped when they come due.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
+from typing import Final
+
+DUE_S: Final = 0.008
+"""Time for the deadlines of one iteration of the event loop; thousands of long-polls may end together."""
 
 
 class Deadline:
@@ -41,9 +46,12 @@ class Deadlines:
     def _due(self) -> None:
         self._timer = None
         now_s = self._loop.time()
+        until_s = time.perf_counter() + DUE_S
         while self._queue and (self._queue[0].action is None or self._queue[0].at_s <= now_s):
             action = self._queue.popleft().action
             if action is not None:
                 action()
+                if time.perf_counter() >= until_s:
+                    break
         if self._queue and self._timer is None:
             self._timer = self._loop.call_at(self._queue[0].at_s, self._due)

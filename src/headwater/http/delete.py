@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from headwater.engine.engine import Deleted
+from headwater.engine.results import Deleted
 from headwater.http.context import Context
 from headwater.http.headers import NO_CONTENT, NO_STORE
 from headwater.http.paths import Address

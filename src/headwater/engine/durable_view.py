@@ -1,0 +1,67 @@
+"""Which stream readers see under a name, while deletions are decided and not durable yet.
+
+The catalog has the pending state: a deleted stream is gone from it at once. Readers see the durable state, so until the
+deletion is durable its stream is kept here.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+
+from headwater.core.catalog import Catalog
+from headwater.engine.stream import LiveStream
+
+
+class DurableView:
+    def __init__(self, catalog: Catalog[LiveStream]) -> None:
+        self._by_name = catalog.by_name
+        self._deleting: dict[str, LiveStream] = {}
+        """Streams that readers see until their deletion is durable."""
+        self._removing: dict[int, LiveStream] = {}
+        """Incarnations that such a deletion removes: until then they can be read, also through their forks."""
+        self._soft_deleted: dict[str, LiveStream] = {}
+        """Deleted sources that are removed with their last fork: 410 for readers until that is durable."""
+        self.by_id: Mapping[int, LiveStream] = ChainMap(catalog.by_id, self._removing)
+        """Every incarnation that can be read."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no deletion is on its way."""
+        return not (self._deleting or self._removing or self._soft_deleted)
+
+    def find(self, name: str) -> LiveStream | None:
+        """The stream that readers see under a name, whatever its state."""
+        stream = self._by_name.get(name)
+        if stream is not None and stream.visible:
+            return stream
+        return self._deleting.get(name) or self._soft_deleted.get(name)
+
+    def deleting(self, name: str) -> LiveStream | None:
+        """The stream of this name whose deletion is decided and not durable yet."""
+        return self._deleting.get(name)
+
+    def is_soft_deleted(self, stream: LiveStream) -> bool:
+        """Whether the stream is durably deleted and kept for its forks only."""
+        return stream.deleted and self._deleting.get(stream.name) is not stream
+
+    def on_deletion_decided(self, stream: LiveStream, removed: Iterable[LiveStream]) -> None:
+        for gone in removed:
+            self._removing[gone.id] = gone
+            if gone is not stream:
+                self._soft_deleted[gone.name] = gone
+        if stream.visible:
+            self._deleting[stream.name] = stream
+
+    def on_creation_durable(self, stream: LiveStream, *, is_deleted: bool) -> None:
+        """A stream that was deleted before its creation became durable is seen until the deletion is durable."""
+        if is_deleted:
+            self._deleting[stream.name] = stream
+
+    def on_deletion_durable(self, stream: LiveStream, removed: Iterable[int]) -> None:
+        if self._deleting.get(stream.name) is stream:
+            del self._deleting[stream.name]
+        for stream_id in removed:
+            gone = self._removing.pop(stream_id, None)
+            if gone is not None and self._soft_deleted.get(gone.name) is gone:
+                del self._soft_deleted[gone.name]

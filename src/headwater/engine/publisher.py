@@ -1,0 +1,100 @@
+"""Publishing: notify the followers of streams, and the observers of all streams, of what became durable.
+
+A follower is a cursor, so it only has to learn that there may be more; when exactly does not matter. A few followers
+are woken at once. Many are woken in slices, because each of them may encode and send an answer, and other clients must
+not wait for all of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from headwater.core.records import Append, Create, Delete, Record, Touch
+from headwater.engine.committer import CommitEntry, guarded
+from headwater.engine.scheduler import Scheduler
+from headwater.engine.slices import Slices
+from headwater.engine.stream import Follower, LiveStream
+from headwater.engine.stream_refusals import not_found
+
+AT_ONCE_MAX: Final = 128
+"""Followers that one batch wakes at once. Waking one takes up to 80 microseconds."""
+
+
+class StreamPublisher:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._slices = Slices(scheduler)
+        self._waking: dict[int, bool] = {}
+        """Streams whose followers are woken in slices, and whether they must be woken once more after that."""
+        self.on_created: list[Callable[[LiveStream], None]] = []
+        """Called when a new stream is durable, before its first followers are woken."""
+        self.on_deleted: list[Callable[[LiveStream], None]] = []
+        """Called when the end of a stream is durable, on request or by expiry."""
+
+    def publish(self, batch: Sequence[CommitEntry]) -> None:
+        """Let live readers see what a batch made durable: once per stream, however many records it has of it."""
+        woken: dict[int, LiveStream] = {}
+        for entry in batch:
+            stream = entry.stream
+            if stream is None:
+                continue
+            if type(entry.record) is not Append:
+                self._announce(stream, entry.record)
+            if stream.followers is not None and type(entry.record) is not Touch:
+                woken[stream.id] = stream
+        at_once = AT_ONCE_MAX
+        for stream in woken.values():
+            followers = tuple(stream.followers or ())
+            at_once -= len(followers)
+            if at_once < 0:
+                self._wake_in_slices(stream)
+                continue
+            for follower in followers:
+                guarded(follower.wake)
+
+    def end_followers(self, stream: LiveStream) -> None:
+        """Report the end of the stream to all its followers."""
+        followers = tuple(stream.followers or ())
+        if len(followers) <= AT_ONCE_MAX:
+            for follower in followers:
+                guarded(follower.gone, not_found(stream.name))
+        else:
+            self._slices.add(self._ending(stream, followers), _ignore)
+
+    def _announce(self, stream: LiveStream, record: Record | None) -> None:
+        if type(record) is Create:
+            for on_created in self.on_created:
+                guarded(on_created, stream)
+        elif type(record) is Delete:
+            self.end_followers(stream)
+            for on_deleted in self.on_deleted:
+                guarded(on_deleted, stream)
+
+    def _wake_in_slices(self, stream: LiveStream) -> None:
+        if stream.id in self._waking:
+            self._waking[stream.id] = True
+        else:
+            self._waking[stream.id] = False
+            self._slices.add(self._waking_all(stream), _ignore)
+
+    def _waking_all(self, stream: LiveStream) -> Iterator[None]:
+        """Wake every follower once after the last batch that reached the stream; so none of them starves."""
+        must_repeat = True
+        while must_repeat:
+            self._waking[stream.id] = False
+            for follower in tuple(stream.followers or ()):
+                if follower in (stream.followers or ()):
+                    guarded(follower.wake)
+                yield
+            must_repeat = self._waking[stream.id]
+        del self._waking[stream.id]
+
+    def _ending(self, stream: LiveStream, followers: Sequence[Follower]) -> Iterator[None]:
+        for follower in followers:
+            if follower in (stream.followers or ()):
+                guarded(follower.gone, not_found(stream.name))
+            yield
+
+
+def _ignore(error: Exception | None) -> None:
+    """Each follower is guarded, so there is no error."""

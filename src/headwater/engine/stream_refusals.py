@@ -1,0 +1,19 @@
+"""Refusals of the engine's operations on a stream, each worded in one place."""
+
+from __future__ import annotations
+
+from headwater.core.errors import MethodNotAllowed, StreamGone, StreamNotFound
+
+
+def not_found(name: str) -> StreamNotFound:
+    return StreamNotFound(f"There is no stream {name!r}.")
+
+
+def soft_deleted(name: str) -> StreamGone:
+    return StreamGone(f"Stream {name!r} was deleted.")
+
+
+def read_only(name: str) -> MethodNotAllowed:
+    return MethodNotAllowed(
+        f"Stream {name!r} is written by the server; clients can only read it.", (("Allow", "GET, HEAD, OPTIONS"),)
+    )

@@ -1,0 +1,51 @@
+"""Whether storage takes writes now. Every write asks here before anything is decided."""
+
+from __future__ import annotations
+
+import logging
+
+from headwater.core.errors import StorageBusy, StorageFull
+from headwater.engine.committer import Committer
+from headwater.storage.interface import Storage
+
+log = logging.getLogger("headwater.engine")
+
+
+class WriteGate:
+    def __init__(self, storage: Storage, committer: Committer) -> None:
+        self._storage = storage
+        self._committer = committer
+        self._reported: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why writes are refused, if they are."""
+        return self._committer.failure or self._storage.refusal()
+
+    def check(self) -> None:
+        """Refuse a write that storage could not take."""
+        if self._committer.failure is not None:
+            self._committer.check()
+        refusal = self._storage.refusal()
+        if refusal is not None:
+            self._report(refusal)
+            raise StorageFull(refusal)
+        busy = self._storage.busy()
+        if busy is not None:
+            raise StorageBusy(busy, (("Retry-After", "1"),))
+
+    def check_failure(self) -> None:
+        """Refuse a write only after storage has failed: for deletions, which give space back."""
+        self._committer.check()
+
+    def report(self) -> None:
+        """Log when storage begins to refuse writes, and when it takes them again. Called about once a second."""
+        self._report(self._storage.refusal())
+
+    def _report(self, refusal: str | None) -> None:
+        if (refusal is None) != (self._reported is None):
+            if refusal is not None:
+                log.error("writes are refused: %s", refusal)
+            else:
+                log.info("writes are accepted again")
+        self._reported = refusal
