@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +29,17 @@ def damage(pack: Path) -> None:
     pack.write_bytes(data)
 
 
+def wait_until_saved(http: httpx.Client, memory_bytes_max: int) -> None:
+    """Wait until checkpoints have moved all but this much from memory into packs."""
+    for _ in range(3000):
+        found = re.search(r"^headwater_storage_memory_bytes (\S+)$", http.get("/metrics").text, re.MULTILINE)
+        assert found is not None
+        if float(found[1]) <= memory_bytes_max:
+            return
+        time.sleep(0.02)
+    raise AssertionError("no checkpoint within a minute")
+
+
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stream, list[str]]]:
     """A stream of which everything but its tail is in damaged packs, and some of its offsets."""
@@ -40,6 +53,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stream, 
         for _ in range(3):
             stream.append(body)
         ranges = stream.get(offset="-1", splits=8).json()["ranges"]
+        wait_until_saved(http, len(body) * 3 // 2)
     found = packs(directory)
     assert found, "the data was saved to packs"
     for pack in found:
