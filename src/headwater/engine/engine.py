@@ -136,7 +136,7 @@ class Engine:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Rebuild the catalog from storage, then begin to sweep and tend."""
+        """Rebuild the catalog from storage, then start the sweeper and storage maintenance."""
         for record in self._storage.recover():
             self.catalog.apply(record)
         documents = self.catalog.documents.items()
