@@ -44,7 +44,7 @@ class Publisher(Client):
         To repeat it is safe: the same bytes at the same offset are the same snapshot.
         """
         try:
-            self._ask("PUT", f"{stream}/snapshot/{offset}", offset, body=body, headers={"Content-Type": content_type})
+            self.publish_snapshot(stream, offset, body, content_type)
         except (OffsetGone, StreamMissing) as passed:
             log.info("snapshot not published: %s", passed)
             return False
@@ -56,10 +56,6 @@ class Publisher(Client):
             return
         for run in bounded.read(self, bounded.span(stream, at(start), at(end))):
             yield from run.values.to_pylist()
-
-    def disconnect(self) -> None:
-        """Close what connections are open; for processes that end some time after their last request."""
-        self._pool.clear()
 
 
 @dataclass(frozen=True, slots=True)
