@@ -25,6 +25,7 @@ from headwater.cli import (
     query,
     reading,
     serve,
+    shapes,
     status,
     store,
     sync,
@@ -60,6 +61,7 @@ for _stack_command in (up.up, down.down, status.status, logs.logs, token.token):
 app.command(rich_help_panel="Stack", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
     psql.psql
 )
+app.command(rich_help_panel="Pipeline")(shapes.shapes)
 app.command(rich_help_panel="Pipeline")(fold.fold)
 app.command(rich_help_panel="Pipeline")(query.query)
 app.add_typer(archive.app, name="archive", rich_help_panel="Pipeline")

@@ -19,6 +19,7 @@ from headwater.config.sections import (
     Subscriptions,
     Tls,
 )
+from headwater.config.shapes import Shapes
 from headwater.config.stack import Auth, Proxy, Stack
 from headwater.config.trouble import ConfigError
 
@@ -37,6 +38,7 @@ __all__ = [
     "Retention",
     "Server",
     "Settings",
+    "Shapes",
     "Stack",
     "Storage",
     "Subscriptions",

@@ -15,6 +15,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from headwater.config.filters import LogFilter
+from headwater.config.shapes import Shapes
 from headwater.config.stack import Auth, Proxy, Stack
 from headwater.config.values import (
     AgeOrOff,
@@ -431,6 +432,7 @@ class Settings(BaseSettings):
     auth: Auth = Auth()
     proxy: Proxy = Proxy()
     stack: Stack = Stack()
+    shapes: Shapes = Shapes()
 
     @classmethod
     def settings_customise_sources(

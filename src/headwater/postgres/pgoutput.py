@@ -86,13 +86,17 @@ class Transaction:
     changes: list[Change] = field(default_factory=list)
     end_lsn: int = 0
     """Behind its commit: whoever has everything up to here has it."""
+    commit_lsn: int = 0
+    """Where its commit begins: no change of a later transaction has one before it."""
 
 
 class Decoder:
     """Feed it messages in the order they came; it answers with a transaction when one is complete."""
 
-    def __init__(self, made_types: Mapping[int, MadeType] | None = None) -> None:
+    def __init__(self, made_types: Mapping[int, MadeType] | None = None, *, as_text: bool = False) -> None:
         self._made_types = made_types or {}
+        self._as_text = as_text
+        """Leave every value as the text that Postgres wrote."""
         self._relations: dict[int, Relation] = {}
         self._open: Transaction | None = None
         self._readers: dict[int, Callable[[bytes], Transaction | None]] = {
@@ -109,6 +113,10 @@ class Decoder:
             ord("M"): _nothing,
         }
 
+    @property
+    def is_within_transaction(self) -> bool:
+        return self._open is not None
+
     def feed(self, message: bytes) -> Transaction | None:
         reader = self._readers.get(message[0])
         if reader is None:
@@ -122,7 +130,7 @@ class Decoder:
     def _on_commit(self, message: bytes) -> Transaction:
         done = self._current()
         self._open = None
-        done.end_lsn = _commit(message, 1)[2]
+        _, done.commit_lsn, done.end_lsn, _ = _commit(message, 1)
         return done
 
     def _on_relation(self, message: bytes) -> None:
@@ -138,7 +146,9 @@ class Decoder:
             name, at = _string(message, at + 1)
             columns.append(Column(name, _u32(message, at)[0], in_key))
             at += 8
-        converters = tuple(converter(column.type_oid, self._made_types) for column in columns)
+        converters = tuple(
+            _same if self._as_text else converter(column.type_oid, self._made_types) for column in columns
+        )
         # pg_catalog is spelled as an empty name.
         self._relations[oid] = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns), converters)
 
@@ -189,6 +199,10 @@ class Decoder:
 
 def _nothing(_: bytes) -> None:
     return None
+
+
+def _same(text: str) -> str:
+    return text
 
 
 def _string(message: bytes, at: int) -> tuple[str, int]:

@@ -1,0 +1,291 @@
+"""Requests to responses: the snapshot and the log in chunks, long-polls, events, and subsets.
+
+A handler finds the shape, reads its log, and renders. Invariant: a client that continues where the last response ended
+misses nothing and gets nothing twice; one whose shape is gone is sent to the new one.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import psycopg
+
+from headwater.postgres.connecting import Connection
+from headwater.shapes import responses
+from headwater.shapes.database import Database
+from headwater.shapes.definition import Definition, filter_of
+from headwater.shapes.errors import Invalid, ShapeError, ShapeGone, Unavailable
+from headwater.shapes.follower import Follower
+from headwater.shapes.messages import RowWriter, up_to_date
+from headwater.shapes.offsets import AFTER_SNAPSHOT, BEFORE_ALL, LogOffset
+from headwater.shapes.registry import Registry, Shape
+from headwater.shapes.request import ShapeRequest, Subset, parse_request
+from headwater.shapes.responses import Response
+from headwater.shapes.shape_log import Chunk
+from headwater.shapes.snapshot import at_one_moment, read_rows
+from headwater.shapes.where import Rendered, Unsupported, parse_order, render_order, resolve_order
+
+_READY_WAIT_S: Final = 5.0
+_MARK_MAX: Final = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    long_poll_s: float = 20.0
+    sse_s: float = 60.0
+    keep_alive_s: float = 21.0
+
+
+@dataclass(frozen=True, slots=True)
+class EventStream:
+    """A response that is written as events arrive."""
+
+    headers: responses.Headers
+    pieces: AsyncGenerator[bytes]
+
+
+class Api:
+    def __init__(
+        self, registry: Registry, follower: Follower, database: Database, times: Times, *, subset_bytes_max: int
+    ) -> None:
+        self._registry = registry
+        self._follower = follower
+        self._database = database
+        self._times = times
+        self._subset_bytes_max = subset_bytes_max
+
+    def health(self) -> Response:
+        """Whether shapes can be served, as Electric says it."""
+        if self._follower.is_connected:
+            return Response(200, [responses.JSON, ("cache-control", "no-cache, no-store")], b'{"status":"active"}')
+        body = {"status": "starting" if self._follower.trouble == "starting" else "waiting"}
+        headers = [responses.JSON, ("cache-control", "no-cache, no-store")]
+        return Response(202, headers, msgspec.json.encode(body))
+
+    async def shape(self, query: Mapping[str, str], body: bytes | None, if_none_match: str) -> Response | EventStream:
+        """Answer a request for a shape."""
+        request = None
+        try:
+            request = parse_request(query, body)
+            await self._ready()
+            return await self._answer(request, if_none_match)
+        except ShapeGone:
+            assert request is not None
+            return await self._moved(request)
+        except ShapeError as error:
+            return responses.failure(error)
+
+    async def delete(self, query: Mapping[str, str]) -> Response:
+        """Drop a shape, by its handle or by its definition."""
+        try:
+            await self._ready()
+            shape = self._registry.with_handle(query.get("handle", ""))
+            if shape is None and query.get("table"):
+                shape = await self._registry.get(parse_request({**query, "offset": "-1"}, None).wanted)
+        except ShapeError as error:
+            return responses.failure(error)
+        if shape is None:
+            return responses.refusal(404, "Shape not found")
+        self._registry.drop(shape, "deleted by a request")
+        return Response(202)
+
+    async def _ready(self) -> None:
+        if not self._follower.is_connected and not await self._follower.wait_until_connected(_READY_WAIT_S):
+            raise Unavailable(f"Changes of Postgres do not arrive: {self._follower.trouble}")
+
+    async def _moved(self, request: ShapeRequest) -> Response:
+        """The shape is gone: name the one that stands for it now."""
+        try:
+            shape = await self._registry.get(request.wanted)
+        except ShapeError as error:
+            return responses.failure(error)
+        return responses.must_refetch(shape.handle)
+
+    async def _answer(self, request: ShapeRequest, if_none_match: str) -> Response | EventStream:
+        shape = await self._registry.get(request.wanted)
+        if request.handle is not None and shape.handle != request.handle:
+            return responses.must_refetch(shape.handle)
+        with shape.used():
+            try:
+                # A reader that gets no snapshot from us counts on every change after this response.
+                await shape.when_followed()
+                if request.subset is not None:
+                    return await self._subset(shape, request.subset)
+                if request.is_now:
+                    return self._now(shape, request)
+                if request.live:
+                    return await self._live(shape, request)
+                return await self._catch_up(shape, request, if_none_match)
+            except ShapeGone:
+                if shape.failure is not None:
+                    raise shape.failure from None
+                raise
+
+    # -- reading the log -----------------------------------------------------------------------------------------
+
+    async def _catch_up(self, shape: Shape, request: ShapeRequest, if_none_match: str) -> Response:
+        chunk = await shape.log.read(self._place(shape, request.offset))
+        is_start = request.offset == BEFORE_ALL
+        # The first response is kept for long by caches, so it never says that it is the newest.
+        is_current = chunk.at_end and not is_start
+        headers = self._headers(shape, request, chunk, is_current=is_current)
+        headers.append(responses.from_start() if is_start else responses.catch_up())
+        headers.append(("electric-schema", shape.schema_header))
+        etag = dict(headers)["etag"]
+        if etag in (one.strip() for one in if_none_match.split(",")):
+            return Response(304, headers)
+        return Response(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=is_current))
+
+    def _now(self, shape: Shape, request: ShapeRequest) -> Response:
+        chunk = Chunk(b"", shape.log.last, at_end=True)
+        headers = self._headers(shape, request, chunk, is_current=True)
+        headers += [responses.catch_up(), ("electric-schema", shape.schema_header)]
+        return Response(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=True))
+
+    async def _live(self, shape: Shape, request: ShapeRequest) -> Response | EventStream:
+        cursor = ("electric-cursor", responses.next_cursor(request.cursor, self._times.long_poll_s))
+        place = self._place(shape, request.offset)
+        if request.sse:
+            headers = [
+                ("content-type", "text/event-stream"),
+                responses.sse(self._times.sse_s),
+                cursor,
+                ("electric-handle", shape.handle),
+                ("electric-offset", request.offset_text),
+                ("x-accel-buffering", "no"),
+            ]
+            return EventStream(headers, self._events(shape, place))
+        chunk = await self._next(shape, place, time.monotonic() + self._times.long_poll_s)
+        if not chunk.body and not self._follower.is_connected:
+            raise Unavailable(f"Changes of Postgres do not arrive: {self._follower.trouble}")
+        headers = self._headers(shape, request, chunk, is_current=chunk.at_end)
+        headers += [responses.long_poll(), cursor]
+        return Response(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=chunk.at_end))
+
+    async def _next(self, shape: Shape, place: LogOffset, deadline: float) -> Chunk:
+        """The next chunk with something in it, or an empty one when the time is over."""
+        while True:
+            chunk = await shape.log.read(place)
+            left_s = deadline - time.monotonic()
+            if chunk.body or left_s <= 0:
+                return chunk
+            await shape.log.wait(left_s)
+
+    async def _events(self, shape: Shape, place: LogOffset) -> AsyncGenerator[bytes]:
+        deadline = time.monotonic() + self._times.sse_s
+        with shape.used():
+            is_told = False
+            while (left_s := deadline - time.monotonic()) > 0:
+                chunk = await shape.log.read(place)
+                if chunk.body:
+                    yield shape.log.events(chunk)
+                    place, is_told = chunk.end, False
+                if chunk.at_end and not is_told:
+                    is_told = True
+                    yield b"data: " + up_to_date(self._lsn(shape)) + b"\n\n"
+                elif not chunk.body:
+                    try:
+                        if not await shape.log.wait(min(left_s, self._times.keep_alive_s)):
+                            yield b": keep-alive\n\n"
+                    except ShapeGone:
+                        # The next request of the client gets the new handle.
+                        return
+
+    def _place(self, shape: Shape, offset: LogOffset) -> LogOffset:
+        if shape.definition.wanted.log == "changes_only":
+            return max(offset, AFTER_SNAPSHOT)
+        return offset
+
+    def _lsn(self, shape: Shape) -> int:
+        """Up to here everything of the shape was delivered to a reader at the end."""
+        return max(self._registry.lsn, shape.log.settled_lsn)
+
+    def _headers(self, shape: Shape, request: ShapeRequest, chunk: Chunk, *, is_current: bool) -> responses.Headers:
+        has_data = bool(chunk.body)
+        tag = f"{shape.handle}:{request.offset_text}:{chunk.end}"
+        headers = [
+            ("electric-handle", shape.handle),
+            ("electric-offset", str(chunk.end)),
+            # An empty answer differs from the next one only by its time.
+            ("etag", f'"{tag}"' if has_data else f'"{tag}:{time.monotonic_ns()}"'),
+            ("electric-has-data", "true" if has_data else "false"),
+        ]
+        if is_current:
+            headers.append(("electric-up-to-date", ""))
+        return headers
+
+    def _array(self, shape: Shape, chunk: Chunk, *, is_current: bool) -> bytes:
+        pieces = [chunk.body] if chunk.body else []
+        if is_current:
+            pieces.append(up_to_date(self._lsn(shape)))
+        return b"[" + b",".join(pieces) + b"]"
+
+    # -- subsets -------------------------------------------------------------------------------------------------
+
+    async def _subset(self, shape: Shape, subset: Subset) -> Response:
+        mark = secrets.randbelow(_MARK_MAX)
+        definition = shape.definition
+        # What is in the query but not yet in the log arrives later with a transaction that the metadata tells apart.
+        offset = shape.log.last
+        try:
+            body = await self._database.run(lambda connection: self._query(connection, definition, subset, mark))
+        except psycopg.errors.QueryCanceled:
+            raise Unavailable("The query was cancelled") from None
+        except psycopg.errors.DataError as error:
+            raise Invalid("subset", error.diag.message_primary or "invalid value") from None
+        headers = [
+            responses.JSON,
+            ("cache-control", "no-cache"),
+            ("electric-snapshot", "true"),
+            ("electric-handle", shape.handle),
+            ("electric-offset", str(offset)),
+            ("electric-schema", shape.schema_header),
+        ]
+        return Response(200, headers, body)
+
+    def _query(self, connection: Connection, definition: Definition, subset: Subset, mark: int) -> bytes:
+        table = definition.table
+        conditions: list[Rendered] = [definition.filter.rendered] if definition.filter is not None else []
+        if subset.where:
+            found = filter_of(connection, table, subset.where, dict(subset.params), "subset")
+            conditions.append(found.rendered)
+        writer = RowWriter(definition, {"snapshot_mark": mark})
+        messages: list[bytes] = []
+        size = 0
+        with at_one_moment(connection) as seen:
+            for row in read_rows(connection, table.name, definition.columns, conditions, _ending(definition, subset)):
+                message = writer.message(row)
+                messages.append(message)
+                size += len(message)
+                if size > self._subset_bytes_max:
+                    raise Invalid("subset", f"more than {self._subset_bytes_max} bytes; use limit and order_by")
+        metadata: dict[str, Any] = {
+            "snapshot_mark": mark,
+            "database_lsn": str(seen.lsn),
+            "xmin": str(seen.xmin),
+            "xmax": str(seen.xmax),
+            "xip_list": [str(one) for one in sorted(seen.running)],
+        }
+        return b'{"metadata":' + msgspec.json.encode(metadata) + b',"data":[' + b",".join(messages) + b"]}"
+
+
+def _ending(definition: Definition, subset: Subset) -> str:
+    """ORDER BY with columns of the catalog, LIMIT and OFFSET with numbers."""
+    ending = ""
+    if subset.order_by:
+        known = {one.name for one in definition.table.columns}
+        try:
+            order = resolve_order(parse_order(subset.order_by, definition.table.name.table), known.__contains__)
+        except Unsupported as error:
+            raise Invalid("subset", str(error)) from None
+        ending += f" ORDER BY {render_order(order)}"
+    if subset.limit is not None:
+        ending += f" LIMIT {subset.limit:d}"
+    if subset.offset is not None:
+        ending += f" OFFSET {subset.offset:d}"
+    return ending

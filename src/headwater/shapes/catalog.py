@@ -1,0 +1,111 @@
+"""What is known of the shapes across restarts: one row for each, in the database that they are about.
+
+A row is written before anything of a shape exists elsewhere and removed after all of it is gone, so that a crash leaves
+no streams behind. Invariant: only the process that holds the replication slot writes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import psycopg
+
+from headwater.postgres.connecting import Connection
+from headwater.postgres.lsn import lsn_from_text, lsn_to_text
+from headwater.postgres.snapshots import SCHEMA, Seen
+from headwater.shapes.definition import Wanted
+
+NEW: Final = "new"
+COMPLETE: Final = "complete"
+DROPPED: Final = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    handle: str
+    state: str
+    wanted: Wanted
+    identity: str
+    seen: Seen | None
+    chunks: tuple[str, ...]
+
+
+class Catalog:
+    """The shapes of one slot."""
+
+    def __init__(self, slot: str) -> None:
+        self._slot = slot
+
+    def prepare(self, connection: Connection) -> None:
+        try:
+            with connection.transaction():
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+                connection.execute(
+                    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.shapes (slot text NOT NULL, handle text PRIMARY KEY,"
+                    " state text NOT NULL, wanted jsonb NOT NULL, identity text NOT NULL, snapshot text, lsn pg_lsn,"
+                    " chunks text[] NOT NULL DEFAULT '{}', created_at timestamptz NOT NULL DEFAULT now())"
+                )
+                connection.execute(
+                    f"CREATE TABLE IF NOT EXISTS {SCHEMA}.shape_owners (slot text PRIMARY KEY, owner text NOT NULL)"
+                )
+        except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema):
+            pass  # Another process made it in the same moment.
+
+    def take_over(self, connection: Connection, owner: str) -> bool:
+        """Note who owns the slot now; whether it was the same before."""
+        row = connection.execute(f"SELECT owner FROM {SCHEMA}.shape_owners WHERE slot = %s", [self._slot]).fetchone()
+        connection.execute(
+            f"INSERT INTO {SCHEMA}.shape_owners (slot, owner) VALUES (%s, %s)"
+            " ON CONFLICT (slot) DO UPDATE SET owner = excluded.owner",
+            [self._slot, owner],
+        )
+        return row == (owner,)
+
+    def load(self, connection: Connection) -> list[Stored]:
+        rows = connection.execute(
+            f"SELECT handle, state, wanted::text, identity, snapshot, lsn::text, chunks FROM {SCHEMA}.shapes"
+            " WHERE slot = %s ORDER BY created_at",
+            [self._slot],
+        ).fetchall()
+        return [
+            Stored(
+                handle,
+                state,
+                msgspec.json.decode(wanted, type=Wanted),
+                identity,
+                _seen(snapshot, lsn) if snapshot is not None else None,
+                tuple(chunks),
+            )
+            for handle, state, wanted, identity, snapshot, lsn, chunks in rows
+        ]
+
+    def add(self, connection: Connection, handle: str, wanted: Wanted, identity: str) -> None:
+        connection.execute(
+            f"INSERT INTO {SCHEMA}.shapes (slot, handle, state, wanted, identity) VALUES (%s, %s, %s, %s, %s)"
+            " ON CONFLICT (handle) DO NOTHING",
+            [self._slot, handle, NEW, msgspec.json.encode(wanted).decode(), identity],
+        )
+
+    def complete(self, connection: Connection, handle: str, seen: Seen, chunks: Sequence[str]) -> None:
+        running = ",".join(map(str, sorted(seen.running)))
+        connection.execute(
+            f"UPDATE {SCHEMA}.shapes SET state = %s, snapshot = %s, lsn = %s, chunks = %s WHERE handle = %s",
+            [COMPLETE, f"{seen.xmin}:{seen.xmax}:{running}", lsn_to_text(seen.lsn), list(chunks), handle],
+        )
+
+    def mark_dropped(self, connection: Connection, handle: str) -> None:
+        connection.execute(f"UPDATE {SCHEMA}.shapes SET state = %s WHERE handle = %s", [DROPPED, handle])
+
+    def drop_all(self, connection: Connection) -> None:
+        connection.execute(f"UPDATE {SCHEMA}.shapes SET state = %s WHERE slot = %s", [DROPPED, self._slot])
+
+    def remove(self, connection: Connection, handle: str) -> None:
+        connection.execute(f"DELETE FROM {SCHEMA}.shapes WHERE handle = %s", [handle])
+
+
+def _seen(snapshot: str, lsn: str) -> Seen:
+    xmin, xmax, running = snapshot.split(":")
+    return Seen(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(lsn))

@@ -1,0 +1,80 @@
+"""Short work on Postgres from an event loop: a few threads, each with a connection that it keeps.
+
+Invariant: an error is `Unavailable` exactly when trying again later may help; all others are the caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import psycopg
+
+from headwater.postgres.connecting import Connection, connect, is_away, named
+from headwater.shapes.errors import Unavailable
+
+Result = TypeVar("Result")
+
+
+class Database:
+    def __init__(self, url: str, threads: int, name: str = "shapes") -> None:
+        self.url = url
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._local = threading.local()
+        self._open: set[Connection] = set()
+
+    async def run(self, work: Callable[[Connection], Result]) -> Result:
+        """Call `work` with a connection, on a thread. It may be called twice, so it must bear repetition."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, work)
+
+    def _call(self, work: Callable[[Connection], Result]) -> Result:
+        kept: Connection | None = getattr(self._local, "connection", None)
+        if kept is not None and not kept.closed:
+            try:
+                return work(kept)
+            except psycopg.Error as error:
+                self._discard(kept)
+                if not is_away(error) or error.sqlstate is not None:
+                    raise self._translated(error) from error
+                # The connection was broken while nobody used it: once more on a new one.
+            except BaseException:
+                self._discard(kept)
+                raise
+        try:
+            made = connect(self.url)
+        except psycopg.Error as error:
+            raise self._translated(error) from error
+        self._open.add(made)
+        self._local.connection = made
+        try:
+            return work(made)
+        except psycopg.Error as error:
+            self._discard(made)
+            raise self._translated(error) from error
+        except BaseException:
+            self._discard(made)
+            raise
+
+    def _translated(self, error: psycopg.Error) -> Exception:
+        if is_away(error):
+            return Unavailable(f"Postgres at {named(self.url)} cannot be used: {' '.join(str(error).split())}")
+        return error
+
+    def _discard(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._local.connection = None
+        with contextlib.suppress(psycopg.Error):
+            connection.close()
+
+    def close(self) -> None:
+        """Cancel what runs and let the threads end."""
+        for connection in list(self._open):
+            with contextlib.suppress(Exception):
+                connection.cancel_safe(timeout=1.0)
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for connection in list(self._open):
+            connection.close()

@@ -1,0 +1,75 @@
+"""The stream server as shapes use it: create, append, read and delete JSON streams.
+
+Invariant: an append that was answered is durable, and one that is repeated with its sequence is not applied twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from headwater.client import NO_RETRY, AsyncClient, ClientError, ConflictError, OffsetGoneError, StreamNotFoundError
+from headwater.shapes.errors import Unavailable
+
+Result = TypeVar("Result")
+
+
+class StreamMissing(Exception):
+    """There is no such stream, or no longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a stream: its messages, separated by commas."""
+
+    body: bytes
+    next_offset: str
+    up_to_date: bool
+
+
+class Streams:
+    def __init__(self, url: str, token: str = "", ca_file: Path | None = None) -> None:
+        # Without retries: callers know how long they may wait.
+        self._client = AsyncClient(url, token=token or None, ca_file=ca_file, retry=NO_RETRY)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def create(self, name: str) -> None:
+        """Create the stream, or find it."""
+        await _translated(self._client.stream(name).create())
+
+    async def append(self, name: str, messages: bytes, sequence: str) -> str:
+        """Append messages (separated by commas); returns the tail. A sequence that was used before is not appended."""
+        stream = self._client.stream(name, content_type="application/json")
+        try:
+            return (await _translated(stream.append_body(b"[" + messages + b"]", seq=sequence))).next_offset
+        except ConflictError:
+            # An earlier attempt arrived although its answer did not: this process is the only writer.
+            return await self.tail(name)
+
+    async def tail(self, name: str) -> str:
+        return (await _translated(self._client.stream(name).head())).next_offset
+
+    async def read(self, name: str, offset: str, until: str | None = None) -> Slice:
+        """What follows an offset, at most up to another; a server may return less."""
+        stream = self._client.stream(name, content_type="application/json")
+        chunk = await _translated(stream.read_chunk(offset, until=until))
+        return Slice(chunk.body.strip()[1:-1], chunk.next_offset, chunk.up_to_date)
+
+    async def delete(self, name: str) -> None:
+        """Delete the stream; one that does not exist is not an error."""
+        await _translated(self._client.stream(name).delete(missing_ok=True))
+
+
+async def _translated(work: Awaitable[Result]) -> Result:
+    try:
+        return await work
+    except ConflictError:
+        raise
+    except (StreamNotFoundError, OffsetGoneError) as error:
+        raise StreamMissing(str(error)) from None
+    except ClientError as error:
+        raise Unavailable(f"The stream server cannot be used: {error}") from error

@@ -1,0 +1,222 @@
+"""A table as shapes see it: its columns in Electric's terms, its key, and what replication needs of it.
+
+Invariant: names that reach SQL are names that the catalog has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from headwater.postgres import slots
+from headwater.postgres.catalog import TableName
+from headwater.postgres.connecting import Connection, SetUpWrong
+from headwater.postgres.pgoutput import Relation
+from headwater.shapes.errors import Invalid
+from headwater.shapes.where import WhereColumn
+from headwater.shapes.where.values import ENUM, KINDS
+
+LOCK_TIMEOUT: Final = "5s"
+_MODIFIER_OFFSET: Final = 4
+"""Postgres adds this to a length or a precision that it stores with a column."""
+_INTERVAL_FIELDS: Final = {
+    0x0004: "YEAR",
+    0x0002: "MONTH",
+    0x0008: "DAY",
+    0x0400: "HOUR",
+    0x0800: "MINUTE",
+    0x1000: "SECOND",
+    0x0006: "YEAR TO MONTH",
+    0x0408: "DAY TO HOUR",
+    0x0C08: "DAY TO MINUTE",
+    0x1C08: "DAY TO SECOND",
+    0x0C00: "HOUR TO MINUTE",
+    0x1C00: "HOUR TO SECOND",
+    0x1800: "MINUTE TO SECOND",
+}
+
+_TABLE: Final = """
+SELECT c.oid, c.relkind::text, c.relreplident::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = %s AND c.relname = %s
+"""
+_COLUMNS: Final = """
+WITH RECURSIVE base AS (
+  SELECT a.attnum, t.oid, t.typbasetype, a.atttypmod AS modifier, t.typndims
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+   WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+  SELECT base.attnum, t.oid, t.typbasetype, (SELECT typtypmod FROM pg_type d WHERE d.oid = base.oid), base.typndims
+    FROM base JOIN pg_type t ON t.oid = base.typbasetype WHERE base.typbasetype <> 0
+)
+SELECT a.attname, a.atttypid, t.typname, t.typtype::text, format_type(t.oid, NULL), base.modifier,
+       a.attnotnull, CASE WHEN t.typcategory = 'A' THEN greatest(a.attndims, base.typndims, 1) ELSE 0 END,
+       element.typname, a.attgenerated <> '', coalesce(k.collisdeterministic, true),
+       (SELECT position FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS p(attnum, position)
+         WHERE p.attnum = a.attnum)
+  FROM pg_attribute a
+  JOIN base ON base.attnum = a.attnum AND base.typbasetype = 0
+  JOIN pg_type t ON t.oid = base.oid
+  LEFT JOIN pg_type element ON element.oid = t.typelem AND t.typcategory = 'A'
+  LEFT JOIN pg_collation k ON k.oid = a.attcollation
+  LEFT JOIN pg_index i ON i.indrelid = a.attrelid AND i.indisprimary
+ WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    name: str
+    type_oid: int
+    schema: dict[str, Any]
+    """The entry of the `electric-schema` header."""
+    where: WhereColumn
+    key_position: int | None
+    is_generated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    name: TableName
+    oid: int
+    has_full_identity: bool
+    columns: tuple[Column, ...]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns that name a row: the primary key, or all columns by name."""
+        keyed = sorted((one.key_position, one.name) for one in self.columns if one.key_position is not None)
+        return tuple(name for _, name in keyed) or tuple(sorted(one.name for one in self.columns))
+
+    @property
+    def has_primary_key(self) -> bool:
+        return any(one.key_position is not None for one in self.columns)
+
+    def fingerprint(self) -> list[list[Any]]:
+        """What must stay the same for a log of this table to stay true."""
+        return [[one.name, one.type_oid, one.key_position] for one in self.columns]
+
+    def matches(self, relation: Relation) -> bool:
+        """Whether a change describes the table as it is known."""
+        known = [(one.name, one.type_oid) for one in self.columns if not one.is_generated]
+        return [(one.name, one.type_oid) for one in relation.columns] == known
+
+
+def describe(connection: Connection, name: TableName) -> Table:
+    """The table of this name; `Invalid` when there is none, or none that can have shapes."""
+    found = connection.execute(_TABLE, [name.schema, name.table]).fetchone()
+    if found is None:
+        raise Invalid(
+            "table",
+            f'Table "{name.schema}"."{name.table}" does not exist. If the table name contains capitals or special'
+            " characters you must quote it.",
+        )
+    oid, kind, identity = found
+    if kind != "r":
+        raise Invalid("table", f'"{name.schema}"."{name.table}" is not an ordinary table; only those can have shapes')
+    rows = connection.execute(_COLUMNS, {"oid": oid}).fetchall()
+    return Table(name, oid, identity == "f", tuple(_column(*row) for row in rows))
+
+
+def _column(
+    name: str,
+    type_oid: int,
+    type_name: str,
+    type_type: str,
+    type_sql: str,
+    modifier: int,
+    not_null: bool,
+    dimensions: int,
+    element: str | None,
+    is_generated: bool,
+    is_deterministic: bool,
+    key_position: int | None,
+) -> Column:
+    shown = element if element is not None else type_name
+    schema: dict[str, Any] = {"type": shown, **_modifiers(shown, modifier)}
+    if dimensions:
+        schema["dims"] = dimensions
+    if not_null:
+        schema["not_null"] = True
+    if key_position is not None:
+        schema["pk_index"] = key_position - 1
+    kind = "" if dimensions else type_name if type_name in KINDS else ENUM if type_type == "e" else ""
+    where = WhereColumn(name, kind, type_sql.replace("%", "%%"), is_deterministic)
+    return Column(name, type_oid, schema, where, key_position, is_generated)
+
+
+def _modifiers(type_name: str, modifier: int) -> dict[str, Any]:
+    if modifier < 0:
+        return {}
+    size = modifier - _MODIFIER_OFFSET
+    match type_name:
+        case "varchar":
+            return {"max_length": size}
+        case "bpchar":
+            return {"length": size}
+        case "bit":
+            return {"length": modifier}
+        case "time" | "timetz" | "timestamp" | "timestamptz":
+            return {"precision": modifier}
+        case "numeric":
+            scale = size & 0x7FF
+            return {"precision": size >> 16 & 0xFFFF, "scale": scale - 2048 if scale >= 1024 else scale}
+        case "interval":
+            fields, precision = _INTERVAL_FIELDS.get(modifier >> 16 & 0x7FFF), modifier & 0xFFFF
+            return ({"fields": fields} if fields else {}) | ({"precision": precision} if precision != 0xFFFF else {})
+        case _:
+            return {}
+
+
+def prepare(connection: Connection, publication: str, table: Table, *, needs_old_rows: bool) -> None:
+    """Have the changes of a table sent, with the whole old row where that is needed and we may arrange it."""
+    connection.execute(sql.SQL("SET lock_timeout = {}").format(LOCK_TIMEOUT))
+    try:
+        slots.publish(connection, publication, [table.name], full_rows=False)
+    except SetUpWrong as error:
+        raise Invalid("table", str(error)) from None
+    if table.has_full_identity:
+        return
+    statement = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.name.quoted)
+    try:
+        connection.execute(statement)
+    except psycopg.errors.InsufficientPrivilege:
+        if not needs_old_rows:
+            return
+        raise Invalid(
+            "table",
+            f"Database table {statement_name(table.name)} does not have its replica identity set to FULL. As its owner,"
+            f" run: {statement.as_string(connection)};",
+        ) from None
+
+
+def statement_name(name: TableName) -> str:
+    return f'"{name.schema}"."{name.table}"'
+
+
+def chosen_columns(table: Table, names: Sequence[str] | None) -> tuple[str, ...]:
+    """The columns of a shape, in the table's order."""
+    known = {one.name: one for one in table.columns}
+    if names is None:
+        wanted = set(known)
+    else:
+        wanted = set(names)
+        missing = sorted(wanted - known.keys())
+        if missing:
+            raise Invalid("columns", f"The following columns are not found on the table: {', '.join(missing)}")
+        without_key = [name for name in table.key if name not in wanted]
+        if without_key:
+            raise Invalid(
+                "columns",
+                "The list of columns must include all primary key columns, missing: " + ", ".join(without_key),
+            )
+    generated = [name for name in wanted if known[name].is_generated]
+    if generated:
+        raise Invalid(
+            "columns",
+            f"Generated columns are not replicated: {', '.join(sorted(generated))}. Choose the others with columns=…",
+        )
+    return tuple(one.name for one in table.columns if one.name in wanted)

@@ -1,0 +1,24 @@
+"""Conditions on rows: parsed by us, rendered as parameterised SQL for the snapshot, evaluated on every change.
+
+Invariant: the rendered SQL and the evaluator agree on every row, and no text of a request becomes SQL text.
+"""
+
+from headwater.shapes.where.evaluator import Predicate, compile_condition
+from headwater.shapes.where.parser import Unsupported, parse_condition, parse_order
+from headwater.shapes.where.rendering import Rendered, render_condition, render_order
+from headwater.shapes.where.resolver import Condition, WhereColumn, resolve_condition, resolve_order
+
+__all__ = [
+    "Condition",
+    "Predicate",
+    "Rendered",
+    "Unsupported",
+    "WhereColumn",
+    "compile_condition",
+    "parse_condition",
+    "parse_order",
+    "render_condition",
+    "render_order",
+    "resolve_condition",
+    "resolve_order",
+]

@@ -1,0 +1,176 @@
+"""A real `headwater shapes` for a test, as a child process, with a stream server and a Postgres of its own.
+
+Invariant: when the `with` block is left, every child is gone; a test may kill and start each of them meanwhile.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+
+from headwater.stack.database import Database
+from tests.ports import free_port
+from tests.postgres.databases import database
+from tests.serving import Server, serve, server_environment
+
+
+class Shapes:
+    """The three processes. `url` is that of the Shape API."""
+
+    def __init__(self, postgres: Database, streams_url: str, directory: Path, **settings: str) -> None:
+        self.postgres = postgres
+        self.streams_url = streams_url
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}/v1/shape"
+        self.http = httpx.Client(timeout=60.0)
+        self._directory = directory
+        self._settings = settings
+        self.process: Server | None = None
+
+    def start(self) -> None:
+        environment = server_environment(
+            POSTGRES_URL=self.postgres.url,
+            DS_SERVER_URL=self.streams_url,
+            **self._settings,
+        )
+        child = subprocess.Popen(
+            [sys.executable, "-m", "headwater", "shapes", "--port", str(self.port)],
+            cwd=self._directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        self.process = Server(child, self._directory)
+        self.process.wait_until_listening()
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process = None
+
+    def stop(self) -> int:
+        assert self.process is not None
+        code = self.process.stop()
+        self.process = None
+        return code
+
+    def log(self) -> str:
+        return self.process.log() if self.process is not None else ""
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """Run a statement in a transaction of its own."""
+        with psycopg.connect(self.postgres.url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), parameters or None)
+            return cursor.fetchall() if cursor.description is not None else []
+
+    # -- the API, by hand ----------------------------------------------------------------------------------------
+
+    def get(self, **query: Any) -> httpx.Response:
+        return self.http.get(self.url, params={"offset": "-1", **query})
+
+    def everything(self, **query: Any) -> Reading:
+        """Read a shape from its start until it is up to date."""
+        reading = Reading(self, query)
+        reading.catch_up()
+        return reading
+
+
+class Reading:
+    """A reader of one shape that folds what it gets."""
+
+    def __init__(self, shapes: Shapes, query: dict[str, Any]) -> None:
+        self._shapes = shapes
+        self._query = query
+        self.handle = ""
+        self.offset = "-1"
+        self.cursor = ""
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.messages: list[dict[str, Any]] = []
+        self.responses = 0
+        self.up_to_date = False
+        self.last: httpx.Response | None = None
+
+    def step(self, **more: Any) -> httpx.Response:
+        query = {**self._query, "offset": self.offset, **more}
+        if self.handle:
+            query["handle"] = self.handle
+        response = self._shapes.http.get(self._shapes.url, params=query)
+        self.last = response
+        self.responses += 1
+        if response.status_code == 409:
+            self.rows.clear()
+            self.messages.clear()
+            self.handle, self.offset, self.up_to_date = "", "-1", False
+            return response
+        assert response.status_code == 200, response.text
+        self.handle = response.headers["electric-handle"]
+        self.offset = response.headers["electric-offset"]
+        for message in response.json():
+            self.fold(message)
+        self.up_to_date = "electric-up-to-date" in response.headers
+        return response
+
+    def fold(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        match message["headers"].get("operation"):
+            case "insert":
+                assert message["key"] not in self.rows, f"inserted twice: {message}"
+                self.rows[message["key"]] = dict(message["value"])
+            case "update":
+                self.rows[message["key"]].update(message["value"])
+            case "delete":
+                del self.rows[message["key"]]
+
+    def catch_up(self) -> None:
+        while not self.up_to_date:
+            self.step()
+
+    def live(self, until: Any = None) -> None:
+        """One long-poll, or as many as it takes until a condition holds."""
+        while True:
+            response = self.step(live="true", cursor=self.cursor)
+            if response.status_code == 409:
+                self.catch_up()
+            else:
+                self.cursor = response.headers["electric-cursor"]
+            if until is None or until(self):
+                return
+
+
+@contextmanager
+def shapes(tables: str, *, streams: Server | None = None, **settings: str) -> Iterator[Shapes]:
+    """All three, running. `streams` is a stream server to use instead of a new one."""
+    with tempfile.TemporaryDirectory(prefix="headwater-shapes-") as temporary, database() as postgres:
+        directory = Path(temporary)
+        chosen = {
+            "DS_SHAPES__TABLES": tables,
+            "DS_SHAPES__LONG_POLL_TIMEOUT_SECS": "1",
+            "DS_SHAPES__CHECK_INTERVAL_SECS": "0.5",
+            "DS_SHAPES__ALLOW_DELETE": "true",
+            **settings,
+        }
+        if streams is not None:
+            yield from _running(postgres, streams.url, directory, chosen)
+            return
+        with serve(DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR=str(directory / "streams")) as started:
+            yield from _running(postgres, started.url, directory, chosen)
+
+
+def _running(postgres: Database, url: str, directory: Path, settings: dict[str, str]) -> Iterator[Shapes]:
+    running = Shapes(postgres, url, directory, **settings)
+    running.start()
+    try:
+        yield running
+    finally:
+        running.http.close()
+        if running.process is not None:
+            running.kill()
