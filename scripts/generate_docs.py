@@ -77,6 +77,7 @@ PACKAGES = {
     "pipeline": (2, 2, "jobs"),
     "spark": (2, 1, "source and sink"),
     "postgres": (3, 2, "Postgres itself"),
+    "shapes": (3, 0, "Electric's Shape API"),
 }
 """Where a package is drawn: column, row, and its job in a few words. Arrows come from the code."""
 

@@ -198,9 +198,7 @@ def test_a_rolled_back_transaction_is_never_seen(running: Shapes, table: Table) 
 def test_responses_say_how_long_they_may_be_kept(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS))
     first = running.get(table=name)
-    assert first.headers["cache-control"] == (
-        "public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746"
-    )
+    assert first.headers["cache-control"] == ("public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746")
     handle, offset = first.headers["electric-handle"], first.headers["electric-offset"]
     assert first.headers["etag"] == f'"{handle}:-1:{offset}"'
     second = running.get(table=name, handle=handle, offset=offset)
@@ -287,11 +285,11 @@ def test_equal_definitions_share_a_shape(running: Shapes, table: Table) -> None:
 
 def test_subsets_by_post_and_by_get_are_alike(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS), 20)
-    base = {"table": name, "offset": "now", "log": "changes_only"}
-    body = {"where": "n > $1", "params": {"1": 5}, "order_by": "n DESC", "limit": 3, "offset": 1}
+    base: dict[str, Any] = {"table": name, "offset": "now", "log": "changes_only"}
+    body: dict[str, Any] = {"where": "n > $1", "params": {"1": 5}, "order_by": "n DESC", "limit": 3, "offset": 1}
     posted = running.http.post(running.url, params=base, json=body)
     assert posted.status_code == 200, posted.text
-    flat = {f"subset__{key}": json.dumps(value) if key == "params" else value for key, value in body.items()}
+    flat: dict[str, Any] = {f"subset__{key}": json.dumps(value) if key == "params" else value for key, value in body.items()}
     got = running.http.get(running.url, params={**base, **flat})
     assert [row["value"]["id"] for row in posted.json()["data"]] == ["19", "18", "17"]
     assert [row["value"] for row in got.json()["data"]] == [row["value"] for row in posted.json()["data"]]

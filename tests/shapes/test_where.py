@@ -15,7 +15,7 @@ from headwater.shapes.definition import filter_of
 from headwater.shapes.errors import Invalid
 from headwater.shapes.snapshot import at_one_moment, read_rows
 from headwater.shapes.table import Table, describe
-from headwater.shapes.where import Unsupported, parse_condition, parse_order
+from headwater.shapes.where import Unsupported, parse_order
 from headwater.shapes.where.evaluator import _like
 from tests.postgres.databases import database
 from tests.shapes.conditions import COLUMNS, TABLE, Conditions, random_row
@@ -170,4 +170,3 @@ def test_a_condition_never_fails_on_a_row(connection: Connection, table: Table) 
         connection.execute("SELECT 'abc'::text::int")
     with pytest.raises(Invalid):
         filter_of(connection, table, "label::int > 0", {}, "where")
-    assert parse_condition("label IS NULL", "things")

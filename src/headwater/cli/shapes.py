@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headwater.cli.failure import USAGE, Failure
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, Profile, settings_from
 
 _EXTRA = "pip install 'headwater[shapes]'"
@@ -50,7 +50,7 @@ def shapes(
     settings = loaded.settings
     chosen = settings.shapes
     if not chosen.table_list:
-        raise Failure("no table is listed: name those to serve with --tables or shapes.tables", USAGE)
+        raise CommandError("no table is listed: name those to serve with --tables or shapes.tables", USAGE)
     try:
         from headwater.postgres.catalog import table_name
         from headwater.shapes.api import Times
@@ -58,7 +58,7 @@ def shapes(
         from headwater.shapes.registry import Limits
         from headwater.shapes.server import Configuration, run
     except ModuleNotFoundError as error:
-        raise Failure(f"{error.name} is not installed: {_EXTRA}") from None
+        raise CommandError(f"{error.name} is not installed: {_EXTRA}") from None
     from headwater.http.origins import Hosts, Origins
     from headwater.telemetry import set_up_logging
 

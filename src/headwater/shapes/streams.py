@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from headwater.client import NO_RETRY, AsyncClient, ClientError, ConflictError, OffsetGoneError, StreamNotFoundError
+from headwater.client import AsyncClient, ClientError, ConflictError, OffsetGoneError, Retry, StreamNotFoundError
 from headwater.shapes.errors import Unavailable
 
 Result = TypeVar("Result")
+
+RETRY_S: Final = 3.0
+"""Long enough for a restart of the server; then the request behind it is answered with 503."""
 
 
 class StreamMissing(Exception):
@@ -31,8 +34,7 @@ class Slice:
 
 class Streams:
     def __init__(self, url: str, token: str = "", ca_file: Path | None = None) -> None:
-        # Without retries: callers know how long they may wait.
-        self._client = AsyncClient(url, token=token or None, ca_file=ca_file, retry=NO_RETRY)
+        self._client = AsyncClient(url, token=token or None, ca_file=ca_file, retry=Retry(timeout_s=RETRY_S))
 
     async def close(self) -> None:
         await self._client.close()
