@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 from headwater.client.effects import Request
 from headwater.client.errors import ClientError, ConnectError, ConnectionLostError, RequestTimeoutError
@@ -138,8 +138,8 @@ class AsyncConnection(asyncio.Protocol):
     # -- called by the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Those of uvloop have the methods of `asyncio.Transport`, but are not of the class.
+        self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._active_at = self._loop.time()
