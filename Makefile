@@ -12,6 +12,9 @@ NPM_DIR := tests/npm
 RUN_ARGS ?= --profile dev
 UP_ARGS ?= --detach --profile sync
 PYTEST_ARGS ?=
+# Tests wait for other programs about a third of the time: three at once keep two cores busy.
+PARALLEL := -n 3 --dist worksteal
+FAST_TESTS := $(addprefix tests/,config core engine http_units http letter client storage)
 MINUTES ?= 60
 
 # Bytecode is kept, even where the machine's habit is another: thousands of processes would compile what they import.
@@ -40,11 +43,15 @@ down: ## Stop what `make up` started
 
 .PHONY: test
 test: setup lint ## Set up what is missing, then run every check and test
-	$(BIN)/python -m pytest -n 2 --dist worksteal --cache-clear $(PYTEST_ARGS) || $(BIN)/python scripts/second-look $$?
+	$(BIN)/python -m pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS)
+
+.PHONY: test-fast
+test-fast: $(VENV)/.dev ## The tests of the server and its client that take about two minutes
+	$(BIN)/python -m pytest $(PARALLEL) $(FAST_TESTS) $(PYTEST_ARGS)
 
 .PHONY: test-long
-test-long: setup lint ## The same at full size, with the tests that take minutes
-	$(BIN)/python -m pytest --long --timeout 1800 $(PYTEST_ARGS)
+test-long: setup lint ## The same as test at full size, with the tests that take minutes
+	$(BIN)/python -m pytest --long --timeout 1800 --durations=20 $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.dev $(VENV)/.stack ## Ruff, mypy --strict and the import contracts

@@ -35,6 +35,7 @@ class Server:
         self.directory = directory
         self.url = ""
         self._log: list[str] = []
+        self._is_asked = False
         self._moves = 0
         self.moved_s = 0.0
         """How far the clock of a server with `moving_time` is ahead of ours."""
@@ -76,10 +77,15 @@ class Server:
         self.process.wait(timeout=STOP_TIMEOUT_SECS)
         self._reader.join(timeout=STOP_TIMEOUT_SECS)
 
-    def stop(self) -> int:
-        """Ask it to drain (SIGTERM) and return its exit code."""
-        if self.process.poll() is None:
+    def ask_to_stop(self) -> None:
+        """Ask it to drain (SIGTERM), and do not wait. Only once: a second signal could end it while it exits."""
+        if not self._is_asked and self.process.poll() is None:
+            self._is_asked = True
             self.process.send_signal(signal.SIGTERM)
+
+    def stop(self) -> int:
+        """Ask it to drain and return its exit code."""
+        self.ask_to_stop()
         try:
             code = self.process.wait(timeout=STOP_TIMEOUT_SECS)
         except subprocess.TimeoutExpired:

@@ -12,7 +12,7 @@ from tests.http.protocol import offset, stream_on
 from tests.http.raw import RawConnection, connect, encode
 from tests.http.sse_reader import SseReader
 from tests.http.watching import COUNTED_BODY_BYTES, wait_for_live_readers, wait_for_sample
-from tests.serving import STOP_TIMEOUT_SECS, Server, serve
+from tests.serving import STOP_TIMEOUT_SECS, serve
 
 TEXT = {"Content-Type": "text/plain"}
 
@@ -24,17 +24,13 @@ def length(size: int) -> dict[str, str]:
 UNFINISHED = encode("POST", "/v1/stream/x", headers=length(COUNTED_BODY_BYTES + 5)) + b"x" * COUNTED_BODY_BYTES
 
 
-def ask_to_stop(server: Server) -> None:
-    server.process.send_signal(signal.SIGTERM)
-
-
 def test_sse_readers_get_a_clean_end() -> None:
     with serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as server, stream_on(server, "drained") as stream:
         stream.create("data")
         readers = [SseReader(server, stream.name) for _ in range(20)]
         for reader in readers:
             reader.until_up_to_date()
-        ask_to_stop(server)
+        server.ask_to_stop()
         for reader in readers:
             # Iteration ends only if the last chunk of the response came.
             assert not [event for event in reader if "streamClosed" in event.data]
@@ -48,7 +44,7 @@ def test_a_waiting_long_poll_is_answered_at_once() -> None:
         with connect(server) as connection:
             connection.send(encode("GET", f"{stream.path}?offset=now&live=long-poll"))
             wait_for_live_readers(server, "long-poll", 1)
-            ask_to_stop(server)
+            server.ask_to_stop()
             answer = connection.response()
             assert answer.status == 204
             assert answer.header("stream-next-offset") == offset(1, 4)
@@ -64,7 +60,7 @@ def test_a_write_in_flight_is_answered_and_done() -> None:
             connection.send(encode("POST", stream.path, headers=length(COUNTED_BODY_BYTES + 500)))
             connection.send(b"x" * COUNTED_BODY_BYTES)
             wait_for_sample(server, "request_body_bytes", COUNTED_BODY_BYTES)
-            ask_to_stop(server)
+            server.ask_to_stop()
             server.wait_for_log("draining")
             connection.send(b"x" * 500)
             answer = connection.response()
@@ -80,7 +76,7 @@ def test_idle_connections_are_closed_and_new_ones_refused() -> None:
             assert idle.request("GET", "/healthz").status == 200
             busy.send(UNFINISHED)
             wait_for_sample(server, "request_body_bytes", COUNTED_BODY_BYTES)
-            ask_to_stop(server)
+            server.ask_to_stop()
             assert idle.ends()
             with pytest.raises((ConnectionRefusedError, ConnectionResetError, AssertionError)):
                 RawConnection(server).request("GET", "/healthz")

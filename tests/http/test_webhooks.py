@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ LOCAL: Any = {"DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS": "true"}
 
 
 TIMEOUT_S = 120
+markers = itertools.count()
 LEASE_S = 600
 
 
@@ -65,7 +67,8 @@ def assert_quiet(receiver: Receiver, server: Server, http: httpx.Client, after_s
     before = len(receiver.received)
     server.pass_time(after_s)
     with receive(otherwise=DONE) as other:
-        marker = Subscription(http, f"marker-{other.port}").webhook(other.url, f"marker-{other.port}")
+        name = f"marker-{next(markers)}"
+        marker = Subscription(http, name).webhook(other.url, name)
         Stream(http, marker.id).create("now")
         other.wait()
         marker.delete()
