@@ -1,3 +1,45 @@
-"""Headwater: a Durable Streams server. Here is only the version, so importing it is free."""
+"""Headwater: a Durable Streams server, and a client for any.
+
+Importing it is free: the client's names are loaded when they are used.
+
+    from headwater import AsyncStream, Stream
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headwater.client import (
+        AsyncBucket,
+        AsyncClient,
+        AsyncProducer,
+        AsyncStream,
+        Bucket,
+        Client,
+        Producer,
+        Stream,
+    )
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AsyncBucket",
+    "AsyncClient",
+    "AsyncProducer",
+    "AsyncStream",
+    "Bucket",
+    "Client",
+    "Producer",
+    "Stream",
+    "__version__",
+]
+
+_MODULES = {name: "headwater.client" for name in __all__ if name != "__version__"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)

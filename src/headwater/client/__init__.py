@@ -58,8 +58,10 @@ from headwater.client.results import (
 )
 from headwater.client.retry import ENDLESS_RETRY, NO_RETRY, Retry
 from headwater.client.state import State, StateProgress
+from headwater.client.sync_producer import Producer
 
 if TYPE_CHECKING:
+    from headwater.client.async_producer import AsyncProducer
     from headwater.client.asynchronous import (
         AsyncBootstrap,
         AsyncBucket,
@@ -69,7 +71,9 @@ if TYPE_CHECKING:
         AsyncStream,
     )
 
-_ASYNCHRONOUS = frozenset(("AsyncBootstrap", "AsyncBucket", "AsyncClient", "AsyncPart", "AsyncReader", "AsyncStream"))
+_ASYNCHRONOUS = frozenset(
+    ("AsyncBootstrap", "AsyncBucket", "AsyncClient", "AsyncPart", "AsyncProducer", "AsyncReader", "AsyncStream")
+)
 
 
 def __getattr__(name: str) -> Any:
@@ -91,6 +95,7 @@ __all__ = [
     "AsyncBucket",
     "AsyncClient",
     "AsyncPart",
+    "AsyncProducer",
     "AsyncReader",
     "AsyncStream",
     "Batch",
@@ -112,6 +117,7 @@ __all__ = [
     "Part",
     "PayloadTooLargeError",
     "Policy",
+    "Producer",
     "ProducerFencedError",
     "ProducerGapError",
     "ProducerStamp",

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from headwater.client import listing, reading, state
+from headwater.client.async_producer import AsyncProducer
 from headwater.client.async_transport import AsyncConnection, AsyncTransport
 from headwater.client.effects import Emit, Open, Operation, Policy, Receive, Request, Sleep
 from headwater.client.errors import ClientError
@@ -22,6 +23,7 @@ from headwater.client.operations import (
     Message,
     StreamOperations,
 )
+from headwater.client.producing import ProducerOptions
 from headwater.client.results import (
     BEGINNING,
     AppendResult,
@@ -52,7 +54,7 @@ class AsyncClient:
         self.base_url = base_url.rstrip("/")
         settings = ClientSettings(**options)
         self.policy = settings.policy or Policy(settings.retry)
-        self._timeout_s = settings.timeout_s
+        self.timeout_s = settings.timeout_s
         self.headers = RequestHeaders(settings)
         self.transport = AsyncTransport(settings.tls(), settings.connect_timeout_s)
 
@@ -130,12 +132,12 @@ class AsyncClient:
 
     async def send(self, request: Request) -> Response:
         """Send one request, once."""
-        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         return await self.transport.send(request, await self.headers.async_of(request), timeout_s)
 
     async def open(self, request: Request) -> tuple[AsyncConnection, Response]:
         """Send one request; returns as soon as the head of the response has arrived."""
-        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         return await self.transport.open(request, await self.headers.async_of(request), timeout_s)
 
 
@@ -274,8 +276,8 @@ class AsyncStream:
             raise TypeError("these are options of the client; pass them to it")
         self._owns_client = client is None
         self.client = AsyncClient(str(split_url(url)[0]), **options) if client is None else client
-        self._operations = StreamOperations(url, self.client.policy, content_type)
-        self.url = self._operations.url
+        self.operations = StreamOperations(url, self.client.policy, content_type)
+        self.url = self.operations.url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -297,7 +299,7 @@ class AsyncStream:
 
     async def create(self, content_type: str = JSON, **options: Unpack[CreateOptions]) -> CreateResult:
         """Create the stream, or confirm that it exists with the same configuration."""
-        return await self.client.run(self._operations.create(content_type, **options))
+        return await self.client.run(self.operations.create(content_type, **options))
 
     async def fork(self, name: str, **options: Unpack[ForkOptions]) -> AsyncStream:
         """Create a stream that starts with the data of this one, up to `offset` or to its end."""
@@ -307,19 +309,19 @@ class AsyncStream:
 
     async def fork_from(self, source: AsyncStream, **options: Unpack[ForkOptions]) -> CreateResult:
         """Create this stream as a fork of another one of the same server."""
-        return await self.client.run(self._operations.fork_from(source.url, **options))
+        return await self.client.run(self.operations.fork_from(source.url, **options))
 
     async def head(self) -> StreamInfo:
         """What the server knows about the stream."""
-        return await self.client.run(self._operations.head())
+        return await self.client.run(self.operations.head())
 
     async def close(self) -> AppendResult:
         """Close the stream for good: nothing more can be appended, and readers learn that they have seen the end."""
-        return await self.client.run(self._operations.close())
+        return await self.client.run(self.operations.close())
 
     async def delete(self, *, missing_ok: bool = False) -> None:
         """Delete the stream and its messages."""
-        await self.client.run(self._operations.delete(missing_ok=missing_ok))
+        await self.client.run(self.operations.delete(missing_ok=missing_ok))
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -328,21 +330,28 @@ class AsyncStream:
 
         Without a producer it is sent once, and again only if the server did not process it.
         """
-        return await self.client.run(self._operations.append(message, **options))
+        return await self.client.run(self.operations.append(message, **options))
 
     async def append_many(self, messages: Iterable[Message], **options: Unpack[AppendOptions]) -> AppendResult:
         """Append several messages in one request: all of them, or none."""
-        return await self.client.run(self._operations.append_many(messages, **options))
+        return await self.client.run(self.operations.append_many(messages, **options))
 
     async def append_body(self, body: bytes, **options: Unpack[AppendOptions]) -> AppendResult:
         """Append a request body as it is: on a JSON stream one message, or an array of them."""
-        return await self.client.run(self._operations.append_body(body, **options))
+        return await self.client.run(self.operations.append_body(body, **options))
+
+    def producer(self, producer_id: str, **options: Unpack[ProducerOptions]) -> AsyncProducer:
+        """An idempotent producer: it batches, sends ahead, retries, and stores each message once, in order.
+
+        One instance of a producer id writes at a time: a new one claims an epoch and fences those before it.
+        """
+        return AsyncProducer(self, producer_id, **options)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: str = BEGINNING) -> AsyncReader:
         """Everything from an offset to the current end."""
-        return AsyncReader(self.client, self._operations, offset, None)
+        return AsyncReader(self.client, self.operations, offset, None)
 
     def follow(self, offset: str = BEGINNING, *, live: reading.Live = "auto") -> AsyncReader:
         """Everything from an offset on, and what is appended, until the stream is closed.
@@ -350,39 +359,39 @@ class AsyncStream:
         `live` is "sse", "long-poll", or "auto": events, except for text (where events would turn carriage returns into
         line feeds) and where events do not arrive.
         """
-        return AsyncReader(self.client, self._operations, offset, live)
+        return AsyncReader(self.client, self.operations, offset, live)
 
     async def last(self, count: int = 1) -> list[Any]:
         """The last messages, decoded like those of `read`."""
-        messages = await self.client.run(self._operations.last(count))
-        return reading.decoded(messages, self._operations.content_type or "")
+        messages = await self.client.run(self.operations.last(count))
+        return reading.decoded(messages, self.operations.content_type or "")
 
     async def read_chunk(self, offset: str = BEGINNING, *, until: str | None = None) -> Chunk:
         """One catch-up read: from an offset to wherever the server ends its answer, never beyond `until`."""
-        return await self.client.run(self._operations.read_chunk(offset, until))
+        return await self.client.run(self.operations.read_chunk(offset, until))
 
     async def read_frames(self, offset: str, until: str) -> Chunk:
         """One read with message boundaries (extension `frames`)."""
-        return await self.client.run(self._operations.read_frames(offset, until))
+        return await self.client.run(self.operations.read_frames(offset, until))
 
     async def splits(self, start: str, end: str, count: int) -> list[Range]:
         """A range cut into about `count` parts of the same size (extension `splits`)."""
-        return await self.client.run(self._operations.splits(start, end, count))
+        return await self.client.run(self.operations.splits(start, end, count))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     async def snapshot(self, offset: str | None = None) -> Snapshot:
         """The latest snapshot, or the one at an offset."""
-        return await self.client.run(self._operations.snapshot(offset))
+        return await self.client.run(self.operations.snapshot(offset))
 
     async def publish_snapshot(self, offset: str, body: Body, content_type: str = "application/octet-stream") -> None:
         """Publish the state that all messages before `offset` fold to. A body of any size may come in pieces."""
-        await self.client.run(self._operations.publish_snapshot(offset, body, content_type))
+        await self.client.run(self.operations.publish_snapshot(offset, body, content_type))
 
     @asynccontextmanager
     async def bootstrap(self) -> AsyncIterator[AsyncBootstrap]:
         """The latest snapshot and the messages after it in one response, read as it arrives."""
-        events = self.client.iterate(state.bootstrap(self._operations))
+        events = self.client.iterate(state.bootstrap(self.operations))
         try:
             yield AsyncBootstrap(await anext(events), _parts(events))
         finally:
@@ -396,7 +405,7 @@ class AsyncStream:
         Where retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
         state starts with what is left.
         """
-        return self.client.iterate(state.follow_state(self._operations, target, live=live, allow_missing=allow_missing))
+        return self.client.iterate(state.follow_state(self.operations, target, live=live, allow_missing=allow_missing))
 
 
 async def _parts(events: AsyncIterator[Any]) -> AsyncIterator[AsyncPart]:

@@ -21,6 +21,7 @@ from headwater.client.operations import (
     Message,
     StreamOperations,
 )
+from headwater.client.producing import ProducerOptions
 from headwater.client.results import (
     BEGINNING,
     AppendResult,
@@ -35,6 +36,7 @@ from headwater.client.results import (
     StreamInfo,
 )
 from headwater.client.settings import ClientOptions, ClientSettings, RequestHeaders
+from headwater.client.sync_producer import Producer
 from headwater.client.sync_transport import Connection, SyncTransport
 
 T = TypeVar("T")
@@ -51,7 +53,7 @@ class Client:
         self.base_url = base_url.rstrip("/")
         settings = ClientSettings(**options)
         self.policy = settings.policy or Policy(settings.retry)
-        self._timeout_s = settings.timeout_s
+        self.timeout_s = settings.timeout_s
         self.headers = RequestHeaders(settings)
         self.transport = SyncTransport(settings.tls(), settings.connect_timeout_s)
 
@@ -129,12 +131,12 @@ class Client:
 
     def send(self, request: Request) -> Response:
         """Send one request, once."""
-        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         return self.transport.send(request, self.headers.of(request), timeout_s)
 
     def open(self, request: Request) -> tuple[Connection, Response]:
         """Send one request; returns as soon as the head of the response has arrived."""
-        timeout_s = self._timeout_s if request.timeout_s is None else request.timeout_s
+        timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         return self.transport.open(request, self.headers.of(request), timeout_s)
 
 
@@ -269,8 +271,8 @@ class Stream:
             raise TypeError("these are options of the client; pass them to it")
         self._owns_client = client is None
         self.client = Client(str(split_url(url)[0]), **options) if client is None else client
-        self._operations = StreamOperations(url, self.client.policy, content_type)
-        self.url = self._operations.url
+        self.operations = StreamOperations(url, self.client.policy, content_type)
+        self.url = self.operations.url
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -292,7 +294,7 @@ class Stream:
 
     def create(self, content_type: str = JSON, **options: Unpack[CreateOptions]) -> CreateResult:
         """Create the stream, or confirm that it exists with the same configuration."""
-        return self.client.run(self._operations.create(content_type, **options))
+        return self.client.run(self.operations.create(content_type, **options))
 
     def fork(self, name: str, **options: Unpack[ForkOptions]) -> Stream:
         """Create a stream that starts with the data of this one, up to `offset` or to its end."""
@@ -302,19 +304,19 @@ class Stream:
 
     def fork_from(self, source: Stream, **options: Unpack[ForkOptions]) -> CreateResult:
         """Create this stream as a fork of another one of the same server."""
-        return self.client.run(self._operations.fork_from(source.url, **options))
+        return self.client.run(self.operations.fork_from(source.url, **options))
 
     def head(self) -> StreamInfo:
         """What the server knows about the stream."""
-        return self.client.run(self._operations.head())
+        return self.client.run(self.operations.head())
 
     def close(self) -> AppendResult:
         """Close the stream for good: nothing more can be appended, and readers learn that they have seen the end."""
-        return self.client.run(self._operations.close())
+        return self.client.run(self.operations.close())
 
     def delete(self, *, missing_ok: bool = False) -> None:
         """Delete the stream and its messages."""
-        self.client.run(self._operations.delete(missing_ok=missing_ok))
+        self.client.run(self.operations.delete(missing_ok=missing_ok))
 
     # -- appending ---------------------------------------------------------------------------------------------------
 
@@ -323,21 +325,28 @@ class Stream:
 
         Without a producer it is sent once, and again only if the server did not process it.
         """
-        return self.client.run(self._operations.append(message, **options))
+        return self.client.run(self.operations.append(message, **options))
 
     def append_many(self, messages: Iterable[Message], **options: Unpack[AppendOptions]) -> AppendResult:
         """Append several messages in one request: all of them, or none."""
-        return self.client.run(self._operations.append_many(messages, **options))
+        return self.client.run(self.operations.append_many(messages, **options))
 
     def append_body(self, body: bytes, **options: Unpack[AppendOptions]) -> AppendResult:
         """Append a request body as it is: on a JSON stream one message, or an array of them."""
-        return self.client.run(self._operations.append_body(body, **options))
+        return self.client.run(self.operations.append_body(body, **options))
+
+    def producer(self, producer_id: str, **options: Unpack[ProducerOptions]) -> Producer:
+        """An idempotent producer: it batches, sends ahead, retries, and stores each message once, in order.
+
+        One instance of a producer id writes at a time: a new one claims an epoch and fences those before it.
+        """
+        return Producer(self, producer_id, **options)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: str = BEGINNING) -> Reader:
         """Everything from an offset to the current end."""
-        return Reader(self.client, self._operations, offset, None)
+        return Reader(self.client, self.operations, offset, None)
 
     def follow(self, offset: str = BEGINNING, *, live: reading.Live = "auto") -> Reader:
         """Everything from an offset on, and what is appended, until the stream is closed.
@@ -345,39 +354,39 @@ class Stream:
         `live` is "sse", "long-poll", or "auto": events, except for text (where events would turn carriage returns into
         line feeds) and where events do not arrive.
         """
-        return Reader(self.client, self._operations, offset, live)
+        return Reader(self.client, self.operations, offset, live)
 
     def last(self, count: int = 1) -> list[Any]:
         """The last messages, decoded like those of `read`."""
-        messages = self.client.run(self._operations.last(count))
-        return reading.decoded(messages, self._operations.content_type or "")
+        messages = self.client.run(self.operations.last(count))
+        return reading.decoded(messages, self.operations.content_type or "")
 
     def read_chunk(self, offset: str = BEGINNING, *, until: str | None = None) -> Chunk:
         """One catch-up read: from an offset to wherever the server ends its answer, never beyond `until`."""
-        return self.client.run(self._operations.read_chunk(offset, until))
+        return self.client.run(self.operations.read_chunk(offset, until))
 
     def read_frames(self, offset: str, until: str) -> Chunk:
         """One read with message boundaries (extension `frames`)."""
-        return self.client.run(self._operations.read_frames(offset, until))
+        return self.client.run(self.operations.read_frames(offset, until))
 
     def splits(self, start: str, end: str, count: int) -> list[Range]:
         """A range cut into about `count` parts of the same size (extension `splits`)."""
-        return self.client.run(self._operations.splits(start, end, count))
+        return self.client.run(self.operations.splits(start, end, count))
 
     # -- state -------------------------------------------------------------------------------------------------------
 
     def snapshot(self, offset: str | None = None) -> Snapshot:
         """The latest snapshot, or the one at an offset."""
-        return self.client.run(self._operations.snapshot(offset))
+        return self.client.run(self.operations.snapshot(offset))
 
     def publish_snapshot(self, offset: str, body: Body, content_type: str = "application/octet-stream") -> None:
         """Publish the state that all messages before `offset` fold to. A body of any size may come in pieces."""
-        self.client.run(self._operations.publish_snapshot(offset, body, content_type))
+        self.client.run(self.operations.publish_snapshot(offset, body, content_type))
 
     @contextmanager
     def bootstrap(self) -> Iterator[Bootstrap]:
         """The latest snapshot and the messages after it in one response, read as it arrives."""
-        events = self.client.iterate(state.bootstrap(self._operations))
+        events = self.client.iterate(state.bootstrap(self.operations))
         try:
             yield Bootstrap(next(events), _parts(events))
         finally:
@@ -391,7 +400,7 @@ class Stream:
         Where retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
         state starts with what is left.
         """
-        return self.client.iterate(state.follow_state(self._operations, target, live=live, allow_missing=allow_missing))
+        return self.client.iterate(state.follow_state(self.operations, target, live=live, allow_missing=allow_missing))
 
 
 def _parts(events: Iterator[Any]) -> Iterator[Part]:

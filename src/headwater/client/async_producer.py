@@ -1,0 +1,161 @@
+"""The asynchronous producer: `append` queues messages, and a task sends them in batches that form while it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+from headwater.client.async_transport import AsyncConnection
+from headwater.client.effects import Attempts
+from headwater.client.errors import ClientError, ConnectionLostError
+from headwater.client.http1 import Response, split_url
+from headwater.client.operations import Message
+from headwater.client.producing import ProducerCore, ProducerOptions, ProducerSettings
+from headwater.client.sync_producer import transient
+
+if TYPE_CHECKING:
+    from headwater.client.asynchronous import AsyncStream
+
+
+class AsyncProducer:
+    """Appends exactly once, in order. Failed requests are sent again under the same number.
+
+    `append` returns at once; `flush` waits until everything is stored. An error that retries cannot help is raised by
+    the next call, and nothing is sent after it. Use it in an `async with`.
+    """
+
+    def __init__(self, stream: AsyncStream, producer_id: str, **options: Unpack[ProducerOptions]) -> None:
+        self._stream = stream
+        self._producer_id = producer_id
+        self._settings = ProducerSettings(**options)
+        self._core: ProducerCore | None = None
+        self._error: ClientError | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._work = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._stopping = False
+
+    @property
+    def epoch(self) -> int:
+        return self._started().epoch
+
+    async def start(self) -> Self:
+        """Learn the content type of the stream and start to send. `async with` does it."""
+        if self._core is None:
+            content_type = await self._stream.client.run(self._stream.operations.known_content_type())
+            self._core = ProducerCore(self._producer_id, self._stream.url, content_type, self._settings)
+            self._task = asyncio.create_task(self._run(self._core), name=f"producer {self._producer_id}")
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                await self.flush()
+        finally:
+            await self.stop()
+
+    async def append(self, message: Message) -> None:
+        """Queue one message; waits only while the buffer is full."""
+        core = self._started()
+        while core.is_full and self._error is None:
+            await self._progressed()
+        self._check()
+        core.add(message)
+        self._work.set()
+
+    async def flush(self) -> str:
+        """Wait until everything is stored; returns the offset after it, or an empty text if nothing was appended."""
+        core = self._started()
+        while not core.is_empty and self._error is None and not self._stopping:
+            await self._progressed()
+        self._check()
+        return core.next_offset
+
+    async def close_stream(self) -> str:
+        """Flush, then close the stream under the next number; returns its last offset."""
+        await self.flush()
+        result = await self._stream.append_body(b"", close=True, producer=self._started().close_stamp())
+        return result.next_offset
+
+    async def stop(self) -> None:
+        """End the producer. What is not stored yet may be lost: `flush` first."""
+        self._stopping = True
+        self._progress.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _started(self) -> ProducerCore:
+        if self._core is None:
+            raise RuntimeError("the producer is not started; use it in an `async with`")
+        return self._core
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._stopping:
+            raise ConnectionLostError(f"{self._stream.url}: the producer was stopped")
+
+    async def _progressed(self) -> None:
+        self._progress.clear()
+        await self._progress.wait()
+
+    # -- the task ----------------------------------------------------------------------------------------------------
+
+    async def _run(self, core: ProducerCore) -> None:
+        try:
+            await self._send_all(core)
+        except ClientError as error:
+            self._error = error
+            self._progress.set()
+
+    async def _send_all(self, core: ProducerCore) -> None:
+        client = self._stream.client
+        attempts = Attempts(client.policy)
+        while True:
+            try:
+                connection = await client.transport.connect(split_url(self._stream.url)[0])
+                try:
+                    await self._send_on(connection, core, attempts)
+                finally:
+                    connection.close()
+            except ClientError as error:
+                if not core.failed(error):
+                    await asyncio.sleep(attempts.failed(transient(error)).seconds)
+
+    async def _send_on(self, connection: AsyncConnection, core: ProducerCore, attempts: Attempts) -> None:
+        """Send and take responses on one connection, until it fails."""
+        client = self._stream.client
+        in_flight: deque[asyncio.Future[Response]] = deque()
+        try:
+            while True:
+                self._work.clear()
+                while (request := core.next_request()) is not None:
+                    headers = await client.headers.async_of(request)
+                    in_flight.append(connection.send(request, headers, client.timeout_s))
+                if not in_flight:
+                    await self._work.wait()
+                    continue
+                if not in_flight[0].done():
+                    work = asyncio.ensure_future(self._work.wait())
+                    try:
+                        await asyncio.wait((in_flight[0], work), return_when=asyncio.FIRST_COMPLETED)
+                    finally:
+                        work.cancel()
+                while in_flight and in_flight[0].done():
+                    response = in_flight.popleft().result()
+                    core.answered(response)
+                    attempts.succeeded()
+                    self._progress.set()
+                    if not response.keep_alive:
+                        raise ConnectionLostError(f"{self._stream.url}: the server ended the connection")
+        finally:
+            for future in in_flight:
+                future.cancel()

@@ -1,0 +1,197 @@
+"""The idempotent producer of both faces: each message once and in order, and older instances are fenced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from bench.servers import official_node
+
+from headwater.client import (
+    ConnectionLostError,
+    PayloadTooLargeError,
+    ProducerFencedError,
+    Retry,
+    StreamClosedError,
+    StreamNotFoundError,
+)
+from headwater.client.http1 import Response
+from headwater.client.producing import ProducerCore, ProducerSettings
+from tests.client.faces import ASYNC, SYNC, client_of
+from tests.client.proxies import Breaking, running
+from tests.serving import Server, serve
+
+QUICK = Retry(timeout_s=60, first_delay_s=0.001, max_delay_s=0.02)
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Server]:
+    with serve(DS_HTTP__MAX_BODY_BYTES="1000000") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[str]:
+    with official_node() as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module", params=[SYNC, ASYNC])
+def face(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module", params=["headwater", "node"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue("ours").url if request.param == "headwater" else request.getfixturevalue("node"))
+
+
+def test_messages_are_stored_once_in_order(url: str, face: str, stream_name: Callable[[], str]) -> None:
+    with client_of(face, url) as client:
+        stream = client.stream(stream_name())
+        stream.create()
+        with stream.producer("loader", batch_messages_max=70) as producer:
+            for n in range(1000):
+                producer.append({"n": n})
+            offset = producer.flush()
+            assert offset == stream.head().next_offset
+            producer.append([1000])
+        assert list(stream.read()) == [*({"n": n} for n in range(1000)), [1000]]
+
+
+def test_nothing_is_lost_or_doubled_when_connections_break(url: str, face: str, stream_name: Callable[[], str]) -> None:
+    proxy = Breaking(url, seed=3)
+    name = stream_name()
+    with client_of(face, url) as direct:
+        direct.stream(name).create()
+        with running(proxy), client_of(face, proxy.url, retry=QUICK) as client:
+            stream = client.stream(name, content_type="application/json")
+            with stream.producer("loader", batch_messages_max=10) as producer:
+                for n in range(400):
+                    producer.append(n)
+        assert list(direct.stream(name).read()) == list(range(400))
+    assert proxy.cuts > 3
+
+
+def test_a_new_instance_claims_the_epoch_and_fences_the_old_one(
+    url: str, face: str, stream_name: Callable[[], str]
+) -> None:
+    with client_of(face, url) as client:
+        stream = client.stream(stream_name())
+        stream.create()
+        with stream.producer("worker", epoch=2**50) as future:
+            future.append("from a clock that runs ahead")
+        old = stream.producer("worker").__enter__()
+        try:
+            old.append(1)
+            old.flush()
+            assert old.epoch == 2**50 + 1
+            with stream.producer("worker") as new:
+                new.append(2)
+                new.flush()
+                assert new.epoch == 2**50 + 2
+            old.append(3)
+            for call in (old.flush, old.flush, lambda: old.append(4)):
+                with pytest.raises(ProducerFencedError):
+                    call()
+        finally:
+            old.stop()
+        assert list(stream.read()) == ["from a clock that runs ahead", 1, 2]
+
+
+def test_the_producer_closes_the_stream_after_its_last_message(
+    url: str, face: str, stream_name: Callable[[], str]
+) -> None:
+    with client_of(face, url) as client:
+        stream = client.stream(stream_name())
+        stream.create()
+        with stream.producer("writer") as producer:
+            producer.append("last")
+            producer.close_stream()
+        assert list(stream.follow()) == ["last"]
+        with pytest.raises(StreamClosedError):
+            stream.append("late")
+
+
+def test_errors_that_retries_cannot_help_are_raised(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
+    with client_of(face, ours.url) as client:
+        missing = client.stream(stream_name(), content_type="application/json")
+        with pytest.raises(StreamNotFoundError), missing.producer("p") as producer:
+            producer.append(1)
+        stream = client.stream(stream_name())
+        stream.create()
+        with pytest.raises(PayloadTooLargeError), stream.producer("p") as producer:
+            producer.append("x" * 2_000_000)
+
+
+def test_a_stopped_producer_refuses_messages(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
+    with client_of(face, ours.url) as client:
+        stream = client.stream(stream_name())
+        stream.create()
+        producer = stream.producer("p").__enter__()
+        producer.stop()
+        with pytest.raises(ConnectionLostError, match="was stopped"):
+            producer.append(1)
+
+
+def test_several_threads_share_a_producer(ours: Server, stream_name: Callable[[], str]) -> None:
+    with client_of(SYNC, ours.url) as client:
+        stream = client.stream(stream_name())
+        stream.create()
+        with stream.producer("shared") as producer:
+
+            def work(number: int) -> None:
+                for n in range(200):
+                    producer.append([number, n])
+
+            threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        stored = list(stream.read())
+    for number in range(4):
+        assert [n for worker, n in stored if worker == number] == list(range(200))
+
+
+# -- the state alone ---------------------------------------------------------------------------------------------------
+
+
+def response(status: int, **headers: str) -> Response:
+    return Response(status, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def test_before_the_first_answer_only_one_batch_is_sent() -> None:
+    core = ProducerCore("p", "http://h/s", "application/json", ProducerSettings(batch_messages_max=1, in_flight_max=3))
+    for n in range(9):
+        core.add(n)
+    assert core.next_request() is not None
+    assert core.next_request() is None
+    core.answered(response(200))
+    sent = [core.next_request() for _ in range(4)]
+    assert [request is not None for request in sent] == [True, True, True, False]
+
+
+def test_batches_keep_number_and_bytes_when_they_are_sent_again() -> None:
+    core = ProducerCore("p", "http://h/s", "application/json", ProducerSettings(epoch=4, batch_messages_max=2))
+    for n in range(5):
+        core.add(n)
+    first = core.next_request()
+    core.answered(response(200))
+    again = [core.next_request(), core.next_request()]
+    assert not core.failed(ConnectionLostError("cut"))
+    assert [core.next_request(), core.next_request()] == again
+    assert first is not None
+    assert [first.body, *(request.body for request in again if request)] == [b"[0,1]", b"[2,3]", b"[4]"]
+    assert [first.headers["Producer-Seq"], *(r.headers["Producer-Seq"] for r in again if r)] == ["0", "1", "2"]
+
+
+def test_an_explicit_epoch_is_never_raised() -> None:
+    core = ProducerCore("p", "http://h/s", "application/json", ProducerSettings(epoch=4))
+    core.add(1)
+    core.next_request()
+    fenced = ProducerFencedError(403, "stale_epoch", "", {"producer-epoch": "9"})
+    with pytest.raises(ProducerFencedError):
+        core.failed(fenced)
+    assert core.epoch == 4
