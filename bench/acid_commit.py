@@ -27,7 +27,7 @@ from typing import Protocol
 
 import lmdb
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, encode_record
 from headwater.storage.acid import AcidStorage
 from headwater.storage.acid.layout import shard_of
@@ -114,7 +114,7 @@ class Acid:
 
 def batches(connections: int, streams: int, rounds: int) -> list[list[Committed]]:
     """Each round every connection appends once, to a stream of its choice."""
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     made: list[list[Committed]] = [[]]
     for number in range(streams):
         create = Create(random.getrandbits(63), f"stream-{number}", 0, "text/plain")

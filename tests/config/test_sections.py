@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from headwater.config import ConfigError, Http, Log, Settings, load_settings
+from headwater.config import ConfigError, HttpSettings, LogSettings, Settings, load_settings
 from headwater.config.describe import described_settings
 
 
@@ -79,13 +79,13 @@ def test_other_shard_counts_are_refused(count: str) -> None:
     ],
 )
 def test_origins_are_split(given: str, origins: tuple[str, ...]) -> None:
-    assert Http(cors_origins=given).origins == origins
+    assert HttpSettings(cors_origins=given).origins == origins
 
 
 @pytest.mark.parametrize("given", ["a.example", "https://a.example/", "https://a.example/path", "https://*.example"])
 def test_what_is_no_origin_is_refused(given: str) -> None:
     with pytest.raises(ValidationError, match="is not a valid origin"):
-        Http(cors_origins=given)
+        HttpSettings(cors_origins=given)
 
 
 @pytest.mark.parametrize("variable", ["DS_SERVER__PORT", "DS_SERVER__IDLE_TIMEOUT_SECS"])
@@ -112,6 +112,6 @@ def test_building_settings_by_hand_reads_no_environment(monkeypatch: pytest.Monk
 
 
 def test_the_log_filter_is_checked_when_set() -> None:
-    assert Log(rust_log="warn,headwater.http=debug").filter.modules == (("headwater.http", 10),)
+    assert LogSettings(rust_log="warn,headwater.http=debug").filter.modules == (("headwater.http", 10),)
     with pytest.raises(ValidationError):
-        Log(rust_log="headwater=loud")
+        LogSettings(rust_log="headwater=loud")

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.offsets import Offset
 from headwater.core.records import Append, Create, Delete, ForkPoint, Image, Record, Touch, decode_record, encode_record
 
 T0 = 1_000_000
 
 
-def catalog_of(*records: Record) -> Catalog[Stream]:
-    catalog: Catalog[Stream] = Catalog(Stream)
+def catalog_of(*records: Record) -> Catalog[StreamState]:
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in records:
         catalog.apply(record)
     return catalog
@@ -28,21 +28,21 @@ def create(stream_id: int, name: str, payload: bytes = b"", **more: object) -> C
     return Create(stream_id, name, T0, "text/plain", payload=payload, lengths=lengths, **more)  # type: ignore[arg-type]
 
 
-def fork(stream_id: int, name: str, source: Stream, payload: bytes = b"") -> Create:
+def fork(stream_id: int, name: str, source: StreamState, payload: bytes = b"") -> Create:
     point = ForkPoint(source.id, source.name, source.index, source.position)
     return create(stream_id, name, payload, fork=point)
 
 
-def append(stream: Stream, payload: bytes, **more: object) -> Append:
+def append(stream: StreamState, payload: bytes, **more: object) -> Append:
     at_ms = T0 + 5
     return Append(stream.id, at_ms, stream.index, stream.position, payload, (len(payload),), **more)  # type: ignore[arg-type]
 
 
-def producers_of(stream: Stream) -> dict[str, tuple[int, int]]:
+def producers_of(stream: StreamState) -> dict[str, tuple[int, int]]:
     return {name: (known.epoch, known.seq) for name, known in (stream.producers or {}).items()}
 
 
-def state(catalog: Catalog[Stream]) -> dict[int, tuple[Image, int, bool]]:
+def state(catalog: Catalog[StreamState]) -> dict[int, tuple[Image, int, bool]]:
     """All that a catalog holds: each stream's image, its forks, and whether its name leads to it."""
     return {
         stream.id: (stream.image(), stream.children, catalog.by_name.get(stream.name) is stream) for stream in catalog
@@ -192,7 +192,7 @@ trees = st.lists(st.integers(min_value=0), min_size=1, max_size=12).map(
 
 @given(trees, st.randoms(use_true_random=False))
 def test_forks_may_go_in_any_order_and_the_last_one_frees_the_rest(tree: list[int | None], random: object) -> None:
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for at, source in enumerate(tree):
         catalog.apply(create(at, f"n{at}") if source is None else fork(at, f"n{at}", catalog.by_id[source]))
     order = list(range(len(tree)))
@@ -256,7 +256,7 @@ steps = st.lists(
 
 def records_of(wishes: list[Step]) -> list[Record]:
     """Any sequence of records that the rules could have let through."""
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     records: list[Record] = []
     for stream_id, wish in enumerate(wishes, 1):
         record = record_of(catalog, stream_id, wish)
@@ -266,7 +266,7 @@ def records_of(wishes: list[Step]) -> list[Record]:
     return records
 
 
-def record_of(catalog: Catalog[Stream], stream_id: int, wish: Step) -> Record | None:
+def record_of(catalog: Catalog[StreamState], stream_id: int, wish: Step) -> Record | None:
     usable = [stream for stream in catalog if not stream.deleted]
     if not usable or wish.kind in {"create", "fork"}:
         if wish.name in catalog.by_name:

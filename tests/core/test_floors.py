@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.floors import floors, own_start
 from headwater.core.records import Create, Delete, ForkPoint, Retain
 
@@ -39,9 +39,9 @@ plans = st.lists(
 )
 
 
-def build(first: Plan, forks: list[Plan]) -> Catalog[Stream]:
-    catalog: Catalog[Stream] = Catalog(Stream)
-    made: list[Stream] = []
+def build(first: Plan, forks: list[Plan]) -> Catalog[StreamState]:
+    catalog: Catalog[StreamState] = Catalog(StreamState)
+    made: list[StreamState] = []
     for number, plan in enumerate([first, *forks], 1):
         fork = None
         base = retained = 0
@@ -74,7 +74,7 @@ def build(first: Plan, forks: list[Plan]) -> Catalog[Stream]:
     return catalog
 
 
-def read_from(catalog: Catalog[Stream], reader: Stream, index: int) -> Stream:
+def read_from(catalog: Catalog[StreamState], reader: StreamState, index: int) -> StreamState:
     """The stream whose own data holds a message that a reader asks for."""
     owner = reader
     while index < owner.base_index:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, Token, parse_token, same_place, spell
+from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, OffsetToken, parse_token, same_place, spell
 
 parts = st.integers(min_value=0, max_value=2**64 - 1)
 offsets = st.builds(Offset, parts, parts)
@@ -19,14 +19,14 @@ def test_a_token_is_two_16_digit_hex_numbers_joined_by_an_underscore() -> None:
 
 @given(offsets)
 def test_every_offset_survives_its_token(offset: Offset) -> None:
-    assert parse_token(str(offset)) == Token(offset, None)
+    assert parse_token(str(offset)) == OffsetToken(offset, None)
 
 
 @given(offsets, parts)
 def test_a_token_of_three_parts_names_the_incarnation(offset: Offset, incarnation: int) -> None:
     text = spell(offset.index, offset.position, incarnation)
     assert text == f"{offset}_{incarnation:016x}"
-    assert parse_token(text) == Token(offset, incarnation)
+    assert parse_token(text) == OffsetToken(offset, incarnation)
 
 
 @given(offsets, offsets, parts)

@@ -11,7 +11,7 @@ from headwater.core.producers import (
     DIGESTS_KEPT,
     ID_MAX_BYTES,
     NUMBER_MAX,
-    Producer,
+    ProducerHeaders,
     ProducerState,
     Verdict,
     digest,
@@ -43,7 +43,7 @@ numbers = st.integers(min_value=0, max_value=NUMBER_MAX)
 )
 def test_an_append_is_new_or_a_repeat(state: tuple[int, int] | None, epoch: int, seq: int, verdict: Verdict) -> None:
     known = ProducerState(*state) if state is not None else None
-    assert judge(known, Producer("p", epoch, seq)) is verdict
+    assert judge(known, ProducerHeaders("p", epoch, seq)) is verdict
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_gap_says_what_was_expected_and_received(
 ) -> None:
     known = ProducerState(*state) if state is not None else None
     with pytest.raises(SequenceGap) as refused:
-        judge(known, Producer("p", epoch, seq))
+        judge(known, ProducerHeaders("p", epoch, seq))
     assert refused.value.status == 409
     assert dict(refused.value.headers) == {
         "Producer-Expected-Seq": str(expected),
@@ -65,7 +65,7 @@ def test_a_gap_says_what_was_expected_and_received(
 @pytest.mark.parametrize("seq", [0, 1, 9, 10, 11])
 def test_a_zombie_is_403_and_told_the_current_epoch(seq: int) -> None:
     with pytest.raises(StaleEpoch) as refused:
-        judge(ProducerState(3, 9), Producer("p", 2, seq))
+        judge(ProducerState(3, 9), ProducerHeaders("p", 2, seq))
     assert refused.value.status == 403
     assert dict(refused.value.headers) == {"Producer-Epoch": "3"}
 
@@ -73,14 +73,14 @@ def test_a_zombie_is_403_and_told_the_current_epoch(seq: int) -> None:
 @pytest.mark.parametrize("seq", [1, 10, NUMBER_MAX])
 def test_a_new_epoch_that_does_not_begin_at_0_is_400(seq: int) -> None:
     with pytest.raises(InvalidProducer) as refused:
-        judge(ProducerState(3, 9), Producer("p", 4, seq))
+        judge(ProducerState(3, 9), ProducerHeaders("p", 4, seq))
     assert refused.value.status == 400
 
 
 @given(st.one_of(st.none(), st.builds(ProducerState, numbers, numbers)), numbers, numbers)
 def test_only_the_next_append_is_ever_new(state: ProducerState | None, epoch: int, seq: int) -> None:
     try:
-        verdict = judge(state, Producer("p", epoch, seq))
+        verdict = judge(state, ProducerHeaders("p", epoch, seq))
     except Refusal:
         return
     starts_epoch = seq == 0 and (state is None or epoch > state.epoch)
@@ -114,7 +114,7 @@ def test_a_digest_tells_bodies_apart() -> None:
 
 @given(numbers, numbers)
 def test_the_three_headers_make_a_producer(epoch: int, seq: int) -> None:
-    assert parse_producer("p", str(epoch), str(seq)) == Producer("p", epoch, seq)
+    assert parse_producer("p", str(epoch), str(seq)) == ProducerHeaders("p", epoch, seq)
 
 
 def test_no_header_is_no_producer() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.errors import BadRequest
 from headwater.core.offsets import Offset
 from headwater.core.records import AgeIndex, Append, Create, Retain, RetentionPolicy, SnapshotRef
@@ -95,8 +95,8 @@ def test_headers_become_a_policy() -> None:
             parse_policy(None, None, text)
 
 
-def stream_with_messages(**more: object) -> tuple[Catalog[Stream], Stream]:
-    catalog: Catalog[Stream] = Catalog(Stream)
+def stream_with_messages(**more: object) -> tuple[Catalog[StreamState], StreamState]:
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     catalog.apply(Create(1, "/ds/bucket/s", T0, "text/plain", **more))  # type: ignore[arg-type]
     for number in range(5):
         catalog.apply(Append(1, T0 + number * 2000, number, number * 10, b"x" * 10, (10,)))
@@ -131,7 +131,7 @@ def test_a_stream_that_tracks_ages_keeps_its_marks_in_its_image() -> None:
     catalog, stream = stream_with_messages(tracks_age=True)
     assert stream.ages is not None
     assert stream.ages.last_until(T0 + 4000) == (3, 30)
-    again: Catalog[Stream] = Catalog(Stream)
+    again: Catalog[StreamState] = Catalog(StreamState)
     again.apply(stream.image())
     for both in (catalog, again):
         both.apply(Append(1, T0 + 20_000, 5, 50, b"y", (1,)))

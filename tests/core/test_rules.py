@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.errors import (
     BadRequest,
     ConfigMismatch,
@@ -21,7 +21,7 @@ from headwater.core.errors import (
     StaleEpoch,
     StreamClosed,
 )
-from headwater.core.producers import Producer
+from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append, Create, ForkPoint
 from headwater.core.rules import (
     CreateRequest,
@@ -49,12 +49,12 @@ def asked(
     return CreateRequest("a", content_type, ttl_secs, expires_at_ms, closed, body, fork)
 
 
-def stream_of(request: CreateRequest) -> Stream:
+def stream_of(request: CreateRequest) -> StreamState:
     return installed(decide_create(request, 1, NOW))
 
 
-def installed(*records: Create | Append) -> Stream:
-    catalog: Catalog[Stream] = Catalog(Stream)
+def installed(*records: Create | Append) -> StreamState:
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in records:
         catalog.apply(record)
     return catalog.by_id[records[-1].id]
@@ -64,7 +64,7 @@ class Writer:
     """A stream and those who append to it: a record that the rules decide on is applied at once."""
 
     def __init__(self, content_type: str = TEXT) -> None:
-        self._catalog: Catalog[Stream] = Catalog(Stream)
+        self._catalog: Catalog[StreamState] = Catalog(StreamState)
         self._catalog.apply(decide_create(asked(content_type), 1, NOW))
         self.stream = self._catalog.by_id[1]
 
@@ -76,7 +76,7 @@ class Writer:
         seq: str | None = None,
         close: bool = False,
     ) -> Append | Outcome:
-        who = Producer(*producer) if producer is not None else None
+        who = ProducerHeaders(*producer) if producer is not None else None
         decision = decide_append(self.stream, content_type, body, who, seq, close, NOW + 1)
         if isinstance(decision, Append):
             self._catalog.apply(decision)
@@ -236,7 +236,7 @@ def test_another_fork_under_the_same_name_is_a_conflict(again: CreateRequest) ->
         check_same_config(a_fork(), again)
 
 
-def a_fork() -> Stream:
+def a_fork() -> StreamState:
     """A fork of `a` at token `t` and 2 beyond, with the source's TTL of 60 s."""
     source = decide_create(asked(ttl_secs=60, body=b"12345"), 1, NOW)
     request = asked(None, fork=ForkRequest("a", "t", 2))

@@ -16,7 +16,7 @@ from headwater.core.signing import (
     PUBLISHED_AFTER_MS,
     SavedKey,
     SigningKey,
-    Token,
+    WakeToken,
     current_key,
     decode_key,
     encode_key,
@@ -84,16 +84,16 @@ def test_the_first_key_signs_even_before_its_time() -> None:
 
 
 ids = st.text(st.characters(min_codepoint=0x20, exclude_categories=["Cs"]), min_size=1, max_size=20)
-tokens = st.builds(Token, st.integers(0, 2**53), st.from_regex(r"w_[0-9a-f]{24}", fullmatch=True))
+tokens = st.builds(WakeToken, st.integers(0, 2**53), st.from_regex(r"w_[0-9a-f]{24}", fullmatch=True))
 
 
 @given(ids, tokens)
-def test_a_token_says_which_wake_it_is_for(subscription: str, token: Token) -> None:
+def test_a_token_says_which_wake_it_is_for(subscription: str, token: WakeToken) -> None:
     assert read_token(SECRET, subscription, make_token(SECRET, subscription, token)) == token
 
 
 @given(ids, ids, tokens, tokens)
-def test_a_token_is_for_one_subscription_and_wake(mine: str, other: str, token: Token, another: Token) -> None:
+def test_a_token_is_for_one_subscription_and_wake(mine: str, other: str, token: WakeToken, another: WakeToken) -> None:
     text = make_token(SECRET, mine, token)
     mac = text.rsplit(".", 1)[1]
     if other != mine:

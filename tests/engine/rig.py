@@ -7,7 +7,7 @@ from typing import Any
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
-from headwater.core.producers import Producer
+from headwater.core.producers import ProducerHeaders
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.committer import CommitMode
 from headwater.engine.engine import Engine
@@ -74,7 +74,7 @@ class Rig:
     def post(
         self, name: str, body: bytes = b"x", producer: tuple[str, int, int] | None = None, close: bool = False
     ) -> list[object]:
-        who = Producer(*producer) if producer is not None else None
+        who = ProducerHeaders(*producer) if producer is not None else None
         return self._asked(lambda done: self.engine.append(name, TEXT, body, who, None, close, done))
 
     def delete(self, name: str) -> list[object]:

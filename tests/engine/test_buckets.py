@@ -12,7 +12,7 @@ from headwater.core.buckets import document_key, stream_name
 from headwater.core.errors import Refusal
 from headwater.core.records import Create, Document
 from headwater.core.rules import CreateRequest
-from headwater.engine.buckets import Bucket, StreamPage
+from headwater.engine.buckets import BucketState, StreamPage
 from headwater.engine.engine import Engine
 from headwater.engine.quota import Limits
 from headwater.engine.results import Created, Deleted
@@ -147,7 +147,7 @@ def test_bucket_whose_only_stream_is_created_and_deleted_in_one_batch_can_be_del
     delete(rig.engine)
     gone = delete_bucket(rig.engine)
     rig.scheduler.settle()
-    assert isinstance(gone[0], Bucket)
+    assert isinstance(gone[0], BucketState)
     assert status(listing(rig.engine)) == 404
     assert status(listing(reopened(rig))) == 404
 

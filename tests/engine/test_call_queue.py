@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 from headwater.engine import call_queue
-from headwater.engine.call_queue import CallQueue, Record
+from headwater.engine.call_queue import CallQueue, HostHealth
 
 
 def take_all(queue: CallQueue[int]) -> list[str]:
@@ -21,7 +21,7 @@ def proven(queue: CallQueue[int], *hosts: str) -> None:
     for host in hosts:
         queue.add(host, -1)
         assert queue.take() == (host, -1)
-        queue.finished(host, Record.RESPONSIVE)
+        queue.finished(host, HostHealth.RESPONSIVE)
 
 
 def test_a_host_gets_one_slot_until_it_answered_and_then_no_more_than_its_limit() -> None:
@@ -29,9 +29,9 @@ def test_a_host_gets_one_slot_until_it_answered_and_then_no_more_than_its_limit(
     for number in range(20):
         queue.add("a", number)
     assert take_all(queue) == ["a"]
-    queue.finished("a", Record.RESPONSIVE)
+    queue.finished("a", HostHealth.RESPONSIVE)
     assert take_all(queue) == ["a"] * 8
-    queue.finished("a", Record.UNRESPONSIVE)
+    queue.finished("a", HostHealth.UNRESPONSIVE)
     assert take_all(queue) == [], "seven are under way, and one is its limit again"
 
 
@@ -71,10 +71,10 @@ def test_dead_receivers_leave_slots_for_the_others() -> None:
         queue.add("alive", number)
     assert take_all(queue) == ["alive"] * 8
     for host in first:
-        queue.finished(host, Record.UNRESPONSIVE)
+        queue.finished(host, HostHealth.UNRESPONSIVE)
     for _ in range(10):  # Until all of them were called once.
         for host in (hosts := take_all(queue)):
-            queue.finished(host, Record.UNRESPONSIVE)
+            queue.finished(host, HostHealth.UNRESPONSIVE)
         if not [host for host in hosts if host != "alive"]:
             break
     stuck = take_all(queue)
@@ -97,7 +97,7 @@ def test_every_call_is_made_in_the_end_and_no_limit_is_ever_exceeded() -> None:
             expected[host] += 1
         elif active:
             host = active.pop(rng.randrange(len(active)))
-            queue.finished(host, rng.choice([None, *Record]))
+            queue.finished(host, rng.choice([None, *HostHealth]))
         while (taken := queue.take()) is not None:
             active.append(taken[0])
             made[taken[0]] += 1
@@ -120,5 +120,5 @@ def test_dropping_what_waits_leaves_what_is_under_way() -> None:
     queue.add("a", 1)
     assert queue.take() == ("a", 0)
     queue.clear()
-    queue.finished("a", Record.RESPONSIVE)
+    queue.finished("a", HostHealth.RESPONSIVE)
     assert queue.take() is None

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core.buckets import document_key
 from headwater.core.errors import MemoryFull
-from headwater.engine.buckets import Bucket
+from headwater.engine.buckets import BucketState
 from headwater.engine.engine import Engine
 from headwater.engine.quota import PRODUCER_BYTES, STREAM_BYTES, Limits, document_bytes, stream_bytes
 from tests.engine.rig import Rig, status
@@ -68,7 +68,7 @@ def test_everything_is_given_back(disk: bool) -> None:
     rig.engine.buckets.create("bucket", buckets.append)
     rig.scheduler.settle()
     bucket = buckets[0]
-    assert isinstance(bucket, Bucket)
+    assert isinstance(bucket, BucketState)
     key = document_key("bucket")
     expected = sum(stream_bytes(name) for name in ("a", "b", "expiring")) + 2 * PRODUCER_BYTES
     assert rig.engine.quota.metadata_bytes == expected + document_bytes(key, rig.engine.catalog.documents[key])

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.config import Storage
+from headwater.config import StorageSettings
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Engine
 from headwater.engine.quota import Limits
@@ -26,7 +26,7 @@ def write_store(directory: Path, mode: str, days_ago: int) -> None:
     """A data directory as a server left it so many days ago."""
     clock = ManualClock(int((time.time() - days_ago * DAY_SECS) * 1000))
     scheduler = ManualScheduler(clock)
-    storage = open_store(Storage(mode=mode, data_dir=directory)).storage
+    storage = open_store(StorageSettings(mode=mode, data_dir=directory)).storage
     engine = Engine(storage, clock, scheduler, Limits())
     engine.start()
     for name, ttl_secs in (("expired", 30 * DAY_SECS), ("alive", 60 * DAY_SECS), ("forever", None)):

@@ -10,7 +10,7 @@ from headwater.core.errors import Refusal
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Engine
 from headwater.engine.quota import Limits
-from headwater.http.bootstrap import Bootstrap, BoundaryFound, Watch, closing, new_boundary, whole
+from headwater.http.bootstrap import BootstrapBody, BoundaryFoundError, BoundaryWatch, closing, new_boundary, whole
 from headwater.storage.memory import MemoryStorage
 from tests.engine.seams import ManualClock, ManualScheduler
 
@@ -38,9 +38,9 @@ class Fixture:
         at = "0000000000000001_0000000000000006"
         self.engine.snapshots.publish("/ds/bucket/s", at, "a/b", upload, must_work)
 
-    def answer(self) -> Bootstrap:
+    def answer(self) -> BootstrapBody:
         stream = self.engine.look_up("/ds/bucket/s")
-        return Bootstrap(self.engine, stream, self.engine.snapshots.open(stream))
+        return BootstrapBody(self.engine, stream, self.engine.snapshots.open(stream))
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_boundary_that_occurs_in_a_part_is_not_used(snapshot: bytes, messages:
     # A large answer has begun by then: it ends before the piece that would spoil it.
     answer = fixture.answer()
     sent: list[bytes | memoryview] = []
-    with pytest.raises(BoundaryFound):
+    with pytest.raises(BoundaryFoundError):
         sent.extend(closing(answer, TAKEN))
     assert sum(map(len, sent)) < answer.length()
 
 
 def test_when_no_boundary_can_be_had_it_is_said() -> None:
-    with pytest.raises(BoundaryFound):
+    with pytest.raises(BoundaryFoundError):
         whole(Fixture(TAKEN, []).answer(), lambda: TAKEN)
 
 
@@ -90,7 +90,7 @@ def test_an_answer_that_is_given_up_lets_go_of_its_pin() -> None:
 
 
 def pass_all(*pieces: bytes) -> None:
-    watch = Watch(TAKEN)
+    watch = BoundaryWatch(TAKEN)
     for piece in pieces:
         watch.passes(piece)
 
@@ -98,8 +98,8 @@ def pass_all(*pieces: bytes) -> None:
 def test_a_boundary_is_found_however_it_is_cut() -> None:
     text = b"--" + TAKEN + b"--"
     for cut in range(len(text) + 1):
-        with pytest.raises(BoundaryFound):
+        with pytest.raises(BoundaryFoundError):
             pass_all(b"before", text[:cut], b"", text[cut:])
-    watch = Watch(TAKEN)
+    watch = BoundaryWatch(TAKEN)
     for byte in TAKEN[:-1] * 5:
         watch.passes(bytes([byte]))

@@ -9,7 +9,7 @@ import pytest
 from headwater.core.errors import Refusal, SequenceGap, StreamClosed
 from headwater.core.offsets import ZERO, Offset, spell
 from headwater.core.records import Image
-from headwater.engine.reading import Chunk
+from headwater.engine.reading import ReadChunk
 from headwater.engine.stream import LiveStream
 from headwater.http.chunks import etag_of, matches
 from headwater.http.headers import CommonHeaders, header, next_offset, offset_text
@@ -69,9 +69,9 @@ def test_anything_else_does_not(asked: bytes) -> None:
 TAIL = Offset(2, 9)
 
 
-def chunk(stream_id: int = 0xAB, start: Offset = ZERO, end: Offset = TAIL, closed: bool = False) -> Chunk:
+def chunk(stream_id: int = 0xAB, start: Offset = ZERO, end: Offset = TAIL, closed: bool = False) -> ReadChunk:
     stream = LiveStream(Image(stream_id, "a", 0, "text/plain", None, None, 2, 9, 0, 0))
-    return Chunk(stream, start, end, (), True, closed)
+    return ReadChunk(stream, start, end, (), True, closed)
 
 
 def test_an_etag_is_quoted_and_names_incarnation_start_and_end() -> None:

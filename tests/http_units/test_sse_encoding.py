@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from headwater.core.catalog import ContentType, content_type_of
 from headwater.core.offsets import ZERO, Offset
 from headwater.http.chunks import as_array
-from headwater.http.sse_encoding import Event, as_chunk, control_event, events_of, json_event, large_event
+from headwater.http.sse_encoding import SseEvent, as_chunk, control_event, events_of, json_event, large_event
 
 TEXT = content_type_of("text/plain")
 JSON = content_type_of("application/json")
@@ -51,7 +51,7 @@ def texts(messages: Sequence[bytes], *, hold: bool = False) -> list[str]:
     return [one[0][1] for one in parsed]
 
 
-def events(kind: ContentType, messages: Sequence[bytes], *, hold: bool = False) -> list[Event]:
+def events(kind: ContentType, messages: Sequence[bytes], *, hold: bool = False) -> list[SseEvent]:
     data = b"".join(messages)
     if kind.json:
         return [json_event(data, Offset(len(messages), len(data)))]
@@ -63,7 +63,7 @@ def events(kind: ContentType, messages: Sequence[bytes], *, hold: bool = False) 
 
 
 def test_a_text_is_one_event_on_one_line() -> None:
-    assert events(TEXT, [b"hello"]) == [Event(b"event: data\ndata:hello\n\n", Offset(1, 5))]
+    assert events(TEXT, [b"hello"]) == [SseEvent(b"event: data\ndata:hello\n\n", Offset(1, 5))]
 
 
 def test_each_message_is_an_event_with_the_place_after_it() -> None:
@@ -182,7 +182,7 @@ def test_live_the_rest_of_a_character_is_waited_for_and_no_longer(text: str, dat
 def test_a_character_that_never_ends_is_sent_when_the_stream_is_over(rest: bytes) -> None:
     assert events(TEXT, [b"a", b"b" + rest], hold=True) == events(TEXT, [b"a"])
     last = events(TEXT, [b"a", b"b" + rest], hold=False)[-1]
-    assert last == Event(b"event: data\ndata:b" + rest + b"\n\n", Offset(2, 2 + len(rest)))
+    assert last == SseEvent(b"event: data\ndata:b" + rest + b"\n\n", Offset(2, 2 + len(rest)))
 
 
 def test_a_reader_waits_when_all_there_is_is_half_a_character() -> None:
@@ -206,7 +206,7 @@ def test_a_byte_that_begins_no_character_is_no_reason_to_wait(byte: int) -> None
 @pytest.mark.parametrize("next_message", [b"a", b"\xe2", b"\xc3\xa9", b"\xff"])
 def test_half_a_character_that_the_next_message_cannot_complete_is_sent_as_it_is(next_message: bytes) -> None:
     found = events(TEXT, [b"\xe2", next_message, b"end"], hold=True)
-    assert found[0] == Event(b"event: data\ndata:\xe2\n\n", Offset(1, 1))
+    assert found[0] == SseEvent(b"event: data\ndata:\xe2\n\n", Offset(1, 1))
     assert found[-1].end.index == 3
 
 
@@ -247,7 +247,7 @@ def test_a_large_event_is_the_same_however_it_is_cut(message: bytes, cuts: list[
 
 def test_json_is_one_array_per_event() -> None:
     stored = [b'{"a":1},', b"2,", b'"x",']
-    assert events(JSON, stored) == [Event(b'event: data\ndata:[{"a":1},2,"x"]\n\n', Offset(3, 14))]
+    assert events(JSON, stored) == [SseEvent(b'event: data\ndata:[{"a":1},2,"x"]\n\n', Offset(3, 14))]
 
 
 def test_json_that_is_laid_out_in_lines_stays_one_value() -> None:

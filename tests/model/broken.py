@@ -15,14 +15,14 @@ from unittest.mock import patch
 import msgspec
 
 from headwater.core import rules
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.errors import Refusal
-from headwater.core.producers import Producer, ProducerState, Verdict, judge
+from headwater.core.producers import ProducerHeaders, ProducerState, Verdict, judge
 from headwater.core.records import Append, Create, Delete, Record
 from headwater.engine import engine as engine_module
 from headwater.engine.committer import CommitEntry, CommitMode
 from headwater.engine.engine import Engine
-from headwater.engine.reading import Chunk, StreamReader
+from headwater.engine.reading import ReadChunk, StreamReader
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Committed, Storage
 from tests.engine.seams import Ground, JournalGround, JournalStorage, MemoryGround
@@ -101,18 +101,18 @@ class KeepsFailedQueue(Engine):
 # -- rules
 
 
-def judge_without_gaps(state: ProducerState | None, producer: Producer) -> Verdict:
+def judge_without_gaps(state: ProducerState | None, producer: ProducerHeaders) -> Verdict:
     if state is not None and producer.epoch == state.epoch and producer.seq > state.seq:
         return Verdict.NEW
     return JUDGE(state, producer)
 
 
-def judge_without_repeats(state: ProducerState | None, producer: Producer) -> Verdict:
+def judge_without_repeats(state: ProducerState | None, producer: ProducerHeaders) -> Verdict:
     JUDGE(state, producer)
     return Verdict.NEW
 
 
-def judge_without_epochs(state: ProducerState | None, producer: Producer) -> Verdict:
+def judge_without_epochs(state: ProducerState | None, producer: ProducerHeaders) -> Verdict:
     return JUDGE(state._replace(epoch=producer.epoch) if state is not None else None, producer)
 
 
@@ -120,12 +120,12 @@ JUDGE = judge
 DECIDE = rules.decide_append
 
 
-def decide_without_stream_seq(stream: Stream, *args: Any) -> Any:
+def decide_without_stream_seq(stream: StreamState, *args: Any) -> Any:
     content_type, body, producer, _, *rest = args
     return DECIDE(stream, content_type, body, producer, None, *rest)
 
 
-def decide_without_closer(stream: Stream, *args: Any) -> Any:
+def decide_without_closer(stream: StreamState, *args: Any) -> Any:
     closed_by, stream.closed_by = stream.closed_by, None
     try:
         return DECIDE(stream, *args)
@@ -133,14 +133,14 @@ def decide_without_closer(stream: Stream, *args: Any) -> Any:
         stream.closed_by = closed_by
 
 
-def decide_without_closure(stream: Stream, *args: Any) -> Any:
+def decide_without_closure(stream: StreamState, *args: Any) -> Any:
     closed, stream.closed = stream.closed, False
     decision = DECIDE(stream, *args)
     stream.closed = closed
     return decision
 
 
-def check_nothing(stream: Stream, request: Any) -> None:
+def check_nothing(stream: StreamState, request: Any) -> None:
     """Any PUT on a stream that is there is fine."""
 
 
@@ -167,7 +167,7 @@ class NeverExpires(Engine):
 class LeakyReader(StreamReader):
     """Reads a fork from its source as far as that goes, beyond the point where they part."""
 
-    def chunk(self, stream: LiveStream, start: Any, max_bytes: int) -> Chunk:
+    def chunk(self, stream: LiveStream, start: Any, max_bytes: int) -> ReadChunk:
         if stream.fork is not None and not stream.durable_closed:
             source = self._by_id.get(stream.fork.source_id)
             if source is not None and source.durable_index > stream.durable_index:

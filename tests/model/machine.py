@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
-from headwater.core.producers import Producer
+from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append, Create, Delete, Record, Touch
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.committer import CommitMode
@@ -285,7 +285,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         close: bool,
     ) -> None:
         expected = self.model.post(name, content_type, body, producer, seq, close)
-        who = Producer(*producer) if producer is not None else None
+        who = ProducerHeaders(*producer) if producer is not None else None
         self.submit(
             "post",
             name,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import Stack as StackSettings
+from headwater.config import StackSettings
 from headwater.stack.processes import ProcessIdentity, can_bind, identity_of, port_user
 from headwater.stack.services import Service, UnavailableService, no_probe
 from headwater.stack.state import ShardCountError, StackDirectory, StackRunningError, StackStatus, current_status
@@ -211,14 +211,14 @@ def test_a_killed_supervisor_takes_its_parts_with_it(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from headwater.config import Stack\n"
+        "from headwater.config import StackSettings\n"
         "from headwater.stack.services import Service, no_probe\n"
         "from headwater.stack.state import StackDirectory\n"
         "from headwater.stack.supervisor import Supervisor\n"
         f"directory = StackDirectory(Path({str(tmp_path)!r}))\n"
         "directory.acquire()\n"
         f"part = Service('long', (sys.executable, '-c', {SLEEP!r}), no_probe())\n"
-        "Supervisor(directory, [part], Stack(), profile='test', shards=1, show=lambda status: None).run()\n"
+        "Supervisor(directory, [part], StackSettings(), profile='test', shards=1, show=lambda status: None).run()\n"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", script], env=server_environment())
     directory = StackDirectory(tmp_path)

@@ -9,7 +9,7 @@ import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Delete, Document, Record, Retain, Touch
 from headwater.storage.interface import Committed, Storage
 
@@ -135,7 +135,7 @@ def read_messages(storage: Storage, stream_id: int, start: tuple[int, int], end:
     return messages
 
 
-def model_of(catalog: Catalog[Stream], storage: Storage) -> Model:
+def model_of(catalog: Catalog[StreamState], storage: Storage) -> Model:
     """What a store holds, everything read back through its interface."""
     model = Model()
     for stream in catalog:

@@ -15,9 +15,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.errors import Refusal
-from headwater.core.producers import Producer
+from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Retain, Touch
 from headwater.core.rules import CreateRequest, decide_append, decide_create
 from headwater.storage.interface import Committed, StorageError
@@ -105,7 +105,7 @@ class Life:
         self.worker = SteppedWorker()
         self.clock = Ticks(tick_s)
         self.now_ms = 1_700_000_000_000
-        self.catalog: Catalog[Stream] = Catalog(Stream)
+        self.catalog: Catalog[StreamState] = Catalog(StreamState)
         self.queue: list[Committed] = []
         self.unknown: list[Committed] = []
         """The batch whose write failed: it may have been kept, or not. What came after it was refused."""
@@ -144,7 +144,7 @@ class Life:
         name: str,
         body: bytes,
         *,
-        producer: Producer | None = None,
+        producer: ProducerHeaders | None = None,
         stream_seq: str | None = None,
         close: bool = False,
     ) -> None:
@@ -450,32 +450,32 @@ class Simulation:
         except Refusal:
             pass
 
-    def _append(self, life: Life, name: str, stream: Stream) -> None:
+    def _append(self, life: Life, name: str, stream: StreamState) -> None:
         random = self.random
         producer = None
         if random.random() < 0.4:
             producer_id = f"p{random.randint(0, 2)}"
             state = (stream.producers or {}).get(producer_id)
             if state is None:
-                producer = Producer(producer_id, 0, 0)
+                producer = ProducerHeaders(producer_id, 0, 0)
             else:
                 producer = random.choice(
                     (
-                        Producer(producer_id, state.epoch, state.seq + 1),
-                        Producer(producer_id, state.epoch, state.seq),
-                        Producer(producer_id, state.epoch + 1, 0),
+                        ProducerHeaders(producer_id, state.epoch, state.seq + 1),
+                        ProducerHeaders(producer_id, state.epoch, state.seq),
+                        ProducerHeaders(producer_id, state.epoch + 1, 0),
                     )
                 )
         seq = f"{life.now_ms:020d}" if random.random() < 0.2 else None
         life.append(name, self._body(), producer=producer, stream_seq=seq, close=random.random() < 0.04)
 
-    def _fork(self, life: Life, stream: Stream) -> None:
+    def _fork(self, life: Life, stream: StreamState) -> None:
         self._names += 1
         if stream.closed:
             life.append(stream.name, b"")
         life.fork(f"f{self._names}", stream.name, stream.index, stream.position)
 
-    def _retain(self, life: Life, stream: Stream) -> None:
+    def _retain(self, life: Life, stream: StreamState) -> None:
         known = life.model.streams.get(stream.id)
         if known is None or stream.deleted or stream.retained_index > known.start[0]:
             return

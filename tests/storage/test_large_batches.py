@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create
 from headwater.storage import interface
 from headwater.storage.acid import AcidStorage
@@ -47,7 +47,7 @@ def test_an_oversized_batch_is_refused_and_leaves_no_trace(
     storage.publish(good)
     storage.close()
     again = OPENERS[mode](tmp_path)
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in again.recover():
         catalog.apply(record)
     assert set(catalog.by_name) == {"taken"}

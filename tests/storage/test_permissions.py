@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.config import Storage as StorageSettings
+from headwater.config import StorageSettings
 from headwater.core.records import Create
 from headwater.engine.stores import open_store
 from headwater.storage import control_socket

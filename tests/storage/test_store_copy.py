@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.floors import floors, own_start
 from headwater.core.records import ForkPoint, Image, Retain, SnapshotRef
 from headwater.storage.acid import AcidStorage
@@ -68,7 +68,7 @@ def fill(mode: str, directory: Path, seed: int) -> None:
     store.close()
 
 
-def snapshot_of(driver: Driver, directory: Path, stream: Stream) -> None:
+def snapshot_of(driver: Driver, directory: Path, stream: StreamState) -> None:
     blobs = FileBlobs(RealFilesystem(), directory / BLOBS_NAME, durable=True)
     writer = blobs.create(77)
     writer.write(b"snapshot" * 50_000)
@@ -80,7 +80,7 @@ def snapshot_of(driver: Driver, directory: Path, stream: Stream) -> None:
 
 def contents(mode: str, directory: Path, shards: int = 4) -> tuple[State, dict[str, list[bytes]]]:
     with closing(open_store(mode, directory, shards)) as store:
-        catalog: Catalog[Stream] = Catalog(Stream)
+        catalog: Catalog[StreamState] = Catalog(StreamState)
         for record in store.recover():
             catalog.apply(record)
         floor_of = floors(catalog)

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from headwater.config import Storage as StorageSettings
-from headwater.core.catalog import Catalog, Stream
+from headwater.config import StorageSettings
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create
 from headwater.engine.stores import open_store
 from headwater.storage.interface import Committed, StorageError
@@ -21,11 +21,11 @@ MODES = ["file-durable", "acid"]
 BODY = b"x" * 3000
 
 
-def start(mode: str, directory: Path) -> Catalog[Stream]:
+def start(mode: str, directory: Path) -> Catalog[StreamState]:
     """Open a store, read everything back, and close it."""
     store = open_store(StorageSettings(mode=mode, data_dir=directory, acid_shard_count=1))
     try:
-        catalog: Catalog[Stream] = Catalog(Stream)
+        catalog: Catalog[StreamState] = Catalog(StreamState)
         for record in store.storage.recover():
             catalog.apply(record)
         store.blobs.ids()
@@ -44,7 +44,7 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
     store = open_store(StorageSettings(mode=mode, data_dir=directory, acid_shard_count=1, segment_bytes=65536))
     storage = store.storage
     list(storage.recover())
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
 
     def commit(record: Create | Append) -> None:
         catalog.apply(record)

@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.cli.errors import CommandError
 from headwater.cli.options import StoreMode, settings_from
-from headwater.config import Storage
+from headwater.config import StorageSettings
 
 ANSWER_TIMEOUT_S: Final = 30.0
 
@@ -28,7 +28,7 @@ class StoreLocation:
     directory: Path
     mode: str | None
     """The storage mode that the directory must have; None reads the mode from the directory."""
-    settings: Storage
+    settings: StorageSettings
 
 
 def locate_store(

@@ -3,45 +3,45 @@
 Invariant: a `Settings` object in hand is complete and valid; nothing that uses it checks a value again.
 """
 
+from headwater.config.errors import ConfigError
 from headwater.config.filters import LogFilter
 from headwater.config.layers import LoadedSettings, load_settings
 from headwater.config.sections import (
-    Cursor,
-    Expiry,
-    Http,
-    Limits,
-    Log,
-    Registry,
-    Retention,
-    Server,
+    CursorSettings,
+    ExpirySettings,
+    HttpSettings,
+    LimitsSettings,
+    LogSettings,
+    RegistrySettings,
+    RetentionSettings,
+    ServerSettings,
     Settings,
-    Storage,
-    Subscriptions,
-    Tls,
+    StorageSettings,
+    SubscriptionsSettings,
+    TlsSettings,
 )
-from headwater.config.shapes import Shapes
-from headwater.config.stack import Auth, Proxy, Stack
-from headwater.config.trouble import ConfigError
+from headwater.config.shapes import ShapesSettings
+from headwater.config.stack import AuthSettings, ProxySettings, StackSettings
 
 __all__ = [
-    "Auth",
+    "AuthSettings",
     "ConfigError",
-    "Cursor",
-    "Expiry",
-    "Http",
-    "Limits",
+    "CursorSettings",
+    "ExpirySettings",
+    "HttpSettings",
+    "LimitsSettings",
     "LoadedSettings",
-    "Log",
     "LogFilter",
-    "Proxy",
-    "Registry",
-    "Retention",
-    "Server",
+    "LogSettings",
+    "ProxySettings",
+    "RegistrySettings",
+    "RetentionSettings",
+    "ServerSettings",
     "Settings",
-    "Shapes",
-    "Stack",
-    "Storage",
-    "Subscriptions",
-    "Tls",
+    "ShapesSettings",
+    "StackSettings",
+    "StorageSettings",
+    "SubscriptionsSettings",
+    "TlsSettings",
     "load_settings",
 ]

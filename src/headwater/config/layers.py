@@ -17,8 +17,8 @@ from typing import NoReturn
 from pydantic import AliasChoices, BaseModel, ValidationError
 
 from headwater.config.describe import takes_of
+from headwater.config.errors import ConfigError, unknown, wrong
 from headwater.config.sections import Settings
-from headwater.config.trouble import ConfigError, unknown, wrong
 
 CONFIG_DIRECTORY = "config"
 DEFAULT_ORIGIN = "default"

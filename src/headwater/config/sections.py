@@ -15,8 +15,8 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from headwater.config.filters import LogFilter
-from headwater.config.shapes import Shapes
-from headwater.config.stack import Auth, Proxy, Stack
+from headwater.config.shapes import ShapesSettings
+from headwater.config.stack import AuthSettings, ProxySettings, StackSettings
 from headwater.config.values import (
     AgeOrOff,
     Bytes,
@@ -40,7 +40,7 @@ _WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
 _LOOPBACK_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE | re.ASCII)
 
 
-class Server(Section):
+class ServerSettings(Section):
     """The listening socket and how long things on it may take."""
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network.")
@@ -105,7 +105,7 @@ def check_web_origin(value: str) -> str:
     return value.rstrip("/")
 
 
-class Http(Section):
+class HttpSettings(Section):
     """What answers look like, and how large a request may be."""
 
     cors_origins: str = Field(
@@ -143,7 +143,7 @@ class Http(Section):
         return ("*",) if "*" in found else found
 
 
-class Limits(Section):
+class LimitsSettings(Section):
     """How much the server takes before it says 413 (or 400 for a name)."""
 
     max_memory_bytes: Bytes = Field(
@@ -194,7 +194,7 @@ class Limits(Section):
     )
 
 
-class Storage(Section):
+class StorageSettings(Section):
     """Where bytes live."""
 
     mode: Literal["memory", "file-fast", "file-durable", "acid"] = Field(
@@ -246,14 +246,14 @@ class Storage(Section):
         return value
 
 
-class Tls(Section):
+class TlsSettings(Section):
     """Direct TLS; unset, the server speaks plain HTTP."""
 
     cert_path: OptionalPath = Field(None, description="PEM certificate chain. Set together with `key_path`.")
     key_path: OptionalPath = Field(None, description="PEM private key. Set together with `cert_path`.")
 
     @model_validator(mode="after")
-    def _both_or_none(self) -> Tls:
+    def _both_or_none(self) -> TlsSettings:
         if (self.cert_path is None) != (self.key_path is None):
             raise ValueError("cert_path and key_path go together: set both or neither")
         return self
@@ -263,7 +263,7 @@ class Tls(Section):
         return self.cert_path is not None
 
 
-class Log(Section):
+class LogSettings(Section):
     """What is logged, to stderr."""
 
     rust_log: str = Field(
@@ -285,13 +285,13 @@ class Log(Section):
         return LogFilter.parse(self.rust_log)
 
 
-class Registry(Section):
+class RegistrySettings(Section):
     """The `__registry__` stream that lists streams for browsers."""
 
     enabled: bool = Field(False, description="Keep `__registry__`, a stream that tells of every create and delete.")
 
 
-class Expiry(Section):
+class ExpirySettings(Section):
     """The background sweep of expired streams."""
 
     sweep_interval_secs: Seconds = Field(
@@ -309,13 +309,13 @@ class Expiry(Section):
     )
 
 
-class Cursor(Section):
+class CursorSettings(Section):
     """The cursor that keeps caches from answering a live read twice."""
 
     interval_secs: Count = Field(20, ge=1, le=3600, description="Length of one cursor step.")
 
 
-class Subscriptions(Section):
+class SubscriptionsSettings(Section):
     """Durable cursors that wake workers."""
 
     enabled: bool = Field(True, description="Serve `/v1/stream/__ds/…`.")
@@ -393,7 +393,7 @@ class Subscriptions(Section):
         return check_web_origin(value)
 
 
-class Retention(Section):
+class RetentionSettings(Section):
     """What is dropped from the front of streams."""
 
     max_age_secs: AgeOrOff = Field(
@@ -418,21 +418,21 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="DS_", env_nested_delimiter="__")
 
-    server: Server = Server()
-    http: Http = Http()
-    limits: Limits = Limits()
-    storage: Storage = Storage()
-    tls: Tls = Tls()
-    log: Log = Log()
-    registry: Registry = Registry()
-    expiry: Expiry = Expiry()
-    cursor: Cursor = Cursor()
-    subscriptions: Subscriptions = Subscriptions()
-    retention: Retention = Retention()
-    auth: Auth = Auth()
-    proxy: Proxy = Proxy()
-    stack: Stack = Stack()
-    shapes: Shapes = Shapes()
+    server: ServerSettings = ServerSettings()
+    http: HttpSettings = HttpSettings()
+    limits: LimitsSettings = LimitsSettings()
+    storage: StorageSettings = StorageSettings()
+    tls: TlsSettings = TlsSettings()
+    log: LogSettings = LogSettings()
+    registry: RegistrySettings = RegistrySettings()
+    expiry: ExpirySettings = ExpirySettings()
+    cursor: CursorSettings = CursorSettings()
+    subscriptions: SubscriptionsSettings = SubscriptionsSettings()
+    retention: RetentionSettings = RetentionSettings()
+    auth: AuthSettings = AuthSettings()
+    proxy: ProxySettings = ProxySettings()
+    stack: StackSettings = StackSettings()
+    shapes: ShapesSettings = ShapesSettings()
 
     @classmethod
     def settings_customise_sources(

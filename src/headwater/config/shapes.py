@@ -12,7 +12,7 @@ _TABLE = re.compile(r"(?:[^\s.,]+\.)?[^\s.,]+")
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 
-class Shapes(Section):
+class ShapesSettings(Section):
     """Tables of Postgres as shapes (`headwater shapes`)."""
 
     host: str = Field(

@@ -32,7 +32,7 @@ FOREIGN_JWKS_REFRESH_S = 300.0
 OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
-class Auth(Section):
+class AuthSettings(Section):
     """Which tokens Envoy lets in, and to what."""
 
     token: str = Field(
@@ -127,7 +127,7 @@ class Auth(Section):
         return value
 
     @model_validator(mode="after")
-    def _one_source(self) -> Auth:
+    def _one_source(self) -> AuthSettings:
         if self.jwks_file is not None and self.jwks_url:
             raise ValueError("jwks_file and jwks_url exclude each other: keys come from one place")
         if self.require_namespace and not self.namespace_claim:
@@ -150,7 +150,7 @@ class Auth(Section):
         return FOREIGN_JWKS_REFRESH_S if self.jwks_url else OWN_JWKS_REFRESH_S
 
 
-class Proxy(Section):
+class ProxySettings(Section):
     """Envoy: the public door of the stack."""
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network.")
@@ -175,13 +175,13 @@ class Proxy(Section):
     )
 
     @model_validator(mode="after")
-    def _both_or_none(self) -> Proxy:
+    def _both_or_none(self) -> ProxySettings:
         if (self.tls_cert_path is None) != (self.tls_key_path is None):
             raise ValueError("tls_cert_path and tls_key_path go together: set both or neither")
         return self
 
 
-class Stack(Section):
+class StackSettings(Section):
     """The processes of `headwater up`."""
 
     data_dir: Path = Field(

@@ -33,7 +33,7 @@ class ContentType:
 content_type_of = lru_cache(maxsize=1024)(ContentType)
 
 
-class Stream:
+class StreamState:
     """One incarnation of a stream. `index` and `position` are its tail."""
 
     __slots__ = (
@@ -138,7 +138,7 @@ class Stream:
         )
 
 
-StreamT = TypeVar("StreamT", bound=Stream)
+StreamT = TypeVar("StreamT", bound=StreamState)
 
 
 class Catalog(Generic[StreamT]):
@@ -181,7 +181,7 @@ class Catalog(Generic[StreamT]):
             raise AssertionError(f"no rule to apply {record!r}")
         return ()
 
-    def apply_append(self, stream: Stream, record: Append) -> None:
+    def apply_append(self, stream: StreamState, record: Append) -> None:
         if record.index != stream.index or record.position != stream.position:
             raise AssertionError(f"append at {record.index}_{record.position} to {stream.name!r} at {stream.tail}")
         if stream.ages is not None:
@@ -227,7 +227,7 @@ class Catalog(Generic[StreamT]):
             )
         )
 
-    def _retain(self, stream: Stream, record: Retain) -> None:
+    def _retain(self, stream: StreamState, record: Retain) -> None:
         stream.retained_index = record.index
         stream.retained_position = record.position
         if record.snapshot is not None:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headwater.core.catalog import Stream
+from headwater.core.catalog import StreamState
 from headwater.core.offsets import Offset
 
 
-def floors(streams: Iterable[Stream]) -> dict[int, Offset]:
+def floors(streams: Iterable[StreamState]) -> dict[int, Offset]:
     """For each stream: what it retains, and before that what its forks, at whatever depth, still read from it.
 
     A stream that was deleted and lives on for its forks counts for nothing but them; its tail, if they need none of it.
     """
     by_id = {stream.id: stream for stream in streams}
-    forks: dict[int, list[Stream]] = {}
+    forks: dict[int, list[StreamState]] = {}
     for stream in by_id.values():
         if stream.fork is not None and stream.fork.source_id in by_id:
             forks.setdefault(stream.fork.source_id, []).append(stream)
@@ -34,10 +34,10 @@ def floors(streams: Iterable[Stream]) -> dict[int, Offset]:
     return found
 
 
-def own_start(stream: Stream, floor: Offset) -> Offset:
+def own_start(stream: StreamState, floor: Offset) -> Offset:
     """Where what a stream itself keeps begins: after what it shares with its source, and not before its floor."""
     return max(stream.base, floor)
 
 
-def _has_source(stream: Stream, by_id: dict[int, Stream]) -> bool:
+def _has_source(stream: StreamState, by_id: dict[int, StreamState]) -> bool:
     return stream.fork is not None and stream.fork.source_id in by_id

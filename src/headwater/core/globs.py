@@ -89,7 +89,7 @@ def _check_bucket_pattern(segments: tuple[str, ...]) -> tuple[str, ...]:
     return segments
 
 
-class _Tail(Generic[ValueT]):
+class _Suffix(Generic[ValueT]):
     """The part of a pattern after its first `**`, and the values of the patterns that continue with it."""
 
     __slots__ = ("accept", "group", "node", "segments", "start", "values")
@@ -119,7 +119,7 @@ class _Group(Generic[ValueT]):
     __slots__ = ("accepts", "literals", "loops", "ones", "size", "tails")
 
     def __init__(self) -> None:
-        self.tails: dict[int, _Tail[ValueT]] = {}
+        self.tails: dict[int, _Suffix[ValueT]] = {}
         """By the number of the accepting bit."""
         self._clear()
 
@@ -134,7 +134,7 @@ class _Group(Generic[ValueT]):
         self.literals: dict[str, int] = {}
         """States that wait for a given segment."""
 
-    def add(self, tail: _Tail[ValueT]) -> None:
+    def add(self, tail: _Suffix[ValueT]) -> None:
         state = 1 << self.size
         tail.start = state
         self.loops |= state  # The `**` before the tail.
@@ -155,7 +155,7 @@ class _Group(Generic[ValueT]):
         tail.group = self
         tail.node.starts = None
 
-    def discard(self, tail: _Tail[ValueT]) -> None:
+    def discard(self, tail: _Suffix[ValueT]) -> None:
         """Remove a tail and number the states of the others again, so that no state is wasted."""
         others = [other for other in self.tails.values() if other is not tail]
         self._clear()
@@ -166,8 +166,8 @@ class _Group(Generic[ValueT]):
     def step(self, active: int, segment: str) -> int:
         return (active & self.loops) | ((active & (self.ones | self.literals.get(segment, 0))) << 1)
 
-    def accepted(self, active: int) -> list[_Tail[ValueT]]:
-        found: list[_Tail[ValueT]] = []
+    def accepted(self, active: int) -> list[_Suffix[ValueT]]:
+        found: list[_Suffix[ValueT]] = []
         hits = active & self.accepts
         while hits:
             lowest = hits & -hits
@@ -187,7 +187,7 @@ class _Node(Generic[ValueT]):
         self.values: dict[ValueT, None] = {}
         self.any_values: dict[ValueT, None] = {}
         """The values of the patterns that end with a `**` here: they match however a name continues."""
-        self.tails: dict[tuple[str, ...], _Tail[ValueT]] = {}
+        self.tails: dict[tuple[str, ...], _Suffix[ValueT]] = {}
         """How the patterns continue whose first `**` is here."""
         self.starts: dict[_Group[ValueT], int] | None = None
         """The first states of `tails`, per automaton; None until they are needed."""
@@ -227,7 +227,7 @@ class GlobIndex(Generic[ValueT]):
             return
         tail = node.tails.get(rest)
         if tail is None:
-            tail = node.tails[rest] = _Tail(node, rest)
+            tail = node.tails[rest] = _Suffix(node, rest)
             self._place(tail)
         tail.values[value] = None
 
@@ -286,7 +286,7 @@ class GlobIndex(Generic[ValueT]):
                 found.update(tail.values)
         return list(found)
 
-    def _place(self, tail: _Tail[ValueT]) -> None:
+    def _place(self, tail: _Suffix[ValueT]) -> None:
         group = next(iter(self._groups), None)
         if group is None or group.size + tail.size > GROUP_BITS_MAX:
             if group is not None:
@@ -295,7 +295,7 @@ class GlobIndex(Generic[ValueT]):
             self._groups[group] = None
         group.add(tail)
 
-    def _remove(self, tail: _Tail[ValueT]) -> None:
+    def _remove(self, tail: _Suffix[ValueT]) -> None:
         group = tail.group
         assert group is not None, "a tail is added to a group at once"
         group.discard(tail)

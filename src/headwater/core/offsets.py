@@ -33,20 +33,22 @@ class Offset:
 ZERO: Final = Offset(0, 0)
 
 
-class Token(NamedTuple):
+class OffsetToken(NamedTuple):
     """A parsed token. ``incarnation`` is None for a token of two parts."""
 
     offset: Offset
     incarnation: int | None
 
 
-def parse_token(text: str) -> Token | None:
+def parse_token(text: str) -> OffsetToken | None:
     """The place and the incarnation that a token names, or None when the text is not a canonical token."""
     found = _TOKEN.fullmatch(text)
     if found is None:
         return None
     index, position, incarnation = found.groups()
-    return Token(Offset(int(index, 16), int(position, 16)), int(incarnation, 16) if incarnation is not None else None)
+    return OffsetToken(
+        Offset(int(index, 16), int(position, 16)), int(incarnation, 16) if incarnation is not None else None
+    )
 
 
 def spell(index: int, position: int, incarnation: int) -> str:

@@ -23,7 +23,7 @@ ID_MAX_BYTES: Final = 1024
 _NUMBER: Final = re.compile(r"[0-9]{1,16}", re.ASCII)
 
 
-class Producer(NamedTuple):
+class ProducerHeaders(NamedTuple):
     """Who appends, as a request's three producer headers say."""
 
     id: str
@@ -62,7 +62,7 @@ class Verdict(enum.Enum):
     DUPLICATE = enum.auto()
 
 
-def parse_producer(id_: str | None, epoch: str | None, seq: str | None) -> Producer | None:
+def parse_producer(id_: str | None, epoch: str | None, seq: str | None) -> ProducerHeaders | None:
     """The producer of a request: all three headers, or none of them."""
     if id_ is None and epoch is None and seq is None:
         return None
@@ -72,10 +72,10 @@ def parse_producer(id_: str | None, epoch: str | None, seq: str | None) -> Produ
         raise InvalidProducer("Producer-Id must not be empty.")
     if len(id_.encode("utf-8", "surrogatepass")) > ID_MAX_BYTES:
         raise InvalidProducer(f"Producer-Id must not be longer than {ID_MAX_BYTES} bytes.")
-    return Producer(id_, _number("Producer-Epoch", epoch), _number("Producer-Seq", seq))
+    return ProducerHeaders(id_, _number("Producer-Epoch", epoch), _number("Producer-Seq", seq))
 
 
-def judge(state: ProducerState | None, producer: Producer) -> Verdict:
+def judge(state: ProducerState | None, producer: ProducerHeaders) -> Verdict:
     """Whether an append is new or a repeat; raises when it is neither."""
     if state is None or producer.epoch > state.epoch:
         if producer.seq == 0:

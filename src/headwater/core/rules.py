@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.core.buckets import check_new_name, is_bucketed
-from headwater.core.catalog import Stream
+from headwater.core.catalog import StreamState
 from headwater.core.content import (
     DEFAULT_CONTENT_TYPE,
     Messages,
@@ -35,7 +35,7 @@ from headwater.core.errors import (
 )
 from headwater.core.expiry import format_instant
 from headwater.core.offsets import Offset, same_place, spell
-from headwater.core.producers import Producer, Verdict, digest, judge
+from headwater.core.producers import ProducerHeaders, Verdict, digest, judge
 from headwater.core.records import Append, Create, ForkPoint, RetentionPolicy
 
 CLOSED_HEADER: Final = ("Stream-Closed", "true")
@@ -100,7 +100,7 @@ def decide_create(request: CreateRequest, stream_id: int, now_ms: int, *, tracks
 
 def decide_fork(
     request: CreateRequest,
-    source: Stream,
+    source: StreamState,
     point: ForkPoint,
     stream_id: int,
     now_ms: int,
@@ -135,7 +135,7 @@ def decide_fork(
     )
 
 
-def check_same_config(stream: Stream, request: CreateRequest) -> None:
+def check_same_config(stream: StreamState, request: CreateRequest) -> None:
     """PUT on a stream that exists succeeds only with the same configuration (protocol §5.1)."""
     if (request.fork is not None) != (stream.fork is not None):
         raise ConfigMismatch("A stream with this name exists, and only one of the two is a fork.")
@@ -163,10 +163,10 @@ def check_same_config(stream: Stream, request: CreateRequest) -> None:
 
 
 def decide_append(
-    stream: Stream,
+    stream: StreamState,
     content_type: str | None,
     body: bytes,
-    producer: Producer | None,
+    producer: ProducerHeaders | None,
     stream_seq: str | None,
     close: bool,
     now_ms: int,
@@ -254,7 +254,7 @@ def off_boundary(token: str) -> InvalidOffset:
     )
 
 
-def _on_closed(stream: Stream, body: bytes, producer: Producer | None) -> Outcome:
+def _on_closed(stream: StreamState, body: bytes, producer: ProducerHeaders | None) -> Outcome:
     if producer is not None and stream.closed_by == (producer.id, producer.epoch, producer.seq):
         return Outcome.DUPLICATE
     if not body:

@@ -81,30 +81,30 @@ def outlived(keys: Sequence[SigningKey], now_ms: int) -> list[SigningKey]:
     return [key for key, successor in pairwise(ordered) if successor.active_from_ms + PUBLISHED_AFTER_MS <= now_ms]
 
 
-class Token(NamedTuple):
+class WakeToken(NamedTuple):
     """The wake that a token belongs to."""
 
     generation: int
     wake_id: str
 
 
-def make_token(secret: bytes, subscription: str, token: Token) -> str:
+def make_token(secret: bytes, subscription: str, token: WakeToken) -> str:
     return f"{token.generation}.{token.wake_id}.{_mac(secret, subscription, token)}"
 
 
-def read_token(secret: bytes, subscription: str, text: str) -> Token:
+def read_token(secret: bytes, subscription: str, text: str) -> WakeToken:
     """What a token that we made for this subscription says."""
     generation, _, rest = text.partition(".")
     wake_id, _, mac = rest.partition(".")
     if not (generation.isascii() and generation.isdecimal() and len(generation) <= 16 and mac.isascii()):
         raise TokenInvalid("The bearer token is not valid.")
-    token = Token(int(generation), wake_id)
+    token = WakeToken(int(generation), wake_id)
     if not hmac.compare_digest(_mac(secret, subscription, token).encode(), mac.encode()):
         raise TokenInvalid("The bearer token is not valid for this subscription.")
     return token
 
 
-def _mac(secret: bytes, subscription: str, token: Token) -> str:
+def _mac(secret: bytes, subscription: str, token: WakeToken) -> str:
     # A subscription's id has no control characters and a wake id no newline: the parts cannot run into each other.
     message = f"{subscription}\n{token.generation}\n{token.wake_id}".encode("utf-8", "surrogatepass")
     return _base64url(hmac.digest(secret, message, "sha256"))

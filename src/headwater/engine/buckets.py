@@ -35,7 +35,7 @@ class BucketConfig(msgspec.Struct, frozen=True):
     created_ms: int
 
 
-class Bucket:
+class BucketState:
     """One bucket: the ids of the streams that readers see, and the incarnations whose creation is not durable yet."""
 
     __slots__ = ("created_ms", "creating", "id", "ids")
@@ -60,12 +60,12 @@ class StreamPage(msgspec.Struct, frozen=True, gc=False):
 class BucketPage(msgspec.Struct, frozen=True, gc=False):
     """Some buckets, in order."""
 
-    buckets: tuple[Bucket, ...]
+    buckets: tuple[BucketState, ...]
     has_more: bool
 
 
 OnBucketPage: TypeAlias = Callable[[BucketPage | Refusal], None]
-OnBucket: TypeAlias = Callable[[Bucket | Refusal], None]
+OnBucket: TypeAlias = Callable[[BucketState | Refusal], None]
 OnStreamPage: TypeAlias = Callable[[StreamPage | Refusal], None]
 
 
@@ -94,11 +94,11 @@ class Buckets:
     def __init__(self, engine: BucketsHost) -> None:
         self._engine = engine
         self._documents = engine.catalog.documents
-        self._decided: dict[str, Bucket] = {}
+        self._decided: dict[str, BucketState] = {}
         """By id, the buckets as they will be once all that is queued is durable."""
         self._durable = SortedDict()
         """By id, the buckets that readers see."""
-        self._coming: deque[Bucket] = deque()
+        self._coming: deque[BucketState] = deque()
         """Buckets whose creation is on its way, in that order."""
 
     def start(self) -> None:
@@ -106,7 +106,7 @@ class Buckets:
         for key, value in self._documents.items():
             bucket_id = bucket_of_document(key)
             if bucket_id is not None:
-                self._decided[bucket_id] = Bucket(bucket_id, _created_ms(bucket_id, value))
+                self._decided[bucket_id] = BucketState(bucket_id, _created_ms(bucket_id, value))
         streams: dict[str, list[LiveStream]] = {bucket_id: [] for bucket_id in self._decided}
         for stream in self._engine.catalog:
             if is_bucketed(stream.name) and not stream.deleted:
@@ -116,10 +116,10 @@ class Buckets:
             bucket.ids = SortedList(ids_of(stream.name)[1] for stream in found)
         self._durable = SortedDict(self._decided)
 
-    def _restore(self, bucket_id: str, streams: list[LiveStream]) -> Bucket:
+    def _restore(self, bucket_id: str, streams: list[LiveStream]) -> BucketState:
         """Create a bucket that is missing, so that its streams can be read and deleted."""
         log.warning("bucket %r is missing but has %d streams; it is created again", bucket_id, len(streams))
-        bucket = self._decided[bucket_id] = Bucket(bucket_id, min(stream.created_ms for stream in streams))
+        bucket = self._decided[bucket_id] = BucketState(bucket_id, min(stream.created_ms for stream in streams))
         value = msgspec.json.encode(BucketConfig(bucket.created_ms))
         self._coming.append(bucket)
         try:
@@ -134,7 +134,7 @@ class Buckets:
             self._engine.after_all_pending(done, BucketExists(f"Bucket {bucket_id!r} exists."))
             return
         self._engine.check_writable()
-        bucket = Bucket(bucket_id, self._engine.now_ms())
+        bucket = BucketState(bucket_id, self._engine.now_ms())
         value = msgspec.json.encode(BucketConfig(bucket.created_ms))
         self._engine.quota.check(0, document_bytes(document_key(bucket_id), value))
         self._decided[bucket_id] = bucket
@@ -176,7 +176,7 @@ class Buckets:
     def page(self, bucket_id: str, prefix: str, after: str | None, limit: int, done: OnStreamPage) -> None:
         """The first `limit` streams of a bucket with a prefix, whose ids come after `after`."""
 
-        def found(bucket: Bucket | Refusal) -> None:
+        def found(bucket: BucketState | Refusal) -> None:
             if isinstance(bucket, Refusal):
                 done(bucket)
                 return

@@ -17,12 +17,12 @@ from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
 KNOWN_HOSTS_MAX: Final = 10_000
-"""Idle hosts whose record is kept; the one that was called longest ago is forgotten first."""
+"""Idle hosts whose health is kept; the one that was called longest ago is forgotten first."""
 
 CallT = TypeVar("CallT")
 
 
-class Record(Enum):
+class HostHealth(Enum):
     """What the last call of a host showed."""
 
     RESPONSIVE = auto()
@@ -31,11 +31,11 @@ class Record(Enum):
 
 
 class _Host(Generic[CallT]):
-    __slots__ = ("active", "name", "record", "waiting")
+    __slots__ = ("active", "health", "name", "waiting")
 
     def __init__(self, name: str) -> None:
         self.name: Final = name
-        self.record = Record.UNKNOWN
+        self.health = HostHealth.UNKNOWN
         self.active = 0
         self.waiting: deque[CallT] = deque()
 
@@ -48,10 +48,10 @@ class CallQueue(Generic[CallT]):
         self._unproven_max = max(1, concurrency * 3 // 4)
         self._hosts: OrderedDict[str, _Host[CallT]] = OrderedDict()
         """In the order of their last call."""
-        self._turns: dict[Record, OrderedDict[str, int]] = {record: OrderedDict() for record in Record}
+        self._turns: dict[HostHealth, OrderedDict[str, int]] = {health: OrderedDict() for health in HostHealth}
         """Hosts with a call that waits and may be made, by when their turn began."""
         self._next_turn = itertools.count()
-        self._active: dict[Record, int] = dict.fromkeys(Record, 0)
+        self._active: dict[HostHealth, int] = dict.fromkeys(HostHealth, 0)
 
     def __len__(self) -> int:
         """The number of calls that wait."""
@@ -72,28 +72,28 @@ class CallQueue(Generic[CallT]):
         """
         if sum(self._active.values()) >= self._concurrency:
             return None
-        open_turns = [turns for record, turns in self._turns.items() if turns and self._has_room(record)]
+        open_turns = [turns for health, turns in self._turns.items() if turns and self._has_room(health)]
         if not open_turns:
             return None
         name, _ = min(open_turns, key=lambda turns: next(iter(turns.values()))).popitem(last=False)
         host = self._hosts[name]
         call = host.waiting.popleft()
         host.active += 1
-        self._active[host.record] += 1
+        self._active[host.health] += 1
         self._hosts.move_to_end(name)
         self._offer(host)
         return name, call
 
-    def finished(self, host_name: str, record: Record | None) -> None:
-        """A call has ended and showed `record`; None if it was called off."""
+    def finished(self, host_name: str, health: HostHealth | None) -> None:
+        """A call has ended and showed `health`; None if it was called off."""
         host = self._hosts[host_name]
-        self._active[host.record] -= 1
+        self._active[host.health] -= 1
         host.active -= 1
-        if record is not None and record is not host.record:
-            self._turns[host.record].pop(host_name, None)
-            self._active[host.record] -= host.active
-            self._active[record] += host.active
-            host.record = record
+        if health is not None and health is not host.health:
+            self._turns[host.health].pop(host_name, None)
+            self._active[host.health] -= host.active
+            self._active[health] += host.active
+            host.health = health
         self._offer(host)
 
     def clear(self) -> None:
@@ -104,17 +104,17 @@ class CallQueue(Generic[CallT]):
             turns.clear()
 
     def _offer(self, host: _Host[CallT]) -> None:
-        limit = self._per_host if host.record is Record.RESPONSIVE else 1
-        if host.waiting and host.active < limit and host.name not in self._turns[host.record]:
-            self._turns[host.record][host.name] = next(self._next_turn)
+        limit = self._per_host if host.health is HostHealth.RESPONSIVE else 1
+        if host.waiting and host.active < limit and host.name not in self._turns[host.health]:
+            self._turns[host.health][host.name] = next(self._next_turn)
 
-    def _has_room(self, record: Record) -> bool:
-        if record is Record.RESPONSIVE:
+    def _has_room(self, health: HostHealth) -> bool:
+        if health is HostHealth.RESPONSIVE:
             return True
-        unresponsive = self._active[Record.UNRESPONSIVE]
-        if record is Record.UNRESPONSIVE and unresponsive >= self._unresponsive_max:
+        unresponsive = self._active[HostHealth.UNRESPONSIVE]
+        if health is HostHealth.UNRESPONSIVE and unresponsive >= self._unresponsive_max:
             return False
-        return unresponsive + self._active[Record.UNKNOWN] < self._unproven_max
+        return unresponsive + self._active[HostHealth.UNKNOWN] < self._unproven_max
 
     def _forget_idle_hosts(self) -> None:
         while len(self._hosts) > KNOWN_HOSTS_MAX:

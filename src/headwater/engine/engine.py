@@ -17,7 +17,7 @@ from headwater.core.errors import (
     Refusal,
 )
 from headwater.core.offsets import Offset
-from headwater.core.producers import Producer
+from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Create, Delete, Document, Image, Record, Retain, Touch
 from headwater.core.retention import RetentionRule
 from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append
@@ -55,7 +55,7 @@ from headwater.engine.results import (
 from headwater.engine.retention import RetentionKeeper
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.snapshots import Snapshots
-from headwater.engine.stream import Follower, LiveStream
+from headwater.engine.stream import LiveStream, StreamFollower
 from headwater.engine.stream_refusals import not_found, read_only, soft_deleted
 from headwater.engine.sweeper import Sweeper
 from headwater.engine.write_gate import WriteGate
@@ -242,7 +242,7 @@ class Engine:
         name: str,
         content_type: str | None,
         body: bytes,
-        producer: Producer | None,
+        producer: ProducerHeaders | None,
         stream_seq: str | None,
         close: bool,
         done: OnAppended,
@@ -340,7 +340,7 @@ class Engine:
             self.catalog.apply(record)
             self._submit(stream, record, (), None, None)
 
-    def follow(self, stream: LiveStream, follower: Follower, *, reading: bool = True) -> None:
+    def follow(self, stream: LiveStream, follower: StreamFollower, *, reading: bool = True) -> None:
         """Wake the follower whenever something is published. It must look at the tail again after this call.
 
         A follower that is `reading` uses the stream until it leaves: a sliding window does not end meanwhile.
@@ -351,7 +351,7 @@ class Engine:
         if reading:
             stream.live_readers += 1
 
-    def unfollow(self, stream: LiveStream, follower: Follower) -> None:
+    def unfollow(self, stream: LiveStream, follower: StreamFollower) -> None:
         if stream.followers is None:
             return
         if stream.followers.pop(follower, False):

@@ -14,7 +14,7 @@ from headwater.core.records import Append, Create, Delete, Record, Touch
 from headwater.engine.committer import CommitEntry, guarded
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.slices import Slices
-from headwater.engine.stream import Follower, LiveStream
+from headwater.engine.stream import LiveStream, StreamFollower
 from headwater.engine.stream_refusals import not_found
 
 AT_ONCE_MAX: Final = 128
@@ -89,7 +89,7 @@ class StreamPublisher:
             must_repeat = self._waking[stream.id]
         del self._waking[stream.id]
 
-    def _ending(self, stream: LiveStream, followers: Sequence[Follower]) -> Iterator[None]:
+    def _ending(self, stream: LiveStream, followers: Sequence[StreamFollower]) -> Iterator[None]:
         for follower in followers:
             if follower in (stream.followers or ()):
                 guarded(follower.gone, not_found(stream.name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from headwater.core.catalog import Stream
+from headwater.core.catalog import StreamState
 from headwater.core.errors import MemoryFull, StreamFull, TooLarge, TooManyProducers
 from headwater.core.records import Record
 from headwater.engine.committer import record_bytes
@@ -85,7 +85,7 @@ def check_record(record: Record) -> None:
         raise TooLarge(f"The request takes {size} bytes in the journal; one record can take {RECORD_MAX_BYTES}.")
 
 
-def metadata_of(stream: Stream) -> int:
+def metadata_of(stream: StreamState) -> int:
     producers = len(stream.producers) if stream.producers is not None else 0
     return stream_bytes(stream.name) + PRODUCER_BYTES * producers
 

@@ -27,7 +27,7 @@ SLICE_BYTES: Final = 256 * 1024
 """How much of a chunk is taken from storage at a time, so that a slow reader holds this much and no more."""
 
 
-class Span(NamedTuple):
+class IncarnationSpan(NamedTuple):
     """Messages from `start` to `end` that lie in one incarnation."""
 
     stream_id: int
@@ -36,13 +36,13 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ReadChunk:
     """What one read returns: a run of messages, and where it stands in the stream."""
 
     stream: LiveStream
     start: Offset
     end: Offset
-    spans: Sequence[Span]
+    spans: Sequence[IncarnationSpan]
     up_to_date: bool
     closed: bool
     """Closed, and this chunk reaches the end."""
@@ -148,21 +148,21 @@ class StreamReader:
             return owner.base_position
         return self._storage.boundary(owner.id, index)
 
-    def chunk(self, stream: LiveStream, start: Offset, max_bytes: int) -> Chunk:
+    def chunk(self, stream: LiveStream, start: Offset, max_bytes: int) -> ReadChunk:
         """The messages from `start` that fit into `max_bytes`, at least one if there is one."""
         tail = Offset(stream.durable_index, stream.durable_position)
         end = tail
-        spans: Sequence[Span] = ()
+        spans: Sequence[IncarnationSpan] = ()
         if start.index < tail.index:
             spans = self._spans(stream, start, tail, max_bytes)
             end = spans[-1].end
         at_tail = end == tail
-        return Chunk(stream, start, end, spans, at_tail, at_tail and stream.durable_closed)
+        return ReadChunk(stream, start, end, spans, at_tail, at_tail and stream.durable_closed)
 
-    def run(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> Chunk:
+    def run(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> ReadChunk:
         """The same for a run that ends at `end`, whatever the stream has got since."""
         spans = self._spans(stream, start, end, max_bytes)
-        return Chunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
+        return ReadChunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
 
     def check_readable(self, stream: LiveStream, start: Offset) -> None:
         """Refuse to continue from `start` when the stream was deleted or trimmed meanwhile."""
@@ -186,12 +186,12 @@ class StreamReader:
             start = self._spans(stream, start, end, share)[-1].end
             yield start
 
-    def buffers(self, chunk: Chunk) -> list[Buffer]:
+    def buffers(self, chunk: ReadChunk) -> list[Buffer]:
         """The bytes of a chunk, in order."""
         pieces = (self._storage.read(id_, start.position, end.position) for id_, start, end in chunk.spans)
         return list(chain.from_iterable(pieces))
 
-    def slices(self, chunk: Chunk) -> Iterator[Buffer]:
+    def slices(self, chunk: ReadChunk) -> Iterator[Buffer]:
         """The bytes of a chunk, taken from storage a slice at a time as the reader drains them.
 
         The first slice is read now, so that damage at the beginning can still be answered with an error.
@@ -200,7 +200,7 @@ class StreamReader:
         first = tuple(islice(slices, 1))
         return chain(first, slices)
 
-    def _slices(self, chunk: Chunk) -> Iterator[Buffer]:
+    def _slices(self, chunk: ReadChunk) -> Iterator[Buffer]:
         for span in chunk.spans:
             position = span.start.position
             while position < span.end.position:
@@ -213,7 +213,7 @@ class StreamReader:
                 yield from self._storage.read(span.stream_id, position, until)
                 position = until
 
-    def lengths(self, chunk: Chunk) -> list[int]:
+    def lengths(self, chunk: ReadChunk) -> list[int]:
         """The length of each message of a chunk."""
         lengths: list[int] = []
         for stream_id, start, end in chunk.spans:
@@ -229,7 +229,7 @@ class StreamReader:
                 lengths.extend(self._storage.lengths(stream_id, start.index, end.index))
         return lengths
 
-    def _spans(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> list[Span]:
+    def _spans(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> list[IncarnationSpan]:
         """The run from `start` to `end`, or as much of it as fits into `max_bytes`, oldest incarnation first."""
         limit = start.position + max_bytes
         fits = end.position <= limit
@@ -238,20 +238,20 @@ class StreamReader:
             stream, above = self._lineages.below(stream, limit)
             if above is not None:
                 end = min(end, above.base)
-        spans: list[Span] = []
+        spans: list[IncarnationSpan] = []
         while start.index < stream.base_index:
             base = stream.base
             if base.index < end.index:
-                spans.append(Span(stream.id, base, end))
+                spans.append(IncarnationSpan(stream.id, base, end))
             end = min(end, base)
             stream = self._lineages.of(stream).origin
-        spans.append(Span(stream.id, start, end))
+        spans.append(IncarnationSpan(stream.id, start, end))
         spans.reverse()
         return spans if fits else self._cut(spans, max_bytes)
 
-    def _cut(self, spans: Sequence[Span], max_bytes: int) -> list[Span]:
+    def _cut(self, spans: Sequence[IncarnationSpan], max_bytes: int) -> list[IncarnationSpan]:
         """The leading spans that fit, the last of them cut at a message boundary."""
-        kept: list[Span] = []
+        kept: list[IncarnationSpan] = []
         left = max_bytes
         for span in spans:
             stream_id, start, end = span
@@ -266,7 +266,7 @@ class StreamReader:
             else:
                 cut = Offset(*self._storage.cut(stream_id, start.index, start.position, whole_end, left))
             if not kept or cut.position - start.position <= left:
-                kept.append(Span(stream_id, start, cut))
+                kept.append(IncarnationSpan(stream_id, start, cut))
             break
         return kept
 

@@ -39,11 +39,11 @@ REPLACE_SHARE: Final = 4
 """It is replaced when it has so many times the events that a new one would have."""
 
 
-class _Headers(msgspec.Struct):
+class _RegistryHeaders(msgspec.Struct):
     operation: str
 
 
-class _Value(msgspec.Struct, rename="camel"):
+class _StreamValue(msgspec.Struct, rename="camel"):
     """A stream as the registry reports it."""
 
     path: str = ""
@@ -51,21 +51,21 @@ class _Value(msgspec.Struct, rename="camel"):
     created_at: int = 0
 
 
-class _Event(msgspec.Struct, omit_defaults=True):
+class _RegistryEvent(msgspec.Struct, omit_defaults=True):
     type: str
     key: str
-    headers: _Headers
-    value: _Value | None = None
+    headers: _RegistryHeaders
+    value: _StreamValue | None = None
 
 
-class _Listed:
+class _ListedStreams:
     """The registry, folded."""
 
     def __init__(self) -> None:
-        self.values: dict[str, _Value] = {}
+        self.values: dict[str, _StreamValue] = {}
         self.events = 0
 
-    def apply(self, event: _Event) -> None:
+    def apply(self, event: _RegistryEvent) -> None:
         self.events += 1
         if event.value is None:
             self.values.pop(event.key, None)
@@ -78,7 +78,7 @@ class _Listed:
 
 
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_event = msgspec.json.Decoder(_RegistryEvent).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -86,7 +86,7 @@ class Registry:
     def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
         self._engine = engine
         self._scheduler = scheduler
-        self._events: list[_Event] = []
+        self._events: list[_RegistryEvent] = []
         """Not yet appended: of this tick, or since a correction began."""
         self._correction: Iterator[None] | None = None
         self._timer: Timer | None = None
@@ -118,7 +118,7 @@ class Registry:
         if _is_listed(stream.name):
             self._report(_removed(stream.name))
 
-    def _report(self, event: _Event) -> None:
+    def _report(self, event: _RegistryEvent) -> None:
         """Append at the end of the tick: one append, however many streams were created and deleted in it."""
         if not self._events and self._correction is None:
             self._scheduler.soon(self._flush)
@@ -131,7 +131,7 @@ class Registry:
         for start in range(0, len(events), BATCH):
             self._append(events[start : start + BATCH])
 
-    def _append(self, events: Sequence[_Event]) -> None:
+    def _append(self, events: Sequence[_RegistryEvent]) -> None:
         try:
             self._engine.append(
                 REGISTRY_NAME, JSON_MEDIA_TYPE, _encode(events), None, None, False, self._appended, by_server=True
@@ -175,7 +175,7 @@ class Registry:
             self._scheduler.soon(self._next_step)
 
     def _steps(self) -> Iterator[None]:
-        listed = _Listed()
+        listed = _ListedStreams()
         registry = self._engine.catalog.by_name.get(REGISTRY_NAME)
         if registry is None:
             self._create()
@@ -191,7 +191,7 @@ class Registry:
                 log.info("%s %s; it is replaced by a new one", REGISTRY_NAME, reason)
                 self._engine.delete(REGISTRY_NAME, _ignore, by_server=True)
                 self._create()
-                listed = _Listed()
+                listed = _ListedStreams()
         if not self._is_off:
             yield from self._compare(listed)
 
@@ -199,7 +199,7 @@ class Registry:
         request = CreateRequest(REGISTRY_NAME, JSON_MEDIA_TYPE, None, None, False, b"")
         self._engine.create(request, self._appended, by_server=True)
 
-    def _fold(self, registry: LiveStream, listed: _Listed) -> Generator[None, None, str | None]:
+    def _fold(self, registry: LiveStream, listed: _ListedStreams) -> Generator[None, None, str | None]:
         """Fold a slice at a time; returns why the registry should be replaced, if it should."""
         if registry.closed:
             return "is closed"
@@ -223,7 +223,7 @@ class Registry:
             return "is damaged"
         return "has mostly events that are out of date" if listed.is_mostly_stale else None
 
-    def _compare(self, listed: _Listed) -> Iterator[None]:
+    def _compare(self, listed: _ListedStreams) -> Iterator[None]:
         """Append what the registry lacks. Streams are created and deleted meanwhile; their events follow."""
         values = listed.values
         names = iter(tuple(self._engine.catalog.by_name))
@@ -245,24 +245,24 @@ class Registry:
             yield
         self._events = [event for event in self._events if _is_news(event, listed)]
 
-    def _append_to(self, listed: _Listed, events: Sequence[_Event]) -> None:
+    def _append_to(self, listed: _ListedStreams, events: Sequence[_RegistryEvent]) -> None:
         for event in events:
             listed.apply(event)
         if events:
             self._append(events)
 
 
-def _is_news(event: _Event, listed: _Listed) -> bool:
+def _is_news(event: _RegistryEvent, listed: _ListedStreams) -> bool:
     """Whether an event that waited changes what is listed; takes note of it."""
     if listed.values.get(event.key) == event.value:
         return False
     if event.value is not None and event.key in listed.values:
-        event.headers = _Headers("update")
+        event.headers = _RegistryHeaders("update")
     listed.apply(event)
     return True
 
 
-def _event_of(element: msgspec.Raw) -> _Event | None:
+def _event_of(element: msgspec.Raw) -> _RegistryEvent | None:
     """An event of ours. Other messages may be there from a time when clients could write."""
     try:
         event = _decode_event(element)
@@ -285,13 +285,13 @@ def _is_listed(name: str) -> bool:
     return name != REGISTRY_NAME and is_client_name(name)
 
 
-def _value(stream: LiveStream) -> _Value:
-    return _Value(stream.name, stream.type.header, stream.created_ms)
+def _value(stream: LiveStream) -> _StreamValue:
+    return _StreamValue(stream.name, stream.type.header, stream.created_ms)
 
 
-def _written(stream: LiveStream, operation: str) -> _Event:
-    return _Event(EVENT_TYPE, stream.name, _Headers(operation), _value(stream))
+def _written(stream: LiveStream, operation: str) -> _RegistryEvent:
+    return _RegistryEvent(EVENT_TYPE, stream.name, _RegistryHeaders(operation), _value(stream))
 
 
-def _removed(name: str) -> _Event:
-    return _Event(EVENT_TYPE, name, _Headers("delete"))
+def _removed(name: str) -> _RegistryEvent:
+    return _RegistryEvent(EVENT_TYPE, name, _RegistryHeaders("delete"))

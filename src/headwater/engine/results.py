@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
-from headwater.core.producers import Producer, digest_of_repeat
+from headwater.core.producers import ProducerHeaders, digest_of_repeat
 from headwater.core.rules import Outcome
 from headwater.engine.stream import LiveStream
 
@@ -26,7 +26,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     tail_index: int
     tail_position: int
     closed: bool
-    producer: Producer | None
+    producer: ProducerHeaders | None
     """The producer of the request with the highest sequence number that the stream has accepted from it."""
     stream_id: int = 0
     """The incarnation that was appended to."""
@@ -44,7 +44,7 @@ OnDeleted: TypeAlias = Callable[[Deleted | Refusal], None]
 OnSplit: TypeAlias = Callable[[list[Offset] | Refusal], None]
 
 
-def accepted_producer(stream: LiveStream, producer: Producer | None) -> Producer | None:
+def accepted_producer(stream: LiveStream, producer: ProducerHeaders | None) -> ProducerHeaders | None:
     """The producer with the highest sequence number that the stream has accepted in its epoch, if there is one."""
     state = stream.producers.get(producer.id) if producer is not None and stream.producers is not None else None
     if producer is None or state is None or state.epoch != producer.epoch:
@@ -52,7 +52,7 @@ def accepted_producer(stream: LiveStream, producer: Producer | None) -> Producer
     return producer._replace(seq=state.seq)
 
 
-def duplicate_append(stream: LiveStream, producer: Producer | None) -> Appended:
+def duplicate_append(stream: LiveStream, producer: ProducerHeaders | None) -> Appended:
     """The answer to a duplicate: the producer's highest sequence number, and the digest of the accepted body."""
     assert producer is not None, "only a request with a producer can be a duplicate"
     assert stream.producers is not None, "a duplicate has an original"

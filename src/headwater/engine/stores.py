@@ -14,7 +14,7 @@ from headwater.storage.memory import MemoryStorage
 from headwater.storage.packs.pack_set import OPEN_MAX
 
 if TYPE_CHECKING:
-    from headwater.config import Storage as StorageSettings
+    from headwater.config import StorageSettings
 
 
 class Store(NamedTuple):

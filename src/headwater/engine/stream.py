@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headwater.core.catalog import Stream
+from headwater.core.catalog import StreamState
 from headwater.core.errors import Refusal
 from headwater.core.expiry import deadline_ms
 from headwater.core.records import Image
 
 
-class Follower(Protocol):
+class StreamFollower(Protocol):
     """A live reader: a cursor on a stream, woken when there may be more for it."""
 
     def wake(self) -> None:
@@ -24,7 +24,7 @@ class Follower(Protocol):
         """The stream ended, or the cursor lies before what is retained."""
 
 
-class LiveStream(Stream):
+class LiveStream(StreamState):
     __slots__ = (
         "durable_closed",
         "durable_index",
@@ -58,7 +58,7 @@ class LiveStream(Stream):
         self.in_flight = 0
         self.used_ms = 0
         """The latest use that no record tells of yet (see `Engine.touch`)."""
-        self.followers: dict[Follower, bool] | None = None
+        self.followers: dict[StreamFollower, bool] | None = None
         """Who is woken by news, and whether that is a live reader."""
         self.lineage: Lineage | None = None
         """Where what lies before the stream's own data is found; worked out when it is first needed."""

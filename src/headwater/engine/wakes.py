@@ -27,8 +27,8 @@ import msgspec
 from headwater.core import subscriptions as rules
 from headwater.core.errors import Fenced, InvalidAck, Refusal
 from headwater.core.offsets import Offset
-from headwater.core.producers import Producer
-from headwater.core.signing import Token, make_token, read_token
+from headwater.core.producers import ProducerHeaders
+from headwater.core.signing import WakeToken, make_token, read_token
 from headwater.core.subscriptions import Ack, Phase, Wake, encode_saved
 from headwater.engine.alarms import Alarms
 from headwater.engine.engine import Engine
@@ -147,7 +147,7 @@ class Wakes:
             "ts": self._engine.now_ms(),
         }
         body = _encode_json(event) if stream.type.json else _encode_json(event) + b"\n"
-        producer = Producer(f"__ds/{subscription.id}/{subscription.saved.nonce}", wake.generation, 0)
+        producer = ProducerHeaders(f"__ds/{subscription.id}/{subscription.saved.nonce}", wake.generation, 0)
         announced = partial(self._announced, subscription)
         try:
             self._engine.append(config.wake_stream, stream.type.header, body, producer, None, False, announced)
@@ -397,12 +397,12 @@ class Wakes:
         return list(moved.values())
 
     def _token(self, subscription: Subscription, wake: Wake) -> str:
-        return make_token(self._keys.secret(), subscription.id, Token(wake.generation, wake.wake_id))
+        return make_token(self._keys.secret(), subscription.id, WakeToken(wake.generation, wake.wake_id))
 
     def _check_current(self, subscription: Subscription, text: str, generation: int, wake_id: str) -> None:
         """Fence a request whose token, generation or wake id is not of the current wake."""
         token = read_token(self._keys.secret(), subscription.id, text)
-        if token != Token(generation, wake_id):
+        if token != WakeToken(generation, wake_id):
             raise Fenced("The token belongs to another wake.", generation=subscription.wake.generation)
         rules.check_current(subscription.wake, generation, wake_id)
 

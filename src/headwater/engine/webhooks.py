@@ -22,7 +22,7 @@ import msgspec
 
 from headwater.core.addresses import WebhookUrl, check_address, parse_webhook_url
 from headwater.core.errors import InternalError, Refusal, WebhookUrlRejected
-from headwater.engine.call_queue import CallQueue, Record
+from headwater.engine.call_queue import CallQueue, HostHealth
 
 log = logging.getLogger("headwater.webhooks")
 
@@ -76,7 +76,7 @@ async def system_resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
-class _Call(NamedTuple):
+class _QueuedCall(NamedTuple):
     """A call that waits for its turn."""
 
     url: str
@@ -106,7 +106,7 @@ class Webhooks:
     ) -> None:
         self._allow_local = allow_local
         self._resolve = resolve
-        self._queue: CallQueue[_Call] = CallQueue(concurrency, per_host if per_host is not None else concurrency)
+        self._queue: CallQueue[_QueuedCall] = CallQueue(concurrency, per_host if per_host is not None else concurrency)
         self._tls = tls
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -124,7 +124,7 @@ class Webhooks:
             host = parse_webhook_url(url, allow_local=self._allow_local).authority
         except WebhookUrlRejected:
             host = ""  # A setting was changed since. The call will fail at once.
-        self._queue.add(host, _Call(url, compose, timeout_s, done))
+        self._queue.add(host, _QueuedCall(url, compose, timeout_s, done))
         self._start_calls()
 
     async def stop(self) -> None:
@@ -171,23 +171,23 @@ class Webhooks:
             host, call = taken
             self._run(self._call(host, call))
 
-    async def _call(self, host: str, call: _Call) -> None:
-        record: Record | None = None
+    async def _call(self, host: str, call: _QueuedCall) -> None:
+        health: HostHealth | None = None
         try:
             outgoing = call.compose()
             if outgoing is None:
                 return
-            record = Record.UNRESPONSIVE
+            health = HostHealth.UNRESPONSIVE
             began_s = perf_counter()
             answer = await self._answer(call, outgoing)
             if answer.is_from_receiver and perf_counter() - began_s < RESPONSIVE_S:
-                record = Record.RESPONSIVE
+                health = HostHealth.RESPONSIVE
         finally:
-            self._queue.finished(host, record)
+            self._queue.finished(host, health)
             self._start_calls()
         call.done(answer)
 
-    async def _answer(self, call: _Call, outgoing: Outgoing) -> Answer:
+    async def _answer(self, call: _QueuedCall, outgoing: Outgoing) -> Answer:
         try:
             async with asyncio.timeout(call.timeout_s):
                 return await self._post(call.url, outgoing)

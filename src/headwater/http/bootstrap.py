@@ -18,7 +18,7 @@ from headwater.core.content import DEFAULT_CONTENT_TYPE
 from headwater.core.errors import BadRequest, InternalError, StreamNotFound
 from headwater.core.offsets import BEGINNING, Offset
 from headwater.engine.engine import Engine
-from headwater.engine.reading import SLICE_BYTES, Chunk, earliest
+from headwater.engine.reading import SLICE_BYTES, ReadChunk, earliest
 from headwater.engine.snapshots import OpenSnapshot
 from headwater.engine.stream import LiveStream
 from headwater.http.context import Context
@@ -43,7 +43,7 @@ BOUNDARY_TRIES: Final = 8
 _LINE: Final = b"\r\n"
 
 
-class BoundaryFound(InternalError):
+class BoundaryFoundError(InternalError):
     """The boundary that was chosen occurs in what it should separate."""
 
 
@@ -51,7 +51,7 @@ def handle(context: Context, request: Request, address: Address) -> Response | P
     if "live" in address.query:
         raise BadRequest("Bootstrap is one answer. Continue from its Stream-Next-Offset with an ordinary live read.")
     stream = context.engine.look_up(address.name, touch=True)
-    answer = Bootstrap(context.engine, stream, context.engine.snapshots.open(stream))
+    answer = BootstrapBody(context.engine, stream, context.engine.snapshots.open(stream))
     if request.method == b"HEAD":
         answer.close()
         return Response(OK, answer.headers(new_boundary()) + b"Content-Length: %d\r\n" % answer.length())
@@ -67,21 +67,21 @@ def new_boundary() -> bytes:
     return b"headwater-" + secrets.token_hex(16).encode()
 
 
-def whole(answer: Bootstrap, make_boundary: Callable[[], bytes] = new_boundary) -> tuple[bytes, bytes]:
+def whole(answer: BootstrapBody, make_boundary: Callable[[], bytes] = new_boundary) -> tuple[bytes, bytes]:
     """A small answer and its boundary, chosen anew until it occurs in no part."""
     try:
         for _ in range(BOUNDARY_TRIES):
             boundary = make_boundary()
             try:
                 return boundary, b"".join(answer.slices(boundary))
-            except BoundaryFound:
+            except BoundaryFoundError:
                 continue
-        raise BoundaryFound("No boundary could be found that occurs in no part.")
+        raise BoundaryFoundError("No boundary could be found that occurs in no part.")
     finally:
         answer.close()
 
 
-def closing(answer: Bootstrap, boundary: bytes) -> Iterator[bytes | memoryview]:
+def closing(answer: BootstrapBody, boundary: bytes) -> Iterator[bytes | memoryview]:
     """The slices of a large answer, which is closed behind the last one or when nobody asks for more."""
     try:
         yield from answer.slices(boundary)
@@ -89,7 +89,7 @@ def closing(answer: Bootstrap, boundary: bytes) -> Iterator[bytes | memoryview]:
         answer.close()
 
 
-class Watch:
+class BoundaryWatch:
     """Looks for a boundary in a part that passes in pieces."""
 
     __slots__ = ("_boundary", "_end")
@@ -101,11 +101,11 @@ class Watch:
     def passes(self, piece: bytes | memoryview) -> None:
         window = self._end + piece
         if self._boundary in window:
-            raise BoundaryFound("The boundary of the answer occurs in one of its parts.")
+            raise BoundaryFoundError("The boundary of the answer occurs in one of its parts.")
         self._end = window[1 - len(self._boundary) :]
 
 
-class Bootstrap:
+class BootstrapBody:
     """One answer: what it holds was decided when it was made. Read it by `slices` or give it up by `close`."""
 
     def __init__(self, engine: Engine, stream: LiveStream, snapshot: OpenSnapshot | None) -> None:
@@ -159,10 +159,10 @@ class Bootstrap:
         self._pin.release()
 
     def slices(self, boundary: bytes) -> Iterator[bytes | memoryview]:
-        """The body. Raises `BoundaryFound` before a slice that would make it ambiguous."""
+        """The body. Raises `BoundaryFoundError` before a slice that would make it ambiguous."""
         yield _head(boundary, self._first_type)
         if self._snapshot is not None:
-            watch = Watch(boundary)
+            watch = BoundaryWatch(boundary)
             for page in self._snapshot.pages():
                 watch.passes(page)
                 yield page
@@ -176,11 +176,11 @@ class Bootstrap:
             at = chunk.end
         yield _end(boundary)
 
-    def _small(self, chunk: Chunk, boundary: bytes) -> Iterator[bytes]:
+    def _small(self, chunk: ReadChunk, boundary: bytes) -> Iterator[bytes]:
         """Some updates, each as a part."""
         reader = self._engine.reader
         data = b"".join(reader.buffers(chunk))
-        Watch(boundary).passes(data)
+        BoundaryWatch(boundary).passes(data)
         messages = []
         start = 0
         for length in reader.lengths(chunk):
@@ -189,10 +189,10 @@ class Bootstrap:
         head = _head(boundary, self._update_type)
         yield head + (_LINE + head).join(messages) + _LINE
 
-    def _large(self, chunk: Chunk, boundary: bytes) -> Iterator[bytes | memoryview]:
+    def _large(self, chunk: ReadChunk, boundary: bytes) -> Iterator[bytes | memoryview]:
         """One update that is itself larger than a slice."""
         assert chunk.end.index == chunk.start.index + 1
-        watch = Watch(boundary)
+        watch = BoundaryWatch(boundary)
         left = chunk.length - self._comma
         yield _head(boundary, self._update_type)
         for piece in self._engine.reader.slices(chunk):

@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.core.buckets import check_page_limit, ids_of
 from headwater.core.offsets import Offset
-from headwater.engine.buckets import Bucket, BucketPage, StreamPage
+from headwater.engine.buckets import BucketPage, BucketState, StreamPage
 from headwater.engine.stream import LiveStream
 from headwater.http.context import Context
 from headwater.http.headers import CREATED, JSON_TYPE, NO_CONTENT, NO_STORE, OK, offset_text
@@ -34,7 +34,7 @@ class BucketListing(msgspec.Struct):
     has_more: bool
 
 
-class StreamEntry(msgspec.Struct):
+class ListedStream(msgspec.Struct):
     """One stream of a listing. `tail_offset` counts the bytes of all messages; to resume, use `next_offset`."""
 
     stream_id: str
@@ -46,11 +46,11 @@ class StreamEntry(msgspec.Struct):
     next_offset: str
 
 
-class Listing(msgspec.Struct):
+class StreamListing(msgspec.Struct):
     bucket_id: str
     prefix: str
     stream_count: int
-    streams: list[StreamEntry]
+    streams: list[ListedStream]
     next_cursor: str | None
     has_more: bool
 
@@ -81,7 +81,7 @@ def listing(context: Context, request: Request, address: Address) -> Deferred:
     return Deferred(begin, _render_page)
 
 
-def _render_created(location: bytes, bucket: Bucket) -> Response:
+def _render_created(location: bytes, bucket: BucketState) -> Response:
     return Response(CREATED, NO_STORE + b"Location: " + location + b"\r\n")
 
 
@@ -91,29 +91,29 @@ def _render_buckets(page: BucketPage) -> Response:
     return Response(OK, _JSON, _encode(BucketListing(buckets, last, page.has_more)))
 
 
-def _render_metadata(bucket: Bucket) -> Response:
+def _render_metadata(bucket: BucketState) -> Response:
     return Response(OK, _JSON, _encode(_metadata(bucket)))
 
 
-def _metadata(bucket: Bucket) -> BucketMetadata:
+def _metadata(bucket: BucketState) -> BucketMetadata:
     return BucketMetadata(bucket.id, len(bucket.ids), bucket.created_ms)
 
 
-def _render_deleted(bucket: Bucket) -> Response:
+def _render_deleted(bucket: BucketState) -> Response:
     return Response(NO_CONTENT, NO_STORE)
 
 
 def _render_page(page: StreamPage) -> Response:
     streams = [_entry(stream) for stream in page.streams]
     last = streams[-1].stream_id if streams and page.has_more else None
-    body = _encode(Listing(page.bucket_id, page.prefix, len(streams), streams, last, page.has_more))
+    body = _encode(StreamListing(page.bucket_id, page.prefix, len(streams), streams, last, page.has_more))
     return Response(OK, _JSON, body)
 
 
-def _entry(stream: LiveStream) -> StreamEntry:
+def _entry(stream: LiveStream) -> ListedStream:
     # Stored JSON messages are followed by a comma each, which no reader sees.
     separators = stream.durable_index if stream.type.json else 0
-    return StreamEntry(
+    return ListedStream(
         ids_of(stream.name)[1],
         "Closed" if stream.durable_closed else "Open",
         stream.type.header,

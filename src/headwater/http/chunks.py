@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from headwater.engine.reading import SLICE_BYTES, Chunk
+from headwater.engine.reading import SLICE_BYTES, ReadChunk
 from headwater.engine.stream import LiveStream
 from headwater.http.context import Context
 from headwater.http.headers import (
@@ -28,7 +28,7 @@ STALE_SECS: Final = 300
 
 
 def chunk_response(
-    context: Context, request: Request, chunk: Chunk, extra: bytes = b"", *, is_cacheable: bool | None = None
+    context: Context, request: Request, chunk: ReadChunk, extra: bytes = b"", *, is_cacheable: bool | None = None
 ) -> Response | PiecewiseResponse:
     """Answer with a chunk, or with 304 if the client has it already.
 
@@ -73,7 +73,7 @@ def as_array(pieces: Iterator[Buffer], length: int) -> Iterator[Buffer]:
     yield b"]"
 
 
-def etag_of(chunk: Chunk) -> bytes:
+def etag_of(chunk: ReadChunk) -> bytes:
     """Differs with the stream's incarnation, the range and closure (protocol §8.1)."""
     suffix = b":c" if chunk.closed else b""
     return b'"%016x:%b:%b%b"' % (chunk.stream.id, str(chunk.start).encode(), str(chunk.end).encode(), suffix)

@@ -18,25 +18,25 @@ from headwater.http.request import Request
 from headwater.http.responses import Deferred, Response
 
 
-class _Claim(msgspec.Struct):
+class _ClaimBody(msgspec.Struct):
     worker: str
 
 
-class _Ack(msgspec.Struct):
+class _AckBody(msgspec.Struct):
     offset: str
     stream: str | None = None
     path: str | None = None
 
 
-class _Progress(msgspec.Struct):
+class _ProgressBody(msgspec.Struct):
     wake_id: str
     generation: int
-    acks: list[_Ack] | None = None
+    acks: list[_AckBody] | None = None
     done: bool = False
 
 
 def claim(context: Context, request: Request, address: Address) -> Deferred:
-    worker = check_worker(read_json(request, _Claim).worker)
+    worker = check_worker(read_json(request, _ClaimBody).worker)
     api = context.subscriptions
     work = partial(api.claim, address.subscription, worker)
     return Deferred(partial(api.answer, work), _render_claimed)
@@ -52,7 +52,7 @@ def call_back(context: Context, request: Request, address: Address) -> Deferred:
 
 def release(context: Context, request: Request, address: Address) -> Deferred:
     token = bearer_token(request)
-    body = read_json(request, _Progress)
+    body = read_json(request, _ProgressBody)
     api = context.subscriptions
     work = partial(api.release, address.subscription, token, body.generation, body.wake_id)
     return Deferred(partial(api.answer, work), _render_released)
@@ -65,14 +65,14 @@ def _progress(
     acked: Callable[[str, str, int, str, Sequence[Ack], bool], bool],
 ) -> Deferred:
     token = bearer_token(request)
-    body = read_json(request, _Progress)
+    body = read_json(request, _ProgressBody)
     context.subscriptions.limits.check_request(len(body.acks or ()))
     acks = [Ack(_stream_of(one), one.offset) for one in body.acks or ()]
     work = partial(acked, address.subscription, token, body.generation, body.wake_id, acks, body.done)
     return Deferred(partial(context.subscriptions.answer, work), _render_progress)
 
 
-def _stream_of(one: _Ack) -> str:
+def _stream_of(one: _AckBody) -> str:
     stream = one.stream if one.stream is not None else one.path
     if stream is None:
         raise InvalidSubscription("Each ack must name its stream.")

@@ -21,7 +21,7 @@ import msgspec
 
 from headwater.core.errors import BadRequest, InvalidOffset
 from headwater.core.offsets import NOW, Offset
-from headwater.engine.reading import Chunk
+from headwater.engine.reading import ReadChunk
 from headwater.engine.stream import LiveStream
 from headwater.http.chunks import chunk_response
 from headwater.http.context import Context
@@ -81,13 +81,13 @@ def _until(context: Context, stream: LiveStream, start: Offset, token: str | Non
     return until
 
 
-def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset) -> Chunk:
+def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset) -> ReadChunk:
     chunk = context.engine.reader.run(stream, start, until, context.limits.max_chunk_bytes)
     at_tail = chunk.end.index == stream.durable_index
     return replace(chunk, up_to_date=at_tail, closed=at_tail and stream.durable_closed)
 
 
-def _frames(context: Context, chunk: Chunk) -> PiecewiseResponse:
+def _frames(context: Context, chunk: ReadChunk) -> PiecewiseResponse:
     """A count, that many stored lengths, and the stored bytes; all numbers are 32 bits, little-endian."""
     lengths = array("I", context.engine.reader.lengths(chunk))
     if sys.byteorder == "big":

@@ -1,4 +1,4 @@
-"""The server process: builds the house from the settings, listens, and drains on SIGTERM or SIGINT."""
+"""The server process: build the parts from the settings, listen, and drain on SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headwater.core.subscriptions import SubscriptionLimits
 from headwater.engine.background import Threads
 from headwater.engine.clock import SteadyClock
 from headwater.engine.clock_guard import JumpRule
+from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
-from headwater.engine.door import Door, open_door
 from headwater.engine.engine import Engine
 from headwater.engine.loop_lag import LoopLag
 from headwater.engine.quota import Limits
@@ -45,7 +45,7 @@ GC_YOUNG_MAX: Final = 10_000
 
 
 def run(settings: Settings) -> None:
-    """Serve until told to stop. Raises OSError when the address cannot be had."""
+    """Serve until SIGTERM or SIGINT. Raises OSError if the address cannot be bound."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings))
 
@@ -62,15 +62,15 @@ async def _serve(settings: Settings) -> None:
     subscriptions = _build_subscriptions(settings, engine, loop)
     if subscriptions is not None:
         subscriptions.start()
-    # What recovery built stays: the garbage collector need not walk it again, nor stop the loop every 700 objects.
+    # What recovery built stays in memory: keep the garbage collector from scanning it, and from running too often.
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_YOUNG_MAX, 50, 50)
     lag = LoopLag(engine.metrics.loop_lag_seconds)
     lag.start(loop)
-    door: Door | None = None
+    control: ControlServer | None = None
     try:
-        door = await open_door(engine, store, subscriptions, settings.storage)
+        control = await open_control_socket(engine, store, subscriptions, settings.storage)
         context = _build_context(settings, engine, subscriptions, loop, connections_max(settings, open_files_max))
         router = Router(ROUTES)
         server = await loop.create_server(
@@ -94,8 +94,8 @@ async def _serve(settings: Settings) -> None:
         await _drain(context, server, settings.server.drain_timeout_secs)
     finally:
         lag.stop()
-        if door is not None:
-            await door.close()
+        if control is not None:
+            await control.close()
         if subscriptions is not None:
             await subscriptions.stop()
         if registry is not None:
@@ -227,7 +227,7 @@ def _build_context(
 
 
 def _warn_of_exposure(settings: Settings) -> None:
-    """Say loudly what an operator may not have meant."""
+    """Warn about settings that open the server to others."""
     if not settings.server.is_loopback and not settings.auth.token:
         log.warning(
             "listening on %s without authentication: everyone who can reach it can read, write and delete every stream."

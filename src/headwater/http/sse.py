@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
-from headwater.engine.reading import Chunk
+from headwater.engine.reading import ReadChunk
 from headwater.engine.stream import LiveStream
 from headwater.http.chunks import as_array
 from headwater.http.context import Context
@@ -26,7 +26,7 @@ from headwater.http.read import begin_live
 from headwater.http.request import Request
 from headwater.http.responses import Channel
 from headwater.http.sse_encoding import (
-    Event,
+    SseEvent,
     as_chunk,
     control_event,
     events_of,
@@ -50,7 +50,7 @@ _HEADERS: Final = NO_CACHE + b"Content-Type: text/event-stream\r\n"
 _BASE64: Final = b"Stream-SSE-Data-Encoding: base64\r\n"
 
 
-class Frame(NamedTuple):
+class SharedFrame(NamedTuple):
     """Encoded events from `start_index` to the tail as it was, with the control event that says so."""
 
     start_index: int
@@ -194,7 +194,7 @@ class EventReader:
         frame = stream.frame
         if (
             self._shares
-            and type(frame) is Frame
+            and type(frame) is SharedFrame
             and frame.start_index == self._index
             and frame.tail_index == stream.durable_index
             and frame.cursor == cursor
@@ -244,14 +244,14 @@ class EventReader:
         if self._shares:
             wire = as_chunk(payload)
             if chunk.up_to_date:
-                stream.frame = Frame(self._index, stream.durable_index, stream.durable_closed, cursor, end, wire)
+                stream.frame = SharedFrame(self._index, stream.durable_index, stream.durable_closed, cursor, end, wire)
             self._channel.write_chunk(wire)
         else:
             self._channel.write(payload)
         self._advance(end, is_closed=is_closed)
         return True
 
-    def _render(self, chunk: Chunk, events: list[Event], cursor: str) -> bytes:
+    def _render(self, chunk: ReadChunk, events: list[SseEvent], cursor: str) -> bytes:
         stream_id = self._stream.id
         parts: list[bytes] = []
         last = events[-1]
@@ -265,13 +265,13 @@ class EventReader:
         parts += (with_id(last.payload, offset), control_event(offset, cursor, up_to_date=up_to_date, closed=closed))
         return b"".join(parts)
 
-    def _begin_large(self, chunk: Chunk) -> None:
+    def _begin_large(self, chunk: ReadChunk) -> None:
         self._event_pieces = self._large_event(chunk)
         self._event_end = chunk.end
         # Not in this turn: all readers of the stream may have been woken at once.
         self._channel.take_turn()
 
-    def _large_event(self, chunk: Chunk) -> Iterator[bytes]:
+    def _large_event(self, chunk: ReadChunk) -> Iterator[bytes]:
         """The pieces of a large event. A generator: nothing is read from storage before the first is asked for."""
         pieces = self._context.engine.reader.slices(chunk)
         kind = self._stream.type

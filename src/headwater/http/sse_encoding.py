@@ -22,7 +22,7 @@ _EVENT: Final = b"event: data\n"
 _UTF8: Final = frozenset(("", "utf-8", "utf8"))
 
 
-class Event(NamedTuple):
+class SseEvent(NamedTuple):
     """A `data` event's payload and the offset after it."""
 
     payload: bytes
@@ -39,14 +39,14 @@ def is_utf8(content_type: str) -> bool:
     return True
 
 
-def events_of(kind: ContentType, data: bytes, lengths: Sequence[int], start: Offset, *, hold: bool) -> list[Event]:
+def events_of(kind: ContentType, data: bytes, lengths: Sequence[int], start: Offset, *, hold: bool) -> list[SseEvent]:
     """The events for a run of messages of any type but JSON.
 
     With `hold`, a last message that ends within a character is left out: the next one may complete it. The run then
     ends before it.
     """
     may_join = kind.text and is_utf8(kind.header)
-    events: list[Event] = []
+    events: list[SseEvent] = []
     taken = 0
     at = 0
     for index, length in enumerate(lengths, start.index + 1):
@@ -57,14 +57,14 @@ def events_of(kind: ContentType, data: bytes, lengths: Sequence[int], start: Off
                 continue
         message = data[taken:at]
         payload = data_event(message) if kind.text else _EVENT + b"data:" + b64encode(message) + b"\n\n"
-        events.append(Event(payload, Offset(index, start.position + at)))
+        events.append(SseEvent(payload, Offset(index, start.position + at)))
         taken = at
     return events
 
 
-def json_event(data: bytes, end: Offset) -> Event:
+def json_event(data: bytes, end: Offset) -> SseEvent:
     """One event for a run of stored JSON messages."""
-    return Event(data_event(b"[" + data[:-1] + b"]"), end)
+    return SseEvent(data_event(b"[" + data[:-1] + b"]"), end)
 
 
 def data_event(text: bytes) -> bytes:

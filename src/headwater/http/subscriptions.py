@@ -19,26 +19,26 @@ from headwater.http.request import Request
 from headwater.http.responses import Deferred, Response
 
 
-class _Webhook(msgspec.Struct):
+class _WebhookBody(msgspec.Struct):
     url: str
 
 
-class _Subscription(msgspec.Struct):
+class _SubscriptionBody(msgspec.Struct):
     type: Kind
     pattern: str | None = None
     streams: list[str] | None = None
-    webhook: _Webhook | None = None
+    webhook: _WebhookBody | None = None
     wake_stream: str | None = None
     lease_ttl_ms: int = LEASE_TTL_DEFAULT_MS
     description: str | None = None
 
 
-class _Streams(msgspec.Struct):
+class _StreamsBody(msgspec.Struct):
     streams: list[str]
 
 
 def put(context: Context, request: Request, address: Address) -> Deferred:
-    body = read_json(request, _Subscription)
+    body = read_json(request, _SubscriptionBody)
     config = make_config(
         body.type,
         body.pattern,
@@ -75,7 +75,7 @@ def delete(context: Context, request: Request, address: Address) -> Deferred:
 
 
 def add_streams(context: Context, request: Request, address: Address) -> Deferred:
-    streams = read_json(request, _Streams).streams
+    streams = read_json(request, _StreamsBody).streams
     if not streams:
         raise InvalidSubscription("streams must name at least one stream.")
     api = context.subscriptions

@@ -53,7 +53,7 @@ _PROTECTION: Final = b"".join(
 )
 
 
-class Page(NamedTuple):
+class UiFile(NamedTuple):
     headers: bytes
     etag: bytes
     body: bytes
@@ -71,14 +71,14 @@ def handle(context: Context, request: Request, address: Address) -> Response:
     return Response(OK, page.headers, page.body)
 
 
-def _pages() -> dict[str, Page]:
-    found: dict[str, Page] = {}
+def _pages() -> dict[str, UiFile]:
+    found: dict[str, UiFile] = {}
     _collect(resources.files("headwater") / "ui", f"{ROOT}/", found)
     found[f"{ROOT}/"] = found[f"{ROOT}/index.html"]
     return found
 
 
-def _collect(directory: Traversable, at: str, found: dict[str, Page]) -> None:
+def _collect(directory: Traversable, at: str, found: dict[str, UiFile]) -> None:
     for entry in directory.iterdir():
         if entry.is_dir():
             _collect(entry, f"{at}{entry.name}/", found)
@@ -89,7 +89,7 @@ def _collect(directory: Traversable, at: str, found: dict[str, Page]) -> None:
         body = entry.read_bytes()
         etag = f'"{sha256(body).hexdigest()[:16]}"'.encode()
         headers = NO_CACHE + _PROTECTION + header("Content-Type", kind) + b"ETag: " + etag + b"\r\n"
-        found[at + entry.name] = Page(headers, etag, body)
+        found[at + entry.name] = UiFile(headers, etag, body)
 
 
 _PAGES: Final = _pages()

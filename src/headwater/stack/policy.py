@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Final
 
-from headwater.config import Auth
+from headwater.config import AuthSettings
 
 IDENTITY_HEADER: Final = "x-jwt-sub"
 
@@ -18,7 +18,7 @@ def one_token_script() -> str:
     return files("headwater.stack").joinpath("one_token.lua").read_text(encoding="utf-8")
 
 
-def policy_script(auth: Auth, shards: int, *, checks_tokens: bool) -> str:
+def policy_script(auth: AuthSettings, shards: int, *, checks_tokens: bool) -> str:
     """Return the script that authorizes requests. Without `checks_tokens` it only selects the shard of a stream."""
     values: dict[str, str | int | bool] = {
         "checks_tokens": checks_tokens,

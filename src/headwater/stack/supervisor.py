@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from headwater.config import Stack
+from headwater.config import StackSettings
 from headwater.stack import die_with_parent
 from headwater.stack.processes import can_bind, identity_of, port_user
 from headwater.stack.services import Service, UnavailableService
@@ -57,7 +57,7 @@ class Supervisor:
         self,
         directory: StackDirectory,
         services: Sequence[Service | UnavailableService],
-        settings: Stack,
+        settings: StackSettings,
         *,
         profile: str,
         shards: int,

@@ -1,7 +1,7 @@
 """The control socket of a data directory: where a running server can be asked things that no HTTP client may ask.
 
 It is a Unix socket beside the data with mode 0600, so whoever can connect could read the data anyway, and nothing that
-comes over a network reaches it. What is said over it is one JSON object a line; see `engine.door`.
+comes over a network reaches it. What is said over it is one JSON object a line; see `engine.control`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.floors import floors, own_start
 
 
@@ -23,7 +23,7 @@ class StreamStats:
     snapshot_bytes: int = 0
 
 
-def stream_stats(catalog: Catalog[Stream]) -> StreamStats:
+def stream_stats(catalog: Catalog[StreamState]) -> StreamStats:
     floor_of = floors(catalog)
     snapshots = {
         stream.snapshot.blob_id: stream.snapshot.size

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.offsets import Offset
 from headwater.core.producers import digest
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
@@ -34,7 +34,7 @@ class Driver:
     """A catalog, and the stores that follow it."""
 
     stores: Sequence[Storage]
-    catalog: Catalog[Stream] = field(default_factory=lambda: Catalog(Stream))
+    catalog: Catalog[StreamState] = field(default_factory=lambda: Catalog(StreamState))
     queue: list[Committed] = field(default_factory=list)
     now_ms: int = 1_000
     floors: dict[int, Offset] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Driver:
 
     def create(
         self, name: str, messages: Sequence[bytes] = (), *, fork: ForkPoint | None = None, closed: bool = False
-    ) -> Stream:
+    ) -> StreamState:
         stream_id = self.ids.getrandbits(63)
         payload, lengths = b"".join(messages), tuple(map(len, messages))
         self._queue(Create(stream_id, name, self._tick(), "text/plain", 60, None, closed, payload, lengths, fork))
@@ -55,7 +55,7 @@ class Driver:
 
     def append(
         self,
-        stream: Stream,
+        stream: StreamState,
         messages: Sequence[bytes],
         *,
         producer: tuple[str, int, int] | None = None,
@@ -81,26 +81,26 @@ class Driver:
             )
         )
 
-    def touch(self, stream: Stream) -> None:
+    def touch(self, stream: StreamState) -> None:
         self._queue(Touch(stream.id, self._tick()))
 
-    def retain(self, stream: Stream, index: int, position: int) -> None:
+    def retain(self, stream: StreamState, index: int, position: int) -> None:
         self._queue(Retain(stream.id, self._tick(), index, position))
 
-    def trim(self, stream: Stream, floor: Offset) -> None:
+    def trim(self, stream: StreamState, floor: Offset) -> None:
         """Commits first, as the engine trims only what was committed to be given up."""
         self.commit()
         self.floors[stream.id] = floor
         for store in self.stores:
             store.trim(stream.id, floor.index, floor.position)
 
-    def floor(self, stream: Stream) -> Offset:
+    def floor(self, stream: StreamState) -> Offset:
         return self.floors.get(stream.id, stream.base)
 
     def document(self, key: str, value: bytes | None) -> None:
         self._queue(Document(key, value))
 
-    def delete(self, stream: Stream) -> tuple[int, ...]:
+    def delete(self, stream: StreamState) -> tuple[int, ...]:
         return self._queue(Delete(stream.id, self._tick()))
 
     def commit(self) -> None:
@@ -125,19 +125,19 @@ class Driver:
         return self.now_ms
 
 
-def state_of(catalog: Catalog[Stream]) -> State:
+def state_of(catalog: Catalog[StreamState]) -> State:
     return State({stream.id: stream.image() for stream in catalog}, dict(catalog.documents))
 
 
 def recovered(store: Storage) -> State:
     """What a fresh store recovers."""
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in store.recover():
         catalog.apply(record)
     return state_of(catalog)
 
 
-def messages_of(store: Storage, stream: Stream, floor: Offset | None = None) -> list[bytes]:
+def messages_of(store: Storage, stream: StreamState, floor: Offset | None = None) -> list[bytes]:
     """The messages of an incarnation's own, cut as the store says that they were sent."""
     floor = floor or stream.base
     if stream.index == floor.index:

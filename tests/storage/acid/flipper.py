@@ -15,7 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.storage.acid import AcidStorage, pieces
 from headwater.storage.acid.layout import read_manifest
 from headwater.storage.interface import StorageError
@@ -29,7 +29,7 @@ def digest(directory: Path) -> str:
     shards = read_manifest(directory / "acid").shard_count
     store = AcidStorage(directory, shards, MAP_BYTES, 1, carry_bytes=2**40, carry_after_s=1e6)
     try:
-        catalog: Catalog[Stream] = Catalog(Stream)
+        catalog: Catalog[StreamState] = Catalog(StreamState)
         for record in store.recover():
             catalog.apply(record)
         found = hashlib.sha256(repr(state_of(catalog)).encode())

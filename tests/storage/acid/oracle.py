@@ -11,7 +11,7 @@ import base64
 import json
 from pathlib import Path
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.storage.acid import AcidStorage
 from headwater.storage.acid.check import check
 from headwater.storage.interface import Committed, StorageError
@@ -28,7 +28,7 @@ class Oracle:
     """What must be in the store: everything acknowledged, and perhaps one batch more."""
 
     def __init__(self) -> None:
-        self.catalog: Catalog[Stream] = Catalog(Stream)
+        self.catalog: Catalog[StreamState] = Catalog(StreamState)
         self.bytes = MemoryStorage()
         self.unknown: Batch | None = None
         self.acknowledged: dict[str, int] = {}
@@ -58,7 +58,7 @@ class Oracle:
 
     def judge(self, directory: Path) -> None:
         """Compare with what a boot finds; settles the unknown batch by what is there."""
-        catalog: Catalog[Stream] = Catalog(Stream)
+        catalog: Catalog[StreamState] = Catalog(StreamState)
         try:
             store = AcidStorage(directory, SHARDS, 2**26, 2**20)
             try:
@@ -88,7 +88,7 @@ class Oracle:
             if any(text in self.rejected for text in there):
                 raise Violation(f"{stream.name!r} holds what was rejected")
 
-    def _judge_producer(self, store: AcidStorage, catalog: Catalog[Stream], producer: str) -> None:
+    def _judge_producer(self, store: AcidStorage, catalog: Catalog[StreamState], producer: str) -> None:
         stream = catalog.by_name.get(stream_of(producer))
         if stream is None:
             assert producer not in self.acknowledged

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from lmdb import Transaction
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.storage.acid import AcidStorage, live_copy
 from headwater.storage.acid.check import check, stats
 from headwater.storage.acid.journal import Journal, Mark
@@ -34,10 +34,10 @@ def moment_of(copy: Path, lines: list[str]) -> int:
     """How many batches a copy holds: exactly the first so many, or it is no moment of the store at all."""
     store = AcidStorage(copy, SHARDS, 2**26, 2**20)
     with closing(store):
-        found: Catalog[Stream] = Catalog(Stream)
+        found: Catalog[StreamState] = Catalog(StreamState)
         for state in store.recover():
             found.apply(state)
-        catalog: Catalog[Stream] = Catalog(Stream)
+        catalog: Catalog[StreamState] = Catalog(StreamState)
         memory = MemoryStorage()
         batches = [line.removeprefix("try ") for line in lines if line.startswith("try ")]
         for number, text in enumerate(batches, 1):

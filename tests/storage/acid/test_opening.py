@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.storage.acid import AcidStorage
 from headwater.storage.acid.layout import shard_of
 from headwater.storage.directory import open_directory
@@ -88,7 +88,7 @@ def test_a_shard_count_that_is_no_power_of_two_up_to_256_is_refused(tmp_path: Pa
 def test_every_shard_count_works(tmp_path: Path, count: int) -> None:
     fill(tmp_path, 3, count)
     store = open_store(tmp_path, count)
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in store.recover():
         catalog.apply(record)
     assert len(catalog) == 12

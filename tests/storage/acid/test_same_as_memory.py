@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from headwater.core.catalog import Stream
+from headwater.core.catalog import StreamState
 from headwater.core.offsets import Offset
 from headwater.core.records import ForkPoint
 from headwater.storage.acid import AcidStorage, pieces, shard
@@ -60,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         carry_bytes, carry_after_s = (1, 0.0) if self.eager else (2**40, 1e6)
         return AcidStorage(self.path(), **self.options, carry_bytes=carry_bytes, carry_after_s=carry_after_s)
 
-    def some(self, draw: Any) -> Stream | None:
+    def some(self, draw: Any) -> StreamState | None:
         streams = [stream for stream in self.driver.catalog if not stream.deleted]
         return streams[draw % len(streams)] if streams else None
 

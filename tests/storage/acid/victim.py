@@ -28,9 +28,9 @@ from pathlib import Path
 import lmdb
 import msgspec
 
-from headwater.core.catalog import Stream
+from headwater.core.catalog import StreamState
 from headwater.core.errors import Refusal
-from headwater.core.producers import Producer
+from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append, ForkPoint, Image, Record
 from headwater.core.rules import Outcome, decide_append
 from headwater.storage.acid import AcidStorage, journal, pieces, shard
@@ -90,7 +90,7 @@ class Victim:
             stream = self.driver.catalog.by_name[stream_of(producer)]
             seq = self.acknowledged.get(producer, -1) + 1
             decision = decide_append(
-                stream, "text/plain", message(producer, seq), Producer(producer, 0, seq), None, False, 1
+                stream, "text/plain", message(producer, seq), ProducerHeaders(producer, 0, seq), None, False, 1
             )
             if isinstance(decision, Append):
                 self.driver.append(stream, [decision.payload], producer=(producer, 0, seq))
@@ -120,7 +120,7 @@ class Victim:
         if dice.random() < 0.3:
             driver.document(f"key-{dice.randint(0, 3)}", dice.choice([None, b"value-%d" % dice.randint(0, 99)]))
 
-    def try_closed(self, stream: Stream) -> None:
+    def try_closed(self, stream: StreamState) -> None:
         mark = f"REJECTED-{self.random.getrandbits(40):x}"
         try:
             decision = decide_append(stream, "text/plain", mark.encode(), None, None, False, 1)

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from headwater.core.producers import Producer
+from headwater.core.producers import ProducerHeaders
 from headwater.storage.journaled_store import StoreSettings
 from tests.storage.faulty_filesystem import FaultyFilesystem
 from tests.storage.model import difference, model_of
@@ -111,11 +111,11 @@ def test_a_stream_that_is_always_ahead_is_saved_from_the_log(bench: Bench) -> No
     """The event loop never has its state as of what is durable, because the next batch is always under way."""
     life = bench.life
     life.create("busy")
-    life.append("busy", b"0", producer=Producer("p", 0, 0))
+    life.append("busy", b"0", producer=ProducerHeaders("p", 0, 0))
     life.commit()
     bench.save()
     for number in range(1, 60):
-        life.append("busy", b"%d" % number, producer=Producer("p", 0, number))
+        life.append("busy", b"%d" % number, producer=ProducerHeaders("p", 0, number))
     life.storage.checkpoint_soon()
     for _ in range(40):
         # One record more is always pending.

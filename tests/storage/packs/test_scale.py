@@ -8,7 +8,7 @@ import tracemalloc
 from pathlib import Path
 from random import Random
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Image
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Committed
@@ -22,7 +22,7 @@ BOOT_MAX_S_PER_100_000 = 20.0
 def fill(path: Path, streams: int) -> list[int]:
     """A store with so many streams, each with a few messages and a producer, all saved."""
     storage = FileStorage(RealFilesystem(), path, durable=False, settings=StoreSettings(reserve_bytes=0))
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     list(storage.recover())
 
     def image(stream_id: int) -> Image | None:
@@ -60,7 +60,7 @@ def test_idle_streams_are_cheap_and_start_fast(tmp_path: Path, long: bool) -> No
     gc.collect()
     tracemalloc.start()
     storage = FileStorage(RealFilesystem(), tmp_path, durable=False, settings=StoreSettings(reserve_bytes=0))
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in storage.recover():
         catalog.apply(record)
     gc.collect()
@@ -73,7 +73,7 @@ def test_idle_streams_are_cheap_and_start_fast(tmp_path: Path, long: bool) -> No
     storage.close()
     started = time.process_time()
     storage = FileStorage(RealFilesystem(), tmp_path, durable=False, settings=StoreSettings(reserve_bytes=0))
-    catalog = Catalog(Stream)
+    catalog = Catalog(StreamState)
     for record in storage.recover():
         catalog.apply(record)
     seconds = time.process_time() - started

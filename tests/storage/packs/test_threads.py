@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Delete, Image, Record
 from headwater.storage.filesystem import Appender, Bytes, RealFilesystem
 from headwater.storage.interface import Committed, ImageOf, StorageError
@@ -60,15 +60,15 @@ class SlowPacks(RealFilesystem):
         return SlowAppender(super().extend(path), self.SYNC_S)
 
 
-def opened(storage: FileStorage) -> Catalog[Stream]:
-    catalog: Catalog[Stream] = Catalog(Stream)
+def opened(storage: FileStorage) -> Catalog[StreamState]:
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in storage.recover():
         catalog.apply(record)
     return catalog
 
 
 def image_of(*records: Record) -> ImageOf:
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in records:
         catalog.apply(record)
 

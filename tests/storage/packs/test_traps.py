@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from headwater.core.errors import SequenceGap
-from headwater.core.producers import Producer
+from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append
 from headwater.core.rules import Outcome, decide_append
 from headwater.storage.interface import CorruptError, StorageError, WriteFailedError
@@ -45,9 +45,9 @@ def test_t1_a_retry_after_a_crash_in_any_call_makes_exactly_one_copy(power: bool
     for number in range(1, 60):
         life = fresh(seed=number)
         life.create("orders")
-        life.append("orders", b"first", producer=Producer("p", 0, 0))
+        life.append("orders", b"first", producer=ProducerHeaders("p", 0, 0))
         life.commit()
-        life.append("orders", b"second", producer=Producer("p", 0, 1))
+        life.append("orders", b"second", producer=ProducerHeaders("p", 0, 1))
         life.filesystem.crash_at = life.filesystem.calls + number
         died = False
         try:
@@ -58,7 +58,7 @@ def test_t1_a_retry_after_a_crash_in_any_call_makes_exactly_one_copy(power: bool
             died = True
         life = reborn(life, power=power)
         stream = life.catalog.by_name["orders"]
-        retry = Producer("p", 0, 1)
+        retry = ProducerHeaders("p", 0, 1)
         try:
             decision = decide_append(stream, "text/plain", b"second", retry, None, False, life.now_ms)
         except SequenceGap as gap:
@@ -166,16 +166,16 @@ def test_t6_a_write_cut_off_by_a_full_disk_shifts_nothing() -> None:
     for seed in range(30):
         life = fresh(StoreSettings(reserve_bytes=0), seed=seed)
         life.create("a")
-        life.append("a", b"one", producer=Producer("p", 0, 0))
+        life.append("a", b"one", producer=ProducerHeaders("p", 0, 0))
         life.commit()
-        life.append("a", b"two" * 300, producer=Producer("p", 0, 1))
+        life.append("a", b"two" * 300, producer=ProducerHeaders("p", 0, 1))
         life.filesystem.full_from = life.filesystem.calls + 1
         with pytest.raises(WriteFailedError):
             life.commit()
         life = reborn(life, power=bool(seed % 2), settings=StoreSettings(reserve_bytes=0))
         stream = life.catalog.by_name["a"]
         assert (stream.index, stream.position) == (1, 3)
-        life.append("a", b"two" * 300, producer=Producer("p", 0, 1))
+        life.append("a", b"two" * 300, producer=ProducerHeaders("p", 0, 1))
         life.commit()
         assert messages_of(life, "a") == [b"one", b"two" * 300]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import lmdb
 import msgspec
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
 from headwater.storage.acid.pieces import KEY, PIECE_BYTES, DamagedPieceError, PieceWriter, decode_piece
 from headwater.storage.acid.rows import (
@@ -39,7 +39,7 @@ class _Touched:
 
     __slots__ = ("added", "producers_replaced", "row_crc", "start", "stream")
 
-    def __init__(self, stream: Stream, row_crc: int | None) -> None:
+    def __init__(self, stream: StreamState, row_crc: int | None) -> None:
         self.stream = stream
         self.row_crc = row_crc
         """The checksum of its row as it lies in the shard, or None while it has none."""
@@ -64,7 +64,7 @@ class Changes:
         self._txn = txn
         self._databases = databases
         self._path = path
-        self._catalog: Catalog[Stream] = Catalog(Stream)
+        self._catalog: Catalog[StreamState] = Catalog(StreamState)
         self._touched: dict[int, _Touched] = {}
         self.row_sum = 0
         """By how much the sum of all row checksums changes."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Delete
 from headwater.storage.acid import check as acid_check
 from headwater.storage.acid.layout import DIRECTORY as ACID_DIRECTORY
@@ -61,7 +61,7 @@ def check(directory: Path, mode: str | None = None) -> Iterator[str]:
     Raises `StorageError` if it cannot even look.
     """
     family = family_of(directory, mode)
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     if family == "acid":
         if not (directory / ACID_DIRECTORY).exists():
             # Locked once and stopped before it began: as a start would find it.
@@ -89,7 +89,7 @@ def check(directory: Path, mode: str | None = None) -> Iterator[str]:
 def stats_at_rest(directory: Path) -> StoreStats:
     """What a directory holds that no server has open."""
     family = family_of(directory)
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     parts: dict[str, int]
     if family == "acid":
         with closing(open_directory(RealFilesystem(), directory, family, create=False)):
@@ -129,7 +129,7 @@ def log_findings(directory: Path) -> list[str]:
         return [str(finding) for finding in pack_check.check(filesystem, directory)]
     try:
         # Either it was never used, or its manifest is lost.
-        with _viewed(directory, Catalog(Stream)):
+        with _viewed(directory, Catalog(StreamState)):
             return []
     except CorruptError as error:
         return [str(error)]
@@ -159,7 +159,7 @@ def log_parts(directory: Path) -> dict[str, int]:
 
 
 @contextmanager
-def _viewed(directory: Path, catalog: Catalog[Stream]) -> Iterator[PackReader]:
+def _viewed(directory: Path, catalog: Catalog[StreamState]) -> Iterator[PackReader]:
     """A store of the log at rest, with what it knows of its streams."""
     filesystem = RealFilesystem()
     with (
@@ -185,7 +185,7 @@ def acid_parts(directory: Path) -> dict[str, int]:
     }
 
 
-def read_acid_states(directory: Path, catalog: Catalog[Stream]) -> None:
+def read_acid_states(directory: Path, catalog: Catalog[StreamState]) -> None:
     """What the shards know, and then what only the journal does, in the order in which it was written."""
     root = directory / ACID_DIRECTORY
     if not root.exists():
@@ -234,7 +234,7 @@ def _sizes(paths: Iterable[Path]) -> int:
     return total
 
 
-def _check_blobs(directory: Path, catalog: Catalog[Stream]) -> Iterator[str]:
+def _check_blobs(directory: Path, catalog: Catalog[StreamState]) -> Iterator[str]:
     """Whether the snapshot of every stream is there, and every page of it is what was written."""
     if not (directory / BLOBS_NAME).exists():
         yield from _missing(stream for stream in catalog if stream.snapshot is not None and not stream.deleted)
@@ -262,6 +262,6 @@ def _check_blobs(directory: Path, catalog: Catalog[Stream]) -> Iterator[str]:
                     yield f"Stream {stream.name!r}: its snapshot at position {ref.position} is damaged: {error}"
 
 
-def _missing(streams: Iterable[Stream]) -> Iterator[str]:
+def _missing(streams: Iterable[StreamState]) -> Iterator[str]:
     for stream in streams:
         yield f"Stream {stream.name!r}: its snapshot is missing."

@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.floors import floors, own_start
 from headwater.core.offsets import Offset
 from headwater.core.records import Append, Document, Image, Record
@@ -115,7 +115,7 @@ class Digest:
         return self.size, self._bytes.digest(), self._lengths.digest()
 
 
-def _fill(sink: Sink, source: Source, catalog: Catalog[Stream], digests: dict[int, Digest]) -> None:
+def _fill(sink: Sink, source: Source, catalog: Catalog[StreamState], digests: dict[int, Digest]) -> None:
     floor_of = floors(catalog)
     for stream in sorted(catalog, key=lambda stream: stream.id):
         digest = digests[stream.id] = Digest()
@@ -126,7 +126,7 @@ def _fill(sink: Sink, source: Source, catalog: Catalog[Stream], digests: dict[in
     sink.finish()
 
 
-def _runs(source: Source, stream: Stream, start: Offset) -> Iterator[Run]:
+def _runs(source: Source, stream: StreamState, start: Offset) -> Iterator[Run]:
     """A stream's own messages from `start` on, some at a time."""
     index, position = start.index, start.position
     while index < stream.index:
@@ -140,9 +140,9 @@ def _runs(source: Source, stream: Stream, start: Offset) -> Iterator[Run]:
 
 
 @contextmanager
-def _opened(directory: Path, map_bytes: int, scratch: Path) -> Iterator[tuple[Source, Catalog[Stream]]]:
+def _opened(directory: Path, map_bytes: int, scratch: Path) -> Iterator[tuple[Source, Catalog[StreamState]]]:
     with _source(directory, map_bytes, scratch) as source:
-        catalog: Catalog[Stream] = Catalog(Stream)
+        catalog: Catalog[StreamState] = Catalog(StreamState)
         for record in source.recover():
             catalog.apply(record)
         yield source, catalog
@@ -234,7 +234,7 @@ def _bare(image: Image, index: int, position: int) -> Image:
 # -- blobs, and whether all is there -----------------------------------------------------------------------------------
 
 
-def _copy_blobs(source: Path, target: Path, catalog: Catalog[Stream]) -> int:
+def _copy_blobs(source: Path, target: Path, catalog: Catalog[StreamState]) -> int:
     wanted = {
         stream.snapshot.blob_id: stream.name for stream in catalog if stream.snapshot is not None and not stream.deleted
     }
@@ -255,7 +255,7 @@ def _copy_blobs(source: Path, target: Path, catalog: Catalog[Stream]) -> int:
     return len(wanted)
 
 
-def _verify(directory: Path, map_bytes: int, catalog: Catalog[Stream], digests: dict[int, Digest]) -> None:
+def _verify(directory: Path, map_bytes: int, catalog: Catalog[StreamState], digests: dict[int, Digest]) -> None:
     for problem in check(directory):
         raise StorageError(f"The copy is not sound: {problem}")
     with _opened(directory, map_bytes, directory) as (copy, found):
@@ -270,5 +270,5 @@ def _verify(directory: Path, map_bytes: int, catalog: Catalog[Stream], digests: 
                 raise StorageError(f"The copy of stream {stream.name!r} differs from the original.")
 
 
-def _states(catalog: Catalog[Stream]) -> dict[int, Image]:
+def _states(catalog: Catalog[StreamState]) -> dict[int, Image]:
     return {stream.id: stream.image() for stream in catalog}

@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from headwater.core.catalog import Catalog, Stream
+from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Delete, Document, Image
 from headwater.storage import extents
 from headwater.storage.extents import Extent
@@ -192,7 +192,7 @@ def _from_journal(
     context: MaintenanceContext, wanted: dict[int, int], lsn: int
 ) -> Generator[None, None, dict[int, Image]]:
     """The state of streams as of given records: their last image, and what the log adds to it."""
-    catalog: Catalog[Stream] = Catalog(Stream)
+    catalog: Catalog[StreamState] = Catalog(StreamState)
     known: dict[int, int] = {}
     for stream_id in wanted:
         kept = context.manifest.kept(stream_id)

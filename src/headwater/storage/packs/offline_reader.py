@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from headwater.core.catalog import Stream
+from headwater.core.catalog import StreamState
 from headwater.core.floors import floors, own_start
 from headwater.core.records import Record
 from headwater.storage import extents, stream_data
@@ -60,7 +60,7 @@ class PackReader:
         stored = self.streams[stream_id]
         return self._guarded(stream_id, lambda: stream_data.read(stored, self.pack_set, position, end_position))
 
-    def gaps(self, streams: Iterable[Stream]) -> Iterator[str]:
+    def gaps(self, streams: Iterable[StreamState]) -> Iterator[str]:
         """Each stream whose bytes do not reach from where it can still be read to where it ends, without a gap."""
         streams = tuple(streams)
         floor_of = floors(streams)

@@ -1,14 +1,13 @@
-"""The control door of a running server: questions from the same machine, over a socket in the data directory.
+"""The control socket of a running server: requests of local commands, over a Unix socket in the data directory.
 
-One JSON object a line, each answered by one:
+A request is one JSON object on a line, and so is its answer:
 
-    {"ask": "stats"}   what the store holds
-    {"ask": "hold"}    keep every file of the store until this connection ends: somebody copies the directory
-    {"ask": "rotate"}  make a new key that webhooks are signed with
+    {"ask": "stats"}           describe what the store holds
+    {"ask": "hold"}            keep every file of the store until this connection ends, for a backup
+    {"ask": "rotate"}          create the next key that signs webhooks
     {"ask": "confirm-expiry"}  delete the expired streams that are kept after a clock jump
 
-A hold costs the server nothing but the files that it would have removed meanwhile; whoever copies does so in a process
-of its own, and a copier that dies lets go by dying.
+A hold only defers the deletion of files. The copy is made by another process, and the hold ends when that disconnects.
 """
 
 from __future__ import annotations
@@ -34,25 +33,25 @@ from headwater.storage.journaled_store import FileStorage
 from headwater.storage.stats import StreamStats
 
 if TYPE_CHECKING:
-    from headwater.config import Storage as StorageSettings
+    from headwater.config import StorageSettings
 
 log = logging.getLogger("headwater.engine")
 
 COUNTED_AT_ONCE: Final = 5000
-"""Streams that are counted before others have a turn: about a millisecond."""
+"""Streams that are counted in one iteration of the event loop: about a millisecond."""
 
 
-class Ask(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ask: Literal["stats", "hold", "rotate", "confirm-expiry"]
 
 
-class Held(msgspec.Struct, frozen=True):
+class HoldAnswer(msgspec.Struct, frozen=True):
     held: bool
     mode: str
     pid: int
 
 
-class Told(msgspec.Struct, frozen=True):
+class StatsAnswer(msgspec.Struct, frozen=True):
     mode: str
     pid: int
     contents: StreamStats
@@ -61,21 +60,21 @@ class Told(msgspec.Struct, frozen=True):
     parts: dict[str, int]
 
 
-class Rotated(msgspec.Struct, frozen=True):
+class RotateAnswer(msgspec.Struct, frozen=True):
     kid: str
     signs_from_ms: int
 
 
-class Confirmed(msgspec.Struct, frozen=True):
+class ConfirmAnswer(msgspec.Struct, frozen=True):
     released: int
     """Expired streams that are deleted now."""
 
 
-class Trouble(msgspec.Struct, frozen=True):
+class ErrorAnswer(msgspec.Struct, frozen=True):
     error: str
 
 
-class Door:
+class ControlServer:
     def __init__(
         self, engine: Engine, store: Store, subscriptions: Subscriptions | None, directory: Path, mode: str
     ) -> None:
@@ -85,44 +84,46 @@ class Door:
         self._directory = directory
         self._mode = mode
         self._server: asyncio.Server | None = None
-        self._talks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> None:
-        """Begin to listen. A directory that can have no socket costs the commands that need it, not the server."""
+        """Start listening. Without a control socket, only the commands that need it fail; the server still starts."""
         try:
             listening = control_socket.listening_socket(self._directory)
         except OSError as error:
-            log.warning("no control socket in %s, so no backup while the server runs: %s", self._directory, error)
+            log.warning("no control socket in %s, so a backup needs a stopped server: %s", self._directory, error)
             return
-        self._server = await asyncio.start_unix_server(self._met, sock=listening, limit=control_socket.LINE_MAX_BYTES)
+        self._server = await asyncio.start_unix_server(
+            self._on_connect, sock=listening, limit=control_socket.LINE_MAX_BYTES
+        )
 
     async def close(self) -> None:
         if self._server is None:
             return
         self._server.close()
         control_socket.remove(self._directory)
-        for talk in tuple(self._talks):
-            talk.cancel()
-        await asyncio.gather(*self._talks, return_exceptions=True)
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        talk = asyncio.get_running_loop().create_task(self._talk(reader, writer))
-        self._talks.add(talk)
-        talk.add_done_callback(self._talks.discard)
+    def _on_connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         holds = 0
         try:
             while line := await reader.readline():
                 try:
-                    ask = msgspec.json.decode(line, type=Ask).ask
+                    ask = msgspec.json.decode(line, type=ControlRequest).ask
                 except msgspec.MsgspecError as error:
-                    answer: msgspec.Struct = Trouble(f"This cannot be asked: {error}")
+                    answer: msgspec.Struct = ErrorAnswer(f"The request is not valid: {error}")
                 else:
                     if ask == "hold":
                         self._store.files.hold()
                         holds += 1
-                        answer = Held(True, self._mode, os.getpid())
+                        answer = HoldAnswer(True, self._mode, os.getpid())
                     elif ask == "rotate":
                         answer = await self._rotate()
                     elif ask == "confirm-expiry":
@@ -132,7 +133,7 @@ class Door:
                 writer.write(msgspec.json.encode(answer) + b"\n")
                 await writer.drain()
         except (ConnectionError, ValueError):
-            # It hung up, or sent a line that does not end.
+            # The client disconnected, or sent a line that does not end.
             pass
         finally:
             for _ in range(holds):
@@ -140,23 +141,23 @@ class Door:
             with suppress(OSError):
                 writer.close()
 
-    async def _rotate(self) -> Rotated | Trouble:
+    async def _rotate(self) -> RotateAnswer | ErrorAnswer:
         if self._subscriptions is None:
-            return Trouble("this server has no subscriptions, so nothing is signed")
+            return ErrorAnswer("subscriptions are disabled on this server, so there is no signing key")
         durable: asyncio.Future[SigningKey | Refusal] = asyncio.get_running_loop().create_future()
 
         def done(result: SigningKey | Refusal) -> None:
-            # The door may have closed meanwhile.
+            # The connection may have been closed meanwhile.
             if not durable.done():
                 durable.set_result(result)
 
         self._subscriptions.answer(self._subscriptions.rotate_key, done)
         result = await durable
         if isinstance(result, Refusal):
-            return Trouble(result.detail)
-        return Rotated(result.public.kid, result.active_from_ms)
+            return ErrorAnswer(result.detail)
+        return RotateAnswer(result.public.kid, result.active_from_ms)
 
-    async def _confirm_expiry(self) -> Confirmed | Trouble:
+    async def _confirm_expiry(self) -> ConfirmAnswer | ErrorAnswer:
         durable: asyncio.Future[int | Refusal] = asyncio.get_running_loop().create_future()
 
         def done(result: int | Refusal) -> None:
@@ -165,10 +166,10 @@ class Door:
 
         self._engine.confirm_expiry(done)
         result = await durable
-        return Trouble(result.detail) if isinstance(result, Refusal) else Confirmed(result)
+        return ErrorAnswer(result.detail) if isinstance(result, Refusal) else ConfirmAnswer(result)
 
-    async def _stats(self) -> Told:
-        return Told(
+    async def _stats(self) -> StatsAnswer:
+        return StatsAnswer(
             self._mode,
             os.getpid(),
             await _contents(self._engine),
@@ -177,21 +178,21 @@ class Door:
         )
 
 
-async def open_door(
+async def open_control_socket(
     engine: Engine, store: Store, subscriptions: Subscriptions | None, settings: StorageSettings
-) -> Door | None:
-    """The door of a store that has a directory, open."""
+) -> ControlServer | None:
+    """Open the control socket of a store that has a directory."""
     if settings.mode == "memory":
         return None
-    door = Door(engine, store, subscriptions, settings.data_dir, settings.mode)
-    await door.open()
-    return door
+    control = ControlServer(engine, store, subscriptions, settings.data_dir, settings.mode)
+    await control.open()
+    return control
 
 
 def _parts(store: Store) -> Mapping[str, int]:
     storage = store.storage
     if not isinstance(storage, FileStorage):
-        # An `acid` store can be looked at from outside.
+        # An `acid` store can be described from outside.
         return {}
     found = storage.stats()
     return {
@@ -203,13 +204,13 @@ def _parts(store: Store) -> Mapping[str, int]:
 
 
 async def _contents(engine: Engine) -> StreamStats:
-    """What the streams come to, counted a few at a time while others go on."""
+    """Count what the streams hold, a few thousand in each iteration of the event loop."""
     streams = tuple(engine.catalog)
     payload_bytes = forks = deleted = 0
     snapshots: dict[int, int] = {}
     for start in range(0, len(streams), COUNTED_AT_ONCE):
         for stream in streams[start : start + COUNTED_AT_ONCE]:
-            payload_bytes += _kept_bytes(stream)
+            payload_bytes += _stored_bytes(stream)
             forks += stream.fork is not None
             deleted += stream.deleted
             if stream.durable_snapshot is not None and not stream.deleted:
@@ -226,5 +227,5 @@ async def _contents(engine: Engine) -> StreamStats:
     )
 
 
-def _kept_bytes(stream: LiveStream) -> int:
+def _stored_bytes(stream: LiveStream) -> int:
     return stream.durable_position - max(stream.base_position, stream.floor_position)
