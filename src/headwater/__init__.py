@@ -1,6 +1,6 @@
 """Headwater: a Durable Streams server, and a client for any.
 
-Importing it is free: the client's names are loaded when they are used.
+Importing it is free: the other names are loaded when they are used.
 
     from headwater import AsyncStream, Stream
 """
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Producer,
         Stream,
     )
+    from headwater.server import Server
 
 __version__ = "0.1.0"
 
@@ -32,11 +33,12 @@ __all__ = [
     "Bucket",
     "Client",
     "Producer",
+    "Server",
     "Stream",
     "__version__",
 ]
 
-_MODULES = {name: "headwater.client" for name in __all__ if name != "__version__"}
+_MODULES = {name: "headwater.client" for name in __all__ if name != "__version__"} | {"Server": "headwater.server"}
 
 
 def __getattr__(name: str) -> Any:

@@ -85,7 +85,10 @@ def _all_layers(
     yield from _environment(environ)
     for name, value in flags.items():
         section, _, key = name.partition(".")
-        yield Given(section, key, value, f"--{key.replace('_', '-')}")
+        origin = f"--{key.replace('_', '-')}"
+        if section not in Settings.model_fields:
+            raise unknown("section", section, origin, Settings.model_fields)
+        yield Given(section, _canonical_key(section, key, origin), value, origin)
 
 
 def _profile(name: str, directory: Path, cwd: Path) -> Iterator[Given]:

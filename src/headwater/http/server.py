@@ -7,6 +7,8 @@ import gc
 import logging
 import signal
 import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 import uvloop
@@ -53,6 +55,24 @@ def run(settings: Settings) -> None:
 async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     open_files_max = raise_limit()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(settings, open_files_max):
+        # What recovery built stays in memory: keep the garbage collector from scanning it, and from running too often.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_YOUNG_MAX, 50, 50)
+        await stop.wait()
+
+
+@asynccontextmanager
+async def serving(settings: Settings, open_files_max: int) -> AsyncIterator[str]:
+    """Listen within the running event loop; yields the address, and drains at the end.
+
+    Nothing here changes the process: limits, signals and the garbage collector are the caller's.
+    """
+    loop = asyncio.get_running_loop()
     store = open_store(settings.storage, packs_max(open_files_max), settings.hot_tail_bytes)
     engine = _build_engine(settings, store, loop)
     engine.start()
@@ -62,10 +82,6 @@ async def _serve(settings: Settings) -> None:
     subscriptions = _build_subscriptions(settings, engine, loop)
     if subscriptions is not None:
         subscriptions.start()
-    # What recovery built stays in memory: keep the garbage collector from scanning it, and from running too often.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_YOUNG_MAX, 50, 50)
     lag = LoopLag(engine.metrics.loop_lag_seconds)
     lag.start(loop)
     control: ControlServer | None = None
@@ -83,15 +99,15 @@ async def _serve(settings: Settings) -> None:
         )
         if subscriptions is not None:
             subscriptions.begin()
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
         _warn_of_exposure(settings)
-        log.info("headwater listening on %s", _address(context, server, settings))
+        address = _address(context, server, settings)
+        log.info("headwater listening on %s", address)
         sweep = asyncio.create_task(_sweep(context))
-        await stop.wait()
-        sweep.cancel()
-        await _drain(context, server, settings.server.drain_timeout_secs)
+        try:
+            yield address
+        finally:
+            sweep.cancel()
+            await _drain(context, server, settings.server.drain_timeout_secs)
     finally:
         lag.stop()
         if control is not None:
