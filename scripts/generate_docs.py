@@ -72,12 +72,14 @@ PACKAGES = {
     "engine": (1, 1, "rules meet storage"),
     "storage": (1, 2, "where bytes live"),
     "core": (1, 3, "the rules, pure"),
-    "client": (2, 0, "follow state over HTTP"),
+    "client": (2, 0, "the protocol client"),
     "stack": (3, 1, "Envoy and Postgres"),
     "pipeline": (2, 2, "jobs"),
     "spark": (2, 1, "source and sink"),
     "postgres": (3, 2, "Postgres itself"),
     "shapes": (3, 0, "Electric's Shape API"),
+    "server": (2, 3, "a server to embed"),
+    "testing": (3, 3, "fixtures for tests"),
 }
 """Where a package is drawn: column, row, and its job in a few words. Arrows come from the code."""
 
