@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headwater.spark.options import source_options
 from headwater.spark.progress import lags
@@ -54,7 +53,7 @@ class Query:
     def plan(self) -> None:
         if self.place is None:
             self.place = self._reader.initialOffset()
-        self.planned = self._reader.latestOffset(self.place, ReadAllAvailable())
+        self.planned = self._reader.latestOffset(self.place, self._reader.getDefaultReadLimit())
 
     def tables(self) -> list[pa.RecordBatch]:
         """What the tasks of the planned batch read."""

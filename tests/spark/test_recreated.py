@@ -169,6 +169,7 @@ def test_restart_does_not_pass_over_data_that_retention_removed(
     limits = {"Content-Type": "text/plain", "Stream-Retention-Bytes": "2000", "Stream-Retention-Drop": "allowed"}
     streams.http.put(f"{streams.root}/{name}", headers=limits).raise_for_status()
     query = Query(streams, streams=name, onGone="restart")
+    assert query.batch() == []
     for _ in range(3):
         streams.append_bytes(name, b"x" * 1000, "text/plain")
     wait_for_retention(streams, name)
@@ -212,12 +213,20 @@ def test_a_fork_may_be_read_from_an_offset_of_its_source(
     assert query.batch() == ['"more"']
 
 
-def batch_values(at: Streams, /, **options: str) -> list[str]:
+def batch_rows(at: Streams, /, **options: str) -> list[tuple[str, str, int]]:
+    """The value, the offset and the position of each row of a batch read."""
     given = {"url": at.root, **options}
     reader = BatchReader(source_options(given), HeadwaterSource(given).schema())
     return [
-        value for task in reader.partitions() for batch in reader.read(task) for value in batch["value"].to_pylist()
+        row
+        for task in reader.partitions()
+        for batch in reader.read(task)
+        for row in zip(*(batch[name].to_pylist() for name in ("value", "offset", "position")), strict=True)
     ]
+
+
+def batch_values(at: Streams, /, **options: str) -> list[str]:
+    return [value for value, _, _ in batch_rows(at, **options)]
 
 
 def test_a_batch_read_from_an_offset_of_a_deleted_stream_is_an_error(streams: Streams, source: str) -> None:

@@ -19,7 +19,7 @@ def test_the_recommended_settings_are_in_force(spark: SparkSession) -> None:
     for name, value in recommended_settings().items():
         assert spark.conf.get(name) == value
     assert all(line.startswith("--conf spark.") for line in conf_lines())
-    assert len(conf_lines(local_checkpoints=False)) < len(conf_lines())
+    assert len(conf_lines(local_checkpoints=True)) > len(conf_lines())
 
 
 def test_spark_tells_tasks_their_query_and_batch(

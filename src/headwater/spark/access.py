@@ -18,7 +18,7 @@ from headwater.spark.arrow import Layout, Messages
 from headwater.spark.counted import Counter
 from headwater.spark.errors import OffsetGone, StreamMissing, StreamRecreated
 from headwater.spark.offsets import START, Place, SplitPlan, are_of_two_streams, at
-from headwater.spark.options import SourceOptions
+from headwater.spark.options import OnGone, SourceOptions
 from headwater.spark.planning import Span, Task, into_tasks
 from headwater.spark.protocol import Client, Head
 
@@ -42,6 +42,16 @@ def tail_of(head: Head) -> Place:
     return Place(head.offset, head.position or 0)
 
 
+def beginning_of(head: Head, on_gone: OnGone) -> Place:
+    """The earliest place that can be read.
+
+    Where a snapshot stands for what is gone, the very beginning, so that `onGone` decides about the snapshot.
+    """
+    if not head.bounds_reads or head.earliest is None:
+        return START
+    return START if head.snapshot is not None and on_gone in ("fail", "bootstrap") else at(head.earliest)
+
+
 class Planner:
     """Turns (start, end] of each stream into tasks, on the driver."""
 
@@ -51,20 +61,22 @@ class Planner:
         self._counter = counter
 
     def tasks(
-        self, starts: Mapping[str, Place], ends: Mapping[str, Place], bounds: Mapping[str, bool], plan: SplitPlan
+        self, starts: Mapping[str, Place], ends: Mapping[str, Place], heads: Mapping[str, Head], plan: SplitPlan
     ) -> list[Task]:
-        """`bounds` says of each stream whether its server can bound a read."""
-        wanted = [(stream, starts.get(stream, START), ends[stream]) for stream in sorted(ends)]
-        bounded_ones = [self._forwards(*one) for one in wanted if bounds[one[0]]]
+        """The tasks that read from `starts` to `ends`. Streams without a start begin at the earliest message."""
+        bounds = {stream: heads[stream].bounds_reads for stream in ends}
+        begin = {stream: beginning_of(heads[stream], self._options.on_gone) for stream in ends}
+        wanted = [(stream, starts.get(stream, begin[stream]), ends[stream]) for stream in sorted(ends)]
+        bounded_ones = [self._forwards(*one, begin[one[0]]) for one in wanted if bounds[one[0]]]
         spans = self._spans([one for one in bounded_ones if one[2].position > one[1].position])
         spans += [self._counter.span(*one) for one in wanted if not bounds[one[0]] and one[1] != one[2]]
         return into_tasks(spans, plan, lambda span, n: bounded.split(self._client, span, n))
 
     @staticmethod
-    def _forwards(stream: str, start: Place, end: Place) -> tuple[str, Place, Place]:
+    def _forwards(stream: str, start: Place, end: Place, begin: Place) -> tuple[str, Place, Place]:
         """A range that ends in another incarnation, or before its start, is of a stream to be read from scratch."""
         is_new = start.position > end.position or are_of_two_streams(start.offset, end.offset)
-        return stream, START if is_new else start, end
+        return stream, begin if is_new and begin.position < end.position else START if is_new else start, end
 
     def _spans(self, ranges: list[tuple[str, Place, Place]]) -> list[Span]:
         if self._options.on_gone == "fail":
@@ -74,7 +86,7 @@ class Planner:
 
     def _still_there(self, stream: str, start: Place, end: Place) -> list[Span]:
         try:
-            self._client.splits(stream, start.offset, end.offset, 1)
+            bounded.check_retained(self._client, stream, start, end)
         except StreamRecreated as recreated:
             log.warning("%s What was planned of the old one is skipped.", recreated)
             return []

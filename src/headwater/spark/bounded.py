@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from headwater.spark.arrow import Messages, from_frames
-from headwater.spark.offsets import Place, bytes_between, incarnation_of, respelled, split_token
+from headwater.spark.offsets import BEGINNING, Place, bytes_between, incarnation_of, respelled, split_token
 from headwater.spark.planning import Span
 from headwater.spark.protocol import Client, Range
 
@@ -27,7 +27,7 @@ def span(stream: str, start: Place, end: Place) -> Span:
 def split(client: Client, whole: Span, parts: int) -> list[Span]:
     """The span in about `parts` parts of the same size, cut between messages."""
     incarnation = incarnation_of(whole.end.offset)
-    ranges = client.splits(whole.stream, whole.start.offset, whole.end.offset, min(parts, _SPLITS_MAX))
+    ranges = client.splits(whole.stream, _exact(whole.start, whole.end), whole.end.offset, min(parts, _SPLITS_MAX))
     return [
         Span(
             whole.stream,
@@ -40,6 +40,11 @@ def split(client: Client, whole: Span, parts: int) -> list[Span]:
     ]
 
 
+def check_retained(client: Client, stream: str, start: Place, end: Place) -> None:
+    """Raise the server's error if a part of the range cannot be read."""
+    client.splits(stream, _exact(start, end), end.offset, 1)
+
+
 def cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, bytes_max: float) -> Place:
     """How far a batch may go: within the budget, but always by one message."""
     at = start
@@ -49,7 +54,7 @@ def cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, 
         bytes_left = bytes_max - bytes_between(start, at)
         if end.position - at.position <= rows_left and bytes_between(at, end) <= bytes_left:
             return end
-        ranges = client.splits(stream, at.offset, end.offset, _FAN_OUT)
+        ranges = client.splits(stream, _exact(at, end), end.offset, _FAN_OUT)
         taken = _fitting(ranges, rows_left, bytes_left)
         if taken:
             at = _end(ranges[taken - 1])
@@ -66,12 +71,17 @@ def cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, 
 
 def read(client: Client, span: Span) -> Iterator[Messages]:
     """The messages of a span. Their offsets are spelled as its end is: a retry after an upgrade gives the same rows."""
-    offset = span.start.offset
+    offset = _exact(span.start, span.end)
     incarnation = incarnation_of(span.end.offset)
     while split_token(offset) != split_token(span.end.offset):
         chunk = client.frames(span.stream, offset, span.end.offset)
         yield from_frames(span.stream, chunk.content_type, chunk.body, respelled(offset, incarnation))
         offset = chunk.next_offset
+
+
+def _exact(start: Place, end: Place) -> str:
+    """The offset of a start. The beginning is spelled out, because servers take `-1` for the earliest they have."""
+    return respelled(BEGINNING, incarnation_of(end.offset)) if start.offset == BEGINNING else start.offset
 
 
 def _fitting(ranges: list[Range], rows_left: float, bytes_left: float) -> int:

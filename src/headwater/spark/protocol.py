@@ -65,6 +65,8 @@ class Head:
     closed: bool
     extensions: frozenset[str]
     snapshot: str | None
+    earliest: str | None = None
+    """The first offset that is retained, if that is not the beginning of the stream."""
 
     @property
     def bounds_reads(self) -> bool:
@@ -110,6 +112,7 @@ class Client:
             info.closed,
             info.extensions,
             info.snapshot_offset,
+            info.earliest_offset,
         )
 
     def read(self, stream: str, offset: str) -> Chunk:

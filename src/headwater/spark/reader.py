@@ -6,18 +6,18 @@ Invariant: start and end of every stream are fixed on the driver, once, before a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from headwater.spark.access import Planner, ask_each, read_batches, tail_of
+from headwater.spark.access import Planner, ask_each, beginning_of, read_batches, tail_of
 from headwater.spark.arrow import Layout
 from headwater.spark.counted import TO_THE_TAIL, Counter
 from headwater.spark.discovery import Discovery
 from headwater.spark.errors import OptionError, StreamMissing, StreamRecreated
-from headwater.spark.offsets import BEGINNING, START, Place, Places, are_of_two_streams, at
+from headwater.spark.offsets import BEGINNING, Place, Places, are_of_two_streams, at
 from headwater.spark.options import LATEST, SourceOptions
 from headwater.spark.planning import Task
 from headwater.spark.protocol import Client, Head, connect
@@ -36,16 +36,18 @@ class BatchReader(DataSourceReader):
         discovery.refresh()
         starts: Places = {}
         ends: Places = {}
-        bounds: dict[str, bool] = {}
+        heads: dict[str, Head] = {}
         streams = sorted(discovery.names)
         for stream, head in zip(streams, ask_each(self._head, streams), strict=True):
             if head is None:
                 continue
             starts[stream] = starting_place(client, self._options, stream, head)
             ends[stream] = self._ending_place(client, stream, head)
-            bounds[stream] = head.bounds_reads
+            heads[stream] = head
+            _check_range(stream, starts[stream], ends[stream])
+        check_names(self._options, heads)
         tasks: list[InputPartition] = []
-        tasks += Planner(client, self._options, Counter(client)).tasks(starts, ends, bounds, self._options.plan)
+        tasks += Planner(client, self._options, Counter(client)).tasks(starts, ends, heads, self._options.plan)
         # Without any, Spark would make one of its own.
         return tasks or [Task(())]
 
@@ -71,25 +73,40 @@ class BatchReader(DataSourceReader):
                     f"endingOffsets: the server of {stream!r} cannot end a read at an offset; only latest works there."
                 )
             return Place(head.offset, TO_THE_TAIL)
-        return tail_of(head) if token == LATEST else at(_own(client, stream, token, head))
+        return tail_of(head) if token == LATEST else _place("endingOffsets", client, stream, token, head)
+
+
+def check_names(options: SourceOptions, streams: Collection[str]) -> None:
+    """Offsets for a stream that is not read are a mistake."""
+    for option, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
+        unknown = sorted(given.keys() - set(streams)) if not isinstance(given, str) else []
+        if unknown:
+            raise OptionError(f"{option} names {', '.join(map(repr, unknown[:3]))}, which the query does not read.")
+
+
+def _check_range(stream: str, start: Place, end: Place) -> None:
+    if end.position not in (TO_THE_TAIL, start.position) and end.position < start.position:
+        raise OptionError(
+            f"startingOffsets {start.offset} of stream {stream!r} is after endingOffsets {end.offset}; exchange them."
+        )
 
 
 def starting_place(client: Client, options: SourceOptions, stream: str, head: Head) -> Place:
     """Where a query begins that has no checkpoint."""
     token = _starting_token(options, stream)
     if token == BEGINNING:
-        return START
+        return beginning_of(head, options.on_gone)
     if token == LATEST:
         return tail_of(head)
     if not head.bounds_reads:
         return Place(token)
     try:
-        return at(_own(client, stream, token, head))
+        return _place("startingOffsets", client, stream, token, head)
     except StreamRecreated as recreated:
         if options.on_gone == "fail":
             raise
         log.warning("%s Reading it from its beginning.", recreated)
-        return START
+        return beginning_of(head, options.on_gone)
 
 
 def starts_at_tail(options: SourceOptions, stream: str) -> bool:
@@ -100,6 +117,14 @@ def starts_at_tail(options: SourceOptions, stream: str) -> bool:
 def _starting_token(options: SourceOptions, stream: str) -> str:
     asked = options.starting
     return asked if isinstance(asked, str) else asked.get(stream, BEGINNING)
+
+
+def _place(option: str, client: Client, stream: str, token: str, head: Head) -> Place:
+    """The place of an offset that a user gave, which must lie within the stream."""
+    place, tail = at(_own(client, stream, token, head)), tail_of(head)
+    if place.position > tail.position:
+        raise OptionError(f"{option} {token} is beyond the end of stream {stream!r}, which is {head.offset}.")
+    return place
 
 
 def _own(client: Client, stream: str, token: str, head: Head) -> str:

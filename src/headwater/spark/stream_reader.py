@@ -6,6 +6,7 @@ any crash, is read from the same bytes. Nothing is remembered here that a restar
 
 from __future__ import annotations
 
+import bisect
 import logging
 import time
 from collections.abc import Iterable, Iterator
@@ -23,11 +24,11 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from headwater.spark import bounded
-from headwater.spark.access import Planner, ask_each, read_batches, tail_of
+from headwater.spark.access import Planner, ask_each, beginning_of, read_batches, tail_of
 from headwater.spark.arrow import Layout
 from headwater.spark.counted import Counter
 from headwater.spark.discovery import REGISTRY, Discovery
-from headwater.spark.errors import DataShorterThanPlanned, OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark.errors import DataShorterThanPlanned, OffsetGone, OptionError, StreamMissing, StreamRecreated
 from headwater.spark.offsets import (
     START,
     Place,
@@ -40,28 +41,35 @@ from headwater.spark.offsets import (
     places_from_json,
     places_to_json,
 )
-from headwater.spark.options import SourceOptions
+from headwater.spark.options import LATEST, SourceOptions
 from headwater.spark.planning import Task
 from headwater.spark.protocol import READ_AGAIN, Client, Head, connect
-from headwater.spark.reader import starting_place, starts_at_tail
+from headwater.spark.reader import check_names, starting_place, starts_at_tail
 from headwater.spark.watching import Watch
 
 log = logging.getLogger("headwater.spark")
 
 _NO_LIMIT: Final = float("inf")
 _ABSENT_AGAIN_S: Final = 2.0
+_CUTS_MAX: Final = 64
+"""Streams that are cut for one batch: each costs up to three requests."""
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One per query, in a Python process beside the driver; tasks get a copy that only reads."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        if options.ending != LATEST:
+            raise OptionError("endingOffsets is for batch reads: a streaming query ends when it is stopped.")
+        if options.streams:
+            check_names(options, options.streams)
         self._options = options
         self._layout = Layout(schema, options.metadata_prefix, options.bad_records)
         self._tails: _Tails | None = None
         self._last_tails: Places = {}
         self._until: Places | None = None
-        self._turn = 0
+        self._served = ""
+        """The stream that was cut last: the next batch begins with those after it."""
         self._restarted: set[tuple[str, str]] = set()
         self._initial: dict[str, Any] | None = None
         """Where a query without a checkpoint begins: asked for more than once, and to be told the same each time."""
@@ -122,10 +130,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if place != starts.get(stream, START)
             and not (self._is_first and stream in starts and starts_at_tail(self._options, stream))
         }
-        bounds = {stream: tails.bounds(stream) for stream in moved}
+        heads = {stream: tails.head(stream) for stream in moved}
         tasks: list[InputPartition] = []
         tasks += Planner(tails.client, self._options, tails.counter).tasks(
-            starts, moved, bounds, SplitPlan.from_json(end)
+            starts, moved, heads, SplitPlan.from_json(end)
         )
         self._planned = True
         return tasks
@@ -159,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = dict(begun)
         waiting: dict[str, tuple[Place, Place]] = {}
         for stream, head in heads.items():
-            place = begun.get(stream, START)
+            place = begun[stream] if stream in begun else beginning_of(head, self._options.on_gone)
             tail = self._capped(stream, head)
             if tail is None:
                 continue
@@ -179,28 +187,46 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _share(self, waiting: dict[str, tuple[Place, Place]], budget: _Budget, ends: Places) -> None:
-        """Give each stream a share by its size; who got nothing is first next time."""
-        client = self._follow().client
-        rows_waiting = sum(tail.position - place.position for place, tail in waiting.values())
-        bytes_waiting = sum(bytes_between(place, tail) for place, tail in waiting.values())
-        if budget.fits(rows_waiting, bytes_waiting):
+        """Share a budget: small streams are taken whole, some of the large ones are cut, in turns."""
+        sizes = {
+            stream: (tail.position - place.position, bytes_between(place, tail))
+            for stream, (place, tail) in waiting.items()
+        }
+        if budget.fits(*map(sum, zip(*sizes.values(), strict=True))) if sizes else True:
             ends.update({stream: tail for stream, (_, tail) in waiting.items()})
             return
-        streams = sorted(waiting)
-        self._turn %= len(streams)
-        streams = streams[self._turn :] + streams[: self._turn]
-        rows_total, bytes_total = budget.rest()
-        for stream in streams:
+        rows_fair, bytes_fair = (rest / len(sizes) for rest in budget.rest())
+        large = []
+        for stream, (rows, size) in sizes.items():
+            if rows <= rows_fair and size <= bytes_fair:
+                ends[stream] = waiting[stream][1]
+                budget.take(rows, size)
+            else:
+                large.append(stream)
+        for stream, end in self._cut_some(waiting, sorted(large), budget):
             if budget.spent:
                 break
-            place, tail = waiting[stream]
-            rows, size = tail.position - place.position, bytes_between(place, tail)
-            rows_share = min(budget.rest()[0], max(1.0, rows_total * rows / rows_waiting))
-            bytes_share = min(budget.rest()[1], max(1.0, bytes_total * size / max(1, bytes_waiting)))
-            end = _cut(client, stream, place, tail, rows_share, bytes_share)
+            place = waiting[stream][0]
             ends[stream] = end
             budget.take(end.position - place.position, bytes_between(place, end))
-            self._turn += 1
+            self._served = stream
+
+    def _cut_some(
+        self, waiting: dict[str, tuple[Place, Place]], large: list[str], budget: _Budget
+    ) -> list[tuple[str, Place]]:
+        """Ends for the large streams whose turn it is, each within an equal share; asked for in parallel."""
+        client = self._follow().client
+        turn = bisect.bisect_right(large, self._served)
+        rows_total, bytes_total = budget.rest()
+        count = int(max(1, min(len(large), _CUTS_MAX, rows_total, bytes_total)))
+        streams = (large[turn:] + large[:turn])[:count]
+        rows_share, bytes_share = rows_total / count, bytes_total / count
+
+        def cut(stream: str) -> Place:
+            place, tail = waiting[stream]
+            return _cut(client, stream, place, tail, rows_share, bytes_share)
+
+        return list(zip(streams, ask_each(cut, streams), strict=True))
 
     def _capped(self, stream: str, head: Head) -> Place | None:
         """The tail, or for Trigger.AvailableNow the tail as it was when the query began; None if there was none."""
@@ -280,7 +306,7 @@ class _Tails:
         self._watch = Watch(self.client, options.connection)
         self._stale: set[str] = set()
         self._absent_until: dict[str, float] = {}
-        self._bounds: dict[str, bool] = {}
+        self._last_heads: dict[str, Head] = {}
         self._closed_until = 0.0
 
     def refresh(self, begun: Places) -> dict[str, Head]:
@@ -305,7 +331,7 @@ class _Tails:
                 self._absent_until[name] = now + _ABSENT_AGAIN_S
             else:
                 self.heads[name] = head
-                self._bounds[name] = head.bounds_reads
+                self._last_heads[name] = head
         return self.heads
 
     def _look_at_closed(self) -> None:
@@ -327,10 +353,11 @@ class _Tails:
         self._watch.await_news(offsets)
         self._stale |= self._watch.take(timeout_s)
 
-    def bounds(self, stream: str) -> bool:
-        if stream not in self._bounds:
-            self._bounds[stream] = self.client.head(stream).bounds_reads
-        return self._bounds[stream]
+    def head(self, stream: str) -> Head:
+        """What was known of a stream last, though it may have been deleted since."""
+        if stream not in self._last_heads:
+            self._last_heads[stream] = self.client.head(stream)
+        return self._last_heads[stream]
 
     def close(self) -> None:
         self._watch.close()
