@@ -58,7 +58,6 @@ def interrupted(script: str) -> tuple[float, str]:
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "blocks\n"
-        time.sleep(0.3)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=BLOCKED_SECS / 2)

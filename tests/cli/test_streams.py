@@ -9,7 +9,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from bench.servers import official_node
 
 from headwater.cli import main
 from tests.serving import Server, serve, server_environment
+from tests.waiting import wait_until
 
 OURS = "headwater"
 NODE = "node"
@@ -222,10 +222,11 @@ def test_slow_input_is_appended_as_it_comes(shell: Shell, ours: Server) -> None:
     for number in range(3):
         writing.stdin.write(b"%d\n" % number)
         writing.stdin.flush()
-        until = time.monotonic() + 20
-        while httpx.get(ours.stream_url("slow/one"), params={"offset": "-1"}).json() != list(range(number + 1)):
-            assert time.monotonic() < until, "a line waits for no other"
-            time.sleep(0.05)
+        wait_until(
+            lambda: httpx.get(ours.stream_url("slow/one"), params={"offset": "-1"}).json(),
+            lambda found: found == list(range(number + 1)),  # noqa: B023 - used within this round
+            what="a line waits for no other",
+        )
     writing.communicate(timeout=30)
     assert writing.returncode == 0
 

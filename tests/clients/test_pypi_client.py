@@ -156,7 +156,6 @@ def test_json_that_is_appended_meanwhile_arrives_once_and_in_order(url: str, liv
         def write() -> None:
             for message in numbers(20, 60):
                 handle.append(message)
-                time.sleep(0.005)
 
         writer = in_background(write)
         with stream(url, offset="-1", live=live) as response:
@@ -171,7 +170,6 @@ def test_text_arrives_live_and_unchanged(url: str, live: LiveMode) -> None:
 
         def write() -> None:
             for piece in pieces:
-                time.sleep(0.05)
                 handle.append(piece)
 
         writer = in_background(write)
@@ -191,7 +189,6 @@ def test_bytes_arrive_live_by_long_poll(url: str) -> None:
 
         def write() -> None:
             for _ in range(5):
-                time.sleep(0.05)
                 handle.append(everything)
 
         writer = in_background(write)
@@ -259,7 +256,6 @@ def test_the_asynchronous_client_reads_live(url: str, live: LiveMode) -> None:
             async def write() -> None:
                 for message in numbers(0, 40):
                     await handle.append(message)
-                    await asyncio.sleep(0.005)
 
             writing = asyncio.create_task(write())
             got: list[Any] = []

@@ -8,18 +8,20 @@ import time
 import pytest
 import uvloop
 
-from headwater.engine.loop_lag import LoopLag
+from headwater.engine.loop_lag import INTERVAL_S, LoopLag
 from headwater.engine.metrics import LOOP_LAG_SECONDS_BOUNDS, Histogram
+from tests.waiting import async_wait_until
 
 
 async def measured(stall_s: float) -> Histogram:
     seconds = Histogram(LOOP_LAG_SECONDS_BOUNDS)
     meter = LoopLag(seconds)
     meter.start(asyncio.get_running_loop())
-    await asyncio.sleep(0.12)
+    await async_wait_until(lambda: sum(seconds.counts) >= 2)
     if stall_s:
         time.sleep(stall_s)  # noqa: ASYNC251 - the stall that the meter must show
-    await asyncio.sleep(0.12)
+    before = sum(seconds.counts)
+    await async_wait_until(lambda: sum(seconds.counts) >= before + 2)
     meter.stop()
     return seconds
 
@@ -37,7 +39,7 @@ def test_a_stopped_meter_measures_no_more() -> None:
     async def count() -> tuple[int, int]:
         seconds = await measured(0.0)
         before = sum(seconds.counts)
-        await asyncio.sleep(0.12)
+        await asyncio.sleep(2 * INTERVAL_S)
         return before, sum(seconds.counts)
 
     before, after = asyncio.run(count())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from tests.http.protocol import Stream, assert_problem
@@ -35,7 +33,7 @@ def test_a_known_parameter_that_is_repeated_is_400(server: Server, stream: Strea
 def test_a_streaming_append_may_take_as_long_as_data_keeps_arriving(mode: str) -> None:
     """protocol lines 101, 110: streaming appends are supported; the time-out is for silence, not for the total."""
     with (
-        serve(DS_STORAGE__MODE=mode, DS_SERVER__READ_TIMEOUT_SECS="1.5") as server,
+        serve(moving_time=True, DS_STORAGE__MODE=mode, DS_SERVER__READ_TIMEOUT_SECS="600") as server,
         connect(server) as connection,
     ):
         connection.request("PUT", "/v1/stream/slow", headers={"Content-Type": "text/plain"})
@@ -43,7 +41,7 @@ def test_a_streaming_append_may_take_as_long_as_data_keeps_arriving(mode: str) -
         piece = b"x" * 4000
         for _ in range(12):
             connection.send(b"%x\r\n%b\r\n" % (len(piece), piece))
-            time.sleep(0.3)
+            server.pass_time(100)
         connection.send(b"0\r\n\r\n")
         assert connection.response().status == 204
         assert len(connection.request("GET", "/v1/stream/slow?offset=-1").body) == 48_000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import httpx
 from pyspark.sql import SparkSession
 
@@ -13,8 +11,10 @@ from headwater.pipeline.fold.job import Fold
 from headwater.pipeline.fold.state import State
 from headwater.pipeline.job import Surroundings
 from headwater.pipeline.supervisor import COMMAND, POLL_S, Supervisor
+from tests.pipeline.waiting import PATIENCE_S
 from tests.serving import Server
 from tests.spark.streams import Streams
+from tests.waiting import wait_until
 
 
 class Bucket(Streams):
@@ -44,8 +44,11 @@ def run(spark: SparkSession, configured: Archive | Fold, surroundings: Surroundi
     """Until all is done that is there, as the command does it."""
     job = configured.model_copy(update={"once": True})
     supervisor = Supervisor(spark, surroundings, [job], COMMAND)
-    while not supervisor.is_finished:
+
+    def finished() -> bool:
         supervisor.poll()
-        time.sleep(POLL_S)
+        return supervisor.is_finished
+
+    wait_until(finished, limit_s=PATIENCE_S, every_s=POLL_S)
     (status,) = supervisor.statuses
     assert status.status == "stopped", status.error

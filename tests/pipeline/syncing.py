@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import psutil
 from tests.ports import free_port
 from tests.spark.processes import kill_tree
 from tests.spark.session import require_java, worker_environment
+from tests.waiting import wait_until
 
 READY_TIMEOUT_S = 280.0
 STOP_TIMEOUT_S = 60.0
@@ -42,11 +42,11 @@ class Sync:
             return False
 
     def wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while not self.is_ready():
+        def look() -> bool:
             assert self.process.poll() is None, f"headwater sync ended:\n{self.log()[-4000:]}"
-            assert time.monotonic() < deadline, f"headwater sync is not ready:\n{self.log()[-4000:]}"
-            time.sleep(0.1)
+            return self.is_ready()
+
+        wait_until(look, what=f"headwater sync is ready:\n{self.log()[-4000:]}", limit_s=READY_TIMEOUT_S, every_s=0.1)
 
     def metrics(self) -> str:
         return httpx.get(f"{self.endpoint}/metrics", timeout=10.0).text

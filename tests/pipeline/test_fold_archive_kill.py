@@ -31,6 +31,7 @@ from tests.pipeline.test_fold import event, rows
 from tests.serving import serve
 from tests.spark.processes import kill_group
 from tests.spark.session import REPOSITORY, require_java, worker_environment
+from tests.waiting import wait_until
 
 # Minutes each: drivers are started and killed. Repeated and half-done batches have quick tests of their own.
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -117,12 +118,13 @@ def killed_and_finished(
                 driver = Driver(log, *arguments(bucket, server.url))
                 try:
                     seen = log.stat().st_size
-                    deadline = time.monotonic() + START_TIMEOUT_S
+
                     # Until a new batch is under way, or the one that was broken off is done: then at any moment.
-                    while not (log.read_bytes()[seen:].count(b": batch") or _batches(places) != before):
+                    def has_batch(driver: Driver = driver, seen: int = seen, before: Any = before) -> bool:
                         assert driver.process.poll() is None, f"{what}:\n{log.read_text()[-3000:]}"
-                        assert time.monotonic() < deadline, f"no batch; {what}:\n{log.read_text()[-3000:]}"
-                        time.sleep(0.1)
+                        return log.read_bytes()[seen:].count(b": batch") > 0 or _batches(places) != before
+
+                    wait_until(has_batch, what=f"a batch; {what}", limit_s=START_TIMEOUT_S, every_s=0.1)
                     time.sleep(rng.uniform(0.0, 4.0))
                 finally:
                     driver.kill()
@@ -130,11 +132,12 @@ def killed_and_finished(
             feeder.stop()
         driver = Driver(log, *arguments(bucket, server.url))
         try:
-            deadline = time.monotonic() + FINISH_TIMEOUT_S
-            while not is_done(bucket, feeder):
+
+            def done() -> bool:
                 assert driver.process.poll() is None, f"the last one failed; {what}:\n{log.read_text()[-3000:]}"
-                assert time.monotonic() < deadline, f"not done; {what}:\n{log.read_text()[-3000:]}"
-                time.sleep(0.5)
+                return is_done(bucket, feeder)
+
+            wait_until(done, what=what, limit_s=FINISH_TIMEOUT_S, every_s=0.5)
         finally:
             driver.kill()
         judge(bucket, feeder, what)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +10,7 @@ import psycopg
 from headwater.pipeline.job import Surroundings
 from headwater.pipeline.probe import Probe
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,11 +19,11 @@ PATIENCE_S = 280.0
 
 
 def attended(probe: Probe, until: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while until not in probe.not_ready if until else probe.not_ready:
-        assert time.monotonic() < deadline, probe.not_ready
+    def look() -> str:
         probe.poll()
-        time.sleep(0.1)
+        return probe.not_ready
+
+    wait_until(look, lambda found: until in found if until else not found, limit_s=PATIENCE_S, every_s=0.1)
 
 
 def test_an_event_arrives_and_nothing_is_left(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +11,7 @@ from headwater.spark.options import source_options
 from headwater.spark.progress import lags
 from headwater.spark.source import HeadwaterSource
 from headwater.spark.stream_reader import StreamReader
+from tests import waiting
 from tests.spark.streams import Streams
 
 Row = tuple[str, str]
@@ -79,13 +79,13 @@ class Query:
 
     def batches_until(self, count: int) -> list[str]:
         """What comes until there are so many rows: a running query learns of changes when the server tells it."""
-        deadline = time.monotonic() + 30
         found: list[str] = []
-        while len(found) < count:
-            assert time.monotonic() < deadline, found
-            found += self.batch()
-            time.sleep(0.01)
-        return found
+
+        def more() -> list[str]:
+            found.extend(self.batch())
+            return found
+
+        return waiting.wait_until(more, lambda rows: len(rows) >= count)
 
     def lag(self) -> int:
         return sum(lags(json.dumps(self.planned), json.dumps(self._reader.reportLatestOffset())).values())

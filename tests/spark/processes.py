@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import pyspark
 
 from tests.ports import free_port
 from tests.spark.session import REPOSITORY, require_java, worker_environment
+from tests.waiting import wait_until
 
 SPARK_HOME = Path(pyspark.__file__).parent
 START_TIMEOUT_S = 300.0
@@ -78,11 +78,12 @@ def running(
             command, env=env, cwd=log.parent, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not is_ready():
+
+        def look() -> bool:
             assert process.poll() is None, f"{command[1:3]} ended:\n{log.read_text()[-3000:]}"
-            assert time.monotonic() < deadline, f"{command[1:3]} is not ready:\n{log.read_text()[-3000:]}"
-            time.sleep(0.2)
+            return is_ready()
+
+        wait_until(look, what=f"{command[1:3]} is ready", limit_s=START_TIMEOUT_S, every_s=0.2)
         yield process
     finally:
         kill_tree(process)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+
+from tests import waiting
 
 WAIT_S = 180
 
@@ -48,9 +49,9 @@ def run(df: DataFrame, url: str, checkpoint: Any, **options: Any) -> list[dict[s
 
 
 def wait_until(is_so: Callable[[], bool], what: str, query: StreamingQuery | None = None) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
+    def look() -> bool:
         if query is not None and query.exception() is not None:
             raise AssertionError(f"the query failed while waiting until {what}: {query.exception()}")
-        assert time.monotonic() < deadline, f"waited {WAIT_S} s until {what}"
-        time.sleep(0.05)
+        return is_so()
+
+    waiting.wait_until(look, what=what, limit_s=WAIT_S, every_s=0.05)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests import waiting
 from tests.spark.processes import connect_server, environment, installed_wheel, standalone_cluster
 from tests.spark.streams import Streams
 from tests.spark.test_kill import FINISH_TIMEOUT_S, Job, copies_are_complete, judge
@@ -103,11 +104,12 @@ def test_a_speculative_attempt_and_the_slow_one_are_one(
         )
         try:
             job.wait_until_running()
-            deadline = time.monotonic() + FINISH_TIMEOUT_S
-            while not copies_are_complete(streams, sent):
+
+            def complete() -> bool:
                 assert job.process.poll() is None, (tmp_path / "driver.log").read_text()[-3000:]
-                assert time.monotonic() < deadline, f"not everything was copied; {sorted(marks.iterdir())}"
-                time.sleep(0.5)
+                return copies_are_complete(streams, sent)
+
+            waiting.wait_until(complete, what="everything is copied", limit_s=FINISH_TIMEOUT_S, every_s=0.5)
         finally:
             job.kill()
     assert (marks / "1-0-0").exists()

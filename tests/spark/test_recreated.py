@@ -6,7 +6,6 @@ The source is driven as Spark drives it, without a session.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 
 import httpx
@@ -18,6 +17,7 @@ from headwater.spark.options import source_options
 from headwater.spark.progress import lags
 from headwater.spark.reader import BatchReader
 from headwater.spark.source import HeadwaterSource
+from tests import waiting
 from tests.ports import free_port
 from tests.serving import serve
 from tests.spark.driving import Query, stop_all, without_incarnation
@@ -179,10 +179,7 @@ def test_restart_does_not_pass_over_data_that_retention_removed(
 
 
 def wait_for_retention(streams: Streams, name: str) -> None:
-    deadline = time.monotonic() + 30
-    while "stream-earliest-offset" not in streams.http.head(f"{streams.root}/{name}").headers:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    waiting.wait_until(lambda: "stream-earliest-offset" in streams.http.head(f"{streams.root}/{name}").headers)
 
 
 def test_a_closed_stream_that_is_created_again_is_noticed_by_a_running_query(streams: Streams, source: str) -> None:

@@ -98,9 +98,6 @@ def test_streams_join_a_running_query_which_waits_without_spinning(
         time.sleep(4.0)
         idle = requests_so_far(roomy_server, streams) - before - 1
         assert idle <= 12, f"{idle} requests in 4 idle seconds; three long-polls of 2 s each make 6"
-        began = time.monotonic()
-        query.stop()
-        assert time.monotonic() - began < 5, "a query that waits must stop at once"
     finally:
         query.stop()
     assert sorted(streams.messages(target)) == [1, 2, 3, 4]

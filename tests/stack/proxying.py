@@ -26,6 +26,7 @@ from headwater.stack.jwks import JwksServer
 from headwater.stack.keys import Algorithm, KeyRing
 from headwater.stack.tokens import TokenClaims, TokenFlaw, mint, sign
 from tests.ports import free_port
+from tests.waiting import wait_until
 
 START_TIMEOUT_SECS = 20.0
 
@@ -170,16 +171,14 @@ def proxied(
 
 
 def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_SECS
-    while time.monotonic() < deadline:
-        try:
-            if httpx.get(url, timeout=2).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
+    def answers() -> bool:
         assert process.poll() is None, log.read_text()
-        time.sleep(0.02)
-    raise AssertionError(f"{url} did not answer:\n{log.read_text()}")
+        try:
+            return httpx.get(url).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_until(answers, what=f"{url} answers", limit_s=START_TIMEOUT_SECS)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import httpx
 from headwater.stack.processes import ProcessIdentity, identity_of
 from tests.ports import free_port, free_ports
 from tests.serving import server_environment
+from tests.waiting import wait_until
 
 COMMAND_TIMEOUT_SECS = 150.0
 SHARDS_MAX = 4
@@ -84,10 +84,12 @@ class Stack:
         return pid
 
     def wait_until_up_again(self, name: str, but_not: int, timeout_s: float = 300.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while (part := self.part(name))["state"] != "up" or part["pid"] == but_not:
-            assert time.monotonic() < deadline, f"{part}\n{self.logs()}"
-            time.sleep(0.05)
+        wait_until(
+            lambda: self.part(name),
+            lambda part: part["state"] == "up" and part["pid"] != but_not,
+            what=f"{name} is up again",
+            limit_s=timeout_s,
+        )
 
     def token(self, *arguments: str) -> str:
         done = self.run("token", *arguments)
@@ -95,7 +97,7 @@ class Stack:
         return done.stdout.strip()
 
     def client(self, token: str) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=10)
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {token}"})
 
     def logs(self) -> str:
         return "\n".join(f"{log.name}: {log.read_text()[-1500:]}" for log in sorted(self.data.glob("logs/*.log")))

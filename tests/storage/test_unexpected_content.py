@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -16,6 +15,7 @@ from headwater.core.records import Append, Create
 from headwater.engine.stores import open_store
 from headwater.storage.interface import Committed, StorageError
 from headwater.storage.journaled_store import FileStorage
+from tests.waiting import wait_until
 
 MODES = ["file-durable", "acid"]
 BODY = b"x" * 3000
@@ -58,11 +58,12 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
         commit(Append(1 + number % 2, 1, number // 2, number // 2 * len(BODY), BODY, (len(BODY),)))
     if isinstance(storage, FileStorage):
         storage.checkpoint_soon()
-        deadline = time.monotonic() + 20
-        while not storage.stats().packs:
-            assert time.monotonic() < deadline
+
+        def packs() -> object:
             storage.maintain(lambda stream_id: catalog.by_id[stream_id].image())
-            time.sleep(0.001)
+            return storage.stats().packs
+
+        wait_until(packs, every_s=0.001)
         commit(Append(1, 1, 20, 20 * len(BODY), BODY, (len(BODY),)))
     blob = store.blobs.create(7)
     blob.write(b"snapshot")

@@ -38,6 +38,11 @@ class Pages:
     def loaded(self, count: int) -> None:
         expect(self.page.locator("#reader-status")).to_have_attribute("data-loaded", str(count))
 
+    def loaded_more_than(self, count: int) -> None:
+        self.page.wait_for_function(
+            "count => Number(document.querySelector('#reader-status').dataset.loaded) > count", arg=count
+        )
+
     @property
     def messages(self) -> Locator:
         return self.page.locator("#messages [data-index]")

@@ -67,8 +67,8 @@ def test_live_messages_in_a_picture(watched: Watched, shop: Server, screenshot: 
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        time.sleep(8)
         expect(ui.page.locator("#rates")).to_contain_text("delivery time")
+        ui.loaded_more_than(200)
         screenshot(ui.page, "live")
     finally:
         stop.set()

@@ -116,14 +116,17 @@ def test_a_closed_stream_is_read_to_its_end(ui: Pages, http: httpx.Client) -> No
     expect(ui.page.locator("#action-append")).to_be_disabled()
 
 
-def test_pause_and_go_on(ui: Pages, http: httpx.Client) -> None:
+def test_pause_and_go_on(watched: Watched, ui: Pages, http: httpx.Client) -> None:
     put(http, "read/pause")
     ui.open_stream("read/pause")
     ui.reader("live")
     ui.press("pause")
     ui.reader("paused")
     post(http, "read/pause", {"n": 0})
-    time.sleep(0.5)
+    # What another page shows has been delivered, and this one has not taken it.
+    other = Pages(watched.page(), ui.url)
+    other.open_stream("read/pause")
+    other.loaded(1)
     ui.loaded(0)
     ui.page.keyboard.press("p")
     ui.loaded(1)
@@ -231,7 +234,6 @@ def test_rate_and_time_to_deliver_are_plotted(watched: Watched, ui: Pages, http:
     put(http, "read/plot")
     ui.open_stream("read/plot")
     ui.reader("live")
-    time.sleep(0.6)
     before = pixels(ui.page)
     stop = threading.Event()
 
@@ -284,10 +286,8 @@ def test_a_hundred_thousand_messages_stay_smooth(ui: Pages, http: httpx.Client) 
     )
     # A frame is 17 ms on a screen; without a graphics card, on a shared machine, a tenth of a second is far from it.
     assert longest < 500, f"one frame took {longest:.0f} ms"
-    started = time.monotonic()
     ui.page.locator("#search").fill("message 99999")
     expect(ui.page.locator("#found")).to_have_text("1 found")
-    assert time.monotonic() - started < 5
     ui.messages.first.click()
     expect(ui.page.locator("#detail")).to_contain_text("99999")
 

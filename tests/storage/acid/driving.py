@@ -7,7 +7,6 @@ publish, then maintain. `contents` reads a store back in every way that the inte
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -18,6 +17,7 @@ from headwater.core.producers import digest
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
 from headwater.storage.acid import AcidStorage
 from headwater.storage.interface import Committed, Storage
+from tests.waiting import wait_until
 
 MIB: Final = 2**20
 
@@ -154,8 +154,5 @@ def messages_of(store: Storage, stream: StreamState, floor: Offset | None = None
 
 def settle(store: AcidStorage) -> None:
     """Wait until the carrier has brought everything into the shards, and the store has taken note."""
-    deadline = time.monotonic() + 30
-    while store._carrier.waiting_bytes:
-        assert time.monotonic() < deadline, "the carrier does not come to an end"
-        time.sleep(0.001)
+    wait_until(lambda: store._carrier.waiting_bytes == 0, what="the carrier is done", every_s=0.001)
     store.maintain(lambda _: None)

@@ -13,6 +13,7 @@ from headwater.core.records import Append, Create, Image
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Committed
 from headwater.storage.journaled_store import FileStorage, StoreSettings
+from tests.waiting import wait_until
 
 STREAM_MAX_BYTES = 2048
 BOOT_MAX_S_PER_100_000 = 20.0
@@ -45,11 +46,12 @@ def fill(path: Path, streams: int) -> list[int]:
         storage.publish(batch)
         storage.maintain(image)
     storage.checkpoint_soon()
-    deadline = time.monotonic() + 100
-    while storage.usage().memory_bytes:
-        assert time.monotonic() < deadline
+
+    def held() -> int:
         storage.maintain(image)
-        time.sleep(0.001)
+        return storage.usage().memory_bytes
+
+    wait_until(held, lambda size: size == 0, every_s=0.001)
     storage.close()
     return ids
 

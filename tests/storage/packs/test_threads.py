@@ -18,6 +18,7 @@ from headwater.storage.interface import Committed, ImageOf, StorageError
 from headwater.storage.journaled_store import FileStorage, StoreSettings
 from headwater.storage.packs.check import check
 from headwater.storage.worker import Job, Outcome, ThreadWorker
+from tests.waiting import LIMIT_S, wait_until
 
 SMALL = StoreSettings(
     segment_bytes=256 * 1024,
@@ -79,18 +80,15 @@ def image_of(*records: Record) -> ImageOf:
 
 
 def wait_for(outcome: Outcome) -> None:
-    deadline = time.monotonic() + 10
-    while not outcome.done:
-        assert time.monotonic() < deadline, "the job does not end"
-        time.sleep(0.001)
+    wait_until(lambda: outcome.done, what="the job ends", every_s=0.001)
 
 
-def tend_until(storage: FileStorage, image: ImageOf, done: Callable[[], bool], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < deadline, "nothing came of it in time"
+def tend_until(storage: FileStorage, image: ImageOf, done: Callable[[], bool]) -> None:
+    def look() -> bool:
         storage.maintain(image)
-        time.sleep(0.001)
+        return done()
+
+    wait_until(look, every_s=0.001)
 
 
 class Server:
@@ -236,7 +234,7 @@ def test_urgent_jobs_go_between_the_steps_of_others() -> None:
         for number in range(5):
             order.append(f"slow {number}")
             if number == 1:
-                gate.wait(10)
+                gate.wait(LIMIT_S)
             yield
 
     def quick() -> Job:
@@ -246,10 +244,7 @@ def test_urgent_jobs_go_between_the_steps_of_others() -> None:
 
     worker = ThreadWorker()
     worker.submit(slow(), urgent=False)
-    deadline = time.monotonic() + 10
-    while len(order) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: len(order) >= 2, every_s=0.001)
     urgent = worker.submit(quick(), urgent=True)
     gate.set()
     wait_for(urgent)
