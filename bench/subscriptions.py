@@ -23,7 +23,7 @@ from headwater.core.rules import CreateRequest
 from headwater.core.subscriptions import make_config
 from headwater.engine.clock import SteadyClock
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.scheduler import Timer
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Compose, OnAnswer, OnVetted
@@ -84,7 +84,7 @@ class House:
     def __init__(self, patterns: Patterns) -> None:
         self.name = patterns.name
         self.ticks = Ticks()
-        self.engine = Engine(MemoryStorage(), SteadyClock(), self.ticks, Limits())
+        self.engine = Engine(MemoryStorage(), SteadyClock(), self.ticks, EngineLimits())
         self.engine.start()
         self.subscriptions = Subscriptions(self.engine, self.ticks, NoNetwork(), timeout_s=30)
         self.subscriptions.start()

@@ -1,4 +1,4 @@
-"""Text for a terminal: control characters, which could move the cursor or fake output, as visible escapes."""
+"""Escape untrusted text for a terminal: control characters could move the cursor or fake output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _JSON_ESCAPES: Final = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), 
 
 
 def printable(text: str) -> str:
-    """A text of somebody else on one line, with nothing in it that a terminal obeys."""
+    """Untrusted text on one line, without characters that control a terminal."""
     return text.translate(_ESCAPES)
 
 

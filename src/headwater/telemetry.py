@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from headwater.config import LogFilter
 from headwater.config.filters import OFF, TRACE
 
-# Libraries that log every request at info; they are asked for by name, else they would drown ours.
+# Libraries that log every request at info. They are shown only if the filter names them.
 _CHATTY = ("httpx", "httpcore", "asyncio")
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
@@ -28,7 +28,7 @@ def set_up_logging(log_filter: LogFilter, style: str) -> None:
     """Send every logger to stderr in the given style (`text` or `json`), at the filter's levels."""
     logging.addLevelName(TRACE, "TRACE")
     logging.addLevelName(OFF, "OFF")
-    # A reader of our stderr that went away must not print tracebacks about itself.
+    # Do not print a traceback for each line after the reader of stderr is gone.
     logging.raiseExceptions = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if style == "json" else TextLines())
@@ -65,7 +65,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; what was passed as `extra` becomes keys of its own."""
+    """One JSON object a line; what was passed as `extra` becomes separate keys."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {

@@ -24,9 +24,9 @@ from headwater.core.errors import (
 from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append, Create, ForkPoint
 from headwater.core.rules import (
+    AppendOutcome,
     CreateRequest,
     ForkRequest,
-    Outcome,
     check_same_config,
     decide_append,
     decide_create,
@@ -75,7 +75,7 @@ class Writer:
         producer: tuple[str, int, int] | None = None,
         seq: str | None = None,
         close: bool = False,
-    ) -> Append | Outcome:
+    ) -> Append | AppendOutcome:
         who = ProducerHeaders(*producer) if producer is not None else None
         decision = decide_append(self.stream, content_type, body, who, seq, close, NOW + 1)
         if isinstance(decision, Append):
@@ -335,8 +335,8 @@ def test_an_append_without_stream_seq_leaves_it_alone() -> None:
 def test_a_retry_is_a_repeat_before_it_is_a_regression() -> None:
     writer = Writer()
     writer.append(producer=("p", 0, 0), seq="5")
-    assert writer.append(producer=("p", 0, 0), seq="5") is Outcome.DUPLICATE
-    assert writer.append(producer=("p", 0, 0), seq="4") is Outcome.DUPLICATE
+    assert writer.append(producer=("p", 0, 0), seq="5") is AppendOutcome.DUPLICATE
+    assert writer.append(producer=("p", 0, 0), seq="4") is AppendOutcome.DUPLICATE
 
 
 def test_a_refused_append_leaves_its_producer_where_it_was() -> None:
@@ -357,7 +357,7 @@ def test_producers_are_told_apart_by_id() -> None:
 # -- the order of checks: closed, type, producer, Stream-Seq
 
 
-def wrong_in_every_way(writer: Writer, *, type_: bool, producer: bool, seq: bool) -> Append | Outcome:
+def wrong_in_every_way(writer: Writer, *, type_: bool, producer: bool, seq: bool) -> Append | AppendOutcome:
     return writer.append(
         content_type=JSON if type_ else TEXT,
         producer=("p", 0, 9) if producer else None,
@@ -396,7 +396,7 @@ def test_a_bad_body_is_looked_at_last() -> None:
         writer.append(b"{", JSON, producer=("p", 2, 1))
     with pytest.raises(SequenceRegression):
         writer.append(b"{", JSON, seq="5")
-    assert writer.append(b"{", JSON, producer=("p", 1, 0)) is Outcome.DUPLICATE
+    assert writer.append(b"{", JSON, producer=("p", 1, 0)) is AppendOutcome.DUPLICATE
 
 
 # -- closure (§4.1, §5.2.1)
@@ -413,7 +413,7 @@ def closed_by(producer: tuple[str, int, int] | None, body: bytes = b"") -> Write
 @pytest.mark.parametrize("repeat", [b"", b"last", b"something else"])
 def test_the_tuple_that_closed_is_a_repeat(body: bytes, repeat: bytes) -> None:
     writer = closed_by(("p", 0, 1), body)
-    assert writer.append(repeat, producer=("p", 0, 1), close=True) is Outcome.DUPLICATE
+    assert writer.append(repeat, producer=("p", 0, 1), close=True) is AppendOutcome.DUPLICATE
 
 
 OTHER_TUPLES = [("p", 0, 0), ("p", 0, 2), ("p", 1, 0), ("q", 0, 1), ("q", 0, 0)]
@@ -431,7 +431,7 @@ def test_data_from_any_other_tuple_is_refused_by_a_closed_stream(other: tuple[st
 
 @pytest.mark.parametrize("other", OTHER_TUPLES)
 def test_close_only_on_a_closed_stream_succeeds_for_any_tuple(other: tuple[str, int, int]) -> None:
-    assert closed_by(("p", 0, 1)).append(b"", producer=other, close=True) is Outcome.ALREADY_CLOSED
+    assert closed_by(("p", 0, 1)).append(b"", producer=other, close=True) is AppendOutcome.ALREADY_CLOSED
 
 
 def test_close_only_with_an_accepted_seq_closes_and_leaves_the_producer_as_it_was() -> None:
@@ -446,7 +446,7 @@ def test_close_only_with_an_accepted_seq_closes_and_leaves_the_producer_as_it_wa
 @pytest.mark.parametrize("closer", [None, ("p", 0, 1)])
 def test_closing_again_without_a_producer_is_fine_and_data_is_not(closer: tuple[str, int, int] | None) -> None:
     writer = closed_by(closer)
-    assert writer.append(b"", close=True) is Outcome.ALREADY_CLOSED
+    assert writer.append(b"", close=True) is AppendOutcome.ALREADY_CLOSED
     for close in (False, True):
         with pytest.raises(StreamClosed):
             writer.append(b"x", close=close)
@@ -478,7 +478,7 @@ def test_a_refusal_changes_nothing_and_an_acceptance_only_what_it_says(
         except Refusal:
             assert writer.stream.image() == before
             continue
-        if isinstance(decision, Outcome):
+        if isinstance(decision, AppendOutcome):
             assert writer.stream.image() == before
         else:
             assert not before.closed

@@ -104,7 +104,7 @@ def nearly_full(server: Server, stream: Stream, disk: Path, mode: str) -> None:
     empty(disk)
     until(lambda: stream.append() == 204, "appends are taken again")
     assert stream.ready() == 200
-    until(lambda: "writes are taken again" in server.log(), "the log says so")
+    until(lambda: "writes are accepted again" in server.log(), "the log says so")
 
 
 def full_at_once(server: Server, stream: Stream, disk: Path) -> None:

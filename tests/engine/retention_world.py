@@ -15,7 +15,7 @@ from headwater.core.records import RetentionPolicy
 from headwater.core.retention import SLACK_SHARE
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.reading import earliest
 from headwater.engine.retention import Pin
 from headwater.engine.stream import LiveStream
@@ -62,7 +62,9 @@ class World:
     def start(self) -> None:
         self.scheduler = ManualScheduler(self.clock)
         self.storage, self.blobs = self.open()
-        self.engine = Engine(self.storage, self.clock, self.scheduler, Limits(), blobs=self.blobs, commit="inline")
+        self.engine = Engine(
+            self.storage, self.clock, self.scheduler, EngineLimits(), blobs=self.blobs, commit="inline"
+        )
         self.engine.start()
 
     def open(self) -> tuple[Storage, BlobStore]:
@@ -112,7 +114,7 @@ class World:
     def drop(self) -> None:
         """Retention has its turn: a bounded stream loses whole messages, as many as it can spare and no more."""
         self.settle()
-        self.engine.retention.look()
+        self.engine.retention.apply()
         for stream in self.streams:
             if stream.deleted or stream.keeps is None or stream.snapshot is not None:
                 continue

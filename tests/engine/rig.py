@@ -11,7 +11,7 @@ from headwater.core.producers import ProducerHeaders
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.committer import CommitMode
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.stream import LiveStream
 from tests.engine.seams import JournalGround, ManualClock, ManualScheduler, MemoryGround, WatchedStorage
 
@@ -50,11 +50,11 @@ class Reader:
 class Rig:
     """The engine over a disk that is a list (or over memory), and the doubles that move it."""
 
-    def __init__(self, *, disk: bool = True, commit: CommitMode = "inline", limits: Limits | None = None) -> None:
+    def __init__(self, *, disk: bool = True, commit: CommitMode = "inline", limits: EngineLimits | None = None) -> None:
         self.clock = ManualClock()
         self.scheduler = ManualScheduler(self.clock)
         self.storage = WatchedStorage((JournalGround() if disk else MemoryGround()).open())
-        self.engine = Engine(self.storage, self.clock, self.scheduler, limits or Limits(), commit=commit)
+        self.engine = Engine(self.storage, self.clock, self.scheduler, limits or EngineLimits(), commit=commit)
         self.engine.start()
 
     def put(self, name: str, body: bytes = b"", **more: Any) -> list[object]:

@@ -14,7 +14,7 @@ from headwater.core.records import Create, Document
 from headwater.core.rules import CreateRequest
 from headwater.engine.buckets import BucketState, StreamPage
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.results import Created, Deleted
 from headwater.storage.interface import Committed
 from tests.engine.rig import TEXT, Rig, status
@@ -76,7 +76,7 @@ def reopened(rig: Rig) -> Engine:
     inner = rig.storage._inner
     assert isinstance(inner, JournalStorage)
     clock = ManualClock(rig.clock.at_ms)
-    engine = Engine(JournalStorage(inner._journal), clock, ManualScheduler(clock), Limits())
+    engine = Engine(JournalStorage(inner._journal), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
     return engine
 
@@ -158,7 +158,7 @@ def test_stream_without_its_bucket_gets_it_back_at_startup(caplog: pytest.LogCap
     ground.open().write([Committed(Create(7, name, clock.at_ms - 5, TEXT, payload=b"kept", lengths=(4,)))])
     for _ in range(2):
         scheduler = ManualScheduler(clock)
-        engine = Engine(ground.open(), clock, scheduler, Limits())
+        engine = Engine(ground.open(), clock, scheduler, EngineLimits())
         with caplog.at_level(logging.WARNING, "headwater.engine"):
             engine.start()
         scheduler.settle()
@@ -170,7 +170,7 @@ def test_stream_without_its_bucket_gets_it_back_at_startup(caplog: pytest.LogCap
 def test_unreadable_bucket_document_does_not_stop_the_start(caplog: pytest.LogCaptureFixture) -> None:
     ground, clock = JournalGround(), ManualClock()
     ground.open().write([Committed(Document(document_key(BUCKET), b"not json"))])
-    engine = Engine(ground.open(), clock, ManualScheduler(clock), Limits())
+    engine = Engine(ground.open(), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
     assert names(listing(engine)) == []
     assert any(BUCKET in record.getMessage() for record in caplog.records)

@@ -12,7 +12,7 @@ from headwater.core.retention import RetentionRule
 from headwater.core.rules import CreateRequest
 from headwater.engine.clock_guard import DOCUMENT_KEY, JumpRule
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.sweeper import REBUILD_MAX, STALE_MIN
 from headwater.storage.interface import Committed
 from tests.engine.rig import TEXT, Reader, Rig, status
@@ -40,7 +40,7 @@ class World(Rig):
             self.storage,
             self.clock,
             self.scheduler,
-            Limits(),
+            EngineLimits(),
             commit="inline",
             jumps=self.rule,
             retention=self.rule_of_retention,
@@ -283,7 +283,7 @@ def test_without_a_disk_a_jump_while_running_is_held_too() -> None:
     clock = ManualClock()
     scheduler = ManualScheduler(clock)
     rig = Rig(disk=False)
-    engine = Engine(rig.storage, clock, scheduler, Limits(), jumps=RULE)
+    engine = Engine(rig.storage, clock, scheduler, EngineLimits(), jumps=RULE)
     engine.start()
     engine.create(CreateRequest("a", TEXT, 60, None, False, b"x"), lambda _: None)
     clock.ahead_ms = DAY_MS

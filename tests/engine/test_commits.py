@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headwater.core.errors import StorageBusy, StreamNotFound
-from headwater.core.rules import Outcome
+from headwater.core.rules import AppendOutcome
 from headwater.engine.committer import CommitMode
-from headwater.engine.quota import Limits, stream_bytes
+from headwater.engine.quota import EngineLimits, stream_bytes
 from headwater.engine.results import Appended, Created, Deleted
 from tests.engine.rig import Rig, status
 
@@ -23,7 +23,7 @@ def appended(answers: list[object]) -> Appended:
 def test_without_a_disk_the_answer_comes_at_once() -> None:
     rig = Rig(disk=False)
     assert isinstance(rig.put("a")[0], Created)
-    assert appended(rig.post("a")).outcome is Outcome.ACCEPTED
+    assert appended(rig.post("a")).outcome is AppendOutcome.ACCEPTED
     assert isinstance(rig.delete("a")[0], Deleted)
 
 
@@ -77,8 +77,8 @@ def test_a_repeat_of_a_pending_append_waits_for_its_original(commit: CommitMode)
     repeat = rig.post("a", b"x", ("p", 0, 0))
     assert (original, repeat) == ([], [])
     rig.scheduler.settle()
-    assert appended(original).outcome is Outcome.ACCEPTED
-    assert appended(repeat).outcome is Outcome.DUPLICATE
+    assert appended(original).outcome is AppendOutcome.ACCEPTED
+    assert appended(repeat).outcome is AppendOutcome.DUPLICATE
     assert rig.read("a") == b"x"
 
 
@@ -204,7 +204,7 @@ def test_a_repeat_of_an_append_that_failed_is_refused_too(commit: CommitMode) ->
 
 @pytest.mark.parametrize("disk", [False, True])
 def test_a_stream_takes_no_more_than_its_limit_and_a_refusal_takes_nothing(disk: bool) -> None:
-    rig = Rig(disk=disk, limits=Limits(max_stream_bytes=5))
+    rig = Rig(disk=disk, limits=EngineLimits(max_stream_bytes=5))
     rig.there("a", b"123")
     assert status(rig.post("a", b"456")) == 413
     rig.post("a", b"45")
@@ -216,7 +216,7 @@ def test_a_stream_takes_no_more_than_its_limit_and_a_refusal_takes_nothing(disk:
 @pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("ending", ["delete", "expire"])
 def test_all_streams_together_have_a_limit_and_ending_gives_back(disk: bool, ending: str) -> None:
-    rig = Rig(disk=disk, limits=Limits(max_total_bytes=5 + 2 * stream_bytes("a")))
+    rig = Rig(disk=disk, limits=EngineLimits(max_total_bytes=5 + 2 * stream_bytes("a")))
     rig.there("a", b"1234", ttl_secs=1)
     assert status(rig.put("b", b"56")) == 413
     if ending == "delete":
@@ -229,7 +229,7 @@ def test_all_streams_together_have_a_limit_and_ending_gives_back(disk: bool, end
 
 
 def test_a_fork_counts_only_what_is_its_own() -> None:
-    rig = Rig(limits=Limits(max_stream_bytes=5, max_total_bytes=9 + 2 * stream_bytes("a")))
+    rig = Rig(limits=EngineLimits(max_stream_bytes=5, max_total_bytes=9 + 2 * stream_bytes("a")))
     rig.there("a", b"1234")
     rig.there("b", b"5", source="a")
     assert rig.engine.total_bytes == 5
@@ -250,4 +250,4 @@ def test_while_storage_is_busy_writes_are_refused_with_the_time_to_wait(monkeypa
     monkeypatch.undo()
     answers = rig.post("a")
     rig.scheduler.tick()
-    assert appended(answers).outcome is Outcome.ACCEPTED
+    assert appended(answers).outcome is AppendOutcome.ACCEPTED

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core.errors import Refusal
 from headwater.engine.committer import CommitMode
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from tests.engine.rig import Rig, status
 
 BOTH = pytest.mark.parametrize("commit", ["inline", "thread"])
@@ -110,7 +110,7 @@ def test_after_a_failed_write_an_expired_stream_is_not_confirmed() -> None:
 
 
 def test_an_expired_source_with_forks_is_410_from_the_first_look_on() -> None:
-    rig = Rig(disk=False, limits=Limits())
+    rig = Rig(disk=False, limits=EngineLimits())
     rig.there("a", ttl_secs=1)
     rig.there("b", source="a", ttl_secs=60)
     rig.clock.at_ms += 1000

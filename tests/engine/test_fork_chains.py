@@ -11,7 +11,7 @@ from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.core.records import Retain
 from headwater.engine import range_splits
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import CorruptError
 from tests.engine.rig import Rig, status
@@ -128,7 +128,7 @@ def test_forks_at_any_point_read_what_their_sources_had(seed: int) -> None:
 
 
 def test_depth_is_limited() -> None:
-    rig = Rig(disk=False, limits=Limits(max_fork_depth=3))
+    rig = Rig(disk=False, limits=EngineLimits(max_fork_depth=3))
     rig.put("s0", b"x")
     for number in range(1, 4):
         assert status(rig.put(f"s{number}", source=f"s{number - 1}")) is None

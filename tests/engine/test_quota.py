@@ -8,7 +8,7 @@ from headwater.core.buckets import document_key
 from headwater.core.errors import MemoryFull
 from headwater.engine.buckets import BucketState
 from headwater.engine.engine import Engine
-from headwater.engine.quota import PRODUCER_BYTES, STREAM_BYTES, Limits, document_bytes, stream_bytes
+from headwater.engine.quota import PRODUCER_BYTES, STREAM_BYTES, EngineLimits, document_bytes, stream_bytes
 from tests.engine.rig import Rig, status
 from tests.engine.seams import JournalStorage, ManualClock, ManualScheduler
 
@@ -18,7 +18,7 @@ DISK = pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 @DISK
 @pytest.mark.parametrize("limit", ["max_total_bytes", "max_metadata_bytes"])
 def test_empty_streams_are_limited(disk: bool, limit: str) -> None:
-    rig = Rig(disk=disk, limits=Limits(**{limit: 3 * stream_bytes("a")}))
+    rig = Rig(disk=disk, limits=EngineLimits(**{limit: 3 * stream_bytes("a")}))
     for name in ("a", "b", "c"):
         rig.there(name)
     refused = rig.put("d")
@@ -31,7 +31,7 @@ def test_empty_streams_are_limited(disk: bool, limit: str) -> None:
 
 @DISK
 def test_content_does_not_count_against_the_limit_of_metadata(disk: bool) -> None:
-    rig = Rig(disk=disk, limits=Limits(max_metadata_bytes=stream_bytes("a")))
+    rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a")))
     rig.there("a", b"x" * 100_000)
     rig.post("a", b"x" * 100_000)
     rig.scheduler.settle()
@@ -41,7 +41,7 @@ def test_content_does_not_count_against_the_limit_of_metadata(disk: bool) -> Non
 
 @DISK
 def test_producers_count(disk: bool) -> None:
-    rig = Rig(disk=disk, limits=Limits(max_metadata_bytes=stream_bytes("a") + 2 * PRODUCER_BYTES))
+    rig = Rig(disk=disk, limits=EngineLimits(max_metadata_bytes=stream_bytes("a") + 2 * PRODUCER_BYTES))
     rig.there("a")
     answers = [rig.post("a", b"x", (producer, 0, 0)) for producer in ("p", "q")]
     rig.scheduler.settle()
@@ -91,14 +91,14 @@ def test_restart_counts_the_same() -> None:
     inner = rig.storage._inner
     assert isinstance(inner, JournalStorage)
     clock = ManualClock()
-    engine = Engine(JournalStorage(inner._journal), clock, ManualScheduler(clock), Limits())
+    engine = Engine(JournalStorage(inner._journal), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
     assert engine.quota.metadata_bytes == rig.engine.quota.metadata_bytes
     assert engine.quota.content_bytes == rig.engine.quota.content_bytes
 
 
 def test_buckets_are_limited() -> None:
-    rig = Rig(disk=False, limits=Limits(max_metadata_bytes=1000))
+    rig = Rig(disk=False, limits=EngineLimits(max_metadata_bytes=1000))
     rig.engine.buckets.create("bucket", lambda _: None)
     with pytest.raises(MemoryFull):
         rig.engine.buckets.create("another", lambda _: None)

@@ -11,8 +11,8 @@ from headwater.core.errors import Refusal
 from headwater.core.rules import CreateRequest
 from headwater.engine import registry as registry_module
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
-from headwater.engine.registry import BATCH, REGISTRY_NAME, Registry
+from headwater.engine.quota import EngineLimits
+from headwater.engine.registry import BATCH, REGISTRY_NAME, StreamRegistry
 from headwater.storage.interface import CorruptError
 from tests.engine.rig import TEXT, Rig
 from tests.engine.seams import JournalGround, ManualClock, ManualScheduler, WatchedStorage
@@ -29,9 +29,9 @@ class World(Rig):
         self.clock = ManualClock()
         self.scheduler = ManualScheduler(self.clock)
         self.storage = WatchedStorage(self.ground.open())
-        self.engine = Engine(self.storage, self.clock, self.scheduler, Limits(), commit="inline")
+        self.engine = Engine(self.storage, self.clock, self.scheduler, EngineLimits(), commit="inline")
         self.engine.start()
-        self.registry = Registry(self.engine, self.scheduler)
+        self.registry = StreamRegistry(self.engine, self.scheduler)
         if with_registry:
             self.registry.start()
 

@@ -10,13 +10,13 @@ import pytest
 
 from headwater.core.retention import RetentionRule
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
-from headwater.engine.retention import LOOK_INTERVAL_S
+from headwater.engine.quota import EngineLimits
+from headwater.engine.retention import INTERVAL_S
 from headwater.storage.interface import CorruptError
 from tests.engine.rig import Rig
 from tests.engine.seams import JournalGround, JournalStorage, ManualClock, ManualScheduler, WatchedStorage
 
-LOOK_MS = int(LOOK_INTERVAL_S * 1000)
+LOOK_MS = int(INTERVAL_S * 1000)
 NAMES = ("a", "damaged", "z")
 
 
@@ -53,7 +53,7 @@ class World(Rig):
         self.scheduler = ManualScheduler(self.clock)
         self.storage = WatchedStorage(storage)
         rule = RetentionRule(0, 100, True)
-        self.engine = Engine(self.storage, self.clock, self.scheduler, Limits(), commit="inline", retention=rule)
+        self.engine = Engine(self.storage, self.clock, self.scheduler, EngineLimits(), commit="inline", retention=rule)
         self.engine.start()
 
     def grow(self) -> None:

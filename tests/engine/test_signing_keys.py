@@ -8,7 +8,7 @@ import pytest
 
 from headwater.core.signing import JWKS_MAX_AGE_S, PUBLISHED_AFTER_MS
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.signing_keys import KEY_PREFIX, SECRET_KEY, SigningKeys
 from tests.engine.seams import JournalGround, ManualClock, ManualScheduler
 
@@ -22,7 +22,7 @@ class House:
 
     def open(self) -> None:
         self.scheduler = ManualScheduler(self.clock)
-        self.engine = Engine(self.ground.open(), self.clock, self.scheduler, Limits(), commit="inline")
+        self.engine = Engine(self.ground.open(), self.clock, self.scheduler, EngineLimits(), commit="inline")
         self.engine.start()
         self.keys = SigningKeys(self.engine, self.rotation_ms)
         self.keys.start()

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core.errors import StreamNotFound
 from headwater.engine.engine import TOUCH_SHARE, Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.sweeper import SWEEP_MAX
 from tests.engine.rig import Reader, Rig, status
 from tests.engine.seams import START_MS, JournalGround, ManualClock, ManualScheduler
@@ -147,7 +147,7 @@ def test_a_restart_takes_no_window_away() -> None:
     rig.read("a")
     rig.scheduler.settle()
     clock.at_ms = rig.clock.at_ms + 1
-    engine = Engine(ground.open(), clock, ManualScheduler(clock), Limits())
+    engine = Engine(ground.open(), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
     window_ms = 16_000
     clock.at_ms = created_ms + 900 + window_ms - 1
@@ -206,7 +206,7 @@ def test_a_live_readers_window_survives_a_crash() -> None:
     rig.scheduler.advance(100_000)
     rig.scheduler.settle()
     clock.at_ms = rig.clock.at_ms
-    engine = Engine(ground.open(), clock, ManualScheduler(clock), Limits())
+    engine = Engine(ground.open(), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
     assert engine.look_up("a").last_used_ms > clock.at_ms - 17_000
 

@@ -11,7 +11,7 @@ import pytest
 from headwater.config import StorageSettings
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.stores import open_store
 from tests.cli.test_commands import headwater_command
 from tests.engine.seams import ManualClock, ManualScheduler
@@ -27,7 +27,7 @@ def write_store(directory: Path, mode: str, days_ago: int) -> None:
     clock = ManualClock(int((time.time() - days_ago * DAY_SECS) * 1000))
     scheduler = ManualScheduler(clock)
     storage = open_store(StorageSettings(mode=mode, data_dir=directory)).storage
-    engine = Engine(storage, clock, scheduler, Limits())
+    engine = Engine(storage, clock, scheduler, EngineLimits())
     engine.start()
     for name, ttl_secs in (("expired", 30 * DAY_SECS), ("alive", 60 * DAY_SECS), ("forever", None)):
         engine.create(CreateRequest(name, "text/plain", ttl_secs, None, False, b"kept"), lambda _: None)

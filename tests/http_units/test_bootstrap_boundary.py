@@ -9,7 +9,7 @@ import pytest
 from headwater.core.errors import Refusal
 from headwater.core.rules import CreateRequest
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.http.bootstrap import BootstrapBody, BoundaryFoundError, BoundaryWatch, closing, new_boundary, whole
 from headwater.storage.memory import MemoryStorage
 from tests.engine.seams import ManualClock, ManualScheduler
@@ -26,7 +26,7 @@ class Fixture:
 
     def __init__(self, snapshot: bytes, messages: list[bytes]) -> None:
         clock = ManualClock()
-        self.engine = Engine(MemoryStorage(), clock, ManualScheduler(clock), Limits())
+        self.engine = Engine(MemoryStorage(), clock, ManualScheduler(clock), EngineLimits())
         self.engine.start()
         self.engine.buckets.create("bucket", must_work)
         request = CreateRequest("/ds/bucket/s", "text/plain", None, None, False, b"folded")

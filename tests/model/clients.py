@@ -6,7 +6,7 @@ from typing import Protocol
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
-from headwater.core.rules import Outcome
+from headwater.core.rules import AppendOutcome
 from headwater.engine.engine import Engine
 from headwater.engine.results import Appended, Created, Deleted
 from headwater.engine.stream import LiveStream
@@ -113,7 +113,7 @@ def answer_of(result: object, body: bytes) -> Answer:
         if result.producer is None:
             return Answer(204, facts)
         facts["producer"] = (result.producer.epoch, result.producer.seq)
-        return Answer(200 if result.outcome is Outcome.ACCEPTED and body else 204, facts)
+        return Answer(200 if result.outcome is AppendOutcome.ACCEPTED and body else 204, facts)
     if isinstance(result, Deleted):
         return Answer(204)
     assert isinstance(result, Refusal), result

@@ -26,7 +26,7 @@ from headwater.core.records import Append, Create, Delete, Record, Touch
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.committer import CommitMode
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Committed
 from tests.engine.seams import Ground, ManualClock, ManualScheduler, WatchedStorage
@@ -84,7 +84,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.scheduler = ManualScheduler(self.clock)
         self.storage = WatchedStorage(self.ground.open())
         self.engine = type(self).make_engine(
-            self.storage, self.clock, self.scheduler, Limits(), commit=type(self).commit
+            self.storage, self.clock, self.scheduler, EngineLimits(), commit=type(self).commit
         )
         self.engine.start()
 

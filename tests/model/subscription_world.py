@@ -18,7 +18,7 @@ from headwater.core.offsets import Offset
 from headwater.core.rules import CreateRequest
 from headwater.core.subscriptions import Config, make_config
 from headwater.engine.engine import Engine
-from headwater.engine.quota import Limits
+from headwater.engine.quota import EngineLimits
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscription import Subscription
 from headwater.engine.subscriptions import Subscriptions
@@ -95,7 +95,7 @@ class World:
         """Start on what is on the disk."""
         self.scheduler = ManualScheduler(self.clock)
         self.storage = TearableStorage(self._journal)
-        self.engine = Engine(self.storage, self.clock, self.scheduler, Limits(), commit="inline")
+        self.engine = Engine(self.storage, self.clock, self.scheduler, EngineLimits(), commit="inline")
         self.engine.start()
         self.receiver = Receiver(self.engine.catalog)
         self.subscriptions = self._make(self.engine, self.scheduler, self.receiver, timeout_s=30.0, jitter=lambda: 0.0)

@@ -1,4 +1,4 @@
-"""Settings: what there is (`sections`), where values come from (`layers`), what a log filter is (`filters`).
+"""Settings: the sections and keys (`sections`), loading them (`layers`), and log filters (`filters`).
 
 Invariant: a `Settings` object in hand is complete and valid; nothing that uses it checks a value again.
 """

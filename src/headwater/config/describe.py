@@ -1,6 +1,6 @@
-"""What a setting takes, in words: for error lines and for the table in the documentation.
+"""Describe what a setting accepts, for error messages and for the table in the documentation.
 
-Invariant: the words come from the same `Field` that checks the value, so they cannot say something else.
+Invariant: the description is derived from the `Field` that checks the value, so they cannot differ.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LEVELS = {
 
 OURS = "headwater"
 _REFERENCE = re.compile(r"durable_streams(_server)?(\..*)?")
-"""The reference server's modules. They are cut in another way than ours, so each stands for all of ours."""
+"""The reference server's modules. They do not correspond to ours, so each one selects all of ours."""
 
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
@@ -49,7 +49,7 @@ class LogFilter:
             if not equals and part.lower() in LEVELS:
                 default = LEVELS[part.lower()]
                 continue
-            # `a::b` is how the variable's name-giver writes `a.b`.
+            # Rust, where the variable has its name from, writes `a::b` for `a.b`.
             module = name.strip().replace("::", ".")
             level = LEVELS.get(level_name.strip().lower()) if equals else TRACE
             if _REFERENCE.fullmatch(module):

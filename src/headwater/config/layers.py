@@ -1,4 +1,4 @@
-"""Where values come from: built-in defaults, then files, then the environment, then flags; the later wins.
+"""Load the settings: built-in defaults, then files, then the environment, then flags; later layers win.
 
 Invariant: every value in a `LoadedSettings` has an origin, and every name in a file or in a `DS_…` variable
 of a known section is a setting. A typo is an error with a hint, never silently ignored.
@@ -30,7 +30,7 @@ _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True, slots=True)
 class LoadedSettings:
-    """Settings, and for each `section.key` the place its value came from."""
+    """Settings, and for each `section.key` the origin of its value."""
 
     settings: Settings
     origins: dict[str, str]
@@ -38,7 +38,7 @@ class LoadedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One value somebody gave, before it is checked."""
+    """One value from a layer, before it is checked."""
 
     section: str
     key: str

@@ -27,7 +27,7 @@ from headwater.config.values import (
     OptionalPath,
     Seconds,
     SecondsOrOff,
-    Section,
+    SettingsSection,
     split,
     takes,
 )
@@ -40,8 +40,8 @@ _WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
 _LOOPBACK_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE | re.ASCII)
 
 
-class ServerSettings(Section):
-    """The listening socket and how long things on it may take."""
+class ServerSettings(SettingsSection):
+    """The listening socket, and the timeouts of its connections."""
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network.")
     port: Count = Field(4437, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one.")
@@ -54,7 +54,7 @@ class ServerSettings(Section):
         " readers; 0 never does.",
     )
     read_timeout_secs: Seconds = Field(
-        30.0, description="A request must have arrived whole within this time, else 408."
+        30.0, description="A request must be received completely within this time, else 408."
     )
     idle_timeout_secs: Seconds = Field(
         75.0, description="A kept-alive connection without a request is closed after this."
@@ -105,8 +105,8 @@ def check_web_origin(value: str) -> str:
     return value.rstrip("/")
 
 
-class HttpSettings(Section):
-    """What answers look like, and how large a request may be."""
+class HttpSettings(SettingsSection):
+    """CORS, caching, and the size of requests."""
 
     cors_origins: str = Field(
         "",
@@ -143,8 +143,8 @@ class HttpSettings(Section):
         return ("*",) if "*" in found else found
 
 
-class LimitsSettings(Section):
-    """How much the server takes before it says 413 (or 400 for a name)."""
+class LimitsSettings(SettingsSection):
+    """Limits on what clients may send and store; beyond them the answer is 413 (400 for a name)."""
 
     max_memory_bytes: Bytes = Field(
         104_857_600,
@@ -176,7 +176,7 @@ class LimitsSettings(Section):
     )
     max_chunk_bytes: Bytes = Field(
         4_194_304,
-        description="One read answers at most this much, cut at a message; a single larger message is whole.",
+        description="One read returns at most this much, cut at a message boundary, or one larger message.",
     )
     max_name_bytes: Count = Field(1_024, ge=1, le=65_535, description="A stream's name, percent-decoded, in UTF-8.")
     max_snapshot_bytes: Bytes = Field(
@@ -194,7 +194,7 @@ class LimitsSettings(Section):
     )
 
 
-class StorageSettings(Section):
+class StorageSettings(SettingsSection):
     """Where bytes live."""
 
     mode: Literal["memory", "file-fast", "file-durable", "acid"] = Field(
@@ -246,7 +246,7 @@ class StorageSettings(Section):
         return value
 
 
-class TlsSettings(Section):
+class TlsSettings(SettingsSection):
     """Direct TLS; unset, the server speaks plain HTTP."""
 
     cert_path: OptionalPath = Field(None, description="PEM certificate chain. Set together with `key_path`.")
@@ -263,7 +263,7 @@ class TlsSettings(Section):
         return self.cert_path is not None
 
 
-class LogSettings(Section):
+class LogSettings(SettingsSection):
     """What is logged, to stderr."""
 
     rust_log: str = Field(
@@ -285,13 +285,13 @@ class LogSettings(Section):
         return LogFilter.parse(self.rust_log)
 
 
-class RegistrySettings(Section):
+class RegistrySettings(SettingsSection):
     """The `__registry__` stream that lists streams for browsers."""
 
-    enabled: bool = Field(False, description="Keep `__registry__`, a stream that tells of every create and delete.")
+    enabled: bool = Field(False, description="Maintain `__registry__`, a stream of all creations and deletions.")
 
 
-class ExpirySettings(Section):
+class ExpirySettings(SettingsSection):
     """The background sweep of expired streams."""
 
     sweep_interval_secs: Seconds = Field(
@@ -309,13 +309,13 @@ class ExpirySettings(Section):
     )
 
 
-class CursorSettings(Section):
+class CursorSettings(SettingsSection):
     """The cursor that keeps caches from answering a live read twice."""
 
     interval_secs: Count = Field(20, ge=1, le=3600, description="Length of one cursor step.")
 
 
-class SubscriptionsSettings(Section):
+class SubscriptionsSettings(SettingsSection):
     """Durable cursors that wake workers."""
 
     enabled: bool = Field(True, description="Serve `/v1/stream/__ds/…`.")
@@ -393,7 +393,7 @@ class SubscriptionsSettings(Section):
         return check_web_origin(value)
 
 
-class RetentionSettings(Section):
+class RetentionSettings(SettingsSection):
     """What is dropped from the front of streams."""
 
     max_age_secs: AgeOrOff = Field(
@@ -414,7 +414,7 @@ class RetentionSettings(Section):
 
 
 class Settings(BaseSettings):
-    """The whole of it. `Settings()` is the built-in defaults; `load_settings` adds files and environment."""
+    """All settings. `Settings()` has the built-in defaults; `load_settings` adds files and the environment."""
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix="DS_", env_nested_delimiter="__")
 
@@ -443,7 +443,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `layers` reads files and environment itself, because it must tell where each value came from.
+        # `layers` reads files and the environment, because it must know the origin of each value.
         return (init_settings,)
 
     @property

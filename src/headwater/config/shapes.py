@@ -6,13 +6,13 @@ import re
 
 from pydantic import Field, field_validator
 
-from headwater.config.values import Bytes, Count, Seconds, Section, split, takes
+from headwater.config.values import Bytes, Count, Seconds, SettingsSection, split, takes
 
 _TABLE = re.compile(r"(?:[^\s.,]+\.)?[^\s.,]+")
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 
 
-class ShapesSettings(Section):
+class ShapesSettings(SettingsSection):
     """Tables of Postgres as shapes (`headwater shapes`)."""
 
     host: str = Field(

@@ -1,4 +1,4 @@
-"""The settings of `headwater up`: who may come in, the proxy that asks them, and the processes around the server.
+"""The settings of `headwater up`: authentication, the proxy and the supervised processes.
 
 Invariant: the defaults are the reference system's ports, issuer and audience, so that an unconfigured stack is the
 documented one.
@@ -17,7 +17,7 @@ from headwater.config.values import (
     OptionalPath,
     Seconds,
     SecondsOrOff,
-    Section,
+    SettingsSection,
     split,
     takes,
 )
@@ -32,7 +32,7 @@ FOREIGN_JWKS_REFRESH_S = 300.0
 OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None if value == "" else value)]
 
 
-class AuthSettings(Section):
+class AuthSettings(SettingsSection):
     """Which tokens Envoy lets in, and to what."""
 
     token: str = Field(
@@ -61,7 +61,7 @@ class AuthSettings(Section):
     )
     jwks_refresh_secs: OptionalSeconds = Field(
         None,
-        description="How often the keys are fetched anew. Unset: 2 for own keys and files, 300 for a URL.",
+        description="How often the keys are fetched again. Unset: 2 for own keys and files, 300 for a URL.",
         json_schema_extra=takes("a number above 0, or empty"),
     )
     clock_skew_secs: Count = Field(
@@ -116,20 +116,20 @@ class AuthSettings(Section):
     @classmethod
     def _check_url(cls, value: str) -> str:
         if value and not _JWKS_URL.fullmatch(value):
-            raise ValueError(f"{value!r} is no such URL")
+            raise ValueError(f"{value!r} is not such a URL")
         return value
 
     @field_validator("namespace_claim")
     @classmethod
     def _check_claim(cls, value: str) -> str:
         if value and not _CLAIM.fullmatch(value):
-            raise ValueError(f"{value!r} is no claim's name")
+            raise ValueError(f"{value!r} is not the name of a claim")
         return value
 
     @model_validator(mode="after")
     def _one_source(self) -> AuthSettings:
         if self.jwks_file is not None and self.jwks_url:
-            raise ValueError("jwks_file and jwks_url exclude each other: keys come from one place")
+            raise ValueError("set jwks_file or jwks_url, not both")
         if self.require_namespace and not self.namespace_claim:
             raise ValueError("require_namespace needs a namespace_claim")
         return self
@@ -150,8 +150,8 @@ class AuthSettings(Section):
         return FOREIGN_JWKS_REFRESH_S if self.jwks_url else OWN_JWKS_REFRESH_S
 
 
-class ProxySettings(Section):
-    """Envoy: the public door of the stack."""
+class ProxySettings(SettingsSection):
+    """Envoy, the public entry point of the stack."""
 
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network.")
     port: Count = Field(8080, ge=1, le=65535, description="The public port, behind authentication.")
@@ -181,13 +181,13 @@ class ProxySettings(Section):
         return self
 
 
-class StackSettings(Section):
+class StackSettings(SettingsSection):
     """The processes of `headwater up`."""
 
     data_dir: Path = Field(
         Path("./data/stack"), description="Everything the stack keeps: streams, database, keys, logs, state."
     )
-    shards: Count = Field(1, ge=1, le=64, description="Server processes, each with streams of its own.")
+    shards: Count = Field(1, ge=1, le=64, description="Server processes, each with its own streams.")
     shard_port: Count = Field(
         4450, ge=1, le=65000, description="Port of the first of several server processes; the others follow it."
     )

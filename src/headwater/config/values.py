@@ -46,7 +46,7 @@ def takes(sentence: str) -> dict[str, JsonValue]:
     return {"takes": sentence}
 
 
-class Section(BaseModel):
+class SettingsSection(BaseModel):
     """A table of the settings file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, validate_default=True)

@@ -1,6 +1,6 @@
-"""Buckets: the identifiers of the `/ds/` surface, and the names under which its streams are kept.
+"""Buckets: the identifiers of the `/ds/` API, and the names under which its streams are stored.
 
-A stream of a bucket is kept under its canonical path, `/ds/{bucket_id}/{stream_id}`. Names of the base surface never
+A stream of a bucket is stored under its canonical path, `/ds/{bucket_id}/{stream_id}`. Names of the base surface never
 begin with a slash (`core.names` refuses empty segments), so the two surfaces cannot reach each other's streams by
 any spelling. A bucket itself is a document (extensions §1).
 """
@@ -38,7 +38,7 @@ def check_stream_id(bucket_id: str, stream_id: str) -> str:
     if "/" in stream_id or "\0" in stream_id or ".." in stream_id:
         raise InvalidName("A stream id may not contain a slash, a NUL or two dots in a row.")
     if stream_id == ".":
-        # Whatever resolves a URL on the way would take it for the bucket.
+        # A proxy that normalises the URL would turn it into the URL of the bucket.
         raise InvalidName("A stream id may not be a single dot.")
     if len(bucket_id) + 1 + len(stream_id.encode("utf-8")) > KEY_MAX_BYTES:
         raise InvalidName(f"Bucket id and stream id, joined by a slash, may have {KEY_MAX_BYTES} bytes in UTF-8.")
@@ -55,7 +55,7 @@ def check_new_name(name: str) -> None:
 
 
 def check_page_limit(text: str | None) -> int:
-    """How many streams a listing is asked for (§1.4)."""
+    """How many streams a listing may return (§1.4)."""
     if text is None:
         return PAGE_MAX
     if _LIMIT.fullmatch(text) is None or int(text) > PAGE_MAX:
@@ -64,7 +64,7 @@ def check_page_limit(text: str | None) -> int:
 
 
 def stream_name(bucket_id: str, stream_id: str) -> str:
-    """The name under which a stream of a bucket is kept."""
+    """The name under which a stream of a bucket is stored."""
     return f"{BUCKET_ROOT}{bucket_id}/{stream_id}"
 
 
@@ -83,5 +83,5 @@ def document_key(bucket_id: str) -> str:
 
 
 def bucket_of_document(key: str) -> str | None:
-    """The bucket that a document keeps, or None when it keeps something else."""
+    """The bucket that a document describes, or None if it is another kind of document."""
     return key[len(_DOCUMENT_ROOT) :] if key.startswith(_DOCUMENT_ROOT) else None

@@ -1,4 +1,4 @@
-"""The catalog: the state of every stream but for its bytes, and the one function that changes it.
+"""The catalog: the state of every stream except its bytes, and the one function that changes it.
 
 `Catalog.apply(record)` is total and deterministic: the same records in the same order give the same catalog, which
 is all that recovery needs. It decides nothing; what may happen is decided in `rules`, before a record exists.
@@ -19,7 +19,7 @@ from headwater.core.retention import STEP_MIN_MS, AgeMarks
 
 
 class ContentType:
-    """A stream's content type, with what is asked of it on every request worked out once and shared."""
+    """A content type, with what every request needs of it computed once and shared between streams."""
 
     __slots__ = ("header", "json", "media", "text")
 
@@ -158,7 +158,7 @@ class Catalog(Generic[StreamT]):
         return iter(self.by_id.values())
 
     def apply(self, record: Record) -> tuple[int, ...]:
-        """Change the state as the record says; returns the incarnations that are gone with their bytes."""
+        """Change the state as the record says; returns the incarnations whose bytes can be removed."""
         if type(record) is Append:
             self.apply_append(self.by_id[record.id], record)
         elif type(record) is Touch:
@@ -234,7 +234,7 @@ class Catalog(Generic[StreamT]):
             stream.snapshot = record.snapshot
             stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
         elif stream.snapshot is not None and stream.snapshot.index < record.index:
-            # Between it and what is retained something is missing now: it must not be served as a beginning.
+            # There is now a gap between the snapshot and what is retained, so it must not be served.
             stream.snapshot = None
         if record.tracks_age and stream.ages is None:
             stream.ages = AgeMarks(AgeIndex(STEP_MIN_MS, ((stream.written_ms, stream.index, stream.position),)))
@@ -246,7 +246,7 @@ class Catalog(Generic[StreamT]):
         self.by_id[stream.id] = stream
         self.by_name[stream.name] = stream
         if stream.fork is not None:
-            # A checkpoint may bring a fork before its source, which then counts the forks that wait for it.
+            # A checkpoint may list a fork before its source. The source then counts the forks that were listed before.
             source = self.by_id.get(stream.fork.source_id)
             if source is not None:
                 source.children += 1

@@ -1,7 +1,7 @@
 """Content types, and how a request body becomes messages.
 
 Stored bytes are wire bytes. A JSON message is stored followed by one comma, so that any run of messages is a JSON
-array once it is wrapped in brackets and loses its last comma; numbers, key order and escapes stay as they came.
+array once it is wrapped in brackets and loses its last comma; numbers, key order and escapes stay as they were sent.
 A body of any other type is one message, stored as it is.
 """
 

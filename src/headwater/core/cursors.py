@@ -15,7 +15,7 @@ EPOCH_MS: Final = 1_728_432_000_000
 JITTER_MAX_SECS: Final = 3600
 DIGITS_MAX: Final = 32
 """Longest cursor that is believed. A server's own have ten digits at most in a thousand years; the rest is room for
-clients that begin with a number of their own, 2^53 - 1 for example, and must still be answered with a greater one."""
+clients that begin with their own number, such as 2^53 - 1, and must still get a greater one."""
 
 _CURSOR: Final = re.compile(rf"[0-9]{{1,{DIGITS_MAX}}}", re.ASCII)
 

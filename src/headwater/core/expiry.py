@@ -1,4 +1,4 @@
-"""When a stream ends by itself.
+"""Expiry: when a stream is deleted automatically.
 
 ``Stream-TTL`` is a sliding window: each read or write restarts it, HEAD does not. ``Stream-Expires-At`` is an
 instant. A stream has at most one of them. Times are milliseconds since the Unix epoch, and `now` is an argument.
@@ -68,7 +68,7 @@ def format_instant(at_ms: int) -> str:
 
 
 def deadline_ms(ttl_secs: int | None, expires_at_ms: int | None, accessed_ms: int) -> int | None:
-    """When a stream that was last used at `accessed_ms` ends, if it ever does."""
+    """When a stream that was last used at `accessed_ms` expires; None if it never does."""
     if expires_at_ms is not None:
         return expires_at_ms
     if ttl_secs is not None:

@@ -1,7 +1,7 @@
-"""Floors: the first place of each stream that anybody can still ask for, by its own name or through a fork.
+"""Floors: the first offset of each stream that can still be read, by its own name or through a fork.
 
-What lies before a stream's floor may be gone from storage, and need not be kept by anyone. Invariant: a floor depends
-on nothing but the catalog, so whoever has that (a server, a copy, a check) comes to the same answer.
+Bytes before a stream's floor may be removed from storage. Invariant: a floor depends only on the catalog, so a server,
+a backup and a check compute the same one.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from headwater.core.offsets import Offset
 
 
 def floors(streams: Iterable[StreamState]) -> dict[int, Offset]:
-    """For each stream: what it retains, and before that what its forks, at whatever depth, still read from it.
+    """The floor of each stream: the earliest offset that it retains or that a fork, at any depth, still reads from it.
 
-    A stream that was deleted and lives on for its forks counts for nothing but them; its tail, if they need none of it.
+    For a deleted stream that is kept for its forks, only they count; if they need nothing of it, its floor is its tail.
     """
     by_id = {stream.id: stream for stream in streams}
     forks: dict[int, list[StreamState]] = {}
@@ -23,7 +23,7 @@ def floors(streams: Iterable[StreamState]) -> dict[int, Offset]:
         if stream.fork is not None and stream.fork.source_id in by_id:
             forks.setdefault(stream.fork.source_id, []).append(stream)
     found = {id_: stream.tail if stream.deleted else stream.retained for id_, stream in by_id.items()}
-    # Sources before their forks, then in reverse: a fork's floor is final before its source asks for it.
+    # Sources before their forks, processed in reverse: the floor of a fork is final before that of its source.
     in_order = [stream for id_, stream in by_id.items() if id_ in forks and not _has_source(stream, by_id)]
     for stream in in_order:
         in_order.extend(forks.get(stream.id, ()))
@@ -35,7 +35,7 @@ def floors(streams: Iterable[StreamState]) -> dict[int, Offset]:
 
 
 def own_start(stream: StreamState, floor: Offset) -> Offset:
-    """Where what a stream itself keeps begins: after what it shares with its source, and not before its floor."""
+    """Where a stream's own stored data begins: after what it shares with its source, and not before its floor."""
     return max(stream.base, floor)
 
 

@@ -4,7 +4,7 @@
 stands for itself (`%2A` spells a literal asterisk). `GlobIndex` holds many patterns and bounds the work per name:
 
 - The segments before the first `**` of all patterns form one tree. Each of its nodes is visited at most once per name,
-  and patterns that begin differently are never looked at.
+  and patterns that begin differently are never examined.
 - The segments after the first `**` form automata whose states are the bits of an integer (the Shift-And method). One
   step handles all states of up to `GROUP_BITS_MAX` pattern segments at once, whatever the patterns are.
 """

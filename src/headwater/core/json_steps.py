@@ -1,9 +1,9 @@
 """Large JSON bodies, split into messages a bounded step at a time.
 
 Decoding holds the interpreter, so a large body must not be decoded in one call. The array is cut at commas, and each
-piece is decoded as an array of its own. A cut is a guess that the decoder confirms: a piece that begins at the start of
-an element and decodes as a list of whole values ends at the end of an element, because JSON is read without looking
-back. A guess that fails (a comma within an object or a string) is replaced by the next one.
+piece is decoded as a separate array. A cut is a guess that the decoder confirms: if a piece that begins at the start of
+an element decodes as a list of complete values, it ends at the end of an element. A guess that fails (a comma within an
+object or a string) is replaced by the next one.
 """
 
 from __future__ import annotations

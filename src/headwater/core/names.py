@@ -1,7 +1,7 @@
 """Stream names: decoded once, canonicalised once, refused when ambiguous.
 
-The canonical name is the only one that anything behind the router sees, so no two spellings of a path can reach
-one stream by different rules (and none can slip past a check that saw another spelling).
+Everything after the router sees only the canonical name. So two spellings of a path cannot reach one stream by
+different rules, and none can pass a check that was made on another spelling.
 """
 
 from __future__ import annotations

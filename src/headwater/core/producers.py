@@ -1,4 +1,4 @@
-"""Idempotent producers: which appends are new, which are repeats, and which come from a zombie.
+"""Idempotent producers: which appends are new, which are duplicates, and which are from a fenced-off producer.
 
 The rules are the table of protocol §5.2.1. A producer is known per stream by its id; its epoch never goes back, and
 within an epoch its sequence numbers have no gap.
@@ -41,7 +41,7 @@ class ProducerState(NamedTuple):
 
 
 def digest(body: bytes) -> int:
-    """What tells a body from another one: its checksum and its length, in 64 bits."""
+    """The digest of a body: its checksum and its length, in 64 bits."""
     return zlib.crc32(body) << 32 | len(body)
 
 
@@ -63,7 +63,7 @@ class Verdict(enum.Enum):
 
 
 def parse_producer(id_: str | None, epoch: str | None, seq: str | None) -> ProducerHeaders | None:
-    """The producer of a request: all three headers, or none of them."""
+    """The producer headers of a request: all three, or None if there are none."""
     if id_ is None and epoch is None and seq is None:
         return None
     if id_ is None or epoch is None or seq is None:

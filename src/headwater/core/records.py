@@ -45,7 +45,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AgeIndex(msgspec.Struct, frozen=True, array_like=True):
-    """Marks of when messages came: what lies before (index, position) came at that millisecond or earlier."""
+    """Marks of when messages were appended: those before (index, position) at that millisecond or earlier."""
 
     step_ms: int
     marks: tuple[tuple[int, int, int], ...] = ()
@@ -72,7 +72,7 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
-    """Messages added at (index, position), with the producer and closure that came with them.
+    """Messages added at (index, position), with the producer and the closure of the same request.
 
     An append without messages is a plain close.
     """
@@ -93,7 +93,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
 
 
 class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
-    """The end of a stream: asked for, or by expiry. With forks it lives on unseen until the last is gone."""
+    """The end of a stream, on request or by expiry. With forks it is kept, invisible, until the last fork is gone."""
 
     id: int
     at_ms: int
@@ -101,14 +101,14 @@ class Delete(msgspec.Struct, frozen=True, array_like=True, tag="delete"):
 
 
 class Touch(msgspec.Struct, frozen=True, array_like=True, tag="touch"):
-    """A use that restarts a sliding TTL window and leaves nothing else behind."""
+    """A use that restarts a sliding TTL window and changes nothing else."""
 
     id: int
     at_ms: int
 
 
 class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
-    """The earliest retained offset moves on, with the snapshot that covers what goes away if there is one."""
+    """The earliest retained offset moves forward, with the snapshot that covers what is dropped, if there is one."""
 
     id: int
     at_ms: int
@@ -116,7 +116,7 @@ class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
     position: int
     snapshot: SnapshotRef | None = None
     tracks_age: bool = False
-    """From now on the stream remembers when its messages came."""
+    """From now on the stream records when its messages were appended."""
 
 
 class Document(msgspec.Struct, frozen=True, array_like=True, tag="document"):
@@ -127,7 +127,7 @@ class Document(msgspec.Struct, frozen=True, array_like=True, tag="document"):
 
 
 class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
-    """The whole state of one stream but for its bytes: what a checkpoint keeps, and recovery starts from."""
+    """The complete state of one stream except its bytes: what a checkpoint saves and recovery starts from."""
 
     id: int
     name: str

@@ -4,9 +4,9 @@ A stream says itself (by headers on create) or by the server's defaults how much
 unless a snapshot covers it or dropping was allowed. Publishing a snapshot moves the earliest retained offset at once,
 so age and size act only on streams without a snapshot: what follows a snapshot stays until the next one covers it.
 
-How old messages are is known from marks, "what lies before here came at this time or earlier", of which a stream keeps
-a bounded number: when there are too many, every other one goes and the next ones come half as often. A message is never
-dropped before its time, and at the latest one step after it.
+The age of messages is known from marks: "messages before this offset were appended at this time or earlier". A stream
+keeps a bounded number of marks. When there are too many, every other one is removed and new ones are made half as
+often. A message is never dropped before its time, and at the latest one step after it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NUMBER_MAX: Final = 2**53 - 1
 
 
 class AgeMarks:
-    """Each mark is (milliseconds, index, position): what lies before the place came at that time or earlier."""
+    """Each mark is (milliseconds, index, position): messages before it were appended at that time or earlier."""
 
     __slots__ = ("_marks", "_step_ms")
 
@@ -62,7 +62,7 @@ class AgeMarks:
         return self._marks[at - 1][1:] if at else None
 
     def forget(self, index: int) -> None:
-        """Marks at `index` or before stand for nothing any more."""
+        """Remove marks at `index` or before."""
         del self._marks[: bisect_right(self._marks, index, key=_index_of)]
 
     def saved(self) -> AgeIndex:
@@ -71,7 +71,7 @@ class AgeMarks:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRule:
-    """What holds for a stream; 0 keeps all."""
+    """The limits that apply to a stream; 0 is no limit."""
 
     max_age_ms: int = 0
     max_bytes: int = 0
@@ -93,7 +93,7 @@ class RetentionRule:
 
     @property
     def tracks_age(self) -> bool:
-        """Whether the age of messages is ever asked for."""
+        """Whether the age of messages matters."""
         return self.may_drop and bool(self.max_age_ms)
 
 

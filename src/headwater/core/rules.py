@@ -41,7 +41,7 @@ from headwater.core.records import Append, Create, ForkPoint, RetentionPolicy
 CLOSED_HEADER: Final = ("Stream-Closed", "true")
 
 
-class Outcome(enum.Enum):
+class AppendOutcome(enum.Enum):
     """The result of an append."""
 
     ACCEPTED = enum.auto()
@@ -51,7 +51,7 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """Which stream to part from, and where: an offset token (None: its tail) and a step beyond it."""
+    """Which stream to fork, and where: an offset token (None is its tail) and a distance after it."""
 
     source_name: str
     offset: str | None
@@ -72,7 +72,7 @@ class CreateRequest:
     """The body split into messages already; None if the rules split it."""
 
     def split(self, content_type: str) -> Messages:
-        """The messages that the body brings to a stream of this type."""
+        """The messages that the body adds to a stream of this type."""
         if self.messages is not None:
             return self.messages
         return split_body(content_type, self.body, creating=True)
@@ -171,7 +171,7 @@ def decide_append(
     close: bool,
     now_ms: int,
     messages: Messages | None = None,
-) -> Append | Outcome:
+) -> Append | AppendOutcome:
     """The record of an accepted append, or why there is nothing left to do.
 
     `messages` is a JSON body that is split already; a body of any other type is one message.
@@ -190,7 +190,7 @@ def decide_append(
         known = stream.producers.get(producer.id) if stream.producers is not None else None
         if judge(known, producer) is Verdict.DUPLICATE:
             if body:
-                return Outcome.DUPLICATE
+                return AppendOutcome.DUPLICATE
             # The producer's append is stored already, but the stream is open and the request closes it (§5.3).
             return Append(stream.id, now_ms, stream.index, stream.position, b"", (), close=True)
     # Header values are decoded as Latin-1, so the order of the strings is the order of the bytes.
@@ -254,12 +254,12 @@ def off_boundary(token: str) -> InvalidOffset:
     )
 
 
-def _on_closed(stream: StreamState, body: bytes, producer: ProducerHeaders | None) -> Outcome:
+def _on_closed(stream: StreamState, body: bytes, producer: ProducerHeaders | None) -> AppendOutcome:
     if producer is not None and stream.closed_by == (producer.id, producer.epoch, producer.seq):
-        return Outcome.DUPLICATE
+        return AppendOutcome.DUPLICATE
     if not body:
         # Closing is idempotent, whichever producer headers the request has (§5.2, §5.2.1).
-        return Outcome.ALREADY_CLOSED
+        return AppendOutcome.ALREADY_CLOSED
     raise StreamClosed(
         "The stream is closed and accepts no more data.",
         (CLOSED_HEADER, ("Stream-Next-Offset", spell(stream.index, stream.position, stream.id))),

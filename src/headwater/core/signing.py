@@ -1,4 +1,4 @@
-"""Signatures: what proves a webhook to be ours, and a worker to be the one that was woken.
+"""Signatures of webhooks, and tokens that prove which wake a worker belongs to.
 
 Webhooks are signed with Ed25519 over `{time}.{body}`; receivers look the public key up by its `kid` in the key set.
 A new key is published before it signs, and an old one stays published after, so that at no moment a receiver with a
@@ -76,7 +76,7 @@ def current_key(keys: Sequence[SigningKey], now_ms: int) -> SigningKey:
 
 
 def outlived(keys: Sequence[SigningKey], now_ms: int) -> list[SigningKey]:
-    """The keys that no delivery still worth verifying can be signed with."""
+    """The keys whose last signature is older than any that a receiver may still verify."""
     ordered = sorted(keys, key=lambda key: key.active_from_ms)
     return [key for key, successor in pairwise(ordered) if successor.active_from_ms + PUBLISHED_AFTER_MS <= now_ms]
 
@@ -93,7 +93,7 @@ def make_token(secret: bytes, subscription: str, token: WakeToken) -> str:
 
 
 def read_token(secret: bytes, subscription: str, text: str) -> WakeToken:
-    """What a token that we made for this subscription says."""
+    """Verify a token of this subscription and return the wake that it belongs to."""
     generation, _, rest = text.partition(".")
     wake_id, _, mac = rest.partition(".")
     if not (generation.isascii() and generation.isdecimal() and len(generation) <= 16 and mac.isascii()):

@@ -130,7 +130,7 @@ def make_config(
     max_name_bytes: int,
     limits: SubscriptionLimits = DEFAULT_LIMITS,
 ) -> Config:
-    """Check a request and bring it into its normal form. The address of a webhook is checked elsewhere."""
+    """Check and normalise a request. The address of a webhook is checked elsewhere."""
     limits.check_request(len(streams))
     names = tuple(sorted({link_name(stream, max_name_bytes) for stream in streams}))
     if not pattern and not names:

@@ -1,7 +1,7 @@
 """Alarms: many deadlines, one heap, one timer.
 
-What an alarm is for tells its own deadline when it is asked. A deadline that moved back is found when the old time
-comes, so that extending a lease costs nothing here; one that moved forward must be set again.
+The owner of an alarm computes its deadline. A deadline that was extended is noticed when the old one is reached, so
+extending a lease costs nothing here; a deadline that became earlier must be set again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ OwnerT = TypeVar("OwnerT", bound=HasAlarm)
 
 
 class Alarms(Generic[OwnerT]):
-    def __init__(self, clock: Clock, scheduler: Scheduler, ring: Callable[[OwnerT], None]) -> None:
+    def __init__(self, clock: Clock, scheduler: Scheduler, on_alarm: Callable[[OwnerT], None]) -> None:
         self._clock = clock
         self._scheduler = scheduler
-        self._ring = ring
+        self._on_alarm = on_alarm
         self._heap: list[tuple[int, int, OwnerT]] = []
         self._order = itertools.count()
         self._timer: Timer | None = None
         self._timer_ms = 0
 
     def set(self, owner: OwnerT) -> None:
-        """Take note of the owner's deadline, if it has one that is not yet waited for."""
+        """Wait for the owner's deadline, unless there is none or an earlier one is waited for already."""
         deadline_ms = owner.deadline_ms()
         if deadline_ms is None or (owner.alarm_ms is not None and owner.alarm_ms <= deadline_ms):
             return
@@ -64,7 +64,7 @@ class Alarms(Generic[OwnerT]):
             if deadline_ms > now_ms:
                 self.set(owner)
             else:
-                self._ring(owner)
+                self._on_alarm(owner)
         self._set_timer()
 
     def _set_timer(self) -> None:

@@ -1,6 +1,6 @@
-"""Work beside the event loop that nobody's commit waits for: writing, syncing and removing large blobs.
+"""Background threads for work that no commit waits for: writing, syncing and removing large blobs.
 
-It has threads of its own, because the commit thread must never wait behind a file of hundreds of megabytes.
+They are separate from the commit thread, which must never wait for a file of hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ THREADS: Final = 4
 
 class Background(Protocol):
     def run(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Run `work` on a thread, then `done` back on the loop with what it raised."""
+        """Run `work` on a thread, then call `done` on the event loop with the exception that it raised, or None."""
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for running work."""
 
 
 class Threads:
@@ -44,7 +44,7 @@ class Threads:
 
 
 class AtOnce:
-    """No threads: work is done where it is asked for. For stores that never block, and for tests."""
+    """Runs work immediately in the calling thread. For stores that never block, and for tests."""
 
     def run(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         try:
@@ -55,4 +55,4 @@ class AtOnce:
             done(None)
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """There is nothing to wait for."""

@@ -1,6 +1,6 @@
-"""Buckets: which there are, and which streams are in each, in order.
+"""Buckets, and the ordered ids of the streams in each.
 
-A bucket is a document; its index of stream ids is rebuilt from the catalog at start and kept by what becomes durable.
+A bucket is a document. Its index of stream ids is rebuilt from the catalog at startup and follows what becomes durable.
 A bucket that has streams cannot be deleted, so every stream of a bucket has its bucket. Whether a bucket is empty is
 decided by the pending state: a stream whose creation is queued keeps its bucket from being deleted.
 """
@@ -98,8 +98,8 @@ class Buckets:
         """By id, the buckets as they will be once all that is queued is durable."""
         self._durable = SortedDict()
         """By id, the buckets that readers see."""
-        self._coming: deque[BucketState] = deque()
-        """Buckets whose creation is on its way, in that order."""
+        self._creating: deque[BucketState] = deque()
+        """Buckets whose creation is queued, in that order."""
 
     def start(self) -> None:
         """Rebuild the indexes from the catalog. A bucket that has streams and no document is restored."""
@@ -121,11 +121,11 @@ class Buckets:
         log.warning("bucket %r is missing but has %d streams; it is created again", bucket_id, len(streams))
         bucket = self._decided[bucket_id] = BucketState(bucket_id, min(stream.created_ms for stream in streams))
         value = msgspec.json.encode(BucketConfig(bucket.created_ms))
-        self._coming.append(bucket)
+        self._creating.append(bucket)
         try:
             self._engine.put_document(document_key(bucket_id), value, None, None)
         except Refusal as refusal:
-            self._coming.pop()
+            self._creating.pop()
             log.warning("bucket %r exists until the next start only: %s", bucket_id, refusal.detail)
         return bucket
 
@@ -138,7 +138,7 @@ class Buckets:
         value = msgspec.json.encode(BucketConfig(bucket.created_ms))
         self._engine.quota.check(0, document_bytes(document_key(bucket_id), value))
         self._decided[bucket_id] = bucket
-        self._coming.append(bucket)
+        self._creating.append(bucket)
         self._engine.put_document(document_key(bucket_id), value, done, bucket)
 
     def delete(self, bucket_id: str, done: OnBucket) -> None:
@@ -190,11 +190,11 @@ class Buckets:
         self.look_up(bucket_id, found)
 
     def exists(self, bucket_id: str) -> bool:
-        """Whether the bucket is there for writers."""
+        """Whether the bucket exists for writers: its creation is decided, durable or not."""
         return bucket_id in self._decided
 
     def create_stream(self, bucket_id: str, request: CreateRequest, done: OnCreated) -> None:
-        """Create a stream in a bucket that exists. The bucket never comes into being by this (extensions §1.2)."""
+        """Create a stream in a bucket that exists. The bucket is not created by this (extensions §1.2)."""
         bucket = self._decided[bucket_id]
         self._engine.create(request, done)
         stream = self._engine.catalog.by_name.get(request.name)
@@ -210,7 +210,7 @@ class Buckets:
         if record.value is None:
             del self._durable[bucket_id]
         else:
-            bucket = self._coming.popleft()
+            bucket = self._creating.popleft()
             assert bucket.id == bucket_id, "buckets become durable in the order in which they were decided"
             self._durable[bucket_id] = bucket
 
@@ -230,12 +230,12 @@ class Buckets:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _stays(self, bucket_id: str, stream_id: str) -> bool:
-        """Whether a stream that readers see will still be there when all that is queued is durable."""
+        """Whether a stream that readers see will still exist when all queued records are durable."""
         stream = self._engine.catalog.by_name.get(stream_name(bucket_id, stream_id))
         return stream is not None and not stream.deleted
 
     def _is_deleted(self, incarnation: int) -> bool:
-        """Whether a stream will be gone when all that is queued is durable."""
+        """Whether a stream will be deleted when all queued records are durable."""
         stream = self._engine.catalog.by_id.get(incarnation)
         return stream is None or stream.deleted
 

@@ -1,7 +1,7 @@
-"""Which webhook call is made next: hosts take turns, and hosts that do not answer cannot use up all slots.
+"""The order of webhook calls: hosts take turns, and hosts that do not answer cannot use up all slots.
 
-A call holds one of `concurrency` slots until its receiver answers or its time is over, so a receiver that is down holds
-a slot for the whole time limit. Three rules keep such receivers from delaying the others:
+A call holds one of `concurrency` slots until its receiver answers or the call times out, so a receiver that is down
+holds a slot for the full timeout. Three rules keep such receivers from delaying the others:
 
 - One host holds at most `per_host` slots, and only one unless it answered its last call quickly.
 - Hosts whose last call went unanswered hold at most a quarter of all slots; together with hosts that were not called
@@ -17,7 +17,7 @@ from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
 KNOWN_HOSTS_MAX: Final = 10_000
-"""Idle hosts whose health is kept; the one that was called longest ago is forgotten first."""
+"""Idle hosts whose health is remembered; the one that was called longest ago is forgotten first."""
 
 CallT = TypeVar("CallT")
 
@@ -85,7 +85,7 @@ class CallQueue(Generic[CallT]):
         return name, call
 
     def finished(self, host_name: str, health: HostHealth | None) -> None:
-        """A call has ended and showed `health`; None if it was called off."""
+        """A call has ended and showed `health`; None if it was cancelled."""
         host = self._hosts[host_name]
         self._active[host.health] -= 1
         host.active -= 1

@@ -80,11 +80,11 @@ class ClockGuard:
             log.warning("the clock was set back before its last jump, so nothing is held back any longer")
             self._finish()
         if last_ms and now_ms - last_ms >= self._rule.jump_ms:
-            # The last run saved its time now and then, so it may have gone on for a while after that.
+            # The last run saved its time every few minutes, so it may have run longer than that.
             self._begin(last_ms, last_ms + self._rule.jump_ms // 2, now_ms)
         elif last_ms - now_ms >= self._rule.jump_ms:
             log.warning("the clock is behind: the last run ended at %s, now it is %s", *_instants(last_ms, now_ms))
-        self._look(now_ms)
+        self._update(now_ms)
 
     def tick(self) -> None:
         """Follow the wall clock where it is ahead, and end a hold whose time has passed. Called once a second."""
@@ -104,7 +104,7 @@ class ClockGuard:
             )
         self._reported_behind = self.drift_ms <= -FOLLOW_MS
         if self._rule.jump_ms:
-            self._look(self._clock.now_ms())
+            self._update(self._clock.now_ms())
 
     def holds(self, stream: LiveStream) -> bool:
         """Whether an expired stream is kept: it was last used before the jump, and expired by it."""
@@ -140,7 +140,7 @@ class ClockGuard:
         self._saved_ms = 0
         self._on_released()
 
-    def _look(self, now_ms: int) -> None:
+    def _update(self, now_ms: int) -> None:
         if self.jump is not None and now_ms >= self.jump.until_ms:
             log.warning("the grace time after a clock jump has passed: expired streams are deleted now")
             self._finish()

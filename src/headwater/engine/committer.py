@@ -1,4 +1,4 @@
-"""The committer: the one way from a decided record to a durable, published one.
+"""The committer: makes decided records durable, then publishes them. There is no other path.
 
 What arrives in one tick of the loop is one batch, committed at the end of the tick: no linger when idle, larger
 batches under load, up to a limit in bytes. Batches are written strictly one after the other.
@@ -51,7 +51,7 @@ _MEAN_WEIGHT: Final = 0.05
 
 
 class CommitEntry(msgspec.Struct, frozen=True, gc=False):
-    """A record on its way, or (with no record) an answer that must wait for what is queued before it.
+    """A queued record, or (without a record) an answer that must wait for what is queued before it.
 
     A struct, because making one takes a third of the time of a named tuple.
     """
@@ -60,7 +60,7 @@ class CommitEntry(msgspec.Struct, frozen=True, gc=False):
     record: Record | None
     removed: tuple[int, ...]
     done: Callable[[Any], None] | None
-    """Called once: with `result` when all that it rests on is durable, or with the refusal why it never will be."""
+    """Called once: with `result` when all that it depends on is durable, or with the refusal if that failed."""
     result: object
 
 
@@ -134,7 +134,7 @@ class Committer:
         """Refuse a write that could not be made durable."""
         if self.failure is not None:
             raise StorageUnavailable(
-                "Storage failed and takes no more writes until the server is restarted; reads go on."
+                "Storage failed; writes are disabled until the server is restarted. Reads still work."
             )
 
     def _flush(self) -> None:
@@ -156,7 +156,7 @@ class Committer:
             self._flush_soon()
 
     def _next_batch(self) -> tuple[list[CommitEntry], int]:
-        """Take what is queued, up to the limit in bytes; an entry that is larger than that is a batch of its own."""
+        """Take what is queued, up to the limit in bytes; an entry that is larger than that is a separate batch."""
         if self._queued_bytes <= self._max_batch_bytes:
             batch, self._queue = self._queue, []
             size_bytes, self._queued_bytes = self._queued_bytes, 0
@@ -213,7 +213,6 @@ class Committer:
         self._metrics.commit_seconds.observe(seconds)
         self._metrics.batch_sizes.observe(records)
         if size_bytes >= LARGE_BATCH_BYTES:
-            # Its time says little about the next small one.
             return
         self._recent_write_s += (seconds - self._recent_write_s) * _MEAN_WEIGHT
         self._is_slow = self._recent_write_s > (FAST_WRITE_S if self._is_slow else SLOW_WRITE_S)
@@ -240,7 +239,7 @@ class Committer:
 
     def _fail(self, error: BaseException, batch: list[CommitEntry]) -> None:
         self.failure = str(error) or type(error).__name__
-        log.critical("storage failed, no more writes are taken: %s", self.failure, exc_info=error)
+        log.critical("storage failed, writes are disabled until a restart: %s", self.failure, exc_info=error)
         self._refuse(batch)
         queued, self._queue = self._queue, []
         self._queued_bytes = 0
@@ -248,7 +247,7 @@ class Committer:
 
     def _refuse(self, batch: list[CommitEntry]) -> None:
         refusal = StorageUnavailable(
-            "The write failed in storage; whether it was kept is unknown until the server is restarted."
+            "The write failed in storage; whether it was stored is unknown until the server is restarted."
         )
         for entry in batch:
             if entry.done is not None:
@@ -275,7 +274,7 @@ def guarded(callback: Callable[..., None], *arguments: object) -> None:
 
 
 def _advance(stream: LiveStream | None, record: Record) -> None:
-    """What a record made of the stream is durable now. A document has no stream, and no reader that looks at it."""
+    """Move the stream's durable state to what the record made of it. A document has no stream."""
     if stream is None:
         return
     stream.in_flight -= 1

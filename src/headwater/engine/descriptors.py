@@ -1,7 +1,7 @@
 """File descriptors of the process: raise the limit at startup, and divide it between connections and files.
 
 Connections must not use up the descriptors that storage needs: without one, data in the log cannot be moved to packs.
-So the number of connections follows from the limit (`ulimit -n`) where `server.max_connections` asks for more.
+So the limit (`ulimit -n`) bounds the number of connections where `server.max_connections` is higher.
 """
 
 from __future__ import annotations

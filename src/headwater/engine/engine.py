@@ -1,8 +1,9 @@
 """The engine: the one place where the rules meet storage.
 
 Every operation is one synchronous step on the event loop: find the stream, let the rules decide against its pending
-state, apply the record, queue it. The answer comes by callback when the record is durable; an answer that rests on
-somebody else's pending record (a duplicate, a conflict) waits for that record too. Reads see durable state only.
+state, apply the record, queue it. The answer comes by callback when the record is durable; an answer that depends
+on the pending record of another request (a duplicate, a conflict) waits for that record too. Reads see durable state
+only.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Create, Delete, Document, Image, Record, Retain, Touch
 from headwater.core.retention import RetentionRule
-from headwater.core.rules import CreateRequest, Outcome, check_same_config, decide_append
+from headwater.core.rules import AppendOutcome, CreateRequest, check_same_config, decide_append
 from headwater.engine.background import AtOnce, Background
 from headwater.engine.buckets import Buckets
 from headwater.engine.clock import AdjustableClock
@@ -32,7 +33,7 @@ from headwater.engine.metrics import Metrics
 from headwater.engine.publisher import StreamPublisher
 from headwater.engine.quota import (
     PRODUCER_BYTES,
-    Limits,
+    EngineLimits,
     Quota,
     check_record,
     document_bytes,
@@ -76,7 +77,7 @@ class Engine:
         storage: Storage,
         clock: AdjustableClock,
         scheduler: Scheduler,
-        limits: Limits,
+        limits: EngineLimits,
         *,
         sweep_interval_s: float = 1.0,
         jumps: JumpRule | None = None,
@@ -155,7 +156,7 @@ class Engine:
             self.quota.content_bytes += stream.position - stream.base_position
             self.quota.metadata_bytes += metadata_of(stream)
             if stream.ttl_secs is not None:
-                # Uses since the last saved touch are forgotten: grant what they may have been worth.
+                # Uses since the last saved touch are lost: extend the window by as much as they may have extended it.
                 slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
                 latest_ms = self.clock_guard.latest_use_ms(stream, now_ms)
                 stream.used_ms = max(stream.accessed_ms, min(latest_ms, stream.accessed_ms + slack_ms))
@@ -265,8 +266,8 @@ class Engine:
         except Refusal as refusal:
             self._after_pending(stream, done, refusal)
             return
-        if isinstance(decision, Outcome):
-            if decision is Outcome.DUPLICATE:
+        if isinstance(decision, AppendOutcome):
+            if decision is AppendOutcome.DUPLICATE:
                 self.metrics.duplicates += 1
                 result = duplicate_append(stream, producer)
             else:
@@ -294,7 +295,7 @@ class Engine:
         stream.in_flight += 1
         if producer is not None and decision.producer_id is None:
             producer = accepted_producer(stream, producer)
-        result = Appended(Outcome.ACCEPTED, stream.index, stream.position, stream.closed, producer, stream.id)
+        result = Appended(AppendOutcome.ACCEPTED, stream.index, stream.position, stream.closed, producer, stream.id)
         self._committer.submit(CommitEntry(stream, decision, (), done, result))
 
     def delete(self, name: str, done: OnDeleted, *, by_server: bool = False) -> None:
@@ -311,7 +312,7 @@ class Engine:
         self._remove(stream, Delete(stream.id, self._clock.now_ms()), done)
 
     def look_up(self, name: str, *, touch: bool = False) -> LiveStream:
-        """The stream that readers see under a name. A read restarts a sliding window; a look at metadata does not."""
+        """The stream that readers see under a name. A read (`touch`) restarts a sliding window."""
         now_ms = self._clock.now_ms()
         stream = self.seen(name)
         if stream is None:
@@ -330,7 +331,7 @@ class Engine:
         return self._view.find(name)
 
     def touch(self, stream: LiveStream) -> None:
-        """A use of the stream: restarts a sliding window. It is saved now and then, so that reads stay reads."""
+        """Restart a sliding window because the stream was used. It is saved now and then, not on every read."""
         if stream.ttl_secs is None or stream.id not in self.catalog.by_id:
             return
         now_ms = self._clock.now_ms()
@@ -363,7 +364,7 @@ class Engine:
             stream.frame = None
 
     def put_document(self, key: str, value: bytes | None, done: Callable[..., None] | None, result: object) -> None:
-        """Keep a small value under a key, durable when `done` is called; None removes it."""
+        """Store a small value under a key. It is durable when `done` is called. None removes the value."""
         self.check_writable()
         record = Document(key, value)
         check_record(record)
@@ -372,7 +373,7 @@ class Engine:
         self._committer.submit(CommitEntry(None, record, (), done, result))
 
     def after_all_pending(self, done: Callable[..., None], result: object) -> None:
-        """Answer once everything that was decided so far is durable: for answers that rest on documents."""
+        """Answer once everything that was decided so far is durable: for answers that depend on documents."""
         if self._committer.idle:
             done(result)
         else:
@@ -384,16 +385,16 @@ class Engine:
 
     def retain(self, stream: LiveStream, record: Retain, done: Callable[..., None] | None, result: object) -> None:
         """Move the earliest retained offset of a stream. What the record says must have been checked."""
-        assert record.index >= stream.retained_index, "what is retained never comes back"
+        assert record.index >= stream.retained_index, "the earliest retained offset never moves back"
         self.catalog.apply(record)
         self._submit(stream, record, (), done, result)
 
     def expire_due(self) -> None:
-        """Let streams whose time is up end now, for answers that count streams."""
+        """Delete expired streams now, for answers that count streams."""
         self._sweeper.sweep()
 
     def confirm_expiry(self, done: Callable[..., None]) -> None:
-        """Let the expired streams be deleted that are kept after a clock jump. `done` gets their number."""
+        """Delete the expired streams that are kept after a clock jump. `done` gets their number."""
         held = self._sweeper.held
         self.clock_guard.confirm()
         self.after_all_pending(done, held)
@@ -404,7 +405,7 @@ class Engine:
         return self._sweeper.held
 
     def claim_bytes(self, size: int) -> None:
-        """Count bytes that are kept beside streams, against the limit for all together."""
+        """Count bytes that are stored beside streams (snapshots) against the limit for all."""
         self.quota.check(size)
         self.quota.content_bytes += size
 
@@ -454,14 +455,14 @@ class Engine:
         self._committer.submit(CommitEntry(stream, record, removed, done, result))
 
     def _after_pending(self, stream: LiveStream, done: Callable[..., None], result: object) -> None:
-        """Answer now, or once what the answer rests on is durable."""
+        """Answer now, or once what the answer depends on is durable."""
         if stream.in_flight:
             self._committer.submit(CommitEntry(stream, None, (), done, result))
         else:
             done(result)
 
     def _after_deletion(self, name: str, done: Callable[..., None], refusal: Refusal) -> None:
-        """Refuse now, or once the deletion that the refusal rests on is durable. An expiry rests on the clock."""
+        """Refuse now, or once the deletion that causes the refusal is durable. An expiry needs no record."""
         ending = self._view.deleting(name)
         if ending is None or (ending.mortal and ending.expired(self._clock.now_ms())):
             raise refusal
@@ -479,7 +480,7 @@ class Engine:
         self._submit(stream, record, removed, done, Deleted(stream.name))
 
     def _cascade(self, stream: LiveStream) -> Iterator[LiveStream]:
-        """The stream, and the sources above it that only it has kept: what its removal takes along."""
+        """The stream, and the deleted sources above it that are removed with it because it is their last fork."""
         current: LiveStream | None = stream
         while current is not None:
             yield current

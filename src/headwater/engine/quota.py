@@ -24,7 +24,7 @@ DOCUMENT_BYTES: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EngineLimits:
     """How much the server takes in; 0 means no limit."""
 
     max_total_bytes: int = 0
@@ -42,7 +42,7 @@ class Limits:
 class Quota:
     __slots__ = ("_limits", "content_bytes", "metadata_bytes")
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: EngineLimits) -> None:
         self._limits = limits
         self.content_bytes = 0
         self.metadata_bytes = 0

@@ -119,7 +119,7 @@ class StreamReader:
         return self._lineages.of(stream).generation
 
     def fork_point(self, source: LiveStream, asked: ForkRequest) -> ForkPoint:
-        """Where a fork parts: at an offset, moved on by messages of a JSON stream or by bytes within a message."""
+        """Where a fork begins: at an offset, plus some messages of a JSON stream or some bytes of a message."""
         start = self.resolve(source, asked.offset if asked.offset is not None else NOW)
         index, position = start.index, start.position
         if asked.sub_offset:
@@ -160,7 +160,7 @@ class StreamReader:
         return ReadChunk(stream, start, end, spans, at_tail, at_tail and stream.durable_closed)
 
     def run(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> ReadChunk:
-        """The same for a run that ends at `end`, whatever the stream has got since."""
+        """The same for a range that ends at `end`, whatever was appended since."""
         spans = self._spans(stream, start, end, max_bytes)
         return ReadChunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
 
@@ -180,7 +180,7 @@ class StreamReader:
         return Offset(start.index + count, position)
 
     def splits(self, stream: LiveStream, start: Offset, end: Offset, count: int) -> Iterator[Offset]:
-        """The ends of about `count` runs of equal size that make up the range, each worked out when it is taken."""
+        """The ends of about `count` runs of equal size that make up the range, computed one at a time."""
         share = max(1, -(-(end.position - start.position) // count))
         while start.index < end.index:
             start = self._spans(stream, start, end, share)[-1].end
@@ -278,7 +278,7 @@ class StreamReader:
 
 
 def gone_before(stream: LiveStream) -> OffsetGone:
-    """Why a reader that stands before what is retained cannot go on."""
+    """The refusal for a reader whose offset is no longer retained."""
     return offset_gone(stream.id, earliest(stream))
 
 

@@ -82,7 +82,7 @@ _decode_event = msgspec.json.Decoder(_RegistryEvent).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class Registry:
+class StreamRegistry:
     def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
         self._engine = engine
         self._scheduler = scheduler
@@ -180,7 +180,7 @@ class Registry:
         if registry is None:
             self._create()
         elif registry.deleted:
-            log.warning("%s was deleted while forks read from it, so it cannot be kept", REGISTRY_NAME)
+            log.warning("%s was deleted while forks read from it, so it is no longer maintained", REGISTRY_NAME)
             self._is_off = True
             return
         elif (reason := (yield from self._fold(registry, listed))) is not None:

@@ -10,7 +10,7 @@ import msgspec
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerHeaders, digest_of_repeat
-from headwater.core.rules import Outcome
+from headwater.core.rules import AppendOutcome
 from headwater.engine.stream import LiveStream
 
 
@@ -22,7 +22,7 @@ class Created(msgspec.Struct, frozen=True, gc=False):
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    outcome: Outcome
+    outcome: AppendOutcome
     tail_index: int
     tail_position: int
     closed: bool
@@ -59,4 +59,4 @@ def duplicate_append(stream: LiveStream, producer: ProducerHeaders | None) -> Ap
     state = stream.producers[producer.id]
     digest = digest_of_repeat(state, producer.seq)
     producer = producer._replace(seq=state.seq)
-    return Appended(Outcome.DUPLICATE, stream.index, stream.position, stream.closed, producer, stream.id, digest)
+    return Appended(AppendOutcome.DUPLICATE, stream.index, stream.position, stream.closed, producer, stream.id, digest)

@@ -1,11 +1,11 @@
 """Retention: free bytes that cannot be read any more, and drop the front of streams by age and size.
 
-A stream's bytes may go when they lie before what it retains, and before what any fork below it still reads from it,
-at whatever depth, and before where a bootstrap under way began (a pin). `_settle` works that floor out, lets storage
-trim to it, and continues with the stream that this one was forked from, whose floor may have moved with it.
+The bytes of a stream may be removed when they lie before what it retains, before what any fork at any depth still reads
+from it, and before the start of a running bootstrap (a pin). `_update_floor` computes that floor, lets storage trim to
+it, and continues with the source of the stream, whose floor may have moved with it.
 
-Per stream with forks there is a heap of what its forks need. Needs only ever grow, so an entry that no longer holds is
-simply passed over: a thousand forks that go away cost a thousand steps, not a million.
+Each stream with forks has a heap of the offsets that its forks need. Needs only move forward, so an outdated entry is
+skipped: deleting a thousand forks takes a thousand steps, not a million.
 
 Trimming is not recorded. It follows from the catalog, and is computed again at every start.
 """
@@ -30,13 +30,13 @@ from headwater.storage.interface import Storage
 
 log = logging.getLogger("headwater.engine")
 
-LOOK_INTERVAL_S: Final = 0.5
-LOOKED_AT_MAX: Final = 5000
-"""Streams looked at in one go: some milliseconds."""
+INTERVAL_S: Final = 0.5
+CHECKED_MAX: Final = 5000
+"""Streams checked in one run of the timer: some milliseconds."""
 
 
 class Pin:
-    """Holds a stream's bytes from a place on for a reader that is under way. Release it exactly once."""
+    """Keeps a stream's bytes from an offset on for a running bootstrap. Release it exactly once."""
 
     __slots__ = ("_keeper", "offset", "stream")
 
@@ -90,7 +90,7 @@ class RetentionKeeper:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Take note of all forks, sources after their forks; then give back what the last run could have."""
+        """Register all forks, sources after their forks, then trim every stream to its floor."""
         forks: dict[int, list[LiveStream]] = {}
         for stream in self._by_id.values():
             if stream.fork is not None:
@@ -109,7 +109,7 @@ class RetentionKeeper:
             self._note_need(stream)
         for stream in self._by_id.values():
             self._attempt(stream, self._trim)
-        self._timer = self._scheduler.later(LOOK_INTERVAL_S, self._look)
+        self._timer = self._scheduler.later(INTERVAL_S, self._on_timer)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -123,15 +123,15 @@ class RetentionKeeper:
         self._watch(stream)
 
     def retained(self, stream: LiveStream) -> None:
-        self._settle(stream.id)
+        self._update_floor(stream.id)
 
     def ended(self, stream: LiveStream, removed: Sequence[int]) -> None:
-        """A stream was deleted. With it went, from itself upwards, those of its sources that only it had kept."""
+        """A stream was deleted. `removed` are the stream and the deleted sources above it that were removed with it."""
         self._watched.pop(stream.id, None)
         self._failed.discard(stream.id)
         if not removed:
             self._ended.add(stream.id)
-            self._settle(stream.id)
+            self._update_floor(stream.id)
             return
         source_id = None
         for stream_id in removed:
@@ -140,7 +140,7 @@ class RetentionKeeper:
             self._needs_by_source.pop(stream_id, None)
             self._ended.discard(stream_id)
         if source_id is not None:
-            self._settle(source_id)
+            self._update_floor(source_id)
 
     # -- pins ------------------------------------------------------------------------------------------------------
 
@@ -156,11 +156,11 @@ class RetentionKeeper:
         pins.remove(pin)
         if not pins:
             del self._pins[pin.stream.id]
-        self._settle(pin.stream.id)
+        self._update_floor(pin.stream.id)
 
     # -- floors ----------------------------------------------------------------------------------------------------
 
-    def _settle(self, stream_id: int) -> None:
+    def _update_floor(self, stream_id: int) -> None:
         """Trim a stream to its floor, then the one that it was forked from, and so on up while needs change."""
         stream = self._by_id.get(stream_id)
         while stream is not None:
@@ -170,7 +170,7 @@ class RetentionKeeper:
             stream = self._by_id.get(stream.fork.source_id)
 
     def _floor(self, stream: LiveStream) -> Offset:
-        """The first offset of the stream that a read can still ask for; the tail if there is none."""
+        """The first offset of the stream that can still be read; the tail if there is none."""
         floor = Offset(stream.durable_index, stream.durable_position)
         if stream.id not in self._ended:
             floor = Offset(stream.durable_retained_index, stream.durable_retained_position)
@@ -212,17 +212,17 @@ class RetentionKeeper:
         if self.rule.of(stream.retention).drops and not stream.deleted:
             self._watched[stream.id] = None
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         try:
-            self.look()
+            self.apply()
         finally:
-            self._timer = self._scheduler.later(LOOK_INTERVAL_S, self._look)
+            self._timer = self._scheduler.later(INTERVAL_S, self._on_timer)
 
-    def look(self) -> None:
+    def apply(self) -> None:
         """Move the earliest retained offset of the streams whose turn it is."""
         if not self._turn:
             self._turn.extend(self._watched)
-        for _ in range(min(LOOKED_AT_MAX, len(self._turn))):
+        for _ in range(min(CHECKED_MAX, len(self._turn))):
             stream = self._by_id.get(self._turn.popleft())
             if stream is not None and stream.visible and not stream.deleted:
                 self._attempt(stream, self._advance)
@@ -260,7 +260,7 @@ class RetentionKeeper:
         return max((offset for offset in (too_much, too_old) if offset is not None), default=None)
 
     def _too_old(self, stream: LiveStream, until_ms: int) -> Offset | None:
-        """The last place before which everything came at `until_ms` or earlier."""
+        """The last offset before which everything was appended at `until_ms` or earlier."""
         if stream.written_ms <= until_ms:
             return Offset(stream.durable_index, stream.durable_position)
         mark = stream.ages.last_until(until_ms) if stream.ages is not None else None
@@ -269,7 +269,7 @@ class RetentionKeeper:
         return Offset(*mark)
 
     def _too_much(self, stream: LiveStream, max_bytes: int) -> Offset | None:
-        """The last place from which on at least `max_bytes` remain, once the stream has grown well beyond that."""
+        """The last offset after which at least `max_bytes` remain, once the stream has grown well beyond that."""
         start = stream.retained
         excess = stream.durable_position - start.position - max_bytes
         if excess <= max_bytes // SLACK_SHARE:

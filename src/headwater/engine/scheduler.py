@@ -1,4 +1,4 @@
-"""The engine's door to the event loop: run soon, run later, run on a thread.
+"""The engine's interface to the event loop: run soon, run later, run on a thread.
 
 Tests replace it to step through time and crashes without a loop.
 """
@@ -17,12 +17,12 @@ class Timer(Protocol):
 
 class Scheduler(Protocol):
     def soon(self, callback: Callable[[], None]) -> None:
-        """Run at the end of the current tick."""
+        """Run in the next iteration of the event loop."""
 
     def later(self, delay_s: float, callback: Callable[[], None]) -> Timer: ...
 
     def on_thread(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Run `work` on the one commit thread, then `done` back on the loop with what it raised."""
+        """Run `work` on the commit thread, then call `done` on the event loop with its exception, or None."""
 
     def close(self) -> None: ...
 

@@ -1,7 +1,7 @@
-"""The server's signing keys and its token secret: made on first need, kept as documents, never shown.
+"""The server's signing keys and its token secret: created when first needed, stored as documents, never shown.
 
 A key is durable no later than anything that was signed with it, because both go through the one commit queue in
-order; so no receiver ever holds a signature whose key a crash took away.
+order. So a crash cannot lose a key whose signature a receiver already has.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SigningKeys:
         if not self._keys:
             self._add(SavedKey(secrets.token_bytes(SEED_BYTES), now_ms, now_ms))
         elif self._rotation_ms and self._keys[-1].created_ms + self._rotation_ms <= now_ms:
-            # Where storage takes no writes just now, the key that is there still signs.
+            # While storage refuses writes, the existing key still signs.
             with suppress(Refusal):
                 self.rotate()
         return current_key(self._keys, now_ms)

@@ -36,7 +36,7 @@ class Published(msgspec.Struct, frozen=True, gc=False):
 
 
 class OpenSnapshot:
-    """A snapshot that can be read to its end, whatever is published meanwhile. Close it."""
+    """An open snapshot: it can be read to its end even if another one is published. Must be closed."""
 
     __slots__ = ("_blob", "_name", "ref")
 
@@ -91,7 +91,7 @@ class Snapshots:
         self.max_bytes = max_bytes
 
     def start(self) -> None:
-        """Count what the streams name, and remove what none of them does."""
+        """Count the references of streams to blobs, and remove blobs without one."""
         for stream in self._engine.catalog:
             if stream.snapshot is not None and not stream.deleted:
                 self._hold(stream.id, stream.snapshot)
@@ -105,7 +105,7 @@ class Snapshots:
                 log.error("the snapshot of stream %r (blob %016x) is missing", name, ref.blob_id)
 
     def check(self, name: str, token: str) -> tuple[LiveStream, Offset]:
-        """The stream and the place that a snapshot is meant for, or the reason why it cannot be published there."""
+        """The stream and the offset of a snapshot. Raises the refusal if it cannot be published there."""
         stream = self._engine.look_up(name)
         tail = Offset(stream.durable_index, stream.durable_position)
         if token == BEGINNING and stream.retained_index:
@@ -130,11 +130,11 @@ class Snapshots:
         )
 
     def publish(self, name: str, token: str, content_type: str, upload: BlobUpload, done: OnPublished) -> None:
-        """Make what has arrived the stream's latest snapshot; the upload is taken over, whatever comes of it."""
+        """Publish the upload as the latest snapshot of the stream, or abort it."""
         try:
             stream, _ = self.check(name, token)
             if upload.stream_id is not None and upload.stream_id != stream.id:
-                raise StreamNotFound(f"Stream {name!r} was deleted and created anew meanwhile.")
+                raise StreamNotFound(f"Stream {name!r} was deleted and created again meanwhile.")
             self._engine.check_writable()
         except Refusal as refusal:
             upload.abort()
@@ -169,7 +169,7 @@ class Snapshots:
         return OpenSnapshot(ref, blob, stream.name)
 
     def _commit(self, name: str, token: str, content_type: str, upload: BlobUpload, done: OnPublished) -> None:
-        """Everything is checked again: the stream went on while the blob was written."""
+        """Check everything again, because the stream may have changed while the blob was written, and commit."""
         stream, offset = self.check(name, token)
         if stream.id != upload.stream_id or stream.id not in self._engine.catalog.by_id:
             raise StreamNotFound(f"Stream {name!r} was deleted meanwhile.")
@@ -226,4 +226,4 @@ def _damaged(name: str, error: Exception) -> DataCorrupt:
 
 def _note(error: BaseException | None) -> None:
     if error is not None:
-        log.warning("a superseded snapshot stays until the next start: %s", error)
+        log.warning("a replaced snapshot could not be removed and stays until the next start: %s", error)

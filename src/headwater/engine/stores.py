@@ -1,4 +1,4 @@
-"""Which storage mode the settings ask for, opened."""
+"""Open the configured storage mode."""
 
 from __future__ import annotations
 

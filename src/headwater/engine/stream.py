@@ -1,7 +1,7 @@
 """A stream as the engine sees it: its pending state, and how much of that is durable.
 
 The fields of `core.Stream` are *pending*: what the stream will be once all that is queued is committed. Writers are
-judged by them. The fields added here are *durable*: readers see nothing beyond them.
+checked against them. The fields added here are *durable*: readers see nothing beyond them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class StreamFollower(Protocol):
     """A live reader: a cursor on a stream, woken when there may be more for it."""
 
     def wake(self) -> None:
-        """Something was published: read on from the cursor."""
+        """Something was published: continue to read from the cursor."""
 
     def gone(self, refusal: Refusal) -> None:
-        """The stream ended, or the cursor lies before what is retained."""
+        """The stream was deleted, or the cursor lies before what is retained."""
 
 
 class LiveStream(StreamState):
@@ -52,16 +52,16 @@ class LiveStream(StreamState):
         self.durable_retained_position = self.retained_position
         self.durable_snapshot = self.snapshot
         self.floor_index = self.base_index
-        """What lies before the floor is no longer stored: nobody can ask for it, neither here nor through a fork."""
+        """Data before the floor is no longer stored: it cannot be read, neither here nor through a fork."""
         self.floor_position = self.base_position
         self.visible = True
         self.in_flight = 0
         self.used_ms = 0
-        """The latest use that no record tells of yet (see `Engine.touch`)."""
+        """The latest use that is not recorded yet (see `Engine.touch`)."""
         self.followers: dict[StreamFollower, bool] | None = None
-        """Who is woken by news, and whether that is a live reader."""
+        """Who is woken by published data; the value says whether it is a live reader."""
         self.lineage: Lineage | None = None
-        """Where what lies before the stream's own data is found; worked out when it is first needed."""
+        """Where the data before the stream's own is found; computed when it is first needed."""
         self.live_readers = 0
         self.frame: object = None
         """The event frame that was encoded last, shared by all followers at the tail."""
@@ -74,7 +74,7 @@ class LiveStream(StreamState):
         return deadline_ms(self.ttl_secs, self.expires_at_ms, self.last_used_ms) if self.mortal else None
 
     def expired(self, now_ms: int) -> bool:
-        """A live read is a use that lasts: a sliding window does not end under it. An instant does."""
+        """A stream with live readers does not expire by its sliding window, but it does at a fixed time."""
         if self.live_readers and self.expires_at_ms is None:
             return False
         return super().expired(now_ms)

@@ -1,7 +1,7 @@
 """All subscriptions: the requests of clients, and recovery after a restart.
 
 Stored as documents: `subscription/{id}`, the configuration, which never changes; `wake/{id}` (see `wakes`) and
-`link/{id}/{stream}` (see `links`). A request is answered when everything that the answer rests on is durable.
+`link/{id}/{stream}` (see `links`). A request is answered when everything that the answer depends on is durable.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Subscriptions:
         await self._caller.stop()
 
     def answer(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Run `work`, and call `done` with its result when everything that the result rests on is durable."""
+        """Run `work`, and call `done` with its result when everything that the result depends on is durable."""
         try:
             result = work()
         except Refusal as refusal:

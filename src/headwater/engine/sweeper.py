@@ -1,4 +1,4 @@
-"""The sweeper: expired streams are removed, also when nobody asks for them.
+"""The sweeper: remove expired streams, also those that no request names.
 
 One heap and one timer for all streams. A stream that was used since it was put on the heap goes back with its new
 deadline, so a touch costs nothing here. One that is being read live is renewed instead of removed. Entries of streams
@@ -20,11 +20,11 @@ from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.stream import LiveStream
 
 SWEEP_S: Final = 0.008
-"""Time for one sweep of the timer; the rest follows in the next one, so that nobody waits for a mass expiry."""
+"""Time for one sweep of the timer; the rest follows in the next, so that a mass expiry does not delay requests."""
 SWEEP_MAX: Final = 1000
 """Streams in one sweep: about 20 ms. Each that expired is a record, and all of them are one commit."""
 STALE_MIN: Final = 1024
-"""Entries of deleted streams that are not worth building the heap again."""
+"""Entries of deleted streams below which the heap is not rebuilt."""
 REBUILD_MAX: Final = 5000
 """Entries taken over in one go: a few milliseconds."""
 
@@ -93,7 +93,7 @@ class Sweeper:
         self._held.clear()
 
     def sweep(self, max_s: float | None = None) -> bool:
-        """Remove what is due, for `max_s` at most; True when there is more to look at."""
+        """Remove what is due, for `max_s` at most; True when there is more to do."""
         now_ms = self._clock.now_ms()
         until_s = time.perf_counter() + max_s if max_s is not None else math.inf
         for _ in range(SWEEP_MAX):
@@ -113,7 +113,7 @@ class Sweeper:
                     return True
                 continue
             if stream.live_readers:
-                # Its window would be over but for them; renewed, it also survives a restart.
+                # Only its live readers keep the window open. A renewed window also survives a restart.
                 self._renew(stream)
             self.watch(stream)
         return True

@@ -1,7 +1,7 @@
-"""A blob that arrives in pieces and is written as it does, so that no more than a few pieces of it are in memory.
+"""A blob that is written while it is received, so that only a few pieces of it are in memory.
 
-Where writing can block, one job at a time runs on a background thread; `crowded` tells the sender to wait meanwhile.
-Whatever happens, an upload ends in exactly one of two ways: finished, or aborted without a trace.
+Where writing can block, one job at a time runs on a background thread, and `crowded` says that the sender must wait.
+Invariant: an upload is either finished or aborted, and an aborted upload leaves nothing in the store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headwater.storage.blobs import PAGE_BYTES, BlobStore, BlobWriter
 log = logging.getLogger("headwater.engine")
 
 CROWDED_BYTES: Final = 4 * PAGE_BYTES
-"""With this much waiting for the disk, the sender is not read from."""
+"""While this much waits for the disk, the connection is not read."""
 
 
 class BlobUpload:
@@ -49,16 +49,16 @@ class BlobUpload:
         self.blob_id: Final = blob_id
         self.size = 0
         self.stream_id: int | None = None
-        """The incarnation that the blob is meant for, if it was known when it began to arrive."""
+        """The incarnation that the blob is for, if it was known when the upload began."""
         self.on_room: Callable[[], None] | None = None
-        """Called when `crowded` has turned false again."""
+        """Called when `crowded` becomes false."""
 
     @property
     def crowded(self) -> bool:
         return self._waiting_bytes >= CROWDED_BYTES
 
     def write(self, data: bytes) -> None:
-        """Take a piece; raises the reason why the blob cannot be had."""
+        """Write the next piece. Raises the refusal if the blob cannot be stored."""
         if self._failure is not None:
             raise self._failure
         if self.size + len(data) > self._max_bytes:
@@ -72,19 +72,19 @@ class BlobUpload:
             self._work_on()
 
     def finish(self, done: Callable[[Refusal | None], None]) -> None:
-        """All of it has arrived: `done` is called once it exists for good, or with the reason why it never will."""
+        """Finish the blob. `done` is called when it is durable, or with the refusal if it cannot be stored."""
         self._taken = True
         self._hand_over()
         self._finished = done
         self._work_on()
 
     def abandon(self) -> None:
-        """The sender is gone or was turned away: give it up, unless somebody has called `finish`."""
+        """The client disconnected or was refused: abort the upload, unless `finish` was called."""
         if not self._taken:
             self.abort()
 
     def abort(self) -> None:
-        """Give it up; nothing of it remains. Not for an upload that was finished."""
+        """Remove what was written. An upload that was finished cannot be aborted."""
         if self._aborted:
             return
         self._aborted = self._taken = True
@@ -174,10 +174,10 @@ def too_large(max_bytes: int) -> TooLarge:
 def _refusal_of(error: BaseException) -> Refusal:
     log.error("a snapshot could not be written: %s", error, exc_info=error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFull("The disk is full; the snapshot was not kept.")
-    return StorageUnavailable("The snapshot could not be written; it was not kept.")
+        return StorageFull("The disk is full; the snapshot was not stored.")
+    return StorageUnavailable("The snapshot could not be written and was not stored.")
 
 
 def _log_failure(error: BaseException | None) -> None:
     if error is not None:
-        log.warning("a snapshot that is not needed stays until the next start: %s", error)
+        log.warning("an aborted snapshot could not be removed and stays until the next start: %s", error)

@@ -7,7 +7,7 @@ The order in which things are saved makes this survive a crash at any point:
 - A cursor is saved before the end of its wake. After a crash between the two, the worker still holds its lease and acks
   again, which changes nothing.
 - A failed delivery is saved with the time of its retry. The retry itself is not saved, so a crash repeats it.
-- A worker is answered when everything that the answer rests on is durable.
+- A worker is answered when everything that the answer depends on is durable.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Wakes:
         stream = self._engine.catalog.by_name.get(config.wake_stream)
         if stream is None or stream.deleted:
             log.warning(
-                "subscription %r cannot wake anybody until its wake stream %r is created",
+                "subscription %r cannot wake workers until its wake stream %r is created",
                 subscription.id,
                 config.wake_stream,
             )
@@ -249,7 +249,7 @@ class Wakes:
             self._save(subscription, self._next_wake(subscription.wake, subscription))
             self._notify(subscription)
         elif phase in (Phase.OUT, Phase.WAITING) and not subscription.pending:
-            # Its work ended with a deleted stream. If the wake stayed, the next work could not wake anybody.
+            # Its work ended with a deleted stream. If the wake stayed, the next work could not wake a worker.
             self._end_wake(subscription)
 
     def _retry_later(self, subscription: Subscription, refusal: Refusal, delay_ms: int) -> None:

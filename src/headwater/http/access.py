@@ -1,4 +1,4 @@
-"""Which requests are let in: by Host, by Origin, and by the static token. Checked when the head is complete."""
+"""Access control by Host, Origin and the static token. Checked when the head of a request is complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WORKER_ACTIONS: Final = (b"/ack", b"/release", b"/callback")
 """Requests that carry the token of a wake, which is checked with the wake."""
 
 
-class Access:
+class AccessControl:
     def __init__(self, hosts: Hosts, origins: Origins, token: str) -> None:
         self._hosts = hosts
         self.origins = origins
@@ -27,7 +27,7 @@ class Access:
         """Host headers that were allowed before: clients send the same one with every request."""
 
     def refusal(self, method: bytes, target: bytes, headers: Mapping[bytes, bytes]) -> Refusal | None:
-        """Why a request is not let in, if it is not."""
+        """Why a request is refused; None if it is allowed."""
         host = headers.get(b"host", b"")
         if host not in self._known_hosts and not self._knows(host):
             return HostNotAllowed(

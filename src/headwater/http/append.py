@@ -8,7 +8,7 @@ from functools import partial
 from headwater.core.content import Messages
 from headwater.core.json_steps import STEP_BYTES
 from headwater.core.producers import parse_producer
-from headwater.core.rules import Outcome
+from headwater.core.rules import AppendOutcome
 from headwater.engine.results import Appended
 from headwater.http.context import Context
 from headwater.http.headers import NO_CONTENT, NO_STORE, OK, STREAM_CLOSED, next_offset
@@ -65,5 +65,5 @@ def _render_to_producer(has_data: bool, appended: Appended) -> Response:
     if appended.digest is not None:
         headers += b"Producer-Digest: crc32:%08x:%d\r\n" % divmod(appended.digest, 1 << 32)
     # 200 says that data is new (§5.2.1); a repeat, or a close without data, is 204.
-    is_new_data = appended.outcome is Outcome.ACCEPTED and has_data
+    is_new_data = appended.outcome is AppendOutcome.ACCEPTED and has_data
     return Response(OK if is_new_data else NO_CONTENT, headers)

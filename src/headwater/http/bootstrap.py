@@ -1,11 +1,11 @@
 """Bootstrap: a snapshot and all updates after it, as one multipart answer (extensions §3).
 
-The cut is made when the request comes: the snapshot is held open and the updates are pinned, so what is published or
-dropped meanwhile changes nothing. The answer is made a slice at a time, whatever its size.
+What the answer contains is fixed when the request is received: the snapshot is held open and the updates are pinned, so
+data that is published or dropped meanwhile changes nothing. The answer is encoded a slice at a time, whatever its size.
 
-A boundary may occur in no part. It is random, so that nobody can know it before, and it is looked for in everything
-that goes out: a small answer gets another boundary, a large one is cut off, and then its length is not the announced
-one. So an answer that is complete never contains its boundary in a part.
+A boundary must not occur in a part. It is random, so a client cannot predict it, and everything that is sent is
+searched for it: a small answer gets another boundary; a large one is cut off, shorter than its Content-Length. So a
+complete answer never contains its boundary in a part.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def new_boundary() -> bytes:
 
 
 def whole(answer: BootstrapBody, make_boundary: Callable[[], bytes] = new_boundary) -> tuple[bytes, bytes]:
-    """A small answer and its boundary, chosen anew until it occurs in no part."""
+    """A small answer and its boundary, chosen again until it does not occur in a part."""
     try:
         for _ in range(BOUNDARY_TRIES):
             boundary = make_boundary()
@@ -76,13 +76,13 @@ def whole(answer: BootstrapBody, make_boundary: Callable[[], bytes] = new_bounda
                 return boundary, b"".join(answer.slices(boundary))
             except BoundaryFoundError:
                 continue
-        raise BoundaryFoundError("No boundary could be found that occurs in no part.")
+        raise BoundaryFoundError(f"Each of {BOUNDARY_TRIES} random boundaries occurs in a part of the answer.")
     finally:
         answer.close()
 
 
 def closing(answer: BootstrapBody, boundary: bytes) -> Iterator[bytes | memoryview]:
-    """The slices of a large answer, which is closed behind the last one or when nobody asks for more."""
+    """The slices of a large answer. It is closed after the last one, or when the iteration is abandoned."""
     try:
         yield from answer.slices(boundary)
     finally:
@@ -106,7 +106,7 @@ class BoundaryWatch:
 
 
 class BootstrapBody:
-    """One answer: what it holds was decided when it was made. Read it by `slices` or give it up by `close`."""
+    """One answer, whose contents are fixed when it is created. Iterate over `slices`, or call `close`."""
 
     def __init__(self, engine: Engine, stream: LiveStream, snapshot: OpenSnapshot | None) -> None:
         self._engine = engine
@@ -116,7 +116,7 @@ class BootstrapBody:
         self._end = Offset(stream.durable_index, stream.durable_position)
         self._closed = stream.durable_closed
         self._pin = engine.retention.pin(stream, self._start)
-        # Stored JSON messages are followed by a comma, which is none of theirs.
+        # Stored JSON messages are followed by a comma, which is not part of the message.
         self._comma = 1 if stream.type.json else 0
         first = snapshot.ref.content_type if snapshot is not None else DEFAULT_CONTENT_TYPE
         self._first_type = header("Content-Type", first)
@@ -139,7 +139,7 @@ class BootstrapBody:
                 next_position(self._end.index),
                 UP_TO_DATE,
                 STREAM_CLOSED if self._closed else b"",
-                # Without a snapshot, nothing stands for messages that retention has dropped: the answer says so.
+                # Without a snapshot, messages that retention has dropped are missing: the answer says so.
                 b"" if snapshot is not None or not self._start.index else self._earliest(),
             )
         )

@@ -1,4 +1,4 @@
-"""A chunk of a stream as an answer: headers, ETag, caching, and the body whole or in pieces."""
+"""A chunk of a stream as an answer: headers, ETag, caching, and the body."""
 
 from __future__ import annotations
 

@@ -298,14 +298,14 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connection: the only honest end of a body that cannot be completed."""
+        """Close the connection at once. A body that cannot be completed must not look complete."""
         self._is_last = True
         self._transport.abort()
 
     # -- answering -------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        """Answer queued requests in order, until one has to wait, the client does not read, or the turn is over."""
+        """Answer queued requests in order, until one has to wait, the client does not read, or the turn is used up."""
         if self._serving:
             return
         self._serving = True
@@ -344,7 +344,7 @@ class Connection(asyncio.Protocol):
             self._fail(error)
 
     def _answer_refused(self, refusal: Refusal) -> None:
-        """Answer a request that is not read to its end; then the connection is of no more use."""
+        """Answer a request that is not read to its end; then close the connection."""
         self._writing = WRITING[self._writing][TAKE_REFUSED]
         self._request = self._parser.refused_request()
         self._operation = MALFORMED
@@ -388,7 +388,7 @@ class Connection(asyncio.Protocol):
         self._send(
             problem(
                 InternalError(
-                    "The server met an error that it did not expect. Quote the X-Request-Id when you report it.",
+                    "An unexpected error occurred in the server. Quote the X-Request-Id when you report it.",
                     (("X-Request-Id", request_id),),
                 )
             )
@@ -482,7 +482,7 @@ class Connection(asyncio.Protocol):
             self._since_s = self._context.now_s
 
     def _release(self, request: Request) -> None:
-        """Give back what a request holds besides itself: memory from the budget, and an upload that nobody took."""
+        """Release the memory budget of a request, and abort its upload if no handler finished it."""
         if request.reserved_bytes:
             self._context.budget.give_back(request.reserved_bytes)
             request.reserved_bytes = 0
@@ -517,7 +517,7 @@ class Connection(asyncio.Protocol):
             self._continue()
 
     def _continue(self) -> None:
-        """The client reads and there is a new turn: go on with what is being sent, or with the queue."""
+        """Continue to send, or take the next request: the client reads again, or a new turn began."""
         if self._writing is SENDING:
             self._send_pieces()
         elif self._live is not None:

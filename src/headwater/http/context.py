@@ -14,7 +14,7 @@ from headwater.core.cursors import next_cursor
 from headwater.core.errors import NotFound, Refusal, TooManyConnections
 from headwater.engine.engine import Engine
 from headwater.engine.subscriptions import Census, Subscriptions
-from headwater.http.access import Access
+from headwater.http.access import AccessControl
 from headwater.http.deadlines import Deadlines
 from headwater.http.flow import ByteBudget, Turns
 from headwater.http.head_cache import HeadCache
@@ -89,7 +89,7 @@ class Context:
         limits: HttpLimits,
         loop: asyncio.AbstractEventLoop,
         *,
-        access: Access,
+        access: AccessControl,
         cache_control: str,
         cursor_interval_secs: int,
         scheme: str,

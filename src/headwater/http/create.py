@@ -57,7 +57,7 @@ def _create(context: Context, address: Address, wanted: CreateRequest, messages:
 
 
 def _fork(context: Context, request: Request) -> ForkRequest | None:
-    """What the fork headers ask for; they mean nothing without a source."""
+    """The fork that the headers ask for. The other fork headers need Stream-Forked-From."""
     source = request.headers.get(b"stream-forked-from")
     offset = request.header(b"stream-fork-offset")
     sub_offset = request.header(b"stream-fork-sub-offset")

@@ -24,14 +24,14 @@ UNPARSED: Final = 8
 
 PIPELINE_MAX_REQUESTS: Final = 32
 PIPELINE_MAX_BYTES: Final = 1024 * 1024
-"""Requests, and bytes of their bodies, that may wait behind the one being answered; then the socket is not read."""
+"""Requests, and bytes of their bodies, that may wait while one is answered; beyond that the socket is not read."""
 PARSE_BYTES: Final = 32 * 1024
 """What is parsed in one turn: it may be thousands of chunks, header fields or requests."""
 TURN_REQUESTS: Final = 64
 TURN_BYTES: Final = 256 * 1024
 """What one connection may do in one turn: requests answered, bytes written."""
 TURNS_S: Final = 0.008
-"""What the turns of all connections may take before the event loop looks at its sockets again."""
+"""Time for the turns of all connections before the event loop polls its sockets again."""
 
 
 class FlowControl:

@@ -34,7 +34,7 @@ class HeadCache:
         self._heads: dict[bytes, KnownHead] = {}
 
     def request(self, data: bytes) -> Request | None:
-        """The one whole request that `data` is, if its head is known."""
+        """The request, if `data` is exactly one request whose head is known."""
         end = data.find(b"\r\n\r\n") + 4
         known = self._heads.get(data[:end])
         if known is None or len(data) - end != known.body_bytes:

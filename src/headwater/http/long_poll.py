@@ -41,7 +41,7 @@ class LongPoll:
         self._start = start
         self._cursor = cursor
         self._retention = retention
-        """A header line that tells that the beginning of the stream is gone."""
+        """A header line for a stream whose beginning is no longer retained."""
         self._channel: Channel | None = None
         """Where the answer goes; None before the start and once it is given."""
         self._deadline: Deadline | None = None
@@ -50,7 +50,7 @@ class LongPoll:
         self._channel = channel
         context = self._context
         self._deadline = context.long_poll_deadlines.set(self.on_drain)
-        # Register first, then look at the tail: no wake-up can fall between the two.
+        # Register first, then read the tail: no wake-up can be lost between the two.
         context.engine.follow(self._stream, self)
         context.metrics.followers["long-poll"] += 1
         self.wake()

@@ -1,4 +1,4 @@
-"""`/metrics`: the server's counters for Prometheus, read at the moment they are asked for."""
+"""`/metrics`: the server's counters for Prometheus, read when they are requested."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Origins:
 
 
 def is_same_origin(origin: bytes, host: bytes) -> bool:
-    """Whether a page comes from this server. A proxy may end TLS, so the scheme need not be ours."""
+    """Whether a page was served by this server. A proxy may terminate TLS, so the scheme may differ from ours."""
     scheme, _, authority = origin.lower().partition(b"://")
     default = _DEFAULT_PORTS.get(scheme)
     if default is None:

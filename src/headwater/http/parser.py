@@ -48,7 +48,7 @@ _VERSIONS: Final = frozenset(("1.1", "1.0"))
 UNCOUNTED_BODY_BYTES: Final = 16 * 1024
 """A body up to this size is not counted in the budget: the limit on connections bounds all of them together."""
 BODY_PROGRESS_BYTES: Final = 16
-"""A body must bring this much within the read time-out, again and again: data that keeps arriving is not cut off."""
+"""Each time that this much of a body was received, its read timeout starts again."""
 UPLOAD_PROGRESS_BYTES: Final = 64 * 1024
 """The same for an upload, which is a file and not a stream of events."""
 
@@ -62,7 +62,7 @@ class ParserLimits:
 
 
 HeadCheck: TypeAlias = Callable[[bytes, bytes, Mapping[bytes, bytes]], Refusal | None]
-"""Given method, target and headers: why a request is not let in, if it is not."""
+"""Given method, target and headers: why a request is refused, or None."""
 
 
 class RequestSink(Protocol):

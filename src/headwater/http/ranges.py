@@ -3,7 +3,7 @@
 `until` ends a catch-up read at an offset, whatever was appended since, so that a planned range always reads the same.
 `splits` names message boundaries that cut a range into parts of about equal size. `frames` sends the messages with
 their lengths in front, so that a reader of any content type gets them one by one without parsing.
-None of them changes the answer to a request that does not use it.
+Requests that do not use them are answered as before.
 """
 
 from __future__ import annotations

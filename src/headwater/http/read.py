@@ -34,14 +34,14 @@ def handle(context: Context, request: Request, address: Address) -> Response | P
     stream = context.engine.look_up(address.name, touch=True)
     reader = context.engine.reader
     if len(query) > 1 and ranges.asked_for(query):
-        # A range that was planned begins where it was planned to, or not at all.
+        # A planned range begins exactly where it was planned, or is refused.
         return ranges.respond(context, request, stream, reader.resolve(stream, token), query)
     start = reader.begin(stream, token)
     if token == NOW:
         return _tail(stream, start)
     chunk = reader.chunk(stream, start, context.limits.max_chunk_bytes)
     if stream.durable_retained_index and token in (None, BEGINNING):
-        # What `-1` stands for moves as retention does, so no cache may keep it.
+        # The meaning of `-1` changes when retention drops messages, so the answer must not be cached.
         return chunk_response(context, request, chunk, earliest_offset(stream), is_cacheable=False)
     return chunk_response(context, request, chunk)
 
@@ -49,7 +49,7 @@ def handle(context: Context, request: Request, address: Address) -> Response | P
 def begin_live(
     context: Context, address: Address, *, resumes_after: str | None = None
 ) -> tuple[LiveStream, Offset, bytes]:
-    """The stream and the place that a live read starts from, and the header that tells if the beginning is gone."""
+    """The stream and the offset that a live read starts from, and a header if the beginning is not retained."""
     token = resumes_after or address.query.get("offset")
     if token is None:
         raise BadRequest("A live read needs an offset: -1, now, or one that the server returned.")

@@ -1,4 +1,4 @@
-"""A request as the parser read it: method, target, headers and the whole body."""
+"""A parsed request: method, target, headers and the complete body."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.engine.uploads import BlobUpload
 
 
 class Request(msgspec.Struct, gc=False):
-    """Header names are lower case; values are kept as bytes and decoded as Latin-1 when asked for."""
+    """Header names are lower case; values are bytes, decoded as Latin-1 when needed."""
 
     method: bytes
     target: bytes

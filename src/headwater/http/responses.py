@@ -1,4 +1,4 @@
-"""What a handler returns: a whole answer, one in pieces, a live one, or one that is deferred until it is durable.
+"""What a handler returns: a complete answer, one in pieces, a live one, or one that is deferred until it is durable.
 
 The connection renders all of them, and counts and logs each once. A handler never sees the connection; a live
 response gets a `Channel`, the few things that it may do with the socket.
@@ -23,7 +23,7 @@ _encode_json: Final = msgspec.json.Encoder().encode
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """A whole answer. `headers` are complete lines; length, date, security and CORS headers are added to them."""
+    """A complete answer. `headers` are complete lines; length, date, security and CORS headers are added to them."""
 
     status: int
     headers: bytes = b""
@@ -53,7 +53,7 @@ class Channel(Protocol):
 
     @property
     def writable(self) -> bool:
-        """Whether a write is welcome now: the client reads, and this turn of the event loop is not used up."""
+        """Whether more can be written now: the client reads, and this turn of the event loop is not used up."""
 
     def begin_body(self, headers: bytes) -> None:
         """Begin a 200 answer of unknown length."""
@@ -71,14 +71,14 @@ class Channel(Protocol):
         """Complete the body."""
 
     def respond(self, response: Response | PiecewiseResponse) -> None:
-        """Answer whole, in place of a body."""
+        """Send a complete answer instead of a live body."""
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer with an error, in place of a body."""
+        """Send an error instead of a live body."""
 
 
 class LiveResponse(Protocol):
-    """An answer that waits or continues. It is told what happens to its connection."""
+    """An answer that waits or continues. The connection calls it when something happens."""
 
     def start(self, channel: Channel) -> None: ...
 

@@ -22,13 +22,13 @@ from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.engine import Engine
 from headwater.engine.loop_lag import LoopLag
-from headwater.engine.quota import Limits
-from headwater.engine.registry import Registry
+from headwater.engine.quota import EngineLimits
+from headwater.engine.registry import StreamRegistry
 from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import Store, open_store
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks
-from headwater.http.access import Access
+from headwater.http.access import AccessControl
 from headwater.http.connection import Connection
 from headwater.http.context import Context, HttpLimits
 from headwater.http.origins import Hosts, Origins
@@ -76,7 +76,7 @@ async def serving(settings: Settings, open_files_max: int) -> AsyncIterator[str]
     store = open_store(settings.storage, packs_max(open_files_max), settings.hot_tail_bytes)
     engine = _build_engine(settings, store, loop)
     engine.start()
-    registry = Registry(engine, LoopScheduler(loop)) if settings.registry.enabled else None
+    registry = StreamRegistry(engine, LoopScheduler(loop)) if settings.registry.enabled else None
     if registry is not None:
         registry.start()
     subscriptions = _build_subscriptions(settings, engine, loop)
@@ -160,11 +160,11 @@ def _build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventL
     )
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(settings: Settings) -> EngineLimits:
     """One limit for everything where content is in memory; elsewhere the hot tail and the metadata have their own."""
     limits = settings.limits
     in_memory = settings.storage.mode == "memory"
-    return Limits(
+    return EngineLimits(
         max_total_bytes=limits.max_memory_bytes if in_memory else 0,
         max_stream_bytes=settings.max_stream_bytes or 0,
         max_producers=limits.max_producers_per_stream,
@@ -228,7 +228,7 @@ def _build_context(
             sse_reconnect_s=server.sse_reconnect_interval_secs,
         ),
         loop,
-        access=Access(
+        access=AccessControl(
             Hosts(server.hosts, listens_on_loopback=server.is_loopback),
             Origins(http.origins, allow_loopback=http.loopback_origins),
             settings.auth.token,

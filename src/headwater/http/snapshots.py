@@ -1,6 +1,6 @@
 """Snapshots: publish, find the latest, read, delete (extensions §2).
 
-A large snapshot is written to storage while it arrives, and sent a piece at a time: it is never in memory whole.
+A large snapshot is written to storage while it arrives, and sent a piece at a time: it is never completely in memory.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Done = Callable[[Any], None]
 def with_messages(
     context: Context, request: Request, begin: Callable[[Messages | None, Done], None], *, creating: bool = False
 ) -> Callable[[Done], None]:
-    """Call `begin` with the messages of the body, or with None if the engine may split it itself."""
+    """Call `begin` with the messages of the body, or with None if the body is small enough for the engine to split."""
     if not _is_large_json(request):
         return lambda done: begin(None, done)
     limits = context.limits

@@ -187,7 +187,7 @@ class EventReader:
                 self.end()
             return False
         if self._index < stream.durable_retained_index:
-            # What comes next is no longer retained: the client gets 410 when it resumes.
+            # The next message is no longer retained: the client gets 410 when it resumes.
             self.end()
             return False
         cursor = self._next_cursor()
@@ -272,7 +272,7 @@ class EventReader:
         self._channel.take_turn()
 
     def _large_event(self, chunk: ReadChunk) -> Iterator[bytes]:
-        """The pieces of a large event. A generator: nothing is read from storage before the first is asked for."""
+        """The pieces of a large event. A generator: nothing is read from storage before the first piece is needed."""
         pieces = self._context.engine.reader.slices(chunk)
         kind = self._stream.type
         last_line = id_line(offset_text(self._stream.id, chunk.end))

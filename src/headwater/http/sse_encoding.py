@@ -79,7 +79,7 @@ def data_event(text: bytes) -> bytes:
 
 
 def large_event(kind: ContentType, pieces: Iterable[bytes | memoryview], last_line: bytes = b"") -> Iterator[bytes]:
-    """One `data` event whose message comes in pieces, so that it is never in memory whole."""
+    """One `data` event whose message is read in pieces, so that it is never completely in memory."""
     yield _EVENT + b"data:"
     yield from _text_pieces(pieces) if kind.text else _base64_pieces(pieces)
     yield b"\n%b\n" % last_line

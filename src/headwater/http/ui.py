@@ -2,8 +2,8 @@
 
 Invariant: the page runs its own scripts and nothing else. Its policy allows no inline script or style, no frame, no
 form target, and no way to turn a string into markup (Trusted Types), so that what a stream holds is only ever text.
-`connect-src` names http and https as a whole because the page can be pointed at any server by its base address; what
-it may load and run is not widened by that.
+`connect-src` allows all http and https addresses because the page can connect to any server by its base address; this
+does not extend what it may load and run.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from headwater.core.catalog import StreamState
 from headwater.core.errors import Refusal
 from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append, ForkPoint, Image, Record
-from headwater.core.rules import Outcome, decide_append
+from headwater.core.rules import AppendOutcome, decide_append
 from headwater.storage.acid import AcidStorage, journal, pieces, shard
 from headwater.storage.acid.carrier import Carrier, Load
 from headwater.storage.acid.journal import Journal, Mark, Routed
@@ -95,7 +95,7 @@ class Victim:
             if isinstance(decision, Append):
                 self.driver.append(stream, [decision.payload], producer=(producer, 0, seq))
             else:
-                assert decision is Outcome.DUPLICATE
+                assert decision is AppendOutcome.DUPLICATE
             answered[producer] = seq
         return answered
 

@@ -10,7 +10,7 @@ import pytest
 from headwater.core.errors import SequenceGap
 from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append
-from headwater.core.rules import Outcome, decide_append
+from headwater.core.rules import AppendOutcome, decide_append
 from headwater.storage.interface import CorruptError, StorageError, WriteFailedError
 from headwater.storage.journal.frames import FRAME
 from headwater.storage.journaled_store import StoreSettings
@@ -67,7 +67,7 @@ def test_t1_a_retry_after_a_crash_in_any_call_makes_exactly_one_copy(power: bool
             life.append("orders", b"second", producer=retry)
             life.commit()
         else:
-            assert decision is Outcome.DUPLICATE
+            assert decision is AppendOutcome.DUPLICATE
         assert messages_of(life, "orders") == [b"first", b"second"]
         if not died:
             break
