@@ -53,6 +53,7 @@ function open({ id, url, params, columns, sse, stamp, options }) {
     params,
     liveSse: sse,
     signal: aborter.signal,
+    backoffOptions: { initialDelay: 50, maxDelay: 500, multiplier: 1.5 },
     ...options,
     onError: (error) => {
       reader.errors.push(String(error))

@@ -8,10 +8,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psycopg
@@ -19,49 +20,61 @@ import psycopg
 from headwater.stack.database import Database
 from tests.ports import free_port
 from tests.postgres.databases import database
-from tests.serving import Server, serve, server_environment
+from tests.serving import Server, server_environment
 
 
-class Shapes:
-    """The three processes. `url` is that of the Shape API."""
+class Child:
+    """A `headwater` command on a port of its own, that can be killed and started again."""
 
-    def __init__(self, postgres: Database, streams_url: str, directory: Path, **settings: str) -> None:
-        self.postgres = postgres
-        self.streams_url = streams_url
+    def __init__(self, command: str, directory: Path, settings: dict[str, str]) -> None:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}/v1/shape"
-        self.http = httpx.Client(timeout=60.0)
-        self._directory = directory
-        self._settings = settings
+        self.directory = directory
         self.process: Server | None = None
+        self._command = command
+        self._settings = settings
 
     def start(self) -> None:
-        environment = server_environment(
-            POSTGRES_URL=self.postgres.url,
-            DS_SERVER_URL=self.streams_url,
-            **self._settings,
-        )
         child = subprocess.Popen(
-            [sys.executable, "-m", "headwater", "shapes", "--port", str(self.port)],
-            cwd=self._directory,
-            env=environment,
+            [sys.executable, "-m", "headwater", self._command, "--port", str(self.port)],
+            cwd=self.directory,
+            env=server_environment(**self._settings),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
         )
-        self.process = Server(child, self._directory)
+        self.process = Server(child, self.directory)
         self.process.wait_until_listening()
 
     def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process = None
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
 
     def stop(self) -> int:
         assert self.process is not None
         code = self.process.stop()
         self.process = None
         return code
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class Shapes(Child):
+    """`headwater shapes`, with its Postgres and its stream server. `url` is that of the Shape API."""
+
+    def __init__(self, postgres: Database, streams: Child, directory: Path, **settings: str) -> None:
+        self.streams_url = f"http://127.0.0.1:{streams.port}"
+        defaults = {"POSTGRES_URL": postgres.url, "DS_SERVER_URL": self.streams_url}
+        super().__init__("shapes", directory, {**defaults, **settings})
+        self.postgres = postgres
+        self.streams = streams
+        self.url = f"http://127.0.0.1:{self.port}/v1/shape"
+        self.http = httpx.Client(timeout=60.0)
 
     def log(self) -> str:
         return self.process.log() if self.process is not None else ""
@@ -103,7 +116,8 @@ class Reading:
         query = {**self._query, "offset": self.offset, **more}
         if self.handle:
             query["handle"] = self.handle
-        response = self._shapes.http.get(self._shapes.url, params=query)
+        while (response := self._shapes.http.get(self._shapes.url, params=query)).status_code == 503:
+            time.sleep(0.05)
         self.last = response
         self.responses += 1
         if response.status_code == 409:
@@ -147,30 +161,22 @@ class Reading:
 
 
 @contextmanager
-def shapes(tables: str, *, streams: Server | None = None, **settings: str) -> Iterator[Shapes]:
-    """All three, running. `streams` is a stream server to use instead of a new one."""
+def shapes(tables: str, **settings: str) -> Iterator[Shapes]:
+    """All three, running."""
     with tempfile.TemporaryDirectory(prefix="headwater-shapes-") as temporary, database() as postgres:
         directory = Path(temporary)
+        storage = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": str(directory / "streams")}
         chosen = {
             "DS_SHAPES__TABLES": tables,
             "DS_SHAPES__LONG_POLL_TIMEOUT_SECS": "1",
             "DS_SHAPES__CHECK_INTERVAL_SECS": "0.5",
+            "DS_SHAPES__READY_TIMEOUT_SECS": "0.5",
             "DS_SHAPES__ALLOW_DELETE": "true",
             **settings,
         }
-        if streams is not None:
-            yield from _running(postgres, streams.url, directory, chosen)
-            return
-        with serve(DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR=str(directory / "streams")) as started:
-            yield from _running(postgres, started.url, directory, chosen)
-
-
-def _running(postgres: Database, url: str, directory: Path, settings: dict[str, str]) -> Iterator[Shapes]:
-    running = Shapes(postgres, url, directory, **settings)
-    running.start()
-    try:
-        yield running
-    finally:
-        running.http.close()
-        if running.process is not None:
-            running.kill()
+        with (
+            Child("serve", directory, storage) as streams,
+            Shapes(postgres, streams, directory, **chosen) as running,
+        ):
+            yield running
+            running.http.close()

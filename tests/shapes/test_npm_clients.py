@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_an_added_column_arrives(running: Shapes, readers: Readers, table: Table
 def test_eager_collections_of_tanstack_db(running: Shapes, readers: Readers, table: Table) -> None:
     name = filled(running, table(ITEMS), 300)
     everything = f"SELECT id, title, n FROM {name}"
-    arguments = {"url": running.url, "params": {"table": name}, "columns": ["id", "title", "n"]}
+    arguments: dict[str, Any] = {"url": running.url, "params": {"table": name}, "columns": ["id", "title", "n"]}
     readers.ask("collection", id=name, syncMode="eager", **arguments)
     readers.wait_for_sql(running, name, everything)
     change(running, name)
@@ -104,7 +105,7 @@ def test_on_demand_collections_of_tanstack_db(running: Shapes, readers: Readers,
     """Subsets are loaded by queries, and live changes are merged into them."""
     name = filled(running, table(ITEMS), 300)
     selected = f"SELECT id, title, n FROM {name} WHERE n >= 290"
-    arguments = {"url": running.url, "params": {"table": name}, "columns": ["id", "title", "n"]}
+    arguments: dict[str, Any] = {"url": running.url, "params": {"table": name}, "columns": ["id", "title", "n"]}
     readers.ask("collection", id=name, syncMode="on-demand", subsetMethod=method, **arguments)
     readers.ask("query", id=f"{name}-query", of=name, at_least=290, columns=["id", "title", "n"])
     readers.wait_for_sql(running, f"{name}-query", selected)

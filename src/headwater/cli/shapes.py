@@ -84,7 +84,12 @@ def shapes(
             tail_bytes=chosen.tail_bytes,
             chunk_bytes=chosen.chunk_bytes,
         ),
-        times=Times(chosen.long_poll_timeout_secs, chosen.sse_timeout_secs, chosen.keep_alive_secs),
+        times=Times(
+            chosen.long_poll_timeout_secs,
+            chosen.sse_timeout_secs,
+            chosen.keep_alive_secs,
+            chosen.ready_timeout_secs,
+        ),
         access=Access(hosts.allows, origins.allows, chosen.secret, chosen.allow_delete),
         subset_bytes_max=chosen.max_subset_bytes,
         maintenance_s=chosen.check_interval_secs,

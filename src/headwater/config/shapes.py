@@ -6,7 +6,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from headwater.config.values import Bytes, Count, Seconds, SettingsSection, split, takes
+from headwater.config.values import Bytes, Count, Seconds, SecondsOrOff, SettingsSection, split, takes
 
 _TABLE = re.compile(r"(?:[^\s.,]+\.)?[^\s.,]+")
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
@@ -48,6 +48,9 @@ class ShapesSettings(SettingsSection):
         60.0, description="After this an event stream ends, and the client opens the next."
     )
     keep_alive_secs: Seconds = Field(21.0, description="Time between comments on a quiet event stream.")
+    ready_timeout_secs: SecondsOrOff = Field(
+        5.0, description="How long a request waits for Postgres to come back before it is refused with 503."
+    )
     check_interval_secs: Seconds = Field(
         10.0, description="Time between checks for idle shapes and for tables that were altered."
     )

@@ -30,7 +30,6 @@ from headwater.shapes.shape_log import Chunk
 from headwater.shapes.snapshot import at_one_moment, read_rows
 from headwater.shapes.where import Rendered, Unsupported, parse_order, render_order, resolve_order
 
-_READY_WAIT_S: Final = 5.0
 _MARK_MAX: Final = 1 << 31
 
 
@@ -39,6 +38,8 @@ class Times:
     long_poll_s: float = 20.0
     sse_s: float = 60.0
     keep_alive_s: float = 21.0
+    ready_s: float = 5.0
+    """How long a request waits for Postgres before it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class Api:
         return Response(202)
 
     async def _ready(self) -> None:
-        if not self._follower.is_connected and not await self._follower.wait_until_connected(_READY_WAIT_S):
+        if not self._follower.is_connected and not await self._follower.wait_until_connected(self._times.ready_s):
             raise Unavailable(f"Changes of Postgres do not arrive: {self._follower.trouble}")
 
     async def _moved(self, request: ShapeRequest) -> Response:
