@@ -103,6 +103,12 @@ lock: $(VENV)/.dev ## Regenerate the lock files in requirements/
 	$(PIP) install uv
 	scripts/lock
 
+.PHONY: dist
+dist: $(VENV)/.dev ## Build the wheel and the source distribution, and run the quickstart from the wheel
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	scripts/newcomer --wheel dist/*.whl
+
 .PHONY: clean
 clean: ## Delete the environment, caches and installed packages (not ./data)
 	rm -rf $(VENV) $(NPM_DIR)/node_modules build dist

@@ -23,6 +23,26 @@ def test_it_listens_answers_and_ends_cleanly_on_sigterm() -> None:
         httpx.get(f"{server.url}/healthz")
 
 
+def test_the_start_says_where_data_goes_and_warns_when_none_survives(tmp_path: Path) -> None:
+    with serve(DS_STORAGE__MODE="memory") as server:
+        assert "all streams are lost when the server stops" in server.log()
+        assert f"stream browser at {server.url}/ui/" in server.log()
+    with serve(DS_STORAGE__MODE="file-fast", DS_STORAGE__DATA_DIR=str(tmp_path / "data")) as server:
+        assert f"storage mode file-fast, data in {tmp_path / 'data'}" in server.log()
+        assert "lost" not in server.log()
+
+
+def test_a_data_directory_selects_durable_storage(tmp_path: Path) -> None:
+    with serve(arguments=("--data-dir", str(tmp_path / "mine"))) as server:
+        assert f"storage mode file-durable, data in {tmp_path / 'mine'}" in server.log()
+        httpx.put(f"{server.url}/v1/stream/kept", content=b"x").raise_for_status()
+    with serve(arguments=("--data-dir", str(tmp_path / "mine"), "--mode", "file-fast")) as server:
+        assert httpx.get(f"{server.url}/v1/stream/kept").content == b"x"
+    done = headwater_command("serve", "--port", "0", "--mode", "memory", "--data-dir", "mine", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--data-dir has no effect with --mode memory" in done.stderr
+
+
 def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -107,6 +107,19 @@ def test_a_missing_profile_is_named_with_those_that_are_there(cwd: Path) -> None
     assert "dev, prod" in line
 
 
+def test_included_profiles_work_in_any_directory(cwd: Path) -> None:
+    loaded = load(cwd, profile="prod")
+    assert (loaded.settings.storage.mode, loaded.origins["storage.mode"]) == ("file-durable", "profile prod")
+    assert loaded.settings.server.is_loopback
+    assert load(cwd, profile="dev").settings.registry.enabled
+
+
+def test_a_profile_of_the_directory_replaces_the_included_one(cwd: Path) -> None:
+    write(cwd, "config/dev.toml", port(5))
+    loaded = load(cwd, profile="dev")
+    assert (loaded.settings.server.port, loaded.settings.storage.mode) == (5, "memory")
+
+
 @pytest.mark.parametrize("name", ["../secrets", "a/b", "", ".hidden"])
 def test_a_profile_is_a_name_not_a_path(cwd: Path, name: str) -> None:
     write(cwd, "secrets.toml", "")

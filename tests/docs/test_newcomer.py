@@ -1,4 +1,4 @@
-"""The newcomer's path that `scripts/newcomer` times is there in the README; at full size, it is walked."""
+"""`scripts/newcomer` finds its commands in the README; the long test runs them."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ def test_from_a_fresh_clone_to_a_live_tail_in_five_minutes(tmp_path: Path) -> No
         timeout=390,
     )
     assert done.returncode == 0, done.stdout
-    assert re.search(r"^ +[\d.]+ s  in all", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^ +[\d.]+ s  in total", done.stdout, re.MULTILINE), done.stdout

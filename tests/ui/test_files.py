@@ -94,3 +94,6 @@ def test_the_package_carries_the_files(tmp_path: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for path in ALL:
         assert f"headwater/ui/{path.relative_to(FILES).as_posix()}" in names
+    assert {"headwater/config/profiles/dev.toml", "headwater/config/profiles/prod.toml"} <= names
+    metadata = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    assert "License-Expression: Apache-2.0" in metadata

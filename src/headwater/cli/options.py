@@ -29,7 +29,9 @@ class StoreMode(StrEnum):
 
 Profile = Annotated[
     str | None,
-    typer.Option("--profile", metavar="NAME", help="Also read config/NAME.toml.", show_default=False),
+    typer.Option(
+        "--profile", metavar="NAME", help="Use the profile dev or prod, or read config/NAME.toml.", show_default=False
+    ),
 ]
 ConfigFile = Annotated[
     Path | None,

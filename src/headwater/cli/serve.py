@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +14,15 @@ import typer
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, Profile, settings_from
 from headwater.config import Settings
+
+
+class ServerMode(StrEnum):
+    """Storage modes of the server."""
+
+    MEMORY = "memory"
+    FILE_FAST = "file-fast"
+    FILE_DURABLE = "file-durable"
+    ACID = "acid"
 
 
 def serve(
@@ -25,11 +36,33 @@ def serve(
         str | None,
         typer.Option("--port", metavar="PORT", help="Port to listen on; 0 picks a free one.", show_default=False),
     ] = None,
+    mode: Annotated[
+        ServerMode | None,
+        typer.Option("--mode", help="Storage mode; memory stores nothing on disk.", show_default=False),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="Data directory. Selects file-durable if no mode is set.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
-    flags = {"server.host": host, "server.port": port}
-    loaded = settings_from(profile, config_file, {key: value for key, value in flags.items() if value is not None})
-    settings = loaded.settings
+    flags = {
+        "server.host": host,
+        "server.port": port,
+        "storage.mode": mode,
+        "storage.data_dir": data_dir,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    settings = settings_from(profile, config_file, given).settings
+    if data_dir is not None and settings.storage.mode == "memory":
+        if mode is not None:
+            raise CommandError("--data-dir has no effect with --mode memory, which stores nothing on disk", USAGE)
+        settings = settings_from(profile, config_file, {**given, "storage.mode": "file-durable"}).settings
     _check_tls_files(settings)
 
     from headwater.http.server import run

@@ -1,7 +1,7 @@
-"""Load the settings: built-in defaults, then files, then the environment, then flags; later layers win.
+"""Load the settings from defaults, files, the environment and flags; later sources override earlier ones.
 
-Invariant: every value in a `LoadedSettings` has an origin, and every name in a file or in a `DS_…` variable
-of a known section is a setting. A typo is an error with a hint, never silently ignored.
+Invariant: every value in a `LoadedSettings` has an origin. Every name in a file, and every `DS_…` variable of a known
+section, must be a setting: a typo is an error with a suggestion.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headwater.config.errors import ConfigError, unknown, wrong
 from headwater.config.sections import Settings
 
 CONFIG_DIRECTORY = "config"
+INCLUDED_PROFILES = Path(__file__).parent / "profiles"
 DEFAULT_ORIGIN = "default"
 
 _PREFIX = Settings.model_config.get("env_prefix", "")
@@ -38,7 +39,7 @@ class LoadedSettings:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One value from a layer, before it is checked."""
+    """One value from one source, before validation."""
 
     section: str
     key: str
@@ -53,7 +54,7 @@ def load_settings(
     cwd: Path,
     flags: Mapping[str, object] | None = None,
 ) -> LoadedSettings:
-    """Read all layers. `flags` maps `section.key` to a command-line value. Raises `ConfigError`, one line."""
+    """Read all sources. `flags` maps `section.key` to a command-line value. Raises `ConfigError` with one line."""
     values: dict[str, dict[str, object]] = {}
     origins = {f"{section}.{key}": DEFAULT_ORIGIN for section, key in _known_keys()}
     for given in _all_layers(profile, config_file, environ, cwd, flags or {}):
@@ -92,18 +93,22 @@ def _all_layers(
 
 
 def _profile(name: str, directory: Path, cwd: Path) -> Iterator[Given]:
-    path = directory / f"{name}.toml"
-    if not _PROFILE_NAME.fullmatch(name) or not path.is_file():
-        present = sorted(found.stem for found in directory.glob("*.toml")) if directory.is_dir() else []
-        there = f"{CONFIG_DIRECTORY}/ has: {', '.join(present)}" if present else f"{directory} has no profiles"
-        raise ConfigError(f"--profile {name}: there is no {CONFIG_DIRECTORY}/{name}.toml; {there}")
-    yield from _file(path, cwd)
+    """Read a profile of the working directory, or else one of those that the package includes."""
+    own, included = directory / f"{name}.toml", INCLUDED_PROFILES / f"{name}.toml"
+    if not _PROFILE_NAME.fullmatch(name) or not (own.is_file() or included.is_file()):
+        found = {path.stem for path in (*directory.glob("*.toml"), *INCLUDED_PROFILES.glob("*.toml"))}
+        available = ", ".join(sorted(found - {"default", "local"}))
+        raise ConfigError(f"--profile {name}: there is no {CONFIG_DIRECTORY}/{name}.toml; available: {available}")
+    if own.is_file():
+        yield from _file(own, cwd)
+    else:
+        yield from _file(included, cwd, f"profile {name}")
 
 
-def _file(path: Path, cwd: Path) -> Iterator[Given]:
+def _file(path: Path, cwd: Path, origin: str = "") -> Iterator[Given]:
     if not path.exists():
         return
-    origin = str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
+    origin = origin or (str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path))
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
@@ -129,18 +134,18 @@ def _environment(environ: Mapping[str, str]) -> Iterator[Given]:
             continue
         section = section_name.lower()
         if section not in Settings.model_fields:
-            # Other programs have DS_…__… variables too; only what looks like a slip of ours is an error.
+            # Other programs also use DS_…__… variables; only a name similar to one of our sections is an error.
             if get_close_matches(section, Settings.model_fields, n=1, cutoff=0.8):
                 raise unknown("section", section, name, Settings.model_fields)
             continue
         yield Given(section, _canonical_key(section, key_name.lower(), name), environ[name], name)
-    # The one variable without our prefix; like any tracing filter, empty means unset.
+    # The only variable without our prefix. As usual for this variable, an empty value means unset.
     if environ.get("RUST_LOG"):
         yield Given("log", "rust_log", environ["RUST_LOG"], "RUST_LOG")
 
 
 def _canonical_key(section: str, key: str, origin: str) -> str:
-    """The field that `key` means (an alias gives its field's name), else an error with the nearest one."""
+    """Return the field name of a key or alias, or raise an error that suggests the closest one."""
     fields = _section_model(section).model_fields
     for name, field in fields.items():
         alias = field.validation_alias
@@ -152,13 +157,13 @@ def _canonical_key(section: str, key: str, origin: str) -> str:
 def _explain(
     error: ValidationError, values: Mapping[str, Mapping[str, object]], origins: Mapping[str, str]
 ) -> NoReturn:
-    """Turn pydantic's report into the one line of ours."""
+    """Raise a `ConfigError` with one line for pydantic's report."""
     first = error.errors(include_url=False)[0]
     section, *rest = (str(part) for part in first["loc"])
     given = values.get(section, {})
     cause = first.get("ctx", {}).get("error")
     if not rest:
-        # A rule about several keys of a section: name the section and every place it was set from.
+        # A rule about several keys of a section: name the section and the origins of all its values.
         places = sorted({origins[f"{section}.{key}"] for key in given})
         raise ConfigError(f"{section}: {cause} (set by {', '.join(places)})") from None
     key = rest[0]

@@ -101,7 +101,7 @@ async def serving(settings: Settings, open_files_max: int) -> AsyncIterator[str]
             subscriptions.begin()
         _warn_of_exposure(settings)
         address = _address(context, server, settings)
-        log.info("headwater listening on %s", address)
+        _announce(settings, address)
         sweep = asyncio.create_task(_sweep(context))
         try:
             yield address
@@ -254,6 +254,19 @@ def _warn_of_exposure(settings: Settings) -> None:
         log.warning("http.cors_origins is *: every web page that a user visits can read and write through it")
     if settings.http.cache_control == "public" and settings.auth.token:
         log.warning("http.cache_control is public: shared caches may serve what was read with a token to others")
+
+
+def _announce(settings: Settings, address: str) -> None:
+    """Log where the server listens, where it stores data, and where the stream browser is."""
+    if settings.storage.mode == "memory":
+        log.warning(
+            "storage mode is memory: all streams are lost when the server stops."
+            " To keep them, use --mode file-durable --data-dir DIR, or --profile dev"
+        )
+    else:
+        log.info("storage mode %s, data in %s", settings.storage.mode, settings.storage.data_dir.absolute())
+    log.info("stream browser at %s/ui/", address)
+    log.info("headwater listening on %s", address)
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
