@@ -33,7 +33,7 @@ from headwater.cli import (
     up,
     writing,
 )
-from headwater.cli.errors import CommandError
+from headwater.cli.errors import RUNTIME, USAGE, CommandError
 from headwater.printable import printable
 
 app = typer.Typer(
@@ -70,6 +70,13 @@ app.add_typer(store.app, name="store")
 app.add_typer(config.app, name="config")
 
 
+_EXTRAS = {
+    **dict.fromkeys(("deltalake", "numpy", "pandas", "psycopg", "pyarrow", "pyspark"), "pipeline"),
+    "uvicorn": "shapes",
+}
+"""Modules of optional dependencies, and the extra that installs them."""
+
+
 @app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
@@ -92,14 +99,27 @@ def main(arguments: list[str] | None = None) -> None:
         code = error.code
     except KeyboardInterrupt:
         code = 130
+    except ImportError as error:
+        if (extra := _extra_of(error)) is None:
+            raise
+        _report(f"this command needs {error.name}, which is not installed: pip install 'headwater[{extra}]'")
+        code = USAGE
+    except OSError as error:
+        _report(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+        code = RUNTIME
     except Exception as error:
         # A usage error of Typer. Recognized by its method, because its class has moved between releases of Typer.
         format_message = getattr(error, "format_message", None)
         if format_message is None:
             raise
         _report(format_message())
-        code = 2
+        code = USAGE
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _extra_of(error: ImportError) -> str | None:
+    """The optional dependencies that a missing module belongs to."""
+    return _EXTRAS.get((error.name or "").partition(".")[0])
 
 
 def _report(message: str) -> None:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final
 
+import msgspec
+
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.remote import CONFLICT
 
@@ -40,6 +42,8 @@ def parts_of(messages: list[str] | None, stdin: BinaryIO, *, is_json: bool, raw:
     """The input piece by piece: what the command line gave, else lines or chunks of stdin."""
     if messages:
         for message in messages:
+            if is_json:
+                _check_json(message.encode(), f"message {message[:80]!r}")
             yield message.encode()
     elif raw:
         if is_json:
@@ -50,11 +54,20 @@ def parts_of(messages: list[str] | None, stdin: BinaryIO, *, is_json: bool, raw:
             while chunk := stdin.read(BYTES_MAX):
                 yield chunk
     else:
-        for line in stdin:
+        for number, line in enumerate(stdin, 1):
             if not is_json:
                 yield line
             elif line.strip():
+                _check_json(line, f"line {number} of the input")
                 yield line.strip()
+
+
+def _check_json(text: bytes, name: str) -> None:
+    """Check before sending: the server would name the byte in a batch, not the line."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise CommandError(f"{name} is not valid JSON: {error}", USAGE) from None
 
 
 def batches(parts: Iterable[bytes], *, is_json: bool, most: int | None, steady: bool) -> Iterator[bytes]:

@@ -1,0 +1,209 @@
+"""Every command, called with a common mistake, fails with one message on stderr and without a traceback."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+import typer.main
+
+from headwater.cli import app, main
+from tests.ports import free_port
+from tests.serving import Server, serve
+
+STREAMS = {
+    "ls": ["ls"],
+    "create": ["create", "a"],
+    "append": ["append", "a", "1"],
+    "read": ["read", "a"],
+    "tail": ["tail", "a"],
+    "head": ["head", "a"],
+    "close": ["close", "a"],
+    "fork": ["fork", "a", "b"],
+    "delete": ["delete", "a", "--yes"],
+}
+STORES = {
+    "backup": ["backup", "copy"],
+    "restore": ["restore", "copy"],
+    "store check": ["store", "check"],
+    "store stats": ["store", "stats"],
+    "store rotate-key": ["store", "rotate-key"],
+    "store confirm-expiry": ["store", "confirm-expiry"],
+    "store copy": ["store", "copy", "--from-mode", "file-durable", "--to-mode", "acid", "--to-dir", "other"],
+}
+STACK = {
+    "up": ["up"],
+    "down": ["down"],
+    "status": ["status"],
+    "logs": ["logs"],
+    "token": ["token"],
+    "psql": ["psql", "--print-url"],
+}
+OTHERS = {"serve": ["serve", "--port", "0"], "config show": ["config", "show"]}
+PIPELINE = {
+    "sync": ["sync"],
+    "sync slots ls": ["sync", "slots", "ls"],
+    "sync slots create": ["sync", "slots", "create", "s"],
+    "sync slots drop": ["sync", "slots", "drop", "s"],
+    "fold": ["fold", "a"],
+    "query": ["query", "SELECT 1"],
+    "archive run": ["archive", "run", "a", "--lake", "lake"],
+    "archive compact": ["archive", "compact", "lake"],
+    "archive show": ["archive", "show", "lake"],
+    "archive migrate": ["archive", "migrate", "lake"],
+    "shapes": ["shapes", "--port", "0", "--tables", "items"],
+}
+COMMANDS = STREAMS | STORES | STACK | OTHERS | PIPELINE
+
+Result: TypeAlias = tuple[int, str]
+Run: TypeAlias = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Call a command in this process, in an empty directory; return its exit code and stderr."""
+    for name in list(os.environ):
+        if name.startswith(("DS_", "POSTGRES_", "ELECTRIC_", "RUST_LOG")):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str, stdin: str = "") -> Result:
+        capfd.readouterr()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        code = ended.value.code
+        assert isinstance(code, int)
+        return code, capfd.readouterr().err
+
+    return call
+
+
+def reports(result: Result, *expected: str) -> None:
+    code, stderr = result
+    assert code not in {0, None}, stderr
+    assert "Traceback" not in stderr
+    assert stderr.startswith("headwater: "), stderr
+    assert stderr.count("\n") == 1, stderr
+    assert len(stderr) > len("headwater: \n"), "the message is empty"
+    for text in expected:
+        assert text in stderr, stderr
+
+
+def leaves(group: Any, path: str = "") -> Iterator[str]:
+    for name, command in group.commands.items():
+        full = f"{path} {name}".strip()
+        if hasattr(command, "commands"):
+            yield from leaves(command, full)
+        else:
+            yield full
+
+
+def test_every_command_is_in_these_lists() -> None:
+    # `sync` is a command and a group.
+    assert {*leaves(typer.main.get_command(app)), "sync"} == set(COMMANDS)
+
+
+# psql gets the options that `headwater psql` does not know.
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"psql"}))
+def test_an_unknown_option_is_named(run: Run, name: str) -> None:
+    reports(run(*COMMANDS[name], "--no-such-option"), "--no-such-option")
+
+
+@pytest.mark.parametrize("command", STREAMS.values(), ids=STREAMS)
+def test_without_a_server_the_message_says_how_to_start_one(run: Run, command: list[str]) -> None:
+    reports(run(*command, "--url", f"http://127.0.0.1:{free_port()}"), "127.0.0.1", "headwater serve")
+
+
+@pytest.mark.parametrize("command", STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize("url", ["ftp://localhost", "http://", "http://[::1", "http://localhost:99999", "http://a b"])
+def test_a_wrong_url_is_named(run: Run, command: list[str], url: str) -> None:
+    reports(run(*command, "--url", url), url)
+
+
+@pytest.mark.parametrize("command", [*STORES.values(), *OTHERS.values()], ids=[*STORES, *OTHERS])
+def test_a_wrong_settings_file_is_named_with_its_line(run: Run, tmp_path: Path, command: list[str]) -> None:
+    reports(run(*command, "--config", "missing.toml"), "missing.toml", "no such file")
+    (tmp_path / "broken.toml").write_text("[server]\nport = \n")
+    reports(run(*command, "--config", "broken.toml"), "broken.toml", "line 2")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    reports(run(*command, "--config", "binary.toml"), "binary.toml")
+    reports(run(*command, "--config", "."), "cannot be read")
+    reports(run(*command, "--profile", "none-such"), "none-such", "dev, prod")
+
+
+@pytest.mark.parametrize("command", STACK.values(), ids=STACK)
+def test_a_wrong_settings_file_of_the_stack_is_named(run: Run, command: list[str]) -> None:
+    reports(run(*command, "--config", "missing.toml"), "missing.toml", "no such file")
+
+
+@pytest.mark.parametrize("command", STORES.values(), ids=STORES)
+def test_a_directory_that_is_not_a_store_is_named(run: Run, tmp_path: Path, command: list[str]) -> None:
+    option = "--from-dir" if command[1] == "copy" else "--data-dir"
+    (tmp_path / "file").write_text("not a directory")
+    for directory in ("nothing", "file", "file/below"):
+        reports(run(*command, option, directory))
+
+
+@pytest.mark.parametrize("command", [*STACK.values(), ["up", "--detach"]], ids=[*STACK, "up --detach"])
+def test_a_stack_directory_that_cannot_be_used_is_named(run: Run, tmp_path: Path, command: list[str]) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    reports(run(*command, "--data-dir", "file/below"), "file/below")
+
+
+def test_without_envoy_the_message_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DS_PROXY__ENVOY_PATH", "nowhere/envoy")
+    monkeypatch.setenv("DS_SERVER__PORT", str(free_port()))
+    monkeypatch.setenv("DS_PROXY__PORT", str(free_port()))
+    reports(run("up", "--plain"), "nowhere/envoy")
+
+
+@pytest.mark.parametrize("command", PIPELINE.values(), ids=PIPELINE)
+def test_without_its_extra_a_command_says_what_to_install(
+    run: Run, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("pyspark", "pyarrow", "deltalake", "psycopg", "uvicorn", "pandas", "numpy"):
+        for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, module, None)
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("headwater.pipeline", "headwater.spark", "headwater.postgres", "headwater.shapes"))
+    ]:
+        monkeypatch.delitem(sys.modules, name)
+    reports(run(*command), "pip install", "headwater[")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serve() as started:
+        httpx.put(f"{started.url}/v1/stream/json", headers={"Content-Type": "application/json"}).raise_for_status()
+        yield started
+
+
+def test_wrong_json_is_named_with_its_line(run: Run, server: Server) -> None:
+    reports(run("append", "json", "--url", server.url, stdin='{"a":1}\n{"a":\n'), "line 2")
+    reports(run("append", "json", "{broken", "--url", server.url), "{broken")
+
+
+@pytest.mark.parametrize("command", STREAMS.values(), ids=STREAMS)
+def test_a_url_without_a_scheme_is_named_with_the_schemes(run: Run, command: list[str]) -> None:
+    reports(run(*command, "--url", "localhost:4437"), "localhost:4437", "http://")
+
+
+@pytest.mark.parametrize("name", ["ls", "create", "append", "read", "tail", "head", "close", "fork", "delete"])
+def test_a_server_of_something_else_is_recognized(run: Run, server: Server, name: str) -> None:
+    reports(run(*STREAMS[name], "--url", f"{server.url}/ui/elsewhere"))
+
+
+@pytest.mark.parametrize("name", ["create", "append", "read", "tail", "head", "close", "fork", "delete"])
+def test_a_name_that_no_stream_can_have_is_an_error(run: Run, server: Server, name: str) -> None:
+    arguments = [argument if argument != "a" else "a/../b" for argument in STREAMS[name]]
+    reports(run(*arguments, "--url", server.url))
