@@ -22,7 +22,7 @@ from bench.spark_session import spark_session
 from headwater.pipeline.archive.job import Archive
 from headwater.pipeline.archive.reading import read_archive
 from headwater.pipeline.archive.table import ArchiveTable
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.job import JobEnvironment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def measure(
     lake = scratch / bucket
     archive = Archive(lake=lake, bucket=bucket, once=True)
     began = time.perf_counter()
-    archive.start(spark, Surroundings(f"{url}/v1/stream", str(scratch / "places" / bucket))).awaitTermination()
+    archive.start(spark, JobEnvironment(f"{url}/v1/stream", str(scratch / "places" / bucket))).awaitTermination()
     archived_s = time.perf_counter() - began
     table = ArchiveTable(lake)
     before = len(table.files())

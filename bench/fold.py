@@ -19,7 +19,7 @@ import httpx
 from bench.servers import headwater
 from bench.spark_session import spark_session
 from headwater.pipeline.fold.job import Fold
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.job import JobEnvironment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,9 +50,9 @@ def fill(url: str, bucket: str, streams: int, first: int, count: int) -> None:
         list(pool.map(share, range(WRITERS)))
 
 
-def run(spark: SparkSession, fold: Fold, surroundings: Surroundings) -> float:
+def run(spark: SparkSession, fold: Fold, environment: JobEnvironment) -> float:
     began = time.perf_counter()
-    query = fold.start(spark, surroundings)
+    query = fold.start(spark, environment)
     query.awaitTermination()
     return time.perf_counter() - began
 
@@ -79,11 +79,11 @@ def main() -> None:
             streams = chosen.streams if size else 20
             httpx.put(f"{server.url}/ds/{bucket}").raise_for_status()
             fill(server.url, bucket, streams, 0, messages)
-            surroundings = Surroundings(f"{server.url}/v1/stream", f"{scratch}/{bucket}")
+            environment = JobEnvironment(f"{server.url}/v1/stream", f"{scratch}/{bucket}")
             fold = Fold(bucket=bucket, once=True, batch_bytes=1 << 30)
-            whole_s = run(spark, fold, surroundings)
+            whole_s = run(spark, fold, environment)
             fill(server.url, bucket, streams, messages, max(1, messages // 10))
-            more_s = run(spark, fold, surroundings)
+            more_s = run(spark, fold, environment)
             check(server.url, bucket, streams)
             if size:
                 told = {"size": size, "streams": streams, "messages": streams * messages, "seconds": round(whole_s, 1)}

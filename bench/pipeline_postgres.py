@@ -20,9 +20,9 @@ import psycopg
 from bench.servers import headwater
 from bench.spark_latency import PAUSE_S, quantile
 from bench.spark_session import spark_session
-from headwater.pipeline.changes import FollowedTable
 from headwater.pipeline.from_postgres import FromPostgres
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.job import JobEnvironment
+from headwater.pipeline.postgres_reader import FollowedTable
 from headwater.pipeline.to_postgres import ToPostgres
 from headwater.stack.database import Database
 
@@ -44,7 +44,7 @@ def report(name: str, seconds: list[float]) -> None:
     print(f"{name}: p50 {p50:.0f} ms, p95 {p95:.0f} ms ({len(seconds)} events)", flush=True)
 
 
-def into_table(spark: SparkSession, around: Surroundings, events: int, warm_up: int) -> None:
+def into_table(spark: SparkSession, around: JobEnvironment, events: int, warm_up: int) -> None:
     query = ToPostgres(name="latency-in", streams=("latency-in",)).start(spark, around)
     times: list[float] = []
     with httpx.Client(timeout=60.0) as http, psycopg.connect(around.postgres, autocommit=True) as sql:
@@ -60,7 +60,7 @@ def into_table(spark: SparkSession, around: Surroundings, events: int, warm_up: 
     report("stream -> table", times[warm_up:])
 
 
-def into_stream(spark: SparkSession, around: Surroundings, events: int, warm_up: int) -> None:
+def into_stream(spark: SparkSession, around: JobEnvironment, events: int, warm_up: int) -> None:
     with psycopg.connect(around.postgres, autocommit=True) as sql, httpx.Client(timeout=60.0) as http:
         sql.execute("CREATE TABLE latency_out (id int PRIMARY KEY)")
         tables = (FollowedTable("latency_out", "latency-out", "rows", operations=("insert",)),)
@@ -84,7 +84,7 @@ def into_stream(spark: SparkSession, around: Surroundings, events: int, warm_up:
     report("table -> stream", times[warm_up:])
 
 
-def many_into_table(spark: SparkSession, around: Surroundings, rows: int) -> None:
+def many_into_table(spark: SparkSession, around: JobEnvironment, rows: int) -> None:
     url = f"{around.streams}/many-in"
     with httpx.Client(timeout=120.0) as http:
         http.put(url, headers=JSON)
@@ -108,7 +108,7 @@ def many_into_table(spark: SparkSession, around: Surroundings, rows: int) -> Non
     query.stop()
 
 
-def many_into_stream(spark: SparkSession, around: Surroundings, rows: int) -> None:
+def many_into_stream(spark: SparkSession, around: JobEnvironment, rows: int) -> None:
     tables = (FollowedTable("many_out", "many-out", "changes"),)
     with psycopg.connect(around.postgres, autocommit=True) as sql, httpx.Client(timeout=60.0) as http:
         sql.execute("CREATE TABLE many_out (id int PRIMARY KEY, title text, body text)")
@@ -154,7 +154,7 @@ def main() -> None:
     directory.chmod(0o755)
     try:
         with headwater() as server, Database(directory / "pg", sync=False) as database, spark_session() as spark:
-            around = Surroundings(f"{server.url}/v1/stream", str(directory / "checkpoints"), postgres=database.url)
+            around = JobEnvironment(f"{server.url}/v1/stream", str(directory / "checkpoints"), postgres=database.url)
             if chosen.events:
                 into_table(spark, around, chosen.events, chosen.warm_up)
                 into_stream(spark, around, chosen.events, chosen.warm_up)

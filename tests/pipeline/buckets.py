@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 from headwater.client import Stream
 from headwater.pipeline.archive.job import Archive
 from headwater.pipeline.fold.job import Fold
-from headwater.pipeline.fold.state import State
-from headwater.pipeline.job import Surroundings
-from headwater.pipeline.supervisor import COMMAND, POLL_S, Supervisor
+from headwater.pipeline.fold.state import FoldState
+from headwater.pipeline.job import JobEnvironment
+from headwater.pipeline.supervisor import COMMAND, POLL_S, JobSupervisor
 from tests.pipeline.waiting import PATIENCE_S
 from tests.serving import Server
 from tests.spark.streams import Streams
@@ -32,18 +32,18 @@ class Bucket(Streams):
     def snapshot(self, name: str) -> bytes:
         return self.http.get(f"{self.root}/{name}/snapshot", follow_redirects=True).raise_for_status().content
 
-    def bootstrapped(self, name: str) -> State:
+    def bootstrapped(self, name: str) -> FoldState:
         """What a client makes of the stream now, by the protocol's own way."""
         with Stream(f"{self.root}/{name}") as stream, stream.bootstrap() as bootstrap:
             first, *rest = [part.read() for part in bootstrap.parts]
-            state = State.decoded(first) if bootstrap.info.has_snapshot else State()
+            state = FoldState.decoded(first) if bootstrap.info.has_snapshot else FoldState()
             return state.apply_all(rest)
 
 
-def run(spark: SparkSession, configured: Archive | Fold, surroundings: Surroundings) -> None:
+def run(spark: SparkSession, configured: Archive | Fold, environment: JobEnvironment) -> None:
     """Until all is done that is there, as the command does it."""
     job = configured.model_copy(update={"once": True})
-    supervisor = Supervisor(spark, surroundings, [job], COMMAND)
+    supervisor = JobSupervisor(spark, environment, [job], COMMAND)
 
     def finished() -> bool:
         supervisor.poll()

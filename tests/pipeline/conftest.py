@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.job import JobEnvironment
 from headwater.stack.database import Database
 from tests.pipeline.buckets import Bucket
 from tests.postgres.databases import database
@@ -52,8 +52,8 @@ def bucket(server: Server, streams: Streams, stream_name: Callable[[], str]) -> 
 
 
 @pytest.fixture
-def surroundings(server: Server, tmp_path: Path) -> Surroundings:
-    return Surroundings(f"{server.url}/v1/stream", str(tmp_path / "checkpoints"))
+def environment(server: Server, tmp_path: Path) -> JobEnvironment:
+    return JobEnvironment(f"{server.url}/v1/stream", str(tmp_path / "checkpoints"))
 
 
 @pytest.fixture(scope="session")

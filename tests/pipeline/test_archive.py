@@ -30,16 +30,16 @@ from headwater.pipeline.archive.reading import read_archive
 from headwater.pipeline.archive.table import ArchiveTable
 from headwater.pipeline.archive.transaction_log import TransactionLog
 from headwater.pipeline.archive.trimming import POINTER_TYPE
-from headwater.pipeline.fold.state import State
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.fold.state import FoldState
+from headwater.pipeline.job import JobEnvironment
 from tests.pipeline.buckets import Bucket, run
 
 OLD_ARCHIVES = Path(__file__).with_name("old_archives.tar.gz")
 """Written by the code of 7da4165: `parquet` (with a manifest, compacted once) and `delta` (with `date` as text)."""
 
 
-def batch_of(spark: SparkSession, surroundings: Surroundings, bucket: Bucket) -> DataFrame:
-    options = {"url": surroundings.streams, "bucket": bucket.name, "onGone": "skip"}
+def batch_of(spark: SparkSession, environment: JobEnvironment, bucket: Bucket) -> DataFrame:
+    options = {"url": environment.streams, "bucket": bucket.name, "onGone": "skip"}
     reader = spark.read.format("headwater").schema(COLUMNS).options(**options)
     return reader.load().localCheckpoint()
 
@@ -55,17 +55,17 @@ def held(lake: Path) -> dict[str, list[Any]]:
 
 
 def test_every_message_is_archived_once(
-    spark: SparkSession, bucket: Bucket, surroundings: Surroundings, tmp_path: Path
+    spark: SparkSession, bucket: Bucket, environment: JobEnvironment, tmp_path: Path
 ) -> None:
     lake = tmp_path / "lake"
     archive = Archive(lake=lake, bucket=bucket.name, shards=3, streams=("a", "b", "ü"))
     for name in archive.streams:
         bucket.filled(name, [{"s": name, "n": n} for n in range(20)])
-    run(spark, archive, surroundings)
+    run(spark, archive, environment)
     for name in ("a", "ü"):
         bucket.append(name, [{"s": name, "n": n} for n in range(20, 25)])
     # A query that lost its checkpoint continues where the archive ends.
-    run(spark, archive, Surroundings(surroundings.streams, str(tmp_path / "lost")))
+    run(spark, archive, JobEnvironment(environment.streams, str(tmp_path / "lost")))
     expected = {name: [{"s": name, "n": n} for n in range(25 if name != "b" else 20)] for name in archive.streams}
     assert held(lake) == expected
     table = ArchiveTable(lake)
@@ -73,7 +73,7 @@ def test_every_message_is_archived_once(
         name: bucket.tail(name) for name in archive.streams
     }
     # The same batch again, and the same messages under the name of another query.
-    batch = batch_of(spark, surroundings, bucket)
+    batch = batch_of(spark, environment, bucket)
     assert archive.run(table, batch, "another", 0) == 0
     assert archive.run(table, batch, "another", 0) == 0
     assert held(lake) == expected
@@ -91,26 +91,26 @@ def test_every_message_is_archived_once(
 
 
 def test_the_server_may_delete_what_is_archived_and_bootstrap_has_the_fold_or_a_pointer(
-    spark: SparkSession, bucket: Bucket, surroundings: Surroundings, tmp_path: Path
+    spark: SparkSession, bucket: Bucket, environment: JobEnvironment, tmp_path: Path
 ) -> None:
     events = [{"key": f"k{n % 3}", "operation": "append", "value": f"{n} "} for n in range(12)]
     for name in ("folded", "pointed"):
         bucket.filled(name, events)
-    batch = batch_of(spark, surroundings, bucket)
+    batch = batch_of(spark, environment, bucket)
     archives: list[Archive] = []
     for name, how in (("folded", "fold"), ("pointed", "pointer")):
         lake = tmp_path / name
         archive = Archive(lake=lake, bucket=bucket.name, streams=(name,), trim=how)
         table = archive.table()
-        assert archive.trim_streams(table, surroundings, {}) == 0, "nothing is archived yet"
+        assert archive.trim_streams(table, environment, {}) == 0, "nothing is archived yet"
         archive.run(table, batch.where(batch["stream"] == name), "q", 0)
-        assert archive.trim_streams(table, surroundings, {}) == 1
-        assert archive.trim_streams(table, surroundings, {}) == 0
+        assert archive.trim_streams(table, environment, {}) == 1
+        assert archive.trim_streams(table, environment, {}) == 0
         assert bucket.snapshot_offset(name) == bucket.tail(name)
         assert bucket.http.get(f"{bucket.root}/{name}", params={"offset": "-1"}).status_code == 410
         assert held(lake) == {name: events}
         archives.append(archive)
-    folded = State().apply_all(json.dumps(event).encode() for event in events)
+    folded = FoldState().apply_all(json.dumps(event).encode() for event in events)
     assert bucket.snapshot("folded") == folded.encoded()
     answer = bucket.http.get(f"{bucket.root}/pointed/snapshot", follow_redirects=True)
     assert answer.headers["Content-Type"] == POINTER_TYPE
@@ -118,9 +118,9 @@ def test_the_server_may_delete_what_is_archived_and_bootstrap_has_the_fold_or_a_
     archive, table = archives[1], archives[1].table()
     late = archive.model_copy(update={"trim_after_s": 3600.0})
     bucket.append("pointed", events)
-    archive.run(table, batch_of(spark, surroundings, bucket).where("stream = 'pointed'"), "q", 1)
-    assert late.trim_streams(table, surroundings, {}) == 0, "it was archived less than an hour ago"
-    assert archive.trim_streams(table, surroundings, {}) == 1
+    archive.run(table, batch_of(spark, environment, bucket).where("stream = 'pointed'"), "q", 1)
+    assert late.trim_streams(table, environment, {}) == 0, "it was archived less than an hour ago"
+    assert archive.trim_streams(table, environment, {}) == 1
 
 
 # -- the table and its files, without Spark ----------------------------------------------------------------------------

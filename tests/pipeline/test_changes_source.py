@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from headwater.pipeline.changes import ChangesReader, FollowedTable, Following
+from headwater.pipeline.postgres_reader import FollowedTable, PostgresReader, ReaderPlan
 from headwater.postgres import slots
 from headwater.postgres.connecting import connect
 
@@ -31,8 +31,8 @@ class Query:
 
     def __init__(self, url: str, tables: tuple[FollowedTable, ...] = TABLES, changes_max: int = 500) -> None:
         self.url = url
-        self.following = Following("by_hand", "by_hand", tables, changes_max, 0.05, 30.0)
-        self.reader = ChangesReader(url, self.following)
+        self.following = ReaderPlan("by_hand", "by_hand", tables, changes_max, 0.05, 30.0)
+        self.reader = PostgresReader(url, self.following)
         self.done: dict[str, Any] | None = None
         self.planned: dict[str, Any] | None = None
         self.told: list[tuple[str, Any]] = []
@@ -69,7 +69,7 @@ class Query:
 
     def crash(self) -> None:
         self.reader.stop()
-        self.reader = ChangesReader(self.url, self.following)
+        self.reader = PostgresReader(self.url, self.following)
 
     def of(self, stream: str) -> list[Any]:
         return [value for name, value in self.told if name == stream]
@@ -173,7 +173,7 @@ def test_a_table_that_joins_later_is_copied_then_followed(tables: str) -> None:
         pass
     with psycopg.connect(tables, autocommit=True) as sql:
         sql.execute("INSERT INTO log (t) VALUES ('before')")
-        query.following = Following("by_hand", "by_hand", TABLES, 500, 0.05, 30.0)
+        query.following = ReaderPlan("by_hand", "by_hand", TABLES, 500, 0.05, 30.0)
         query.crash()
         query.step()
         sql.execute("INSERT INTO log (t) VALUES ('after')")

@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 
 from headwater.client import Stream
 from headwater.pipeline.fold.job import Fold
-from headwater.pipeline.fold.remote import FoldTrouble, Publisher, publisher
-from headwater.pipeline.fold.state import State
+from headwater.pipeline.fold.snapshot_client import FoldError, SnapshotClient, snapshot_client
+from headwater.pipeline.fold.state import FoldState
 from headwater.pipeline.fold.table import FoldTable, connect
-from headwater.pipeline.fold.task import Totals
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.fold.task import FoldTotals
+from headwater.pipeline.job import JobEnvironment
 from headwater.spark import bounded
 from headwater.spark.errors import OffsetGone
 from headwater.spark.offsets import at, split_token
@@ -31,27 +31,27 @@ from tests.spark.streams import Streams
 class Batches:
     """What Spark does around a task, without Spark: rows from where the last batch ended, through the same task."""
 
-    def __init__(self, fold: Fold, surroundings: Surroundings) -> None:
+    def __init__(self, fold: Fold, environment: JobEnvironment) -> None:
         self._fold = fold
-        self._client = Publisher(fold.connection(surroundings))
-        self._surroundings = surroundings
+        self._client = SnapshotClient(fold.connection(environment))
+        self._surroundings = environment
         self._places: dict[str, str] = {}
         self.last: list[pa.RecordBatch] = []
         if fold.table:
-            with connect(surroundings.postgres) as connection:
+            with connect(environment.postgres) as connection:
                 FoldTable(connection, fold.table).create_missing()
 
-    def run(self, *names: str) -> Totals:
+    def run(self, *names: str) -> FoldTotals:
         """One batch of everything that is new."""
         self.last = [row for name in sorted(names) for row in self._rows(name)]
         return self.repeat()
 
-    def repeat(self) -> Totals:
+    def repeat(self) -> FoldTotals:
         """The same batch again."""
         (told,) = self._fold.task(self._surroundings)(iter(self.last))
         self._client.disconnect()
-        publisher(self._fold.connection(self._surroundings)).disconnect()
-        return Totals(**{name: value[0] for name, value in told.to_pydict().items()})
+        snapshot_client(self._fold.connection(self._surroundings)).disconnect()
+        return FoldTotals(**{name: value[0] for name, value in told.to_pydict().items()})
 
     def _rows(self, name: str) -> list[pa.RecordBatch]:
         start, tail = self._places.get(name, "-1"), self._client.head(name).offset
@@ -95,7 +95,7 @@ def event(rng: random.Random) -> dict[str, Any]:
 
 
 def encoded(events: list[dict[str, Any]]) -> bytes:
-    return State().apply_all(json.dumps(one, separators=(",", ":")).encode() for one in events).encoded()
+    return FoldState().apply_all(json.dumps(one, separators=(",", ":")).encode() for one in events).encoded()
 
 
 def rows(url: str, table: str = "folds") -> dict[str, dict[tuple[str, str], Any]]:
@@ -107,14 +107,14 @@ def rows(url: str, table: str = "folds") -> dict[str, dict[tuple[str, str], Any]
 
 
 def entries(events: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
-    state = State().apply_all(json.dumps(one).encode() for one in events)
+    state = FoldState().apply_all(json.dumps(one).encode() for one in events)
     return {key: json.loads(entry.value) for key, entry in state.entries.items()}
 
 
 def test_batch_after_batch_the_snapshot_and_the_table_are_the_fold_from_the_beginning(
-    spark: SparkSession, bucket: Bucket, surroundings: Surroundings, postgres_url: str
+    spark: SparkSession, bucket: Bucket, environment: JobEnvironment, postgres_url: str
 ) -> None:
-    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
     rng = random.Random(7)
     fold = Fold(bucket=bucket.name, table="folds")
     sent: dict[str, list[dict[str, Any]]] = {f"s{number}": [] for number in range(5)}
@@ -125,7 +125,7 @@ def test_batch_after_batch_the_snapshot_and_the_table_are_the_fold_from_the_begi
             news = [event(rng) for _ in range(rng.randrange(1, 60))]
             bucket.append(name, news)
             events.extend(news)
-        run(spark, fold, surroundings)
+        run(spark, fold, environment)
         for name, events in sent.items():
             assert bucket.snapshot_offset(name) == bucket.tail(name)
             assert bucket.snapshot(name) == encoded(events), name
@@ -134,26 +134,26 @@ def test_batch_after_batch_the_snapshot_and_the_table_are_the_fold_from_the_begi
 
 
 def test_a_lost_checkpoint_and_a_fresh_table_begin_from_the_snapshots(
-    spark: SparkSession, bucket: Bucket, surroundings: Surroundings, postgres_url: str, tmp_path: Path
+    spark: SparkSession, bucket: Bucket, environment: JobEnvironment, postgres_url: str, tmp_path: Path
 ) -> None:
     events = [event(random.Random(3)) for _ in range(40)] + [{"type": "a", "key": "q", "operation": "set", "value": 1}]
     bucket.filled("silent", events)
     bucket.filled("lively", events)
     bucket.filled("gone", events)
-    Batches(Fold(bucket=bucket.name), surroundings).run("silent", "lively", "gone")
+    Batches(Fold(bucket=bucket.name), environment).run("silent", "lively", "gone")
     bucket.delete("gone")
     more = [{"type": "a", "key": "q", "operation": "append", "value": 2}]
     bucket.append("lively", more)
-    anew = Surroundings(surroundings.streams, str(tmp_path / "other"), postgres=postgres_url)
+    anew = JobEnvironment(environment.streams, str(tmp_path / "other"), postgres=postgres_url)
     run(spark, Fold(bucket=bucket.name, table="folds"), anew)
     assert rows(postgres_url) == {"silent": entries(events), "lively": entries(events + more)}
     assert bucket.snapshot("lively") == encoded(events + more)
 
 
 def test_snapshots_come_only_every_so_many_messages_and_what_lies_between_is_not_lost(
-    bucket: Bucket, surroundings: Surroundings
+    bucket: Bucket, environment: JobEnvironment
 ) -> None:
-    batches = Batches(Fold(bucket=bucket.name, every=30), surroundings)
+    batches = Batches(Fold(bucket=bucket.name, every=30), environment)
     bucket.create("s")
     sent: list[dict[str, Any]] = []
     published = []
@@ -171,16 +171,16 @@ def test_snapshots_come_only_every_so_many_messages_and_what_lies_between_is_not
 
 
 def test_a_batch_that_is_done_again_changes_nothing_and_one_half_done_is_finished(
-    bucket: Bucket, surroundings: Surroundings, postgres_url: str
+    bucket: Bucket, environment: JobEnvironment, postgres_url: str
 ) -> None:
-    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
     events = [{"key": f"k{n % 3}", "operation": "append", "value": f"{n},"} for n in range(30)]
     for name in ("a", "b", "c"):
         bucket.filled(name, events)
     # Killed after the table of a, and after the snapshot of b.
-    Batches(Fold(bucket=bucket.name, table="folds", snapshots=False), surroundings).run("a")
-    Batches(Fold(bucket=bucket.name), surroundings).run("b")
-    batches = Batches(Fold(bucket=bucket.name, table="folds"), surroundings)
+    Batches(Fold(bucket=bucket.name, table="folds", snapshots=False), environment).run("a")
+    Batches(Fold(bucket=bucket.name), environment).run("b")
+    batches = Batches(Fold(bucket=bucket.name, table="folds"), environment)
     assert batches.run("a", "b", "c").published == 2
     for _ in range(2):
         assert rows(postgres_url) == {name: entries(events) for name in ("a", "c")}
@@ -194,11 +194,11 @@ def test_a_batch_that_is_done_again_changes_nothing_and_one_half_done_is_finishe
 
 
 def test_streams_of_the_base_surface_fold_into_a_table_alone(
-    streams: Streams, surroundings: Surroundings, postgres_url: str, stream_name: Callable[[], str]
+    streams: Streams, environment: JobEnvironment, postgres_url: str, stream_name: Callable[[], str]
 ) -> None:
-    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
     name = streams.filled(stream_name(), [{"key": "a", "type": "t", "operation": "append", "value": "x"}] * 3)
-    batches = Batches(Fold(streams=(name,), snapshots=False, table="public.states"), surroundings)
+    batches = Batches(Fold(streams=(name,), snapshots=False, table="public.states"), environment)
     batches.run(name)
     streams.append(name, [{"key": "a", "type": "t", "operation": "append", "value": "y"}])
     streams.append(name, [{"key": "\0", "operation": "set"}])
@@ -210,47 +210,47 @@ def test_streams_of_the_base_surface_fold_into_a_table_alone(
 
 
 def test_a_stream_that_was_created_anew_is_folded_anew(
-    bucket: Bucket, surroundings: Surroundings, postgres_url: str
+    bucket: Bucket, environment: JobEnvironment, postgres_url: str
 ) -> None:
-    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
     fold = Fold(bucket=bucket.name, table="folds")
     bucket.filled("anew", [{"key": f"k{n}", "operation": "set", "value": n} for n in range(5)])
-    Batches(fold, surroundings).run("anew")
+    Batches(fold, environment).run("anew")
     bucket.delete("anew")
     bucket.filled("anew", [{"key": "other", "operation": "set", "value": 1}])
-    Batches(fold, surroundings).run("anew")
+    Batches(fold, environment).run("anew")
     assert rows(postgres_url)["anew"] == {("", "other"): 1}
     assert json.loads(bucket.snapshot("anew")) == [{"key": "other", "operation": "set", "value": 1}]
 
 
 def test_a_stream_that_was_created_again_with_equal_sizes_is_folded_from_its_beginning(
-    bucket: Bucket, surroundings: Surroundings, postgres_url: str
+    bucket: Bucket, environment: JobEnvironment, postgres_url: str
 ) -> None:
-    surroundings = Surroundings(surroundings.streams, surroundings.checkpoints, postgres=postgres_url)
+    environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
     fold = Fold(bucket=bucket.name, table="folds")
     bucket.filled("again", [{"key": f"k{n}", "operation": "set", "value": n} for n in range(5)])
-    old = Batches(fold, surroundings)
+    old = Batches(fold, environment)
     old.run("again")
     bucket.delete("again")
     bucket.filled("again", [{"key": f"n{n}", "operation": "set", "value": n} for n in range(5)])
-    Batches(fold, surroundings).run("again")
+    Batches(fold, environment).run("again")
     expected = {("", f"n{n}"): n for n in range(5)}
     assert rows(postgres_url)["again"] == expected
     # A task of the old stream's batch that was left over.
     old.repeat()
     assert rows(postgres_url)["again"] == expected
     bucket.append("again", [{"key": "last", "operation": "set", "value": 9}])
-    Batches(fold, surroundings).run("again")
+    Batches(fold, environment).run("again")
     assert rows(postgres_url)["again"] == {**expected, ("", "last"): 9}
 
 
-def test_somebody_elses_snapshot_stops_the_fold_with_the_reason(bucket: Bucket, surroundings: Surroundings) -> None:
+def test_somebody_elses_snapshot_stops_the_fold_with_the_reason(bucket: Bucket, environment: JobEnvironment) -> None:
     bucket.filled("s", [{"key": "k", "operation": "set", "value": 1}])
     with Stream(f"{bucket.root}/s") as stream:
         stream.publish_snapshot(bucket.tail("s"), b"\x00\x01")
     bucket.append("s", [{"key": "k", "operation": "set", "value": 2}])
-    with pytest.raises(FoldTrouble, match="was not made by a fold"):
-        Batches(Fold(bucket=bucket.name), surroundings).run("s")
+    with pytest.raises(FoldError, match="was not made by a fold"):
+        Batches(Fold(bucket=bucket.name), environment).run("s")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import psycopg
 import pytest
 
 from headwater.pipeline.archive.table import ArchiveTable
-from headwater.pipeline.fold.state import State
+from headwater.pipeline.fold.state import FoldState
 from headwater.stack.database import Database
 from tests.pipeline.buckets import Bucket
 from tests.pipeline.test_archive import held
@@ -151,7 +151,7 @@ def _batches(places: Path) -> set[str]:
 def judge(bucket: Bucket, feeder: Feeder, what: str) -> None:
     """Whatever was done to them, clients see the whole state."""
     for name, events in feeder.sent.items():
-        state = State().apply_all(json.dumps(one, separators=(",", ":")).encode() for one in events)
+        state = FoldState().apply_all(json.dumps(one, separators=(",", ":")).encode() for one in events)
         mine = {key: json.loads(entry.value) for key, entry in bucket.bootstrapped(name).entries.items()}
         assert mine == {key: json.loads(entry.value) for key, entry in state.entries.items()}, f"{name}; {what}"
 
@@ -171,7 +171,7 @@ def test_a_fold_that_is_killed(tmp_path: Path, long: bool, postgres: Database, p
     _, feeder, what = killed_and_finished(tmp_path, tmp_path / "checkpoints" / "fold", long, arguments, is_done)
     table = rows(postgres_url)
     for name, events in feeder.sent.items():
-        state = State().apply_all(json.dumps(one).encode() for one in events)
+        state = FoldState().apply_all(json.dumps(one).encode() for one in events)
         expected = {key: json.loads(entry.value) for key, entry in state.entries.items()}
         assert table.get(name, {}) == expected, f"{name}; {what}"
 

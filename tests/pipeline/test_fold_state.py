@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.pipeline.fold.appending import appended
-from headwater.pipeline.fold.state import NotAFold, State
+from headwater.pipeline.fold.state import FoldState, SnapshotFormatError
 
 
 def session(operation: str, key: str, value: Any = None, kind: str = "message") -> bytes:
@@ -23,7 +23,7 @@ def change(operation: str, key: str, value: Any = None, kind: str = "user") -> b
 
 
 def folded(*messages: bytes) -> dict[tuple[str, str], Any]:
-    entries = State().apply_all(messages).entries
+    entries = FoldState().apply_all(messages).entries
     return {key: json.loads(entry.value) for key, entry in entries.items()}
 
 
@@ -60,7 +60,7 @@ def test_a_reset_voids_what_came_before() -> None:
      b'{"key":"a","operation":"frobnicate","value":1}', b'{"headers":{"control":"snapshot-end"}}'],
 )  # fmt: skip
 def test_what_is_no_change_is_counted_and_changes_nothing(message: bytes) -> None:
-    state = State().apply_all([session("set", "a", 1), message])
+    state = FoldState().apply_all([session("set", "a", 1), message])
     assert (len(state), state.ignored) == (1, 1)
 
 
@@ -89,31 +89,31 @@ def test_chunks_grow_what_was_set_and_end_with_it() -> None:
 
 
 def test_a_long_answer_of_many_chunks_takes_no_time_per_chunk_squared() -> None:
-    state = State().apply_all(session("append", "m", "x" * 40) for _ in range(20_000))
+    state = FoldState().apply_all(session("append", "m", "x" * 40) for _ in range(20_000))
     assert len(state.encoded()) == 20_000 * 40 + len(session("set", "m", "").replace(b" ", b"")) + 2
 
 
 def test_values_keep_their_bytes() -> None:
     value = b'{"n":123456789012345678901234567890,"e":1e400,"s":"\\u0041","deep":{"b": 1,  "a":2}}'
-    state = State().apply_all([b'{"key":"k","operation":"set","value":' + value + b"}"])
+    state = FoldState().apply_all([b'{"key":"k","operation":"set","value":' + value + b"}"])
     assert value in state.encoded()
-    assert State.decoded(state.encoded()).encoded() == state.encoded()
+    assert FoldState.decoded(state.encoded()).encoded() == state.encoded()
 
 
 def test_a_snapshot_is_messages_in_order_each_in_the_spelling_it_came_in() -> None:
-    state = State().apply_all([change("update", "b", 1), session("set", "a", 2, "z"), change("insert", "a", 3)])
+    state = FoldState().apply_all([change("update", "b", 1), session("set", "a", 2, "z"), change("insert", "a", 3)])
     assert json.loads(state.encoded()) == [
         {"type": "user", "key": "a", "value": 3, "headers": {"operation": "insert"}},
         {"type": "user", "key": "b", "value": 1, "headers": {"operation": "insert"}},
         {"type": "z", "key": "a", "operation": "set", "value": 2},
     ]
-    assert State().encoded() == b"[]"
+    assert FoldState().encoded() == b"[]"
 
 
 @pytest.mark.parametrize("snapshot", [b"", b"{}", b"\x00\x01", b"[1]", b'[{"key":"a"}]'])
 def test_a_snapshot_in_another_form_is_refused_with_the_reason(snapshot: bytes) -> None:
-    with pytest.raises(NotAFold, match=r"array|no changes"):
-        State.decoded(snapshot)
+    with pytest.raises(SnapshotFormatError, match=r"array|no changes"):
+        FoldState.decoded(snapshot)
 
 
 # -- where a fold begins never shows -----------------------------------------------------------------------------------
@@ -149,11 +149,11 @@ def _messages(draw: st.DrawFn) -> bytes:
 def test_a_fold_from_any_snapshots_on_gives_the_same_bytes_as_one_from_the_beginning(
     messages: list[bytes], cuts: list[int]
 ) -> None:
-    whole = State().apply_all(messages).encoded()
-    state = State()
+    whole = FoldState().apply_all(messages).encoded()
+    state = FoldState()
     begin = 0
     for end in [*sorted(min(cut, len(messages)) for cut in cuts), len(messages)]:
-        state = State.decoded(state.encoded()).apply_all(messages[begin:end])
+        state = FoldState.decoded(state.encoded()).apply_all(messages[begin:end])
         begin = end
     assert state.encoded() == whole
     msgspec.json.decode(whole)

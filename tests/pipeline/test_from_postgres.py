@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from headwater.pipeline.changes import FollowedTable
 from headwater.pipeline.from_postgres import FromPostgres
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.job import JobEnvironment
+from headwater.pipeline.postgres_reader import FollowedTable
 from headwater.postgres import slots
 from headwater.postgres.connecting import connect
 from tests.pipeline.test_to_postgres import running
@@ -42,7 +42,7 @@ def test_several_tables_one_slot_a_schema_change_and_a_stream_for_each_key(
             slot="several",
             publication="several",
         )
-        around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
+        around = JobEnvironment(streams.root, str(tmp_path), postgres=postgres_url)
         with running(spark, job, around):
             # Both tables are followed from here on; before, rows would come with the first copy.
             eventually(lambda: count_of_copies(postgres_url, "several"), lambda found: found == 2)
@@ -64,7 +64,7 @@ def test_a_crash_of_postgres_repeats_and_loses_nothing_and_a_dropped_slot_stops_
         with psycopg.connect(own.url, autocommit=True) as sql:
             sql.execute("CREATE TABLE items (id int PRIMARY KEY)")
         job = FromPostgres(name="crashing", tables=(FollowedTable("items", "crash-out", "rows"),))
-        around = Surroundings(streams.root, str(tmp_path), postgres=own.url)
+        around = JobEnvironment(streams.root, str(tmp_path), postgres=own.url)
         with running(spark, job, around) as query:
             for round_ in range(3):
                 with psycopg.connect(own.url, autocommit=True) as sql:

@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from headwater.pipeline.loading import Loaded, Part, load, statements
+from headwater.pipeline.loading import BatchPart, LoadResult, load, statements
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connecting import Connection, SetUpWrong, connect
@@ -61,10 +61,10 @@ def test_any_mixture_is_in_the_table_or_among_the_letters_and_again_changes_noth
             for n in range(chance.randrange(1, 120))
         ]
         events = batch(values, f"stream {seed}")
-        part = Part("job", "query", seed, 0)
+        part = BatchPart("job", "query", seed, 0)
         bad = sum(value in kinds for value in values)
-        assert load(connection, how, part, events, LIMIT) == Loaded(len(values) - bad, bad)
-        assert load(connection, how, part, events, LIMIT) == Loaded(len(values) - bad, bad)
+        assert load(connection, how, part, events, LIMIT) == LoadResult(len(values) - bad, bad)
+        assert load(connection, how, part, events, LIMIT) == LoadResult(len(values) - bad, bad)
         rows = connection.execute(
             "SELECT ds_offset, payload FROM session_events WHERE stream_name = %s ORDER BY id", [f"stream {seed}"]
         ).fetchall()
@@ -84,10 +84,10 @@ def test_a_trouble_of_the_database_leaves_nothing_behind(connection: Connection)
     how = statements(connection, REFERENCE)
     connection.execute("SET default_transaction_read_only = on")
     with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-        load(connection, how, Part("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT)
+        load(connection, how, BatchPart("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT)
     connection.execute("SET default_transaction_read_only = off")
     assert connection.execute("SELECT count(*) FROM headwater.dead_letters").fetchone() == (0,)
-    assert load(connection, how, Part("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT) == Loaded(1, 1)
+    assert load(connection, how, BatchPart("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT) == LoadResult(1, 1)
 
 
 def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused(connection: Connection) -> None:
@@ -105,8 +105,8 @@ def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused
     assert connection.execute("SELECT id FROM session_events").fetchall() == [(1,)], "the first one is kept"
     tables.prepare(connection, REFERENCE)
     tables.prepare(connection, REFERENCE)
-    loaded = load(connection, statements(connection, REFERENCE), Part("j", "q", 0, 0), batch([b"{}"]), LIMIT)
-    assert loaded == Loaded(1, 0)
+    loaded = load(connection, statements(connection, REFERENCE), BatchPart("j", "q", 0, 0), batch([b"{}"]), LIMIT)
+    assert loaded == LoadResult(1, 0)
     with pytest.raises(SetUpWrong, match="no column nowhere"):
         tables.prepare(connection, Mapped(REFERENCE.table, {**SESSION_EVENTS, "nowhere": "x"}, {}))
 
@@ -125,8 +125,8 @@ def test_a_table_that_we_make_is_the_documents_and_takes_rows_of_an_application(
     assert columns["payload"] == ("jsonb", "NO")
     for _ in range(2):
         connection.execute("INSERT INTO session_events (stream_name, event_type, payload) VALUES ('s', 'own', '{}')")
-    loaded = load(connection, statements(connection, REFERENCE), Part("j", "q", 0, 0), batch([b"{}"]), LIMIT)
-    assert loaded == Loaded(1, 0)
+    loaded = load(connection, statements(connection, REFERENCE), BatchPart("j", "q", 0, 0), batch([b"{}"]), LIMIT)
+    assert loaded == LoadResult(1, 0)
     assert connection.execute("SELECT count(*) FROM session_events").fetchone() == (3,)
 
 
@@ -168,7 +168,7 @@ def upgraded(connection: Connection, numbers: range = range(3)) -> None:
 
 
 def bring(connection: Connection, events: pa.Table, mapped: Mapped = REFERENCE) -> None:
-    loaded = load(connection, statements(connection, mapped), Part("job", "q", 0, 0), events, LIMIT)
+    loaded = load(connection, statements(connection, mapped), BatchPart("job", "q", 0, 0), events, LIMIT)
     assert loaded.events + loaded.dead == events.num_rows
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.probe import Probe
 from tests.serving import Server, serve
 from tests.waiting import wait_until
@@ -29,8 +29,8 @@ def attended(probe: Probe, until: str) -> None:
 def test_an_event_arrives_and_nothing_is_left(
     spark: SparkSession, server: Server, postgres_url: str, tmp_path: Path
 ) -> None:
-    surroundings = Surroundings(f"{server.url}/v1/stream", str(tmp_path), postgres=postgres_url)
-    probe = Probe(spark, surroundings)
+    environment = JobEnvironment(f"{server.url}/v1/stream", str(tmp_path), postgres=postgres_url)
+    probe = Probe(spark, environment)
     assert "on its way" in probe.not_ready
     attended(probe, "")
     with psycopg.connect(postgres_url) as connection:
@@ -47,7 +47,7 @@ def test_a_database_that_does_not_answer_is_told_and_tried_again(
     spark: SparkSession, server: Server, tmp_path: Path
 ) -> None:
     nowhere = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1"
-    probe = Probe(spark, Surroundings(f"{server.url}/v1/stream", str(tmp_path), postgres=nowhere))
+    probe = Probe(spark, JobEnvironment(f"{server.url}/v1/stream", str(tmp_path), postgres=nowhere))
     probe._wait_max_s = 0.5
     attended(probe, "did not arrive")
     assert "could not be used" in probe.not_ready
@@ -55,5 +55,5 @@ def test_a_database_that_does_not_answer_is_told_and_tried_again(
 
 def test_a_token_that_may_not_create_streams_is_no_reason_to_wait(tmp_path: Path) -> None:
     with serve(DS_AUTH__TOKEN="the-one-and-only-token") as closed:
-        surroundings = Surroundings(f"{closed.url}/v1/stream", str(tmp_path), "another", "postgresql://unused")
-        attended(Probe(cast(Any, "no Spark is needed"), surroundings), "")
+        environment = JobEnvironment(f"{closed.url}/v1/stream", str(tmp_path), "another", "postgresql://unused")
+        attended(Probe(cast(Any, "no Spark is needed"), environment), "")

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.cli import main
-from headwater.pipeline.query import Call, rewritten
+from headwater.pipeline.query import TableCall, rewritten
 from headwater.spark.query_errors import error_sentence
 from tests.pipeline.buckets import Bucket
 from tests.serving import Server
@@ -36,14 +36,14 @@ from tests.spark.streams import Streams
 def test_only_our_calls_with_plain_texts_are_replaced(
     text: str, result: str | None, calls: list[tuple[str, ...]]
 ) -> None:
-    seen: list[Call] = []
+    seen: list[TableCall] = []
 
-    def view(call: Call) -> str:
+    def view(call: TableCall) -> str:
         seen.append(call)
         return f"v{len(seen) - 1}"
 
     assert rewritten(text, view) == (text if result is None else result)
-    assert seen == [Call(function, tuple(arguments)) for function, *arguments in calls]
+    assert seen == [TableCall(function, tuple(arguments)) for function, *arguments in calls]
 
 
 @pytest.mark.parametrize(

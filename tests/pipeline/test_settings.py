@@ -26,8 +26,8 @@ def test_without_a_file_the_reference_is_what_runs(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     environ = {"DS_SERVER_URL": "http://server:4437", "POSTGRES_URL": "postgresql://u@db/d", "ELECTRIC_URL": "http://e"}
     settings = load(None, environ)
-    assert settings.surroundings.streams == "http://server:4437/v1/stream"
-    assert settings.surroundings.postgres == "postgresql://u@db/d"
+    assert settings.environment.streams == "http://server:4437/v1/stream"
+    assert settings.environment.postgres == "postgresql://u@db/d"
     items, events = settings.jobs()
     assert isinstance(items, FromPostgres)
     assert isinstance(events, ToPostgres)
@@ -61,8 +61,8 @@ def test_a_file_says_what_runs_and_flags_come_last(tmp_path: Path) -> None:
         """,
     )
     settings = load(file, {"DS_SERVER_URL": "http://two:2"}, {"server": "http://three:3/v1/stream/", "master": None})
-    assert settings.surroundings.streams == "http://three:3/v1/stream"
-    assert settings.surroundings.checkpoint("x") == "s3a://bucket/places/x"
+    assert settings.environment.streams == "http://three:3/v1/stream"
+    assert settings.environment.checkpoint("x") == "s3a://bucket/places/x"
     assert [job.name for job in settings.jobs()] == ["pg-items", "orders", "archive"]
 
 

@@ -12,7 +12,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from headwater.pipeline.loading import Part, load, statements
+from headwater.pipeline.loading import BatchPart, load, statements
 from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
@@ -47,7 +47,7 @@ class Sync:
         found = self.query.tables()
         if found:
             how = statements(self._connection, MAPPED)
-            load(self._connection, how, Part("job", "q", 0, 0), pa.Table.from_batches(found), 1 << 20)
+            load(self._connection, how, BatchPart("job", "q", 0, 0), pa.Table.from_batches(found), 1 << 20)
 
     def commit(self) -> None:
         self.query.place = self.query.planned

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from headwater.pipeline.job import Job, Surroundings
+from headwater.pipeline.job import Job, JobEnvironment
 from headwater.pipeline.to_postgres import ToPostgres
 from tests.pipeline.waiting import eventually
 from tests.postgres.databases import database
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def running(spark: SparkSession, job: Job, surroundings: Surroundings) -> Iterator[StreamingQuery]:
-    query = job.start(spark, surroundings)
+def running(spark: SparkSession, job: Job, environment: JobEnvironment) -> Iterator[StreamingQuery]:
+    query = job.start(spark, environment)
     try:
         yield query
     finally:
@@ -42,7 +42,7 @@ def count(url: str, table: str) -> Callable[[], int]:
 def test_events_come_once_in_order_with_their_offsets_and_the_columns_of_the_reference(
     spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
 ) -> None:
-    around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
+    around = JobEnvironment(streams.root, str(tmp_path), postgres=postgres_url)
     job = ToPostgres(name="sessions-in-order", streams=("session-order",))
     event = {"key": "user:alice", "type": "presence", "operation": "set", "value": {"status": "online"}}
     with running(spark, job, around):
@@ -74,7 +74,7 @@ def test_a_stream_that_is_deleted_and_created_again_brings_its_events_without_ma
     spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
 ) -> None:
     """Streams can be deleted after they are synced. The new events have the offsets of the old ones."""
-    around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
+    around = JobEnvironment(streams.root, str(tmp_path), postgres=postgres_url)
     job = ToPostgres(name="sessions-again", streams=("session-again",))
 
     def keys() -> list[str]:
@@ -125,7 +125,7 @@ def test_what_is_not_a_row_goes_to_the_dead_letters_and_blocks_nothing(
     mixed = [*good[:10], bad[0], bad[1], *good[10:20], bad[2], bad[3], bad[4], *good[20:], bad[5], bad[6]]
     streams.create("orders-dead")
     streams.append("orders-dead", [[one] if isinstance(one, list) else one for one in mixed])
-    around = Surroundings(streams.root, str(tmp_path), postgres=postgres_url)
+    around = JobEnvironment(streams.root, str(tmp_path), postgres=postgres_url)
     with running(spark, job, around):
         eventually(count(postgres_url, "orders"), lambda found: found >= len(good))
         eventually(count(postgres_url, "headwater.dead_letters"), lambda found: found >= len(bad) + 1)
@@ -152,7 +152,7 @@ def test_a_database_that_is_down_is_waited_for_and_nothing_is_lost(
     spark: SparkSession, streams: Streams, tmp_path: Path
 ) -> None:
     with database() as own:
-        around = Surroundings(streams.root, str(tmp_path), postgres=own.url)
+        around = JobEnvironment(streams.root, str(tmp_path), postgres=own.url)
         with running(spark, ToPostgres(name="while-down", streams=("while-down",)), around) as query:
             streams.append("while-down", [{"n": 0}])
             eventually(count(own.url, "session_events"), lambda found: found == 1)

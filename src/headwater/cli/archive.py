@@ -95,7 +95,7 @@ def run(
 ) -> None:
     """Archive streams until Ctrl-C."""
     from headwater.pipeline.archive.job import Archive
-    from headwater.pipeline.job import Surroundings
+    from headwater.pipeline.job import JobEnvironment
 
     job = configured(
         lambda: Archive(
@@ -119,7 +119,7 @@ def run(
     with _archive_errors():
         run_job(
             job,
-            Surroundings(stream_root(url), places, token, ca_file=str(ca_file or "")),
+            JobEnvironment(stream_root(url), places, token, ca_file=str(ca_file or "")),
             master,
             progress,
             metrics_port,

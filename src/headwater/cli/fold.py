@@ -50,7 +50,7 @@ def fold(
 ) -> None:
     """Fold streams of changes to their current state, and keep it so until Ctrl-C."""
     from headwater.pipeline.fold.job import Fold
-    from headwater.pipeline.job import Surroundings
+    from headwater.pipeline.job import JobEnvironment
 
     if table and not postgres:
         raise CommandError("--table needs a database: set --postgres or POSTGRES_URL", USAGE)
@@ -69,7 +69,7 @@ def fold(
     )
     run_job(
         job,
-        Surroundings(stream_root(url), checkpoints, token, postgres, str(ca_file or "")),
+        JobEnvironment(stream_root(url), checkpoints, token, postgres, str(ca_file or "")),
         master,
         progress,
         metrics_port,

@@ -45,16 +45,16 @@ def query(
     Names are as in other commands: chat/1 is a stream of /v1/stream/, /ds/bucket/chat-1 one of a bucket. stream() takes
     a schema for the fields of JSON messages as its second text: stream('orders', 'id long, total double').
     """
-    from headwater.pipeline.job import Surroundings
+    from headwater.pipeline.job import JobEnvironment
     from headwater.pipeline.session import SparkMissingError, spark_session
 
-    surroundings = Surroundings(stream_root(url), "", token, ca_file=str(ca_file or ""))
+    environment = JobEnvironment(stream_root(url), "", token, ca_file=str(ca_file or ""))
     try:
         with readers_may_leave(), spark_session("headwater query", master) as spark:
-            from headwater.pipeline.query import Catalog
+            from headwater.pipeline.query import QueryViews
 
             try:
-                _print(Catalog(spark, surroundings).sql(text), style, limit)
+                _print(QueryViews(spark, environment).sql(text), style, limit)
             except Exception as error:
                 raise _failure(error) from None
     except SparkMissingError as error:
@@ -66,13 +66,13 @@ def _failure(error: Exception) -> Exception:
     from pyspark.errors import PySparkException
 
     from headwater.pipeline.archive.errors import ArchiveError
-    from headwater.pipeline.query import QueryTrouble
+    from headwater.pipeline.query import QueryError
     from headwater.spark.errors import HeadwaterError, StreamMissing
     from headwater.spark.query_errors import error_sentence
 
     if isinstance(error, StreamMissing):
         return CommandError(str(error).split(" It was never")[0], MISSING)
-    if isinstance(error, QueryTrouble):
+    if isinstance(error, QueryError):
         return CommandError(str(error), USAGE)
     if isinstance(error, ArchiveError | HeadwaterError):
         return CommandError(str(error))

@@ -19,7 +19,7 @@ from headwater.cli.remote import STREAM_ROOT
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headwater.pipeline.job import Job, Surroundings
+    from headwater.pipeline.job import Job, JobEnvironment
     from headwater.pipeline.status import QueryStatus
 
 _STATUS_REPEAT_S: Final = 10.0
@@ -63,7 +63,7 @@ def configured(make: Callable[[], Any]) -> Any:
 
 
 def run_job(
-    job: Job, surroundings: Surroundings, master: str, progress: bool | None, metrics_port: int | None = None
+    job: Job, environment: JobEnvironment, master: str, progress: bool | None, metrics_port: int | None = None
 ) -> None:
     """Run one job until it ends, fails for good, or is stopped by a signal."""
     from contextlib import ExitStack, closing
@@ -71,7 +71,7 @@ def run_job(
 
     from headwater.pipeline.endpoint import Endpoint, EndpointError
     from headwater.pipeline.session import SparkMissingError, spark_session
-    from headwater.pipeline.supervisor import COMMAND, POLL_S, Supervisor, stop_on_signals
+    from headwater.pipeline.supervisor import COMMAND, POLL_S, JobSupervisor, stop_on_signals
     from headwater.spark.progress import ProgressMetrics
     from headwater.spark.status import StatusStream
 
@@ -88,15 +88,15 @@ def run_job(
             status = stack.enter_context(
                 closing(
                     StatusStream(
-                        surroundings.streams,
-                        token=surroundings.token,
-                        ca_file=surroundings.ca_file,
+                        environment.streams,
+                        token=environment.token,
+                        ca_file=environment.ca_file,
                         repeat_s=_STATUS_REPEAT_S,
                     )
                 )
             )
             stack.enter_context(stop_on_signals(stop))
-            supervisor = Supervisor(spark, surroundings, [job], COMMAND)
+            supervisor = JobSupervisor(spark, environment, [job], COMMAND)
             (current,) = supervisor.statuses
             try:
                 while not stop.is_set() and not supervisor.is_finished:

@@ -18,7 +18,7 @@ from headwater.pipeline.session import spark_session
 from headwater.pipeline.settings import PipelineSettings
 from headwater.pipeline.slot_monitor import SlotMonitor
 from headwater.pipeline.status import QueryStatus, StatusMetrics
-from headwater.pipeline.supervisor import POLL_S, RestartPolicy, Supervisor, stop_on_signals
+from headwater.pipeline.supervisor import POLL_S, JobSupervisor, RestartPolicy, stop_on_signals
 from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres.connecting import named
 from headwater.spark.status import StatusStream
@@ -60,10 +60,10 @@ class Application:
             log.info("metrics and readiness on http://%s:%d", general.metrics_host, endpoint.port)
             log.info("Spark %s on %s; database %s", spark.version, spark.sparkContext.master, named(general.postgres))
             policy = RestartPolicy(general.restart_wait, general.restart_wait_max)
-            supervisor = Supervisor(
-                spark, settings.surroundings, jobs, policy, lambda name: metrics.failures.labels(name).inc()
+            supervisor = JobSupervisor(
+                spark, settings.environment, jobs, policy, lambda name: metrics.failures.labels(name).inc()
             )
-            probe = Probe(spark, settings.surroundings) if general.probe and _has_table(jobs) else None
+            probe = Probe(spark, settings.environment) if general.probe and _has_table(jobs) else None
             status = _status_stream(settings)
             with closing(SlotMonitor(general.postgres, supervisor)) as slots:
                 try:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from headwater.pipeline.changes import FollowedTable, Following
-from headwater.pipeline.job import Surroundings
-from headwater.pipeline.postgres_format import NAME, PLAN, register
+from headwater.pipeline.job import JobEnvironment
+from headwater.pipeline.postgres_reader import FollowedTable, ReaderPlan
+from headwater.pipeline.postgres_source import NAME, PLAN, register
 from headwater.pipeline.server import create_streams
 from headwater.pipeline.stream_job import MIB, JobName
 from headwater.postgres import tables
@@ -54,12 +54,12 @@ class FromPostgres(BaseModel):
     def target(self) -> str:
         return ", ".join(dict.fromkeys(one.stream for one in self.tables))
 
-    def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
+    def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
         register(spark)
-        create_streams(surroundings.connection(), [one.stream for one in self.tables if "{key}" not in one.stream])
+        create_streams(environment.connection(), [one.stream for one in self.tables if "{key}" not in one.stream])
         if self.create_items:
-            self._create_items(surroundings)
-        following = Following(
+            self._create_items(environment)
+        following = ReaderPlan(
             self.slot,
             self.publication,
             self.tables,
@@ -69,28 +69,28 @@ class FromPostgres(BaseModel):
         )
         changes = (
             spark.readStream.format(NAME)
-            .option("url", surroundings.postgres)
+            .option("url", environment.postgres)
             .option(PLAN, msgspec.json.encode(following).decode())
             .load()
         )
         return (
             changes.writeStream.format("headwater")
             .queryName(self.name)
-            .options(**surroundings.options)
+            .options(**environment.options)
             .option("createMissing", "true")
             .option("orderBy", "position")
-            .option("checkpointLocation", surroundings.checkpoint(self.name))
+            .option("checkpointLocation", environment.checkpoint(self.name))
             .trigger(processingTime="0 seconds")
             .start()
         )
 
-    def _create_items(self, surroundings: Surroundings) -> None:
+    def _create_items(self, environment: JobEnvironment) -> None:
         def make(connection: Connection) -> None:
             for one in self.tables:
                 if one.table.rpartition(".")[2] == "items":
                     tables.prepare_items(connection, table_name(one.table))
 
-        database = Waiting(surroundings.postgres, self.wait_max)
+        database = Waiting(environment.postgres, self.wait_max)
         try:
             database.run(make)
         finally:

@@ -1,6 +1,6 @@
 """What a job of the pipeline is: a name, and a streaming query that can be started again from where it was.
 
-Invariant: a job's checkpoint lies under its own name in the surroundings' checkpoint directory, so that jobs of one
+Invariant: a job's checkpoint lies under its own name in the environment' checkpoint directory, so that jobs of one
 application never share state, and a job keeps its place when others are added or removed.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class JobEnvironment:
     """What every job of an application works with."""
 
     streams: str
@@ -61,5 +61,5 @@ class Job(Protocol):
     def target(self) -> str:
         """What it writes, for people."""
 
-    def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
+    def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
         """Start the query, or go on where it was."""

@@ -49,7 +49,7 @@ _WITH_INCARNATION: Final = r"^[0-9a-f]{16}_[0-9a-f]{16}_[0-9a-f]{16}$"
 _PLACE_LENGTH: Final = 33
 
 
-class Statements(msgspec.Struct, frozen=True):
+class LoadStatements(msgspec.Struct, frozen=True):
     """How events become rows of one table (see `postgres.tables`)."""
 
     table: str
@@ -58,8 +58,8 @@ class Statements(msgspec.Struct, frozen=True):
     adoption: str
 
 
-def statements(connection: Connection, mapped: Mapped) -> Statements:
-    return Statements(
+def statements(connection: Connection, mapped: Mapped) -> LoadStatements:
+    return LoadStatements(
         mapped.table.text,
         tables.insertion(connection, mapped),
         tables.only_new(connection, mapped),
@@ -68,7 +68,7 @@ def statements(connection: Connection, mapped: Mapped) -> Statements:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class BatchPart:
     """Which events these are: what a task of a batch brings."""
 
     job: str
@@ -78,19 +78,21 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadResult:
     events: int
     dead: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Letter:
+class _DeadLetter:
     row: int
     reason: str
     detail: str
 
 
-def load(connection: Connection, how: Statements, part: Part, events: pa.Table, event_bytes_max: int) -> Loaded:
+def load(
+    connection: Connection, how: LoadStatements, part: BatchPart, events: pa.Table, event_bytes_max: int
+) -> LoadResult:
     """`events` has the columns stream, offset, position, content_type and value (bytes), each stream in order."""
     events = _with_places(events)
     letters, rows = _sorted_out(events, event_bytes_max)
@@ -108,10 +110,10 @@ def load(connection: Connection, how: Statements, part: Part, events: pa.Table, 
         connection.execute(
             _NOTE, [part.job, part.query, part.partition, part.batch, events.num_rows - len(letters), len(letters)]
         )
-    return Loaded(events.num_rows - len(letters), len(letters))
+    return LoadResult(events.num_rows - len(letters), len(letters))
 
 
-def _may_be_there(connection: Connection, how: Statements, rows: pa.Table) -> bool:
+def _may_be_there(connection: Connection, how: LoadStatements, rows: pa.Table) -> bool:
     """Whether an event of the batch may be in the table under another key: as a row without an incarnation."""
     pairs = rows.select(["stream", "incarnation"]).group_by(["stream", "incarnation"]).aggregate([]).to_pydict()
     incarnations = dict(zip(pairs["stream"], pairs["incarnation"], strict=True))
@@ -132,10 +134,10 @@ def _may_be_there(connection: Connection, how: Statements, rows: pa.Table) -> bo
     return any(decided[stream] == incarnation for stream, incarnation in incarnations.items())
 
 
-def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_Letter]:
+def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_DeadLetter]:
     """Everything at once; where that fails because of a row, halves, until the row is alone."""
     numbers: list[int] = rows["n"].to_pylist()
-    letters: list[_Letter] = []
+    letters: list[_DeadLetter] = []
     waiting = [(0, len(numbers) - 1)]
     while waiting:
         first, last = waiting.pop()
@@ -148,7 +150,7 @@ def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_Let
             if not is_about_a_row(error):
                 raise
             if first == last:
-                letters.append(_Letter(numbers[first], _reason(error), _detail(error)))
+                letters.append(_DeadLetter(numbers[first], _reason(error), _detail(error)))
                 continue
             middle = (first + last) // 2
             # The left half is taken first, so that rows keep their order.
@@ -156,7 +158,7 @@ def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_Let
     return letters
 
 
-def _sorted_out(events: pa.Table, event_bytes_max: int) -> tuple[list[_Letter], pa.Table]:
+def _sorted_out(events: pa.Table, event_bytes_max: int) -> tuple[list[_DeadLetter], pa.Table]:
     """Events that cannot be rows, told without the database; and the others, numbered, as staging takes them."""
     count = events.num_rows
     values = events["value"].combine_chunks()
@@ -216,12 +218,12 @@ def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, pa.BooleanArray]:
         return pa.array(texts, pa.string()), pa.array(spoiled)
 
 
-def _why(number: int, is_json: bool, too_big: bool, event_bytes_max: int) -> _Letter:
+def _why(number: int, is_json: bool, too_big: bool, event_bytes_max: int) -> _DeadLetter:
     if not is_json:
-        return _Letter(number, "not-json", "The stream's content type is not application/json.")
+        return _DeadLetter(number, "not-json", "The stream's content type is not application/json.")
     if too_big:
-        return _Letter(number, "too-big", f"The event has more than {event_bytes_max} bytes.")
-    return _Letter(number, "not-an-object", "The event is not a JSON object, so it has no fields.")
+        return _DeadLetter(number, "too-big", f"The event has more than {event_bytes_max} bytes.")
+    return _DeadLetter(number, "not-an-object", "The event is not a JSON object, so it has no fields.")
 
 
 def _reason(error: psycopg.Error) -> str:
@@ -233,7 +235,7 @@ def _detail(error: psycopg.Error) -> str:
     return " ".join(part for part in parts if part)[:_DETAIL_MAX]
 
 
-def _post(connection: Connection, job: str, event: dict[str, object], letter: _Letter) -> None:
+def _post(connection: Connection, job: str, event: dict[str, object], letter: _DeadLetter) -> None:
     values = {name: event[name] for name in ("stream", "incarnation", "content_type", "value")}
     told = {"job": job, "offset": event["ds_offset"], "reason": letter.reason, "detail": letter.detail}
     connection.execute(_LETTER, values | told)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import sql
 
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.server import JSON, client
 from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres.catalog import table_name
@@ -45,10 +45,10 @@ class Probe:
     """Call `poll` every moment; `not_ready` is empty once an event has arrived. All in the caller's thread: Spark looks
     data sources up in the session of the thread."""
 
-    def __init__(self, spark: SparkSession, surroundings: Surroundings) -> None:
+    def __init__(self, spark: SparkSession, environment: JobEnvironment) -> None:
         self.not_ready = "the first event is on its way through the pipeline"
         self._spark = spark
-        self._surroundings = surroundings
+        self._surroundings = environment
         self._wait_max_s = _ATTEMPT_S
         self._begun_at = 0.0
         self._next_at = 0.0

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from headwater.pipeline.archive.reading import read_archive
-from headwater.pipeline.fold.remote import Publisher, latest_snapshot, publisher, state_at
+from headwater.pipeline.fold.snapshot_client import SnapshotClient, latest_snapshot, snapshot_client, state_at
 from headwater.spark.errors import StreamMissing
 from headwater.spark.options import Connection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from headwater.pipeline.job import Surroundings
+    from headwater.pipeline.job import JobEnvironment
 
 _TEXT: Final = r"'(?:[^'\\]|\\.|'')*'"
 _WORDS: Final = re.compile(
@@ -47,24 +47,24 @@ _BUCKETS: Final = "/ds/"
 STATE: Final = "stream string, type string, key string, value string, offset string"
 
 
-class QueryTrouble(Exception):
+class QueryError(Exception):
     """A table function that is called in a way that it cannot be; says how."""
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TableCall:
     function: str
     arguments: tuple[str, ...]
 
 
-def rewritten(text: str, view: Callable[[Call], str]) -> str:
+def rewritten(text: str, view: Callable[[TableCall], str]) -> str:
     """The text with each call of ours replaced by what `view` says."""
 
     def replaced(found: re.Match[str]) -> str:
         if found["function"] is None:
             return found[0]
         arguments = tuple(_unquoted(one) for one in _ARGUMENT.findall(found["arguments"]))
-        return view(Call(found["function"].lower(), arguments))
+        return view(TableCall(found["function"].lower(), arguments))
 
     return _WORDS.sub(replaced, text)
 
@@ -73,22 +73,22 @@ def _unquoted(literal: str) -> str:
     return _ESCAPED.sub(lambda found: found[1] or "'", literal[1:-1])
 
 
-class Catalog:
+class QueryViews:
     """Makes a view of each thing that a query names."""
 
-    def __init__(self, spark: SparkSession, surroundings: Surroundings) -> None:
+    def __init__(self, spark: SparkSession, environment: JobEnvironment) -> None:
         self._spark = spark
-        self._surroundings = surroundings
-        self._views: dict[Call, str] = {}
+        self._surroundings = environment
+        self._views: dict[TableCall, str] = {}
 
     def sql(self, text: str) -> DataFrame:
         return self._spark.sql(rewritten(text, self._view))
 
-    def _view(self, call: Call) -> str:
+    def _view(self, call: TableCall) -> str:
         if call not in self._views:
             make, most = self._functions()[call.function]
             if len(call.arguments) > most:
-                raise QueryTrouble(f"{call.function}() takes {'one text' if most == 1 else 'one or two texts'}.")
+                raise QueryError(f"{call.function}() takes {'one text' if most == 1 else 'one or two texts'}.")
             name = f"_headwater_{len(self._views)}"
             make(*call.arguments).createOrReplaceTempView(name)
             self._views[call] = name
@@ -143,7 +143,7 @@ class Catalog:
         """The same for all streams of a bucket whose names begin so."""
         connection, local = self._locate(prefix)
         if not connection.bucket:
-            raise QueryTrouble("states() works on buckets: /ds/BUCKET/ and, if not all, how the names begin.")
+            raise QueryError("states() works on buckets: /ds/BUCKET/ and, if not all, how the names begin.")
         with _client(connection) as client:
             return self._states(connection, client.listing(local))
 
@@ -171,9 +171,9 @@ class _client:
     """A client of the driver, whose connections are closed behind it."""
 
     def __init__(self, connection: Connection) -> None:
-        self._client = Publisher(connection)
+        self._client = SnapshotClient(connection)
 
-    def __enter__(self) -> Publisher:
+    def __enter__(self) -> SnapshotClient:
         return self._client
 
     def __exit__(self, *_: object) -> None:
@@ -187,7 +187,7 @@ class StateTask:
         self._connection = connection
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        client = publisher(self._connection)
+        client = snapshot_client(self._connection)
         for batch in batches:
             for stream in batch.column("stream").to_pylist():
                 rows = self._rows(client, stream)
@@ -196,7 +196,7 @@ class StateTask:
                     columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
                     yield pa.RecordBatch.from_arrays(columns, names)
 
-    def _rows(self, client: Publisher, stream: str) -> list[tuple[Any, ...]]:
+    def _rows(self, client: SnapshotClient, stream: str) -> list[tuple[Any, ...]]:
         try:
             end = client.head(stream).offset
             state = state_at(client, stream, end) or latest_snapshot(client, stream).state

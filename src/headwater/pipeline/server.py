@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from headwater.pipeline.job import Surroundings
+from headwater.pipeline.job import JobEnvironment
 from headwater.spark.errors import ServerRefused, StreamMissing
 from headwater.spark.options import Connection
 from headwater.spark.protocol import Client, connect
@@ -12,8 +12,8 @@ from headwater.spark.protocol import Client, connect
 JSON = "application/json"
 
 
-def client(surroundings: Surroundings, retry_timeout_s: float = 120.0) -> Client:
-    return connect(surroundings.connection(retry_timeout_s=retry_timeout_s))
+def client(environment: JobEnvironment, retry_timeout_s: float = 120.0) -> Client:
+    return connect(environment.connection(retry_timeout_s=retry_timeout_s))
 
 
 def create_streams(connection: Connection, names: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a pipeline does: its jobs and surroundings, from a TOML file, the environment, and flags; the later wins.
+"""What a pipeline does: its jobs and environment, from a TOML file, the environment, and flags; the later wins.
 
 Without a file it does what the reference sync service does: the table `items` goes to the stream `pg-items`, the stream
 `session-events` to the table `session_events`. Invariant: settings in hand are complete and valid; a name that is no
@@ -19,7 +19,7 @@ from headwater.config import ConfigError
 from headwater.pipeline.archive.job import Archive
 from headwater.pipeline.fold.job import Fold
 from headwater.pipeline.from_postgres import FromPostgres
-from headwater.pipeline.job import Job, Surroundings
+from headwater.pipeline.job import Job, JobEnvironment
 from headwater.pipeline.to_postgres import ToPostgres
 
 log = logging.getLogger("headwater.pipeline")
@@ -39,7 +39,7 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class General(_Section):
+class PipelineSection(_Section):
     """Where the server and the database are, and how the application runs."""
 
     server: str = Field("http://localhost:4437", description="The server's address, with or without `/v1/stream`.")
@@ -79,16 +79,16 @@ class General(_Section):
 
 
 class PipelineSettings(_Section):
-    pipeline: General = General()
+    pipeline: PipelineSection = PipelineSection()
     to_postgres: tuple[ToPostgres, ...] = ()
     from_postgres: tuple[FromPostgres, ...] = ()
     fold: tuple[Fold, ...] = ()
     archive: tuple[Archive, ...] = ()
 
     @property
-    def surroundings(self) -> Surroundings:
+    def environment(self) -> JobEnvironment:
         general = self.pipeline
-        return Surroundings(general.server, general.checkpoints, general.token, general.postgres, general.ca_file)
+        return JobEnvironment(general.server, general.checkpoints, general.token, general.postgres, general.ca_file)
 
     def jobs(self) -> list[Job]:
         """Every configured job. Two jobs of one name would share a checkpoint, so that is an error."""

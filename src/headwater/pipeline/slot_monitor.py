@@ -10,7 +10,7 @@ import psycopg
 
 from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.status import error_state, slot_value
-from headwater.pipeline.supervisor import SupervisedJob, Supervisor
+from headwater.pipeline.supervisor import JobSupervisor, SupervisedJob
 from headwater.postgres import slots, snapshots
 from headwater.postgres.connecting import Connection, connect
 
@@ -22,7 +22,7 @@ _INTERVAL_S: Final = 5.0
 class SlotMonitor:
     """Call `poll()` regularly; it looks every five seconds. `values` has the status of each slot."""
 
-    def __init__(self, postgres: str, supervisor: Supervisor) -> None:
+    def __init__(self, postgres: str, supervisor: JobSupervisor) -> None:
         self.values: dict[str, dict[str, Any]] = {}
         self._postgres = postgres
         self._supervisor = supervisor

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from headwater.pipeline.job import Surroundings
+    from headwater.pipeline.job import JobEnvironment
     from headwater.spark.options import Connection
 
 JobName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
@@ -44,19 +44,19 @@ class StreamJob(BaseModel):
         root = f"/ds/{self.bucket}/" if self.bucket else ""
         return ", ".join(root + name for name in self.streams) or f"{root}{self.prefix}*"
 
-    def connection(self, surroundings: Surroundings) -> Connection:
+    def connection(self, environment: JobEnvironment) -> Connection:
         """For requests outside the query, with the names that `streams` uses."""
-        return surroundings.connection(self.bucket)
+        return environment.connection(self.bucket)
 
-    def source_options(self, surroundings: Surroundings) -> dict[str, Any]:
+    def source_options(self, environment: JobEnvironment) -> dict[str, Any]:
         """Options of the Spark source for the selected streams."""
         selected = {"bucket": self.bucket, "streams": ",".join(self.streams), "prefix": self.prefix}
-        return {**surroundings.options, **{name: value for name, value in selected.items() if value}}
+        return {**environment.options, **{name: value for name, value in selected.items() if value}}
 
     def start_batches(
         self,
         spark: SparkSession,
-        surroundings: Surroundings,
+        environment: JobEnvironment,
         columns: str,
         options: Mapping[str, str | int],
         process: Callable[[DataFrame, int], None],
@@ -67,10 +67,10 @@ class StreamJob(BaseModel):
         query = (
             spark.readStream.format("headwater")
             .schema(columns)
-            .options(**self.source_options(surroundings), **options)
+            .options(**self.source_options(environment), **options)
             .load()
             .writeStream.queryName(self.name)
             .foreachBatch(process)
-            .option("checkpointLocation", surroundings.checkpoint(self.name))
+            .option("checkpointLocation", environment.checkpoint(self.name))
         )
         return (query.trigger(availableNow=True) if once else query.trigger(processingTime="0 seconds")).start()

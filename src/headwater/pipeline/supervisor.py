@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from headwater.pipeline.job import Job, Surroundings
+from headwater.pipeline.job import Job, JobEnvironment
 from headwater.pipeline.status import QueryStatus, describe_job, error_state
 from headwater.spark.query_errors import error_sentence
 
@@ -79,11 +79,11 @@ class SupervisedJob:
 
 
 @dataclass(slots=True)
-class Supervisor:
+class JobSupervisor:
     """Call `poll()` regularly from the thread that has the Spark session; it never waits."""
 
     spark: SparkSession
-    surroundings: Surroundings
+    environment: JobEnvironment
     jobs: Sequence[Job]
     policy: RestartPolicy = SERVICE
     on_failure: Callable[[str], None] = lambda _: None
@@ -136,7 +136,7 @@ class Supervisor:
 
     def _start(self, one: SupervisedJob) -> None:
         try:
-            one.query = one.job.start(self.spark, self.surroundings)
+            one.query = one.job.start(self.spark, self.environment)
         except Exception as error:
             self._on_error(one, error)
             return

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Literal, Self
 import msgspec
 from pydantic import Field, model_validator
 
-from headwater.pipeline.events import Filling
-from headwater.pipeline.job import Surroundings
-from headwater.pipeline.loading import Statements, statements
-from headwater.pipeline.postgres_format import NAME, PLAN, register
+from headwater.pipeline.job import JobEnvironment
+from headwater.pipeline.loading import LoadStatements, statements
+from headwater.pipeline.postgres_source import NAME, PLAN, register
+from headwater.pipeline.postgres_writer import WriterPlan
 from headwater.pipeline.server import create_streams
 from headwater.pipeline.stream_job import MIB, JobName, StreamJob
 from headwater.postgres import tables
@@ -54,24 +54,24 @@ class ToPostgres(StreamJob):
     def target(self) -> str:
         return f"table {self.table}"
 
-    def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
+    def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
         register(spark)
-        create_streams(self.connection(surroundings), self.streams)
+        create_streams(self.connection(environment), self.streams)
         mapped = Mapped(table_name(self.table), self.columns, self.types)
 
-        def prepare(connection: Connection) -> Statements:
+        def prepare(connection: Connection) -> LoadStatements:
             tables.prepare(connection, mapped)
             return statements(connection, mapped)
 
-        database = Waiting(surroundings.postgres, self.wait_max)
+        database = Waiting(environment.postgres, self.wait_max)
         try:
             prepared = database.run(prepare)
         finally:
             database.close()
-        filling = Filling(self.name, prepared, self.event_bytes_max, self.wait_max)
+        filling = WriterPlan(self.name, prepared, self.event_bytes_max, self.wait_max)
         events = (
             spark.readStream.format("headwater")
-            .options(**self.source_options(surroundings))
+            .options(**self.source_options(environment))
             .option("valueType", "binary")
             .option("onGone", self.on_gone)
             .option("maxBytesPerBatch", str(self.batch_bytes_max))
@@ -83,9 +83,9 @@ class ToPostgres(StreamJob):
             events.select("stream", "offset", "position", "content_type", "value")
             .writeStream.format(NAME)
             .queryName(self.name)
-            .option("url", surroundings.postgres)
+            .option("url", environment.postgres)
             .option(PLAN, msgspec.json.encode(filling).decode())
-            .option("checkpointLocation", surroundings.checkpoint(self.name))
+            .option("checkpointLocation", environment.checkpoint(self.name))
             .trigger(processingTime="0 seconds")
             .start()
         )

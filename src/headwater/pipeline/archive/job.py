@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from headwater.pipeline.job import Surroundings
+    from headwater.pipeline.job import JobEnvironment
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -77,7 +77,7 @@ class Archive(StreamJob):
     def target(self) -> str:
         return str(self.lake)
 
-    def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
+    def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
         table = self.table()
         maintenance = ArchiveMaintenance(self.lake, 0 if self.once else self.compact_every_s, self.keep_s)
         trimmed: dict[str, ArchivedPosition] = {}
@@ -87,11 +87,11 @@ class Archive(StreamJob):
             assert query, "a batch belongs to a query"
             rows = self.run(table, batch, query, batch_id)
             log.info("archive %s: batch %d: %d rows", self.name, batch_id, rows)
-            self.trim_streams(table, surroundings, trimmed)
+            self.trim_streams(table, environment, trimmed)
             maintenance.run_if_due()
 
         options = {"onGone": self.on_gone, "maxBytesPerBatch": self.batch_bytes, **self._starting_offsets(table)}
-        return self.start_batches(spark, surroundings, COLUMNS, options, archive_batch, once=self.once)
+        return self.start_batches(spark, environment, COLUMNS, options, archive_batch, once=self.once)
 
     def table(self) -> ArchiveTable:
         table = ArchiveTable(self.lake)
@@ -129,7 +129,7 @@ class Archive(StreamJob):
         return files, streams
 
     def trim_streams(
-        self, table: ArchiveTable, surroundings: Surroundings, trimmed: dict[str, ArchivedPosition]
+        self, table: ArchiveTable, environment: JobEnvironment, trimmed: dict[str, ArchivedPosition]
     ) -> int:
         """Let the server delete what is archived, as configured; how many streams were trimmed.
 
@@ -140,7 +140,7 @@ class Archive(StreamJob):
         before_ms = (datetime.now(UTC).timestamp() - self.trim_after_s) * 1000 if self.trim_after_s else None
         positions = self._selected(table.positions(before_ms))
         safe = [(stream, end) for stream, end in positions.items() if trimmed.get(stream) != end]
-        count = trim(self.connection(surroundings), TrimMethod(self.trim), self.lake, safe)
+        count = trim(self.connection(environment), TrimMethod(self.trim), self.lake, safe)
         trimmed.update(safe)
         return count
 

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from headwater.pipeline.archive.files import ArchivedPosition
-from headwater.pipeline.fold.remote import Publisher, state_at
+from headwater.pipeline.fold.snapshot_client import SnapshotClient, state_at
 from headwater.spark.errors import StreamMissing
 from headwater.spark.offsets import are_of_two_streams, split_token
 from headwater.spark.options import Connection
@@ -35,7 +35,7 @@ class TrimMethod(StrEnum):
 
 def trim(connection: Connection, method: TrimMethod, lake: Path, safe: Iterable[tuple[str, ArchivedPosition]]) -> int:
     """Publish a snapshot at each of these offsets, unless the stream has a newer one; how many were published."""
-    client = Publisher(connection)
+    client = SnapshotClient(connection)
     try:
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="headwater-trim") as pool:
             return sum(pool.map(lambda one: _trim(client, method, lake, *one), safe))
@@ -43,7 +43,7 @@ def trim(connection: Connection, method: TrimMethod, lake: Path, safe: Iterable[
         client.disconnect()
 
 
-def _trim(client: Publisher, method: TrimMethod, lake: Path, stream: str, place: ArchivedPosition) -> bool:
+def _trim(client: SnapshotClient, method: TrimMethod, lake: Path, stream: str, place: ArchivedPosition) -> bool:
     try:
         head = client.head(stream)
         if are_of_two_streams(place.offset, head.offset):

@@ -45,7 +45,7 @@ Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StateChange:
     effect: Effect
     key: Key
     value: bytes
@@ -53,23 +53,23 @@ class Change:
     """Spelled as a session's event, not as the state protocol's."""
 
 
-class _Headers(msgspec.Struct):
+class _StateHeaders(msgspec.Struct):
     operation: str | None = None
     control: str | None = None
 
 
-class _Event(msgspec.Struct):
+class _StateMessage(msgspec.Struct):
     key: str | None = None
     type: str = ""
     operation: str | None = None
     value: msgspec.Raw = msgspec.Raw(b"null")
-    headers: _Headers | None = None
+    headers: _StateHeaders | None = None
 
 
-_decode = msgspec.json.Decoder(_Event).decode
+_decode = msgspec.json.Decoder(_StateMessage).decode
 
 
-def change_of(message: bytes) -> Change | None:
+def change_of(message: bytes) -> StateChange | None:
     """What a message does; None for one that is no change, such as a bare number or another kind of event."""
     try:
         event = _decode(message)
@@ -77,9 +77,9 @@ def change_of(message: bytes) -> Change | None:
         return None
     headers = event.headers
     if headers is not None and headers.control == RESET:
-        return Change(Effect.RESET, ("", ""), NULL, session=False)
+        return StateChange(Effect.RESET, ("", ""), NULL, session=False)
     in_headers = headers.operation if headers is not None else None
     effect = EFFECTS.get(in_headers or event.operation or "")
     if effect is None or event.key is None:
         return None
-    return Change(effect, (event.type, event.key), bytes(event.value), session=in_headers is None)
+    return StateChange(effect, (event.type, event.key), bytes(event.value), session=in_headers is None)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
-from headwater.pipeline.fold.remote import Publisher, publisher
-from headwater.pipeline.fold.task import SCHEMA, TOTALS, FoldTask, Totals
+from headwater.pipeline.fold.snapshot_client import SnapshotClient, snapshot_client
+from headwater.pipeline.fold.task import SCHEMA, TOTALS, FoldTask, FoldTotals
 from headwater.pipeline.stream_job import JobName, StreamJob
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from headwater.pipeline.job import Surroundings
+    from headwater.pipeline.job import JobEnvironment
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -58,12 +58,12 @@ class Fold(StreamJob):
     def target(self) -> str:
         return self.table or "snapshots"
 
-    def start(self, spark: SparkSession, surroundings: Surroundings) -> StreamingQuery:
-        if self.table and not surroundings.postgres:
+    def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
+        if self.table and not environment.postgres:
             raise ValueError(f"fold {self.name!r} has a table but there is no database: set POSTGRES_URL")
-        task = self.task(surroundings)
+        task = self.task(environment)
         if self.table:
-            self._prepare_table(spark, surroundings, task)
+            self._prepare_table(spark, environment, task)
 
         def fold_batch(batch: DataFrame, batch_id: int) -> None:
             totals = self.run(batch, task)
@@ -72,39 +72,39 @@ class Fold(StreamJob):
         # What a snapshot of ours stands for is gone from the stream, and streams come and go: neither is an error.
         # A place that does not join the rows is seen, and read from the snapshot.
         options: dict[str, str | int] = {"onGone": "skip", "maxBytesPerBatch": self.batch_bytes}
-        return self.start_batches(spark, surroundings, COLUMNS, options, fold_batch, once=self.once)
+        return self.start_batches(spark, environment, COLUMNS, options, fold_batch, once=self.once)
 
-    def run(self, batch: DataFrame, task: FoldTask) -> Totals:
+    def run(self, batch: DataFrame, task: FoldTask) -> FoldTotals:
         """Fold a batch of rows of any order."""
         shares = batch.repartition(self.tasks, "stream").sortWithinPartitions("stream", "position")
         rows = shares.mapInArrow(task, SCHEMA).collect()
-        return Totals(*(sum(row[name] for row in rows) for name in TOTALS))
+        return FoldTotals(*(sum(row[name] for row in rows) for name in TOTALS))
 
-    def task(self, surroundings: Surroundings) -> FoldTask:
+    def task(self, environment: JobEnvironment) -> FoldTask:
         return FoldTask(
-            self.connection(surroundings),
+            self.connection(environment),
             self.snapshots,
             self.every,
             self.parallel,
             self.table,
-            surroundings.postgres if self.table else "",
+            environment.postgres if self.table else "",
         )
 
-    def _prepare_table(self, spark: SparkSession, surroundings: Surroundings, task: FoldTask) -> None:
+    def _prepare_table(self, spark: SparkSession, environment: JobEnvironment, task: FoldTask) -> None:
         """Make it, and put in what only snapshots still hold."""
         from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - only where there is a table
 
-        with connect(surroundings.postgres) as connection:
+        with connect(environment.postgres) as connection:
             FoldTable(connection, self.table).create_missing()
         if not self.bucket:
             return
-        names = list(self.streams) or self._listed(surroundings)
+        names = list(self.streams) or self._listed(environment)
         if names:
             frame = spark.createDataFrame([(name,) for name in sorted(names)], "stream string")
             frame.repartition(self.tasks, "stream").mapInArrow(SeedTask(task), SCHEMA).collect()
 
-    def _listed(self, surroundings: Surroundings) -> list[str]:
-        client = Publisher(self.connection(surroundings))
+    def _listed(self, environment: JobEnvironment) -> list[str]:
+        client = SnapshotClient(self.connection(environment))
         try:
             return client.listing(self.prefix)
         finally:
@@ -120,8 +120,8 @@ class SeedTask:
     def __call__(self, batches: Any) -> Any:
         from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - only where there is a table
 
-        client = publisher(self._task.connection)
-        totals = Totals()
+        client = snapshot_client(self._task.connection)
+        totals = FoldTotals()
         for batch in batches:
             with connect(self._task.postgres) as connection:
                 table = FoldTable(connection, self._task.table)

@@ -2,7 +2,7 @@
 
 A snapshot is the shortest list of messages that gives the state: one per entry, sorted by type and key, as a JSON
 array. So whoever can apply messages can apply a snapshot, and reading one back is folding it.
-Invariant: equal states have equal bytes, and `State.decoded(state.encoded()) == state`.
+Invariant: equal states have equal bytes, and `FoldState.decoded(state.encoded()) == state`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from headwater.pipeline.fold.appending import appended
-from headwater.pipeline.fold.changes import Change, Effect, Key, change_of
+from headwater.pipeline.fold.changes import Effect, Key, StateChange, change_of
 
 CONTENT_TYPE = "application/json"
 
@@ -21,12 +21,12 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _text = msgspec.json.Encoder().encode
 
 
-class NotAFold(Exception):
+class SnapshotFormatError(Exception):
     """A snapshot that somebody else published, in a form of their own."""
 
 
 @dataclass(slots=True)
-class Entry:
+class StateEntry:
     """What a key holds: a value, and the chunks that came since it was last put together."""
 
     _value: bytes | None
@@ -45,13 +45,13 @@ class Entry:
         self._chunks.append(chunk)
 
 
-class State:
+class FoldState:
     """What a stream's messages come to. `apply` them in order."""
 
     __slots__ = ("entries", "ignored", "touched", "was_reset")
 
     def __init__(self) -> None:
-        self.entries: dict[Key, Entry] = {}
+        self.entries: dict[Key, StateEntry] = {}
         self.ignored = 0
         """Messages that are no change."""
         self.touched: set[Key] = set()
@@ -68,23 +68,23 @@ class State:
         else:
             self.change(change)
 
-    def apply_all(self, messages: Iterable[bytes]) -> State:
+    def apply_all(self, messages: Iterable[bytes]) -> FoldState:
         for message in messages:
             self.apply(message)
         return self
 
-    def change(self, change: Change) -> None:
+    def change(self, change: StateChange) -> None:
         key = change.key
         match change.effect:
             case Effect.PUT:
-                self.entries[key] = Entry(change.value, change.session)
+                self.entries[key] = StateEntry(change.value, change.session)
             case Effect.REMOVE:
                 self.entries.pop(key, None)
             case Effect.APPEND:
                 if key in self.entries:
                     self.entries[key].append(change.value)
                 else:
-                    self.entries[key] = Entry(change.value, change.session)
+                    self.entries[key] = StateEntry(change.value, change.session)
             case Effect.RESET:
                 self.entries.clear()
                 self.touched.clear()
@@ -97,21 +97,21 @@ class State:
         return b"[" + b",".join(_spelled(key, self.entries[key]) for key in sorted(self.entries)) + b"]"
 
     @classmethod
-    def decoded(cls, snapshot: bytes) -> State:
+    def decoded(cls, snapshot: bytes) -> FoldState:
         """A state from its snapshot, as if its messages had come."""
         state = cls()
         try:
             messages = _elements(snapshot)
         except msgspec.MsgspecError as error:
-            raise NotAFold(f"it is not a JSON array of messages ({error})") from None
+            raise SnapshotFormatError(f"it is not a JSON array of messages ({error})") from None
         state.apply_all(bytes(message) for message in messages)
         if state.ignored:
-            raise NotAFold(f"{state.ignored} of its {len(messages)} elements are no changes")
+            raise SnapshotFormatError(f"{state.ignored} of its {len(messages)} elements are no changes")
         state.touched.clear()
         return state
 
 
-def _spelled(key: Key, entry: Entry) -> bytes:
+def _spelled(key: Key, entry: StateEntry) -> bytes:
     """The message that gives this entry."""
     kind, name = key
     head = b'{"type":%b,"key":%b' % (_text(kind), _text(name)) if kind else b'{"key":%b' % _text(name)

@@ -18,9 +18,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from headwater.pipeline.fold.changes import Change, Effect, Key, change_of
-from headwater.pipeline.fold.remote import Base, Message, Publisher, latest_snapshot
-from headwater.pipeline.fold.state import Entry, State
+from headwater.pipeline.fold.changes import Effect, Key, StateChange, change_of
+from headwater.pipeline.fold.snapshot_client import FoldBase, SnapshotClient, StreamMessage, latest_snapshot
+from headwater.pipeline.fold.state import FoldState, StateEntry
 from headwater.spark.errors import OffsetGone, StreamMissing, StreamRecreated
 from headwater.spark.offsets import BEGINNING, are_of_two_streams, split_token
 
@@ -35,7 +35,7 @@ def connect(url: str) -> psycopg.Connection[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class FoldTableResult:
     streams: int
     entries: int
     ignored: int
@@ -62,30 +62,30 @@ class FoldTable:
                 " position bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())"
             )
 
-    def take(self, client: Publisher, batch: Mapping[str, list[Message]]) -> Written:
+    def take(self, client: SnapshotClient, batch: Mapping[str, list[StreamMessage]]) -> FoldTableResult:
         """Fold the next messages of some streams into their rows, all or nothing."""
         with self._connection.transaction():
             places = self._lock(sorted(batch))
-            news: dict[str, _News] = {}
+            news: dict[str, _PendingChanges] = {}
             for stream, rows in batch.items():
                 try:
-                    found = self._news(client, stream, places[stream], rows)
+                    found = self._pending(client, stream, places[stream], rows)
                 except StreamMissing as missing:
                     log.warning("%s Its rows stay as they are.", missing)
                     continue
                 if found is not None:
                     news[stream] = found
             entries = self._write(news) if news else 0
-        return Written(len(news), entries, sum(one.state.ignored for one in news.values()))
+        return FoldTableResult(len(news), entries, sum(one.state.ignored for one in news.values()))
 
-    def seed(self, client: Publisher, streams: Iterable[str]) -> Written:
+    def seed(self, client: SnapshotClient, streams: Iterable[str]) -> FoldTableResult:
         """Streams whose beginning a snapshot stands for, and which may stay silent for long."""
-        snapshots: dict[str, list[Message]] = {}
+        snapshots: dict[str, list[StreamMessage]] = {}
         for stream in streams:
             offset = client.head(stream).snapshot
             if offset is not None:
-                snapshots[stream] = [Message(split_token(offset)[0] - 1, offset, b"")]
-        return self.take(client, snapshots) if snapshots else Written(0, 0, 0)
+                snapshots[stream] = [StreamMessage(split_token(offset)[0] - 1, offset, b"")]
+        return self.take(client, snapshots) if snapshots else FoldTableResult(0, 0, 0)
 
     # -- what there is to do -----------------------------------------------------------------------------------------
 
@@ -101,10 +101,12 @@ class FoldTable:
         )
         return dict(locked.fetchall())
 
-    def _news(self, client: Publisher, stream: str, place: str, rows: list[Message]) -> _News | None:
+    def _news(
+        self, client: SnapshotClient, stream: str, place: str, rows: list[StreamMessage]
+    ) -> _PendingChanges | None:
         end = rows[-1].offset
         position = split_token(place)[0]
-        state = State()
+        state = FoldState()
         if are_of_two_streams(place, end):
             if are_of_two_streams(end, client.head(stream).offset):
                 log.info("stream %r was created again: messages up to %s are of the old one", stream, end)
@@ -120,15 +122,15 @@ class FoldTable:
             state.was_reset = True
         if rows[0].position <= position:
             messages: Iterable[bytes] = (row.value for row in rows if row.position >= position)
-            return _News.of(end, state, messages)
+            return _PendingChanges.of(end, state, messages)
         try:
-            return _News.of(end, state, client.messages(stream, place, end))
+            return _PendingChanges.of(end, state, client.messages(stream, place, end))
         except StreamRecreated as recreated:
             log.info("%s Its rows stay as they are until messages of the new stream arrive.", recreated)
             return None
         except OffsetGone:
-            snapshot: Base = latest_snapshot(client, stream)
-            restored = _News(max(end, snapshot.offset), snapshot.state)
+            snapshot: FoldBase = latest_snapshot(client, stream)
+            restored = _PendingChanges(max(end, snapshot.offset), snapshot.state)
             restored.state.was_reset = True
             restored.state.touched = set(snapshot.state.entries)
             if snapshot.position < split_token(end)[0]:
@@ -137,7 +139,7 @@ class FoldTable:
 
     # -- doing it ----------------------------------------------------------------------------------------------------
 
-    def _write(self, news: Mapping[str, _News]) -> int:
+    def _write(self, news: Mapping[str, _PendingChanges]) -> int:
         self._load_bases(news)
         reset = [stream for stream, one in news.items() if one.resets]
         if reset:
@@ -179,7 +181,7 @@ class FoldTable:
         )
         return count
 
-    def _load_bases(self, news: Mapping[str, _News]) -> None:
+    def _load_bases(self, news: Mapping[str, _PendingChanges]) -> None:
         """What chunks are appended to. Every other operation needs to know nothing of what was there."""
         wanted = [
             (stream, *key)
@@ -197,23 +199,23 @@ class FoldTable:
             [list(column) for column in zip(*wanted, strict=True)],
         )
         for stream, kind, key, value in found:
-            news[stream].state.entries[kind, key] = Entry(value.encode(), session=True)
+            news[stream].state.entries[kind, key] = StateEntry(value.encode(), session=True)
 
     def _run(self, text: str, arguments: list[Any] | None = None) -> psycopg.Cursor[Any]:
         composed = sql.SQL(text).format(table=self._table, places=self._places)
         return self._connection.execute(composed, arguments)
 
 
-class _News:
+class _PendingChanges:
     """What is to be folded into the rows of one stream."""
 
-    def __init__(self, end: str, state: State) -> None:
+    def __init__(self, end: str, state: FoldState) -> None:
         self.end = end
         self.state = state
-        self._changes: list[Change] = []
+        self._changes: list[StateChange] = []
 
     @classmethod
-    def of(cls, end: str, state: State, messages: Iterable[bytes]) -> _News:
+    def of(cls, end: str, state: FoldState, messages: Iterable[bytes]) -> _PendingChanges:
         news = cls(end, state)
         news.add(messages)
         return news

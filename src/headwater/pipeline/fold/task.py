@@ -14,7 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.pipeline.fold.remote import Message, Publisher, publisher, state_at
+from headwater.pipeline.fold.snapshot_client import SnapshotClient, StreamMessage, snapshot_client, state_at
 from headwater.spark.errors import StreamMissing
 from headwater.spark.offsets import split_token
 from headwater.spark.options import Connection
@@ -30,7 +30,7 @@ SCHEMA: Final = ", ".join(f"{name} long" for name in TOTALS)
 
 
 @dataclass(slots=True)
-class Totals:
+class FoldTotals:
     """What came of a task or a batch."""
 
     streams: int = 0
@@ -58,8 +58,8 @@ class FoldTask:
     postgres: str = field(default="", repr=False)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        totals = Totals()
-        client = publisher(self.connection)
+        totals = FoldTotals()
+        client = snapshot_client(self.connection)
         with ThreadPoolExecutor(self.parallel, thread_name_prefix="headwater-fold") as pool:
             for chunk in _chunks(_by_stream(batches)):
                 totals.streams += len(chunk)
@@ -73,7 +73,7 @@ class FoldTask:
                         totals.bytes += size
         yield totals.batch()
 
-    def _to_table(self, client: Publisher, chunk: Mapping[str, list[Message]], totals: Totals) -> None:
+    def _to_table(self, client: SnapshotClient, chunk: Mapping[str, list[StreamMessage]], totals: FoldTotals) -> None:
         from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - not every node needs psycopg
 
         with connect(self.postgres) as connection:
@@ -81,7 +81,7 @@ class FoldTask:
         totals.entries += written.entries
         totals.ignored += written.ignored
 
-    def _publish(self, client: Publisher, stream: str, rows: list[Message]) -> tuple[int, int]:
+    def _publish(self, client: SnapshotClient, stream: str, rows: list[StreamMessage]) -> tuple[int, int]:
         """Messages that were no change, and the size of the snapshot if one was published."""
         end = rows[-1].offset
         try:
@@ -99,9 +99,9 @@ class FoldTask:
         return state.ignored, len(body) if client.publish(stream, end, body) else 0
 
 
-def _by_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, list[Message]]]:
+def _by_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, list[StreamMessage]]]:
     name: str | None = None
-    rows: list[Message] = []
+    rows: list[StreamMessage] = []
     for batch in batches:
         columns = (batch.column(column).to_pylist() for column in ("stream", "position", "offset", "value"))
         for stream, position, offset, value in zip(*columns, strict=True):
@@ -109,13 +109,13 @@ def _by_stream(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, list[Me
                 if name is not None:
                     yield name, rows
                 name, rows = stream, []
-            rows.append(Message(position, offset, value))
+            rows.append(StreamMessage(position, offset, value))
     if name is not None:
         yield name, rows
 
 
-def _chunks(streams: Iterator[tuple[str, list[Message]]]) -> Iterator[dict[str, list[Message]]]:
-    chunk: dict[str, list[Message]] = {}
+def _chunks(streams: Iterator[tuple[str, list[StreamMessage]]]) -> Iterator[dict[str, list[StreamMessage]]]:
+    chunk: dict[str, list[StreamMessage]] = {}
     size = 0
     for stream, rows in streams:
         chunk[stream] = rows

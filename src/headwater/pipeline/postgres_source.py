@@ -11,8 +11,8 @@ import msgspec
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from headwater.pipeline.changes import ChangesReader, Following
-from headwater.pipeline.events import EventsWriter, Filling
+from headwater.pipeline.postgres_reader import PostgresReader, ReaderPlan
+from headwater.pipeline.postgres_writer import PostgresWriter, WriterPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ PLAN: Final = "plan"
 
 
 class PostgresSource(DataSource):
-    """`plan` holds a `Following` (source) or a `Filling` (sink) as JSON; `url`, which Spark hides, the database."""
+    """`plan` holds a `ReaderPlan` (source) or a `WriterPlan` (sink) as JSON; `url`, which Spark hides, the database."""
 
     @classmethod
     def name(cls) -> str:
@@ -38,11 +38,11 @@ class PostgresSource(DataSource):
             ]
         )
 
-    def streamReader(self, schema: StructType) -> ChangesReader:
-        return ChangesReader(self.options["url"], msgspec.json.decode(self.options[PLAN], type=Following))
+    def streamReader(self, schema: StructType) -> PostgresReader:
+        return PostgresReader(self.options["url"], msgspec.json.decode(self.options[PLAN], type=ReaderPlan))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> EventsWriter:
-        return EventsWriter(self.options["url"], msgspec.json.decode(self.options[PLAN], type=Filling))
+    def streamWriter(self, schema: StructType, overwrite: bool) -> PostgresWriter:
+        return PostgresWriter(self.options["url"], msgspec.json.decode(self.options[PLAN], type=WriterPlan))
 
 
 def register(spark: SparkSession) -> None:

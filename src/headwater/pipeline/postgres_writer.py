@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from headwater.pipeline.loading import Loaded, Part, Statements, load
+from headwater.pipeline.loading import BatchPart, LoadResult, LoadStatements, load
 from headwater.postgres.connecting import Waiting
 
 log = logging.getLogger("headwater.pipeline")
@@ -25,17 +25,17 @@ QUERY_ID_PROPERTY = "sql.streaming.queryId"
 BATCH_ID_PROPERTY = "streaming.sql.batchId"
 
 
-class Filling(msgspec.Struct, frozen=True):
+class WriterPlan(msgspec.Struct, frozen=True):
     """What a task must know to fill a table."""
 
     job: str
-    statements: Statements
+    statements: LoadStatements
     event_bytes_max: int
     wait_max_s: float
 
 
 @dataclass
-class Filled(WriterCommitMessage):
+class WriteResult(WriterCommitMessage):
     events: int
     dead: int
 
@@ -46,36 +46,36 @@ def waiting(url: str, wait_max_s: float) -> Waiting:
     return Waiting(url, wait_max_s)
 
 
-class EventsWriter(DataSourceStreamArrowWriter):
+class PostgresWriter(DataSourceStreamArrowWriter):
     """Rows with the columns stream, offset, position, content_type and value."""
 
-    def __init__(self, url: str, filling: Filling) -> None:
+    def __init__(self, url: str, filling: WriterPlan) -> None:
         self._url = url
         self._filling = filling
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Filled:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteResult:
         batches = list(iterator)
         events = pa.Table.from_batches(batches) if batches else None
         if events is None or not events.num_rows:
-            return Filled(0, 0)
+            return WriteResult(0, 0)
         task = TaskContext.get()
         assert task is not None, "rows are written in tasks"
         filling = self._filling
-        part = Part(
+        part = BatchPart(
             filling.job,
             task.getLocalProperty(QUERY_ID_PROPERTY) or "",
             int(task.getLocalProperty(BATCH_ID_PROPERTY) or -1),
             task.partitionId(),
         )
 
-        def bring(connection: object) -> Loaded:
+        def bring(connection: object) -> LoadResult:
             return load(connection, filling.statements, part, events, filling.event_bytes_max)  # type: ignore[arg-type]
 
         loaded = waiting(self._url, filling.wait_max_s).run(bring)
-        return Filled(loaded.events, loaded.dead)
+        return WriteResult(loaded.events, loaded.dead)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        done = [one for one in messages if isinstance(one, Filled)]
+        done = [one for one in messages if isinstance(one, WriteResult)]
         dead = sum(one.dead for one in done)
         if dead:
             log.warning(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from headwater.pipeline.fold.state import CONTENT_TYPE, NotAFold, State
+from headwater.pipeline.fold.state import CONTENT_TYPE, FoldState, SnapshotFormatError
 from headwater.spark import bounded
 from headwater.spark.errors import HeadwaterError, OffsetGone, StreamMissing, StreamRecreated
 from headwater.spark.offsets import BEGINNING, at, split_token
@@ -25,17 +25,17 @@ _ATTEMPTS: Final = 5
 """How often a state is begun anew because somebody else published a snapshot meanwhile."""
 
 
-class FoldTrouble(HeadwaterError):
+class FoldError(HeadwaterError):
     """A stream that cannot be folded as it is."""
 
 
 @functools.lru_cache(maxsize=16)
-def publisher(connection: Connection) -> Publisher:
+def snapshot_client(connection: Connection) -> SnapshotClient:
     """The client of this process."""
-    return Publisher(connection)
+    return SnapshotClient(connection)
 
 
-class Publisher(Client):
+class SnapshotClient(Client):
     """A client that can publish snapshots too. Only streams of a bucket have them."""
 
     def publish(self, stream: str, offset: str, body: bytes, content_type: str = CONTENT_TYPE) -> bool:
@@ -59,7 +59,7 @@ class Publisher(Client):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class StreamMessage:
     """One row of a batch."""
 
     position: int
@@ -69,10 +69,10 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class FoldBase:
     """A state to go on from, and how far it goes."""
 
-    state: State
+    state: FoldState
     offset: str = BEGINNING
 
     @property
@@ -80,28 +80,30 @@ class Base:
         return split_token(self.offset)[0]
 
 
-def latest_snapshot(client: Publisher, stream: str) -> Base:
+def latest_snapshot(client: SnapshotClient, stream: str) -> FoldBase:
     """The state that the stream's snapshot holds, or the empty one before its first message."""
     for _ in range(_ATTEMPTS):
         offset = client.head(stream).snapshot
         if offset is None:
-            return Base(State())
+            return FoldBase(FoldState())
         try:
             snapshot = client.snapshot(stream, offset)
         except StreamMissing:
             # Superseded between the two requests, or the stream is gone; HEAD will tell which.
             continue
         try:
-            return Base(State.decoded(snapshot.body), offset)
-        except NotAFold as error:
-            raise FoldTrouble(
+            return FoldBase(FoldState.decoded(snapshot.body), offset)
+        except SnapshotFormatError as error:
+            raise FoldError(
                 f"Stream {stream!r}: its snapshot at {offset} ({snapshot.content_type}) was not made by a fold:"
                 f" {error}. Messages before it are gone, so the stream cannot be folded; leave it out."
             ) from None
-    raise FoldTrouble(f"Stream {stream!r}: its snapshot changes faster than it can be read. Who else publishes there?")
+    raise FoldError(f"Stream {stream!r}: its snapshot changes faster than it can be read. Who else publishes there?")
 
 
-def state_at(client: Publisher, stream: str, end: str, rows: list[Message] | None = None) -> State | None:
+def state_at(
+    client: SnapshotClient, stream: str, end: str, rows: list[StreamMessage] | None = None
+) -> FoldState | None:
     """The state at `end`, from the latest snapshot and what lies behind it.
 
     None if that snapshot is at `end` already, or the stream that `end` belongs to was deleted.
@@ -124,5 +126,5 @@ def state_at(client: Publisher, stream: str, end: str, rows: list[Message] | Non
                 continue
             # Age or size dropped its beginning, as its owner allowed: what is left is what there is to fold.
             log.warning("%s Folding from %s.", gone, gone.earliest)
-            return State().apply_all(client.messages(stream, gone.earliest, end))
-    raise FoldTrouble(f"Stream {stream!r}: it is trimmed faster than it can be read. Who else publishes snapshots?")
+            return FoldState().apply_all(client.messages(stream, gone.earliest, end))
+    raise FoldError(f"Stream {stream!r}: it is trimmed faster than it can be read. Who else publishes snapshots?")

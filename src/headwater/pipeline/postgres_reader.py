@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
 
-from headwater.pipeline.events import waiting
+from headwater.pipeline.postgres_writer import waiting
 from headwater.postgres import slots, snapshots
 from headwater.postgres.catalog import TableName, made_types, primary_key, table_name
 from headwater.postgres.connecting import Connection
@@ -74,7 +74,7 @@ class FollowedTable:
         return frozenset(self.operations or (("insert",) if self.format == "rows" else everything))
 
 
-class Following(msgspec.Struct, frozen=True):
+class ReaderPlan(msgspec.Struct, frozen=True):
     """Which tables are followed by which slot."""
 
     slot: str
@@ -120,10 +120,10 @@ class ChangesTask(InputPartition):
         return f"ChangesTask({lsn_to_text(self.start)}, {lsn_to_text(self.end)}, {len(self.pieces)} pieces)"
 
 
-class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One per query, in a Python process beside the driver; tasks get a copy that only reads."""
 
-    def __init__(self, url: str, following: Following) -> None:
+    def __init__(self, url: str, following: ReaderPlan) -> None:
         self._url = url
         self._following = following
         self._tables = {table_name(one.table): one for one in following.tables}
