@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import threading
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,10 @@ import psycopg
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from headwater.pipeline import postgres_reader
 from headwater.pipeline.postgres_reader import FollowedTable, PostgresReader, ReaderPlan
 from headwater.postgres import slots
-from headwater.postgres.connecting import connect
+from headwater.postgres.connecting import SetUpWrong, connect
 
 TABLES = (
     FollowedTable("busy", "busy", "changes"),
@@ -228,4 +230,145 @@ def test_a_slot_that_somebody_moved_or_dropped_stops_the_query(tables: str) -> N
         expect(query.step, "is gone")
         slots.create(connection, "by_hand")
         expect(query.step, "made it anew")
+    query.reader.stop()
+
+
+# -- tables of every shape ---------------------------------------------------------------------------------------------
+
+
+def finish(query: Query) -> None:
+    while query.step():
+        pass
+
+
+def follow_one(url: str, table: FollowedTable) -> Query:
+    """A query that has read the first copy and waits for changes."""
+    query = Query(url, (table,))
+    finish(query)
+    return query
+
+
+def test_a_partitioned_table_is_followed_under_its_own_name(tables: str) -> None:
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute(
+            "CREATE TABLE parts (id int, day date, n int, PRIMARY KEY (id, day)) PARTITION BY RANGE (day);"
+            "CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM ('2026-01-01') TO ('2026-02-01');"
+            "CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM ('2026-02-01') TO ('2026-03-01')"
+        )
+        sql.execute("INSERT INTO parts VALUES (1, '2026-01-05', 0), (2, '2026-02-05', 0)")
+        query = Query(tables, (*TABLES, FollowedTable("parts", "parts", "changes", full_rows=True)))
+        finish(query)
+        query.crash()
+        sql.execute("INSERT INTO parts VALUES (3, '2026-02-06', 0)")
+        sql.execute("UPDATE parts SET n = 1 WHERE id < 3")
+        sql.execute("UPDATE parts SET day = '2026-02-07' WHERE id = 1")
+        sql.execute("DELETE FROM parts WHERE id = 2")
+        sql.execute("INSERT INTO log (t) VALUES ('other tables are followed')")
+    finish(query)
+    assert sorted((row["id"], row["day"], row["n"]) for row in folded(query.of("parts")).values()) == [
+        (1, "2026-02-07", 1),
+        (3, "2026-02-06", 0),
+    ]
+    assert [one["t"] for one in query.of("log")] == ["other tables are followed"]
+    query.reader.stop()
+
+
+def test_a_table_without_a_key_can_still_be_updated_by_its_application(tables: str) -> None:
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute("CREATE TABLE nokey (a int, b text)")
+        query = follow_one(tables, FollowedTable("nokey", "nokey", "envelopes"))
+        sql.execute("INSERT INTO nokey VALUES (1, 'x'), (2, 'y')")
+        sql.execute("UPDATE nokey SET b = 'z' WHERE a = 1")
+        sql.execute("DELETE FROM nokey WHERE a = 2")
+    finish(query)
+    assert [(one["op"], one["before"], one["after"]) for one in query.of("nokey")] == [
+        ("c", None, {"a": 1, "b": "x"}),
+        ("c", None, {"a": 2, "b": "y"}),
+        ("u", {"a": 1, "b": "x"}, {"a": 1, "b": "z"}),
+        ("d", {"a": 2, "b": "y"}, None),
+    ]
+    query.reader.stop()
+    keyed = Query(tables, (FollowedTable("nokey", "nokey", "changes"),))
+    with pytest.raises(SetUpWrong, match="has no primary key"):
+        keyed.step()
+    keyed.reader.stop()
+
+
+def test_a_chosen_key_is_in_every_delete_and_change_of_key(tables: str) -> None:
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute("CREATE TABLE users (id int PRIMARY KEY, email text NOT NULL, name text)")
+        sql.execute("INSERT INTO users VALUES (1, 'a@x', 'A'), (2, 'b@x', 'B')")
+        query = follow_one(tables, FollowedTable("users", "users", "changes", key=("email",)))
+        sql.execute("UPDATE users SET email = 'c@x' WHERE id = 1")
+        sql.execute("DELETE FROM users WHERE id = 2")
+    finish(query)
+    changes = [(one["key"], one["headers"]["operation"]) for one in query.of("users")]
+    assert changes[2:] == [("a@x", "delete"), ("c@x", "insert"), ("b@x", "delete")]
+    query.reader.stop()
+
+
+def test_generated_columns_are_in_neither_copy_nor_changes(tables: str) -> None:
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute(
+            "CREATE TABLE sums (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, n int,"
+            " twice int GENERATED ALWAYS AS (n * 2) STORED)"
+        )
+        sql.execute("INSERT INTO sums (n) VALUES (1)")
+        query = follow_one(tables, FollowedTable("sums", "sums", "changes"))
+        sql.execute("INSERT INTO sums (n) VALUES (2)")
+    finish(query)
+    assert [one["value"] for one in query.of("sums")] == [{"id": 1, "n": 1}, {"id": 2, "n": 2}]
+    query.reader.stop()
+
+
+@pytest.mark.parametrize("meanwhile", ["running", "stopped"])
+def test_a_recreated_table_is_reset_copied_and_followed_again(
+    tables: str, meanwhile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_reader, "_CHECK_INTERVAL_S", 0.0)
+    query = Query(tables)
+    finish(query)
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute("UPDATE busy SET n = 7 WHERE id < 10")
+        if meanwhile == "stopped":
+            query.crash()
+        sql.execute("DROP TABLE busy")
+        if meanwhile == "running":
+            finish(query)
+        sql.execute("INSERT INTO log (t) VALUES ('other tables are followed')")
+        sql.execute("CREATE TABLE busy (id int PRIMARY KEY, n int)")
+        sql.execute("INSERT INTO busy VALUES (1, 100), (2, 200)")
+        finish(query)
+        sql.execute("INSERT INTO busy VALUES (3, 300)")
+        sql.execute("DELETE FROM busy WHERE id = 1")
+        query.crash()
+        finish(query)
+        sql.execute("DROP TABLE busy; CREATE TABLE busy (id int PRIMARY KEY, n int)")
+        finish(query)
+        assert folded(query.of("busy")) == {}
+        sql.execute("INSERT INTO busy VALUES (4, 400)")
+    finish(query)
+    assert folded(query.of("busy")) == {"4": {"id": 4, "n": 400}}
+    assert [one["t"] for one in query.of("log")] == ["other tables are followed"]
+    resets = [number for number, one in enumerate(query.of("busy")) if one["headers"].get("control") == "reset"]
+    assert len(resets) == 2
+    assert folded(query.of("busy")[: resets[1]]) == {"2": {"id": 2, "n": 200}, "3": {"id": 3, "n": 300}}
+    query.reader.stop()
+
+
+def test_a_large_transaction_is_read_with_little_memory(tables: str) -> None:
+    query = follow_one(tables, FollowedTable("log", "log", "rows"))
+    with psycopg.connect(tables, autocommit=True) as sql:
+        sql.execute("INSERT INTO log (t) SELECT repeat('x', 1000) FROM generate_series(1, 60000)")
+    tracemalloc.start()
+    try:
+        assert query.plan()
+        assert query.planned is not None
+        (task,) = query.reader.partitions(query.start(), query.planned)
+        count = sum(len(batch) for batch in query.reader.read(task))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 60000
+    assert peak < 55 << 20, f"{peak >> 20} MiB for 60 MB of changes"
     query.reader.stop()

@@ -1,15 +1,16 @@
-"""The source side of Postgres: micro-batches of changes, whose Spark offsets are places in Postgres's log.
+"""The Spark source of Postgres changes: micro-batches whose offsets are positions in Postgres's log.
 
-An offset is `{"lsn": …, "copied": {table: rows}}`: everything that was committed up to there, and so many rows of each
-table's first copy, which come before the changes of the table. Invariant: the slot never stands further than what Spark
-has noted as done, so a batch can always be read again; one that does was moved by somebody else, which is an error.
+An offset is `{"lsn": …, "copied": {table: rows}}`: everything that was committed up to that position, and so many rows
+of each table's first copy, which come before the changes of the table. Invariant: the slot is never ahead of what Spark
+has recorded as done, so a batch can always be read again. A slot that is ahead was moved by another client, which is an
+error.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -20,12 +21,12 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 
 from headwater.pipeline.postgres_writer import waiting
 from headwater.postgres import slots, snapshots
-from headwater.postgres.catalog import TableName, made_types, primary_key, table_name
-from headwater.postgres.connecting import Connection
+from headwater.postgres.catalog import TableName, made_types, primary_key, table_name, table_oid
+from headwater.postgres.connecting import Connection, SetUpWrong
 from headwater.postgres.formats import Format, Origin, TableFormat, snapshot_row, told
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
-from headwater.postgres.pgoutput import Decoder, Operation, Transaction
-from headwater.postgres.snapshots import Copy, Seen
+from headwater.postgres.pgoutput import Change, Decoder, Operation, Relation, StreamedTransaction
+from headwater.postgres.snapshots import Copy
 from headwater.postgres.values import MadeType
 
 log = logging.getLogger("headwater.pipeline")
@@ -43,10 +44,11 @@ _POLL_S: Final = 0.01
 _INLINE_MESSAGES: Final = 2000
 _INLINE_BYTES: Final = 1 << 20
 _ROWS_PER_ARROW_BATCH: Final = 10_000
+_BYTES_PER_ARROW_BATCH: Final = 8 << 20
 _FOREIGN_WAL_BYTES: Final = 1 << 20
 """Log without changes of ours after which an empty batch moves the slot: each read decodes all of it again."""
 _FOREIGN_WAL_S: Final = 1.0
-_CATALOG_FOR_S: Final = 5.0
+_CHECK_INTERVAL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,71 +93,81 @@ class _Piece(msgspec.Struct, frozen=True):
     copy: Copy
     first: int
     last: int
+    begins: bool
+    """The first piece of a table that was dropped and created again: its earlier rows are void."""
 
 
 class ChangesTask(InputPartition):
-    """All of a batch: a slot has one reader, and streams want the order of commits."""
+    """All of a batch: a slot has one reader, and streams need the order of commits."""
 
     def __init__(
         self,
         start: int,
         end: int,
         pieces: tuple[_Piece, ...],
-        said: list[bytes] | None,
+        inline: list[bytes] | None,
         made: dict[int, MadeType],
         formats: dict[str, TableFormat],
-        seen: dict[str, Seen],
+        copies: dict[str, Copy],
     ) -> None:
         super().__init__(None)
         self.start = start
         self.end = end
         self.pieces = pieces
-        self.said = said
-        """The changes themselves, where the driver had to read them anyway and they are small."""
+        self.inline = inline
+        """The messages of the slot, where the driver had to read them anyway and they are small."""
         self.made = made
         self.formats = formats
-        self.seen = seen
+        self.copies = copies
 
     def __repr__(self) -> str:
         return f"ChangesTask({lsn_to_text(self.start)}, {lsn_to_text(self.end)}, {len(self.pieces)} pieces)"
+
+    def has_copied(self, relation: Relation, xid: int, end_lsn: int) -> bool:
+        """Whether a change of this transaction is in the first copy, or of a table that was dropped before it."""
+        copy = self.copies[relation.name]
+        return copy.seen.has(xid, end_lsn) or (copy.generation > 0 and relation.oid != copy.oid)
 
 
 class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One per query, in a Python process beside the driver; tasks get a copy that only reads."""
 
-    def __init__(self, url: str, following: ReaderPlan) -> None:
+    def __init__(self, url: str, plan: ReaderPlan) -> None:
         self._url = url
-        self._following = following
-        self._tables = {table_name(one.table): one for one in following.tables}
+        self._settings = plan
+        self._tables = {table_name(one.table): one for one in plan.tables}
         self._copies: dict[TableName, Copy] = {}
-        self._begun: dict[str, Any] | None = None
+        self._first_offset: dict[str, Any] | None = None
         self._looked_to = 0
         self._moved_at = 0.0
         self._until: int | None = None
         self._found: tuple[int, int, list[bytes]] | None = None
-        self._catalog: tuple[float, dict[int, MadeType], dict[str, TableFormat]] | None = None
+        self._checked_at = float("-inf")
+        self._missing: set[TableName] = set()
+        self._catalog: tuple[dict[int, MadeType], dict[str, TableFormat]] = {}, {}
 
     # -- the driver's side ---------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
         # Spark asks more than once before its first batch is done.
-        if self._begun is None:
-            self._begun = self._run(self._begin)
-        return self._begun
+        if self._first_offset is None:
+            self._first_offset = self._run(self._begin)
+        return self._first_offset
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._until = self._run(slots.flushed_lsn)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        deadline = time.monotonic() + self._following.idle_wait_s
+        deadline = time.monotonic() + self._settings.idle_wait_s
         begun = lsn_from_text(start["lsn"])
 
         def look(connection: Connection) -> dict[str, Any]:
-            slot = slots.check(slots.state(connection, self._following.slot), self._following.slot, begun)
+            slot = slots.check(slots.state(connection, self._settings.slot), self._settings.slot, begun)
             if slot.confirmed_lsn < begun:
                 # Spark asks for more only when everything before was committed.
-                slots.advance(connection, self._following.slot, begun)
+                slots.advance(connection, self._settings.slot, begun)
             while True:
+                self._check_tables(connection)
                 end = self._plan(connection, start, begun)
                 if end != start or self._until is not None or time.monotonic() > deadline:
                     return end
@@ -167,16 +179,18 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun, ended = lsn_from_text(start["lsn"]), lsn_from_text(end["lsn"])
 
         def plan(connection: Connection) -> list[InputPartition]:
+            if not self._copies:
+                self._load_copies(connection)
             pieces = tuple(self._pieces(connection, start, end))
             if begun == ended and not pieces:
                 return []
-            slots.check(slots.state(connection, self._following.slot), self._following.slot, begun)
-            said = None
+            slots.check(slots.state(connection, self._settings.slot), self._settings.slot, begun)
+            inline = None
             if self._found is not None and self._found[:2] == (begun, ended):
-                said = self._found[2]
-            made, formats = self._described(connection)
-            seen = {table.text: self._copy(connection, table).seen for table in self._tables}
-            return [ChangesTask(begun, ended, pieces, said, made, formats, seen)]
+                inline = self._found[2]
+            made, formats = self._catalog
+            copies = {table.text: copy for table, copy in self._copies.items()}
+            return [ChangesTask(begun, ended, pieces, inline, made, formats, copies)]
 
         return self._run(plan)
 
@@ -184,78 +198,128 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lsn = lsn_from_text(end["lsn"])
 
         def advance(connection: Connection) -> None:
-            before = slots.state(connection, self._following.slot)
-            slots.advance(connection, self._following.slot, lsn)
+            before = slots.state(connection, self._settings.slot)
+            slots.advance(connection, self._settings.slot, lsn)
             if before is not None and lsn - before.restart_lsn > _FOREIGN_WAL_BYTES:
                 slots.let_restart_move(connection)
-            for table, rows in end["copied"].items():
-                copy = self._copies.get(table_name(table))
-                if copy is not None and rows >= copy.rows > 0:
+            for copy in self._copies.values():
+                if end["copied"].get(copy.name, 0) >= copy.rows > 0:
                     snapshots.discard_rows(connection, copy)
 
         self._run(advance)
 
     def stop(self) -> None:
-        waiting(self._url, self._following.wait_max_s).close()
+        waiting(self._url, self._settings.wait_max_s).close()
 
     def _run(self, work: Callable[[Connection], Result]) -> Result:
-        return waiting(self._url, self._following.wait_max_s).run(work)
+        return waiting(self._url, self._settings.wait_max_s).run(work)
 
     def _begin(self, connection: Connection) -> dict[str, Any]:
-        """A new query: a slot of its own, and a first copy of each table.
+        """The offset of a new query: a slot of its own, and a first copy of each table.
 
-        Or one whose first batch was planned and not committed: Spark asks for its beginning again, and it must be the
-        same. As long as nothing was committed, what was begun is also right for a query that knows nothing of it.
+        Or of a query whose first batch was planned and not committed: Spark asks for its beginning again, and it must
+        be the same. As long as nothing was committed, it is right for a new query too.
         """
-        following = self._following
+        settings = self._settings
         snapshots.prepare(connection)
         for table, followed in self._tables.items():
-            slots.publish(connection, following.publication, [table], full_rows=followed.full_rows)
-        there = slots.state(connection, following.slot)
-        if there is not None:
-            if snapshots.beginning(connection, following.slot) == there.confirmed_lsn:
-                return {"lsn": lsn_to_text(there.confirmed_lsn), "copied": {}}
-            log.warning("slot %s is there without a checkpoint: beginning with a new snapshot", following.slot)
-        snapshots.forget(connection, following.slot)
-        made = slots.create(connection, following.slot)
-        snapshots.note_beginning(connection, following.slot, made.confirmed_lsn)
+            self._publish(connection, table, followed)
+        existing = slots.state(connection, settings.slot)
+        if existing is not None:
+            if snapshots.beginning(connection, settings.slot) == existing.confirmed_lsn:
+                return {"lsn": lsn_to_text(existing.confirmed_lsn), "copied": {}}
+            log.warning("slot %s exists without a checkpoint: starting with a new first copy", settings.slot)
+        snapshots.forget(connection, settings.slot)
+        made = slots.create(connection, settings.slot)
+        snapshots.note_beginning(connection, settings.slot, made.confirmed_lsn)
         return {"lsn": lsn_to_text(made.confirmed_lsn), "copied": {}}
 
-    def _copy(self, connection: Connection, table: TableName) -> Copy:
-        if table not in self._copies:
-            followed = self._tables[table]
-            if snapshots.load(connection, self._following.slot, table) is None:
-                # A table that joined later, or the first batch: published first, then copied, so nothing is missed.
-                slots.publish(connection, self._following.publication, [table], full_rows=followed.full_rows)
-            self._copies[table] = snapshots.take(connection, self._following.slot, table, with_rows=followed.snapshot)
-        return self._copies[table]
+    def _publish(self, connection: Connection, table: TableName, followed: FollowedTable) -> None:
+        settings = self._settings
+        slots.publish(connection, settings.publication, [table], full_rows=followed.full_rows, key=followed.key)
+
+    def _check_tables(self, connection: Connection) -> None:
+        """At the start and every few seconds: publish and copy tables that are new, or were dropped and created again.
+
+        A table is published first and then copied, so that nothing is missed.
+        """
+        now = time.monotonic()
+        if now - self._checked_at < _CHECK_INTERVAL_S:
+            return
+        is_first = self._checked_at == float("-inf")
+        if is_first:
+            snapshots.prepare(connection)
+        for table, followed in self._tables.items():
+            oid = table_oid(connection, table)
+            known = self._copies.get(table)
+            if oid is None and (known or snapshots.load(connection, self._settings.slot, table)):
+                if table not in self._missing:
+                    log.warning("table %s does not exist any more; it is read again when it is created", table.text)
+                self._missing.add(table)
+            elif is_first or known is None or known.oid != oid:
+                self._publish(connection, table, followed)
+                self._missing.discard(table)
+            self._copies[table] = snapshots.take(connection, self._settings.slot, table, with_rows=followed.snapshot)
+        self._catalog = self._described(connection)
+        for table in self._tables:
+            how = self._catalog[1][table.text]
+            if how.needs_key and not how.key and table not in self._missing:
+                raise SetUpWrong(
+                    f"Table {table.text} has no primary key, and its changes are published by key. Name the columns"
+                    ' that identify a row in the settings, such as key = ["email"], or use the format envelopes.'
+                )
+        self._checked_at = now
+
+    def _load_copies(self, connection: Connection) -> None:
+        """For a batch that was planned before a restart: what is noted, so that the batch is the same again."""
+        snapshots.prepare(connection)
+        for table in self._tables:
+            copy = snapshots.load(connection, self._settings.slot, table)
+            if copy is not None:
+                self._copies[table] = copy
+        self._catalog = self._described(connection)
+
+    def _described(self, connection: Connection) -> tuple[dict[int, MadeType], dict[str, TableFormat]]:
+        formats = {
+            table.text: TableFormat(
+                one.stream,
+                one.format,
+                one.key or primary_key(connection, table) or self._copies[table].key,
+                one.published,
+            )
+            for table, one in self._tables.items()
+            if table in self._copies
+        }
+        return made_types(connection), formats
 
     def _plan(self, connection: Connection, start: dict[str, Any], begun: int) -> dict[str, Any]:
         copied = dict(start["copied"])
-        left = self._following.changes_per_batch_max
-        for table in self._tables:
-            copy = self._copy(connection, table)
-            waiting_rows = copy.rows - copied.get(table.text, 0)
-            if waiting_rows > 0 and left > 0:
-                taken = min(waiting_rows, left)
-                copied[table.text] = copied.get(table.text, 0) + taken
+        left = self._settings.changes_per_batch_max
+        for copy in self._copies.values():
+            if copy.generation and copy.name not in copied:
+                copied = {name: rows for name, rows in copied.items() if name.partition("#")[0] != copy.table.text}
+                copied[copy.name] = 0
+            rows_left = copy.rows - copied.get(copy.name, 0)
+            if rows_left > 0 and left > 0:
+                taken = min(rows_left, left)
+                copied[copy.name] = copied.get(copy.name, 0) + taken
                 left -= taken
         if copied != start["copied"]:
             return {"lsn": start["lsn"], "copied": copied}
         return {"lsn": lsn_to_text(self._end_of_changes(connection, begun)), "copied": copied}
 
     def _end_of_changes(self, connection: Connection, begun: int) -> int:
-        following = self._following
+        settings = self._settings
         flushed = slots.flushed_lsn(connection)
         if self._until is not None:
             flushed = min(flushed, self._until)
         if flushed <= max(begun, self._looked_to):
             return begun
-        said = slots.messages(connection, following.slot, following.publication, flushed, _INLINE_MESSAGES)
+        said = slots.messages(connection, settings.slot, settings.publication, flushed, _INLINE_MESSAGES)
         if len(said) >= _INLINE_MESSAGES:
             self._found = None
             end, _ = slots.last_commit(
-                connection, following.slot, following.publication, flushed, following.changes_per_batch_max
+                connection, settings.slot, settings.publication, flushed, settings.changes_per_batch_max
             )
             return max(begun, min(end, flushed))
         ends = [done.end_lsn for done in slots.transactions(connection, said, begun, flushed) if done.changes]
@@ -271,25 +335,14 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return begun
 
     def _pieces(self, connection: Connection, start: dict[str, Any], end: dict[str, Any]) -> Iterator[_Piece]:
-        for table, last in end["copied"].items():
-            first = start["copied"].get(table, 0) + 1
-            if first <= last and table_name(table) in self._tables:
-                yield _Piece(self._copy(connection, table_name(table)), first, last)
-
-    def _described(self, connection: Connection) -> tuple[dict[int, MadeType], dict[str, TableFormat]]:
-        now = time.monotonic()
-        if self._catalog is None or now - self._catalog[0] > _CATALOG_FOR_S:
-            formats = {
-                table.text: TableFormat(
-                    one.stream,
-                    one.format,
-                    one.key or primary_key(connection, table),
-                    one.published,
-                )
-                for table, one in self._tables.items()
-            }
-            self._catalog = now, made_types(connection), formats
-        return self._catalog[1:]
+        for copy in self._copies.values():
+            last = end["copied"].get(copy.name)
+            if last is None:
+                continue
+            first = start["copied"].get(copy.name, 0) + 1
+            begins = copy.generation > 0 and copy.name not in start["copied"]
+            if first <= last or begins:
+                yield _Piece(copy, first, last, begins)
 
     # -- the tasks' side -----------------------------------------------------------------------------------------
 
@@ -299,31 +352,40 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for piece in partition.pieces:
             how = partition.formats[piece.copy.table.text]
             relation = snapshots.relation_of(piece.copy, how.key)
+            if piece.begins:
+                rows.add(told(Change("truncate", relation), None, how))
 
             def copied(connection: Connection, piece: _Piece = piece) -> list[dict[str, Any]]:
                 return list(snapshots.read(connection, piece.copy, piece.first, piece.last))
 
-            for row in self._run(copied):
+            for row in self._run(copied) if piece.first <= piece.last else ():
                 rows.add(told(snapshot_row(relation, row), None, how))
             yield from rows.full()
         if partition.end > partition.start:
             for transaction in self._transactions(partition):
-                rows.take(transaction, partition)
-                yield from rows.full()
+                origin = Origin(transaction.xid, transaction.end_lsn, transaction.committed_at)
+                for change in transaction.changes:
+                    how_changed = partition.formats.get(change.relation.name)
+                    if how_changed is not None and not partition.has_copied(change.relation, origin.xid, origin.lsn):
+                        rows.add(told(change, origin, how_changed))
+                        yield from rows.full()
         yield from rows.rest()
 
-    def _transactions(self, task: ChangesTask) -> Iterator[Transaction]:
-        said = task.said
-        if said is None:
-            following = self._following
-            said = self._run(
-                lambda connection: slots.messages(connection, following.slot, following.publication, task.end)
-            )
-        decoder = Decoder(task.made)
-        for message in said:
-            done = decoder.feed(message)
-            if done is not None and task.start < done.end_lsn <= task.end:
-                yield done
+    def _transactions(self, task: ChangesTask) -> Iterator[StreamedTransaction]:
+        messages: Iterable[bytes]
+        if task.inline is not None:
+            messages = task.inline
+        else:
+            # Whatever interrupts the reading fails the task; Spark then reads the same batch again.
+            connection = self._run(_checked)
+            settings = self._settings
+            messages = slots.stream_messages(connection, settings.slot, settings.publication, task.end)
+        return Decoder(task.made).stream(messages, task.start, task.end)
+
+
+def _checked(connection: Connection) -> Connection:
+    connection.execute("SELECT 1")
+    return connection
 
 
 class _Rows:
@@ -332,23 +394,17 @@ class _Rows:
     def __init__(self) -> None:
         self._streams: list[str] = []
         self._values: list[bytes] = []
+        self._bytes = 0
         self._first = 0
-
-    def take(self, transaction: Transaction, task: ChangesTask) -> None:
-        origin = Origin(transaction.xid, transaction.end_lsn, transaction.committed_at)
-        for change in transaction.changes:
-            name = change.relation.name
-            how = task.formats.get(name)
-            if how is not None and not task.seen[name].has(transaction.xid, transaction.end_lsn):
-                self.add(told(change, origin, how))
 
     def add(self, messages: Iterator[tuple[str, bytes]]) -> None:
         for stream, value in messages:
             self._streams.append(stream)
             self._values.append(value)
+            self._bytes += len(value)
 
     def full(self) -> Iterator[pa.RecordBatch]:
-        if len(self._values) >= _ROWS_PER_ARROW_BATCH:
+        if len(self._values) >= _ROWS_PER_ARROW_BATCH or self._bytes >= _BYTES_PER_ARROW_BATCH:
             yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
@@ -358,4 +414,4 @@ class _Rows:
             values = pa.array(self._values, pa.binary()).cast(pa.string())
             yield pa.RecordBatch.from_arrays([pa.array(self._streams), positions, values], schema=_SCHEMA)
             self._first += count
-            self._streams, self._values = [], []
+            self._streams, self._values, self._bytes = [], [], 0

@@ -31,6 +31,7 @@ class TableColumn:
     type_name: str
     """Without modifiers: a cast to varchar(5) would cut in silence what an assignment refuses."""
     generated: bool
+    """Computed by Postgres from other columns; not in the change feed."""
 
 
 def table_name(text: str) -> TableName:
@@ -56,9 +57,38 @@ def exists(connection: Connection, table: TableName) -> bool:
     return bool(found and found[0])
 
 
+def table_oid(connection: Connection, table: TableName) -> int | None:
+    """The id of the table, which changes when it is dropped and created again; None if it does not exist."""
+    found = connection.execute("SELECT to_regclass(%s)::oid::bigint", [_regclass(table)]).fetchone()
+    return None if found is None else found[0]
+
+
+def identity_columns(connection: Connection, table: TableName) -> tuple[str, frozenset[str]]:
+    """The replica identity: its kind (`d`efault, `i`ndex, `f`ull, `n`othing) and the columns of its index."""
+    row = connection.execute(
+        "SELECT relreplident::text, array(SELECT attname::text FROM pg_index JOIN pg_attribute ON attrelid = indrelid"
+        " AND attnum = ANY (indkey::int2[]) WHERE indrelid = pg_class.oid AND (relreplident = 'd' AND indisprimary OR"
+        " relreplident = 'i' AND indisreplident)) FROM pg_class WHERE oid = to_regclass(%s)",
+        [_regclass(table)],
+    ).fetchone()
+    if row is None:
+        raise SetUpWrong(f"There is no table {table.text} in the database.")
+    return row[0], frozenset(row[1])
+
+
+def with_partitions(connection: Connection, table: TableName) -> list[TableName]:
+    """The table and all of its partitions; the table alone if it has none."""
+    rows = connection.execute(
+        "SELECT nspname::text, relname::text FROM pg_partition_tree(to_regclass(%s)) AS part"
+        " JOIN pg_class ON pg_class.oid = part.relid JOIN pg_namespace ON pg_namespace.oid = relnamespace",
+        [_regclass(table)],
+    ).fetchall()
+    return [TableName(*row) for row in rows] or [table]
+
+
 def columns(connection: Connection, table: TableName) -> list[TableColumn]:
     rows = connection.execute(
-        "SELECT attname, atttypid, format_type(atttypid, NULL), attgenerated <> '' OR attidentity = 'a'"
+        "SELECT attname, atttypid, format_type(atttypid, NULL), attgenerated <> ''"
         " FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         [_regclass(table)],
     ).fetchall()

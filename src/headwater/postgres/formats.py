@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -24,6 +25,8 @@ UNAVAILABLE: Final = "__debezium_unavailable_value"
 """What envelopes have in place of a large value that did not change and is not in the log."""
 _KEY_HOLE: Final = "{key}"
 _OP: Final = {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
+
+log = logging.getLogger("headwater.postgres")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -52,6 +55,10 @@ class TableFormat:
     def per_key(self) -> bool:
         return _KEY_HOLE in self.stream
 
+    @property
+    def needs_key(self) -> bool:
+        return self.per_key or self.format == "changes"
+
 
 def told(change: Change, origin: Origin | None, how: TableFormat) -> Iterator[tuple[str, bytes]]:
     """The messages for a change, each with its stream."""
@@ -64,8 +71,12 @@ def told(change: Change, origin: Origin | None, how: TableFormat) -> Iterator[tu
             if message is not None:
                 yield how.stream, _encode(message)
         return
-    row = change.new if change.new is not None else change.old
-    key = key_text(row or {}, how.key)
+    row = (change.new if change.new is not None else change.old) or {}
+    if change.new is None and how.needs_key and not row.keys() >= set(how.key):
+        # Deleted before the table's replica identity had the key; only the application knows which row it was.
+        log.warning("a DELETE of table %s is not published: its old row has no key", change.relation.name)
+        return
+    key = key_text(row, how.key)
     before = key
     if change.new is not None and change.old is not None and change.old.keys() >= set(how.key):
         before = key_text(change.old, how.key)

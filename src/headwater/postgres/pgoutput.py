@@ -9,9 +9,10 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import struct
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import IO, Any, Final, Literal
 
 from headwater.postgres.values import Convert, MadeType, converter
 
@@ -23,6 +24,7 @@ _u16: Final = struct.Struct("!H").unpack_from
 _u32: Final = struct.Struct("!I").unpack_from
 _begin: Final = struct.Struct("!QqI").unpack_from
 _commit: Final = struct.Struct("!BQQq").unpack_from
+_length: Final = struct.Struct("!I")
 
 
 class OutputError(Exception):
@@ -90,6 +92,16 @@ class Transaction:
     """Where its commit begins: no change of a later transaction has one before it."""
 
 
+@dataclass(slots=True)
+class StreamedTransaction:
+    """A transaction of any size: its changes are decoded while they are iterated, which is possible once."""
+
+    xid: int
+    committed_at: dt.datetime
+    end_lsn: int
+    changes: Iterator[Change]
+
+
 class Decoder:
     """Feed it messages in the order they came; it answers with a transaction when one is complete."""
 
@@ -99,9 +111,7 @@ class Decoder:
         """Leave every value as the text that Postgres wrote."""
         self._relations: dict[int, Relation] = {}
         self._open: Transaction | None = None
-        self._readers: dict[int, Callable[[bytes], Transaction | None]] = {
-            ord("B"): self._on_begin,
-            ord("C"): self._on_commit,
+        self._readers: dict[int, Callable[[bytes], Sequence[Change]]] = {
             ord("R"): self._on_relation,
             ord("I"): self._on_insert,
             ord("U"): self._on_update,
@@ -118,22 +128,66 @@ class Decoder:
         return self._open is not None
 
     def feed(self, message: bytes) -> Transaction | None:
+        match message[0]:
+            case 66:  # B: begin
+                self._open = _begun(message)
+            case 67:  # C: commit
+                done = self._current()
+                self._open = None
+                _, done.commit_lsn, done.end_lsn, _ = _commit(message, 1)
+                return done
+            case _:
+                changes = self._decoded(message)
+                if changes:
+                    self._current().changes += changes
+        return None
+
+    def stream(
+        self, messages: Iterable[bytes], start: int, end: int, memory_max: int = 32 << 20
+    ) -> Iterator[StreamedTransaction]:
+        """The transactions that end in (start, end].
+
+        Where a transaction ends is known at its commit, so its messages wait until then: in memory up to
+        `memory_max` bytes, and beyond that in a temporary file. Iterate the changes before the next transaction.
+        """
+        with tempfile.SpooledTemporaryFile(max_size=memory_max) as spool:
+            begun: Transaction | None = None
+            for message in messages:
+                if message[0] == 66:
+                    begun = _begun(message)
+                    spool.seek(0)
+                    spool.truncate()
+                elif message[0] == 67:
+                    if begun is None:
+                        raise OutputError("Postgres sent a commit without a begin.")
+                    end_lsn = _commit(message, 1)[2]
+                    spool.seek(0)
+                    if start < end_lsn <= end:
+                        changes = self._spooled(spool, None)
+                        yield StreamedTransaction(begun.xid, begun.committed_at, end_lsn, changes)
+                        # Those that were not iterated may describe tables of later transactions.
+                        for _ in changes:
+                            pass
+                    else:
+                        for _ in self._spooled(spool, ord("R")):
+                            pass
+                else:
+                    spool.write(_length.pack(len(message)))
+                    spool.write(message)
+
+    def _spooled(self, spool: IO[bytes], kind: int | None) -> Iterator[Change]:
+        while head := spool.read(_length.size):
+            message = spool.read(_length.unpack(head)[0])
+            if kind is None or message[0] == kind:
+                yield from self._decoded(message)
+
+    def _decoded(self, message: bytes) -> Sequence[Change]:
         reader = self._readers.get(message[0])
         if reader is None:
             raise OutputError(f"Postgres sent a message of kind {chr(message[0])!r}, which protocol 1 does not have.")
         return reader(message)
 
-    def _on_begin(self, message: bytes) -> None:
-        _, committed_us, xid = _begin(message, 1)
-        self._open = Transaction(xid, _EPOCH + dt.timedelta(microseconds=committed_us))
-
-    def _on_commit(self, message: bytes) -> Transaction:
-        done = self._current()
-        self._open = None
-        _, done.commit_lsn, done.end_lsn, _ = _commit(message, 1)
-        return done
-
-    def _on_relation(self, message: bytes) -> None:
+    def _on_relation(self, message: bytes) -> Sequence[Change]:
         (oid,) = _u32(message, 1)
         schema, at = _string(message, 5)
         table, at = _string(message, at)
@@ -151,13 +205,14 @@ class Decoder:
         )
         # pg_catalog is spelled as an empty name.
         self._relations[oid] = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns), converters)
+        return ()
 
-    def _on_insert(self, message: bytes) -> None:
+    def _on_insert(self, message: bytes) -> Sequence[Change]:
         relation = self._relation(message)
         new, _, _ = _tuple(message, 6, relation)
-        self._current().changes.append(Change("insert", relation, new))
+        return (Change("insert", relation, new),)
 
-    def _on_update(self, message: bytes) -> None:
+    def _on_update(self, message: bytes) -> Sequence[Change]:
         relation = self._relation(message)
         at = 5
         old: Row | None = None
@@ -173,20 +228,19 @@ class Decoder:
                 new[name] = old[name]
             else:
                 missing.append(name)
-        self._current().changes.append(Change("update", relation, new, old, tuple(missing)))
+        return (Change("update", relation, new, old, tuple(missing)),)
 
-    def _on_delete(self, message: bytes) -> None:
+    def _on_delete(self, message: bytes) -> Sequence[Change]:
         relation = self._relation(message)
         old, _, _ = _tuple(message, 6, relation)
         if message[5] == ord("K"):
             old = _key_of(old, relation)
-        self._current().changes.append(Change("delete", relation, None, old))
+        return (Change("delete", relation, None, old),)
 
-    def _on_truncate(self, message: bytes) -> None:
+    def _on_truncate(self, message: bytes) -> Sequence[Change]:
         (count,) = _u32(message, 1)
-        for number in range(count):
-            relation = self._relations[_u32(message, 6 + 4 * number)[0]]
-            self._current().changes.append(Change("truncate", relation))
+        relations = (self._relations[_u32(message, 6 + 4 * number)[0]] for number in range(count))
+        return [Change("truncate", relation) for relation in relations]
 
     def _current(self) -> Transaction:
         if self._open is None:
@@ -197,8 +251,13 @@ class Decoder:
         return self._relations[_u32(message, 1)[0]]
 
 
-def _nothing(_: bytes) -> None:
-    return None
+def _nothing(_: bytes) -> Sequence[Change]:
+    return ()
+
+
+def _begun(message: bytes) -> Transaction:
+    _, committed_us, xid = _begin(message, 1)
+    return Transaction(xid, _EPOCH + dt.timedelta(microseconds=committed_us))
 
 
 def _same(text: str) -> str:

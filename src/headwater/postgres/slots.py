@@ -10,6 +10,7 @@ transactions every time, until the slot is advanced.
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,10 +19,12 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableName, exists, made_types
+from headwater.postgres.catalog import TableName, exists, identity_columns, made_types, with_partitions
 from headwater.postgres.connecting import Connection, SetUpWrong
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
 from headwater.postgres.pgoutput import Decoder, Transaction
+
+log = logging.getLogger("headwater.postgres")
 
 PLUGIN: Final = "pgoutput"
 _COMMIT: Final = ord("C")
@@ -124,29 +127,37 @@ def drop(connection: Connection, name: str) -> bool:
         time.sleep(0.1)
 
 
-def publish(connection: Connection, publication: str, tables: Sequence[TableName], *, full_rows: bool) -> None:
-    """See to it that changes of these tables are decoded, from now on and without a gap."""
+def publish(
+    connection: Connection,
+    publication: str,
+    tables: Sequence[TableName],
+    *,
+    full_rows: bool,
+    key: Sequence[str] = (),
+) -> None:
+    """Have changes of these tables decoded from now on, without a gap.
+
+    A partitioned table is published under its own name. A table whose old rows would not name `key`, or that has no
+    replica identity at all, gets REPLICA IDENTITY FULL: Postgres refuses UPDATE and DELETE on a published table
+    without a replica identity, also those of the application.
+    """
     for table in tables:
         if not exists(connection, table):
             raise SetUpWrong(f"There is no table {table.text} to read changes of.")
     name = sql.Identifier(publication)
     if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
         with contextlib.suppress(psycopg.errors.DuplicateObject):  # Another reader was quicker.
-            connection.execute(sql.SQL("CREATE PUBLICATION {}").format(name))
-    rows = connection.execute(
-        "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", [publication]
-    ).fetchall()
-    there = {TableName(*row) for row in rows}
+            connection.execute(sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true)").format(name))
     for table in tables:
         try:
             with connection.transaction():
-                if table not in there:
+                _publish_by_root(connection, publication, table)
+                if not is_published(connection, publication, table):
                     # A transaction that wrote before the table was published and commits afterwards would be missed,
                     # by the snapshot and by the slot. The lock lets those end first.
                     connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table.quoted))
                     connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, table.quoted))
-                if full_rows:
-                    _identify_by_row(connection, table)
+                _set_identity(connection, table, full_rows=full_rows, key=key)
         except psycopg.errors.InsufficientPrivilege as error:
             role = sql.Identifier(connection.info.user).as_string(connection)
             raise SetUpWrong(
@@ -155,14 +166,32 @@ def publish(connection: Connection, publication: str, tables: Sequence[TableName
             ) from None
 
 
-def _identify_by_row(connection: Connection, table: TableName) -> None:
-    now = connection.execute(
-        "SELECT relreplident::text FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
-        " WHERE nspname = %s AND relname = %s",
-        [table.schema, table.table],
+def is_published(connection: Connection, publication: str, table: TableName) -> bool:
+    found = connection.execute(
+        "SELECT 1 FROM pg_publication_tables WHERE pubname = %s AND schemaname = %s AND tablename = %s",
+        [publication, table.schema, table.table],
     ).fetchone()
-    if now != ("f",):
-        connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.quoted))
+    return found is not None
+
+
+def _publish_by_root(connection: Connection, publication: str, table: TableName) -> None:
+    """Without this setting the changes of a partitioned table have the names of its partitions."""
+    if len(with_partitions(connection, table)) == 1:
+        return
+    setting = connection.execute("SELECT pubviaroot FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
+    if setting == (False,):
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_via_partition_root = true)")
+        connection.execute(statement.format(sql.Identifier(publication)))
+
+
+def _set_identity(connection: Connection, table: TableName, *, full_rows: bool, key: Sequence[str]) -> None:
+    for part in with_partitions(connection, table):
+        kind, identified = identity_columns(connection, part)
+        if kind == "f" or (identified and identified >= set(key) and not full_rows):
+            continue
+        if not full_rows:
+            log.warning("table %s gets REPLICA IDENTITY FULL: its old rows would not have a key otherwise", part.text)
+        connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(part.quoted))
 
 
 def flushed_lsn(connection: Connection) -> int:
@@ -188,17 +217,46 @@ def last_commit(connection: Connection, slot: str, publication: str, end: int, c
 
 
 def messages(
-    connection: Connection, slot: str, publication: str, end: int, changes_max: int | None = None
+    connection: Connection, slot: str, publication: str, end: int, messages_max: int | None = None
 ) -> list[bytes]:
-    """What the slot holds up to `end`, as the plugin says it."""
+    """What the slot holds up to `end`, as the plugin writes it, or the first `messages_max` messages of it.
+
+    Postgres decodes whole transactions, whatever their size, so the limit is on what is sent to us.
+    """
     cursor = _busy(
         connection,
         "SELECT data FROM pg_logical_slot_peek_binary_changes"
-        "(%s, %s, %s, 'proto_version', '1', 'publication_names', %s)",
-        [slot, lsn_to_text(end), changes_max, publication],
+        "(%s, %s, %s, 'proto_version', '1', 'publication_names', %s) LIMIT %s",
+        [slot, lsn_to_text(end), messages_max, publication, messages_max],
         binary=True,
     )
     return [row[0] for row in cursor]
+
+
+def stream_messages(connection: Connection, slot: str, publication: str, end: int) -> Iterator[bytes]:
+    """The same, one after the other and without holding them in memory. Ends with a closed connection if broken off."""
+    query = sql.SQL(
+        "COPY (SELECT data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL, 'proto_version', '1',"
+        " 'publication_names', {})) TO STDOUT (FORMAT binary)"
+    ).format(slot, lsn_to_text(end), publication)
+    deadline = time.monotonic() + _BUSY_WAIT_S
+    is_complete = False
+    try:
+        while not is_complete:
+            try:
+                with connection.cursor().copy(query) as out:
+                    out.set_types(["bytea"])
+                    for (message,) in out.rows():
+                        deadline = 0.0
+                        yield message
+                is_complete = True
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+    finally:
+        if not is_complete:
+            connection.close()
 
 
 def transactions(connection: Connection, said: Sequence[bytes], start: int, end: int) -> Iterator[Transaction]:

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableColumn, TableName, columns, made_types
+from headwater.postgres.catalog import TableColumn, TableName, columns, made_types, primary_key, table_oid
 from headwater.postgres.connecting import Connection
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
 from headwater.postgres.pgoutput import Column, Relation, Row
@@ -56,6 +56,17 @@ class Copy:
     rows: int
     seen: Seen
     columns: tuple[Column, ...]
+    oid: int
+    """Of the table that was copied: one of the same name that was created later has another."""
+    key: tuple[str, ...] = ()
+    """The primary key at the time of the copy, for changes that are read after the table was dropped."""
+    generation: int = 0
+    """How often the table was dropped and created again."""
+
+    @property
+    def name(self) -> str:
+        """The copy's name in Spark's offsets."""
+        return f"{self.table.text}#{self.generation}" if self.generation else self.table.text
 
 
 def prepare(connection: Connection) -> None:
@@ -66,7 +77,11 @@ def prepare(connection: Connection) -> None:
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {SCHEMA}.snapshots (slot text, relation text, copy text, rows bigint NOT"
                 " NULL, snapshot text NOT NULL, lsn pg_lsn NOT NULL, columns jsonb NOT NULL, taken_at timestamptz NOT"
-                " NULL DEFAULT now(), PRIMARY KEY (slot, relation))"
+                " NULL DEFAULT now(), oid bigint, generation int NOT NULL DEFAULT 0, PRIMARY KEY (slot, relation))"
+            )
+            connection.execute(
+                f"ALTER TABLE {SCHEMA}.snapshots ADD COLUMN IF NOT EXISTS oid bigint,"
+                " ADD COLUMN IF NOT EXISTS generation int NOT NULL DEFAULT 0"
             )
             connection.execute(
                 f"CREATE TABLE IF NOT EXISTS {SCHEMA}.beginnings (slot text PRIMARY KEY, lsn pg_lsn NOT NULL)"
@@ -98,21 +113,32 @@ def beginning(connection: Connection, slot: str) -> int | None:
 
 
 def take(connection: Connection, slot: str, table: TableName, *, with_rows: bool) -> Copy:
-    """The copy for this slot, made if there is none. Without rows, changes alone are followed, from now on."""
+    """The copy for this slot, made if there is none. Without rows, changes alone are followed, from now on.
+
+    A table that was dropped and created again is copied again.
+    """
+    oid = table_oid(connection, table)
     found = load(connection, slot, table)
-    if found is not None:
+    if found is not None and (oid is None or found.oid == oid):
         return found
+    generation = 0 if found is None else found.generation + 1
     copy = TableName(SCHEMA, _copy_name(connection, slot, table))
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         seen = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
         assert seen is not None
-        described = columns(connection, table)
+        described = [column for column in columns(connection, table) if not column.generated]
+        if found is not None:
+            connection.execute(f"DELETE FROM {SCHEMA}.snapshots WHERE slot = %s AND relation = %s", [slot, table.text])
+            discard_rows(connection, found)
         rows = _fill(connection, table, copy) if with_rows else 0
         connection.execute(
-            f"INSERT INTO {SCHEMA}.snapshots (slot, relation, copy, rows, snapshot, lsn, columns)"
-            " VALUES (%s, %s, %s, %s, %s, pg_current_wal_insert_lsn(), %s)",
-            [slot, table.text, copy.table, rows, seen[0], json.dumps([_as_json(column) for column in described])],
+            f"INSERT INTO {SCHEMA}.snapshots (slot, relation, copy, rows, snapshot, lsn, columns, oid, generation)"
+            " VALUES (%s, %s, %s, %s, %s, pg_current_wal_insert_lsn(), %s, %s, %s)",
+            [
+                *(slot, table.text, copy.table, rows, seen[0]),
+                *(json.dumps(_described(described, primary_key(connection, table))), oid, generation),
+            ],
         )
     taken = load(connection, slot, table)
     assert taken is not None
@@ -121,16 +147,24 @@ def take(connection: Connection, slot: str, table: TableName, *, with_rows: bool
 
 def load(connection: Connection, slot: str, table: TableName) -> Copy | None:
     row = connection.execute(
-        f"SELECT copy, rows, snapshot, lsn::text, columns FROM {SCHEMA}.snapshots WHERE slot = %s AND relation = %s",
+        "SELECT copy, rows, snapshot, lsn::text, columns, oid, generation"
+        f" FROM {SCHEMA}.snapshots WHERE slot = %s AND relation = %s",
         [slot, table.text],
     ).fetchone()
     if row is None:
         return None
-    name, rows, snapshot, lsn, described = row
+    name, rows, snapshot, lsn, described, oid, generation = row
+    if oid is None:  # Noted by an earlier release.
+        oid = table_oid(connection, table) or 0
+        connection.execute(
+            f"UPDATE {SCHEMA}.snapshots SET oid = %s WHERE slot = %s AND relation = %s", [oid, slot, table.text]
+        )
     xmin, xmax, running = snapshot.split(":")
     seen = Seen(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(lsn))
     known = tuple(Column(one["name"], one["type_oid"], in_key=False) for one in described)
-    return Copy(table, TableName(SCHEMA, name), rows, seen, known)
+    keyed = sorted((one["key"], one["name"]) for one in described if one.get("key") is not None)
+    key = tuple(column for _, column in keyed)
+    return Copy(table, TableName(SCHEMA, name), rows, seen, known, oid, key, generation)
 
 
 def read(connection: Connection, copy: Copy, first: int, last: int) -> Iterator[Row]:
@@ -158,7 +192,7 @@ def read(connection: Connection, copy: Copy, first: int, last: int) -> Iterator[
 def relation_of(copy: Copy, key: tuple[str, ...]) -> Relation:
     """The copied table as the change feed would describe it."""
     known = tuple(Column(column.name, column.type_oid, column.name in key) for column in copy.columns)
-    return Relation(0, copy.table.schema, copy.table.table, "d", known, ())
+    return Relation(copy.oid, copy.table.schema, copy.table.table, "d", known, ())
 
 
 def discard_rows(connection: Connection, copy: Copy) -> None:
@@ -198,5 +232,12 @@ def _copy_name(connection: Connection, slot: str, table: TableName) -> str:
     return f"copy_{row[0]}"
 
 
-def _as_json(column: TableColumn) -> dict[str, object]:
-    return {"name": column.name, "type_oid": column.type_oid}
+def _described(table: list[TableColumn], key: tuple[str, ...]) -> list[dict[str, object]]:
+    return [
+        {
+            "name": column.name,
+            "type_oid": column.type_oid,
+            "key": key.index(column.name) if column.name in key else None,
+        }
+        for column in table
+    ]

@@ -101,7 +101,7 @@ class FoldTable:
         )
         return dict(locked.fetchall())
 
-    def _news(
+    def _pending(
         self, client: SnapshotClient, stream: str, place: str, rows: list[StreamMessage]
     ) -> _PendingChanges | None:
         end = rows[-1].offset
