@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pyarrow as pa
@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from headwater.client import Stream
 from headwater.pipeline.fold.job import Fold
-from headwater.pipeline.fold.snapshot_client import FoldError, SnapshotClient, snapshot_client
+from headwater.pipeline.fold.snapshot_client import FoldError, SnapshotClient, StreamMessage, snapshot_client
 from headwater.pipeline.fold.state import FoldState
 from headwater.pipeline.fold.table import FoldTable, connect
 from headwater.pipeline.fold.task import FoldTotals
@@ -266,3 +266,20 @@ def test_somebody_elses_snapshot_stops_the_fold_with_the_reason(bucket: Bucket, 
 def test_settings_that_make_no_sense_are_refused_with_the_reason(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         Fold(**settings)
+
+
+def test_a_table_keeps_the_fields_that_a_change_names_as_unchanged(postgres_url: str) -> None:
+    headers = {"operation": "update", "unchanged": ["body"]}
+    changes: list[dict[str, Any]] = [
+        {"type": "docs", "key": "1", "value": {"body": "large", "n": 0}, "headers": {"operation": "insert"}},
+        {"type": "docs", "key": "1", "value": {"n": 1}, "headers": headers},
+    ]
+    messages = [
+        StreamMessage(n, f"{n + 1:016x}_{n + 1:016x}", json.dumps(change).encode()) for n, change in enumerate(changes)
+    ]
+    with connect(postgres_url) as connection:
+        table = FoldTable(connection, "docs")
+        table.create_missing()
+        for message in messages:
+            table.take(cast(Any, "not needed: the messages continue at the table's place"), {"s": [message]})
+        assert connection.execute("SELECT value FROM docs").fetchall() == [({"n": 1, "body": "large"},)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headwater.pipeline.fold.appending import appended
@@ -145,6 +145,7 @@ def _messages(draw: st.DrawFn) -> bytes:
     return json.dumps(event, ensure_ascii=draw(st.booleans()), indent=indent).encode()
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # A busy machine generates slowly.
 @given(st.lists(_messages(), max_size=30), st.lists(st.integers(0, 30), max_size=5))
 def test_a_fold_from_any_snapshots_on_gives_the_same_bytes_as_one_from_the_beginning(
     messages: list[bytes], cuts: list[int]
@@ -159,6 +160,7 @@ def test_a_fold_from_any_snapshots_on_gives_the_same_bytes_as_one_from_the_begin
     msgspec.json.decode(whole)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # A busy machine generates slowly.
 @given(_json, st.lists(_json, min_size=1, max_size=6), st.integers(0, 6))
 def test_growing_at_once_and_one_by_one_give_the_same_bytes(base: Any, values: list[Any], cut: int) -> None:
     chunks = [json.dumps(value).encode() for value in values]
@@ -169,3 +171,24 @@ def test_growing_at_once_and_one_by_one_give_the_same_bytes(base: Any, values: l
     assert appended(value, chunks) == one_by_one
     first = appended(value, chunks[:cut]) if cut else value
     assert (appended(first, chunks[cut:]) if chunks[cut:] else first) == one_by_one
+
+
+def test_a_field_that_a_change_names_as_unchanged_is_kept() -> None:
+    def change(value: dict[str, Any], operation: str = "update", **headers: Any) -> bytes:
+        return json.dumps(
+            {"type": "docs", "key": "1", "value": value, "headers": {"operation": operation} | headers}
+        ).encode()
+
+    messages = [
+        change({"id": 1, "body": "large", "n": 0}, "insert"),
+        change({"id": 1, "n": 1}, unchanged=["body"]),
+        change({"id": 1, "n": 2}, unchanged=["body", "unknown"]),
+    ]
+    folded = FoldState().apply_all(messages)
+    assert json.loads(folded.entries["docs", "1"].value) == {"id": 1, "body": "large", "n": 2}
+    resumed = FoldState.decoded(FoldState().apply_all(messages[:2]).encoded()).apply_all(messages[2:])
+    assert resumed.encoded() == folded.encoded()
+    folded.apply(change({"id": 1, "n": 3}))
+    assert json.loads(folded.entries["docs", "1"].value) == {"id": 1, "n": 3}
+    folded.apply(change({"id": 1, "n": 4}, unchanged=17))
+    assert json.loads(folded.entries["docs", "1"].value) == {"id": 1, "n": 4}

@@ -289,3 +289,26 @@ def test_dead_letters_are_kept_for_each_incarnation_and_once_over_the_upgrade(co
         bring(connection, batch([value], first=99, incarnation=incarnation))
     letters = connection.execute("SELECT value, ds_incarnation FROM headwater.dead_letters ORDER BY id").fetchall()
     assert letters == [(b"[9]", ""), (b"[10]", NEW)]
+
+
+def test_json_lists_fill_array_columns(connection: Connection) -> None:
+    connection.execute("CREATE TABLE tagged (s text, o text, tags text[], grid int[][], whens timestamptz[])")
+    columns = {"s": "@stream", "o": "@offset", "tags": "value.tags", "grid": "grid", "whens": "whens"}
+    mapped = Mapped(table_name("tagged"), columns, {})
+    tables.prepare(connection, mapped)
+    how = statements(connection, mapped)
+    events = [
+        {"value": {"tags": ["a", 'b,"c"', None, "{d}"]}, "grid": [[1, 2], [3, 4]], "whens": ["2026-11-17T00:00:00Z"]},
+        {"value": {"tags": []}},
+        {"value": {"tags": "{x,y}"}},
+        {"value": {"tags": [1]}, "grid": ["not a number"]},
+    ]
+    done = load(connection, how, BatchPart("j", "q", 0, 0), batch([json.dumps(one).encode() for one in events]), LIMIT)
+    assert done == LoadResult(3, 1)
+    found = connection.execute("SELECT tags, grid, cardinality(whens) FROM tagged ORDER BY o").fetchall()
+    assert found == [
+        (["a", 'b,"c"', None, "{d}"], [[1, 2], [3, 4]], 1),
+        ([], None, None),
+        (["x", "y"], None, None),
+    ]
+    assert connection.execute("SELECT reason FROM headwater.dead_letters").fetchall() == [("refused",)]

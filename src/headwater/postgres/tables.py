@@ -195,7 +195,7 @@ def insertion(connection: Connection, mapped: Mapped) -> str:
     """
     types = {column.name: column.type_name for column in columns(connection, mapped.table)}
     names = list(mapped.filled)
-    values = sql.SQL(", ").join(_value(mapped.filled[name], types[name]) for name in names)
+    values = sql.SQL(", ").join(_value(mapped, name, types[name]) for name in names)
     # OFFSET 0 keeps the inner query by itself, so that each payload is parsed once and not for each column.
     statement = sql.SQL(
         "INSERT INTO {table} ({names}) SELECT {values} FROM (SELECT n, stream, ds_offset, incarnation, position,"
@@ -283,7 +283,8 @@ def _column_names(connection: Connection, table: TableName) -> set[str]:
     return {column.name for column in columns(connection, table)}
 
 
-def _value(source: str, type_name: str) -> sql.Composable:
+def _value(mapped: Mapped, name: str, type_name: str) -> sql.Composable:
+    source = mapped.filled[name]
     cast = sql.SQL(type_name)
     match source:
         case "@stream":
@@ -296,6 +297,11 @@ def _value(source: str, type_name: str) -> sql.Composable:
             return sql.SQL("position::{}").format(cast)
         case "@payload":
             return sql.SQL("payload::{}").format(cast)
+        case _ if type_name.endswith("[]"):
+            # The text of a JSON list is not an array literal; this conversion knows lists within lists, too.
+            return sql.SQL(
+                "(jsonb_populate_record(NULL::{}, jsonb_build_object({}, payload #> {}::text[]))).{}"
+            ).format(mapped.table.quoted, sql.Literal(name), sql.Literal(source.split(".")), sql.Identifier(name))
         case _:
             path = sql.Literal(source.split("."))
             arrow = sql.SQL("#>" if type_name in {"json", "jsonb"} else "#>>")

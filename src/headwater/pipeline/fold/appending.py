@@ -43,6 +43,14 @@ def appended(base: bytes | None, chunks: Sequence[bytes]) -> bytes:
     return value
 
 
+def completed(value: bytes, before: bytes, unchanged: Sequence[str]) -> bytes:
+    """A value with the fields that it leaves out taken from the value before it."""
+    if _kind(value) != b"{" or _kind(before) != b"{":
+        return value
+    fields, earlier = _fields(value), _fields(before)
+    return _encode(fields | {name: earlier[name] for name in unchanged if name in earlier and name not in fields})
+
+
 def _kind(value: bytes) -> bytes:
     return value[:1]
 

@@ -51,11 +51,14 @@ class StateChange:
     value: bytes
     session: bool
     """Spelled as a session's event, not as the state protocol's."""
+    unchanged: tuple[str, ...] = ()
+    """Fields that the value leaves out because they keep what they were: large columns of a table."""
 
 
 class _StateHeaders(msgspec.Struct):
     operation: str | None = None
     control: str | None = None
+    unchanged: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _StateMessage(msgspec.Struct):
@@ -67,6 +70,7 @@ class _StateMessage(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_StateMessage).decode
+_names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def change_of(message: bytes) -> StateChange | None:
@@ -82,4 +86,14 @@ def change_of(message: bytes) -> StateChange | None:
     effect = EFFECTS.get(in_headers or event.operation or "")
     if effect is None or event.key is None:
         return None
-    return StateChange(effect, (event.type, event.key), bytes(event.value), session=in_headers is None)
+    unchanged = _unchanged(headers.unchanged) if headers is not None and effect is Effect.PUT else ()
+    return StateChange(effect, (event.type, event.key), bytes(event.value), in_headers is None, unchanged)
+
+
+def _unchanged(names: msgspec.Raw) -> tuple[str, ...]:
+    if not names:
+        return ()
+    try:
+        return _names(names)
+    except msgspec.MsgspecError:
+        return ()  # Another application's header of the same name.

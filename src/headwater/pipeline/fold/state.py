@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headwater.pipeline.fold.appending import appended
+from headwater.pipeline.fold.appending import appended, completed
 from headwater.pipeline.fold.changes import Effect, Key, StateChange, change_of
 
 CONTENT_TYPE = "application/json"
@@ -77,7 +77,9 @@ class FoldState:
         key = change.key
         match change.effect:
             case Effect.PUT:
-                self.entries[key] = StateEntry(change.value, change.session)
+                before = self.entries.get(key) if change.unchanged else None
+                value = change.value if before is None else completed(change.value, before.value, change.unchanged)
+                self.entries[key] = StateEntry(value, change.session)
             case Effect.REMOVE:
                 self.entries.pop(key, None)
             case Effect.APPEND:

@@ -182,12 +182,12 @@ class FoldTable:
         return count
 
     def _load_bases(self, news: Mapping[str, _PendingChanges]) -> None:
-        """What chunks are appended to. Every other operation needs to know nothing of what was there."""
+        """Load the present values that changes build on. Every other operation replaces what was there."""
         wanted = [
             (stream, *key)
             for stream, one in news.items()
             if not one.state.was_reset
-            for key in one.grown
+            for key in one.completed
             if _NUL not in key[0] and _NUL not in key[1]
         ]
         if not wanted:
@@ -233,8 +233,9 @@ class _PendingChanges:
         return self.state.was_reset or any(change.effect is Effect.RESET for change in self._changes)
 
     @property
-    def grown(self) -> set[Key]:
-        return {change.key for change in self._changes if change.effect is Effect.APPEND}
+    def completed(self) -> set[Key]:
+        """The keys whose present values are needed: chunks are appended to them, or fields taken from them."""
+        return {change.key for change in self._changes if change.effect is Effect.APPEND or change.unchanged}
 
     def apply(self) -> None:
         for change in self._changes:
