@@ -259,7 +259,7 @@ def test_somebody_elses_snapshot_stops_the_fold_with_the_reason(bucket: Bucket, 
         ({"streams": ("a",)}, "have no snapshots, only those of a bucket"),
         ({"bucket": "abcd", "snapshots": False}, "nowhere to go"),
         ({"bucket": "abcd", "streams": ("a",), "prefix": "b"}, "not both"),
-        ({"snapshots": False, "table": "t"}, "say what to fold"),
+        ({"snapshots": False, "table": "t"}, "name what to read"),
         ({"bucket": "abcd", "evry": 3}, "Extra inputs"),
     ],
 )
