@@ -248,10 +248,10 @@ def _crowds() -> str:
                 )
                 rows.append(_row((f"{counts[key]:,} {CHECKS[name][0].lower()}", *memory, *latency, run["commit"])))
     head = (
-        "## Crowds\n\nMemory of the server process before, with and after the crowd, and after a second one like it"
-        " (freed memory may stay with the process; what leaks is taken again); and what an append and a HEAD of a"
-        " client that behaves cost without and with it: the server's CPU time, and the 99th percentile of the time"
-        " that the client waits (which other programs on the machine change).\n\n"
+        "## Crowds\n\nMemory of the server process before, with and after the crowd, and after a second one like it;"
+        " and what an append and a HEAD of a client that behaves cost without and with it: the server's CPU time, and"
+        " the 99th percentile of the time that the client waits. The client alternates between a server without the"
+        " crowd and one with it, so that other programs on the machine delay both alike.\n\n"
         "| crowd | before | with it | after | after a second | CPU quiet | CPU with it | p99 quiet | p99 with it |"
         " commit |\n"
         "|---|---|---|---|---|---|---|---|---|---|\n"
@@ -266,7 +266,10 @@ def _soak() -> str:
             growth = (f"{number['mean']}", f"{number['per_minute']:+}", f"{number['growth']:+}")
             rows.append(_row((f"{run['counts']['minutes']:g} min, {run['mode']}", f"`{key}`", *growth, run["commit"])))
     head = (
-        "## Soak\n\nSlopes of a straight line through the samples after the first quarter of the run.\n\n"
+        "## Soak\n\nSlopes of a straight line through the samples after the first quarter of the run. `cpu_ms` is the"
+        " server's CPU time for each request. `echo_…` are the times of exchanges with an echo server at the same"
+        " moments, and `…_of_echo` the latency as a multiple of them: what other programs on the machine slow down"
+        " changes both.\n\n"
         "| run | number | mean | per minute | over the run | commit |\n|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(rows) if rows else ""

@@ -16,11 +16,14 @@ from tests.serving import Server, serve
 
 MIB = 1024 * 1024
 MESSAGE_BYTES = 10 * MIB
-APPENDS = 400
+ROUNDS = 1000
 TEXT = {"Content-Type": "text/plain"}
 IDLE_S = 1.0
 IDLE_SHARE_MAX = 0.03
 PATIENCE_S = 40.0
+RETURN_S = 15.0
+BACK_MIB = 5.0
+"""So little above the beginning counts as back."""
 
 
 def rss_mib(server: Server) -> float:
@@ -33,23 +36,53 @@ def percentile(times: list[float], share: float) -> float:
     return round(ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000, 2)
 
 
-def good_client(server: Server, path: str) -> list[float]:
-    """Appends and reads of a client that behaves, each timed."""
-    times = []
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("PUT", path, headers=TEXT)
-    connection.getresponse().read()
-    for number in range(APPENDS):
+class GoodClient:
+    """A client that behaves: an append and a HEAD in each round, timed, and the CPU time of its server."""
+
+    def __init__(self, server: Server, path: str) -> None:
+        self._path = path
+        self._process = psutil.Process(server.pid)
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self._ask("PUT")
+        self.times: list[float] = []
+        self._before_s = self._cpu_s()
+
+    def round(self) -> None:
         began = time.monotonic()
-        connection.request("POST", path, b"%d;" % number, TEXT)
-        answer = connection.getresponse()
+        assert self._ask("POST", b"x;") == 204
+        self._ask("HEAD")
+        self.times.append(time.monotonic() - began)
+
+    def end(self) -> float:
+        """Milliseconds of CPU time of the server for each round."""
+        self._connection.close()
+        return round((self._cpu_s() - self._before_s) / len(self.times) * 1000, 3)
+
+    def _ask(self, method: str, body: bytes = b"") -> int:
+        self._connection.request(method, self._path, body, TEXT)
+        answer = self._connection.getresponse()
         answer.read()
-        assert answer.status == 204, answer.status
-        connection.request("HEAD", path)
-        connection.getresponse().read()
-        times.append(time.monotonic() - began)
-    connection.close()
-    return times
+        return answer.status
+
+    def _cpu_s(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+
+def compare(quiet: Server, crowded: Server, rounds: int) -> dict[str, float]:
+    """Rounds in turn with both servers, so that other programs on the machine delay both alike."""
+    one, other = GoodClient(quiet, "/v1/stream/good"), GoodClient(crowded, "/v1/stream/good")
+    for _ in range(rounds):
+        one.round()
+        other.round()
+    return {
+        "quiet_cpu_ms": one.end(),
+        "crowded_cpu_ms": other.end(),
+        "quiet_p50_ms": percentile(one.times, 0.5),
+        "crowded_p50_ms": percentile(other.times, 0.5),
+        "quiet_p99_ms": percentile(one.times, 0.99),
+        "crowded_p99_ms": percentile(other.times, 0.99),
+    }
 
 
 def wait_until_idle(server: Server) -> None:
@@ -69,43 +102,30 @@ def wait_until_idle(server: Server) -> None:
         spent = after.user + after.system - before.user - before.system if waits else 1.0
 
 
-def cpu_ms(server: Server, path: str) -> tuple[list[float], float]:
-    """The times of a client that behaves, and the server's CPU time for each of its rounds."""
-    process = psutil.Process(server.pid)
-    before = process.cpu_times()
-    times = good_client(server, path)
-    after = process.cpu_times()
-    spent_s = after.user + after.system - before.user - before.system
-    return times, round(spent_s / len(times) * 1000, 3)
-
-
-def silent_readers(count: int, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
+def silent_readers(count: int, rounds: int = ROUNDS, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
     """Half of them ask for events, half pipeline reads of the same large stream; none reads a byte."""
     settings: dict[str, Any] = {
         "DS_LIMITS__MAX_STREAM_BYTES": "0",
         "DS_SERVER__WRITE_TIMEOUT_SECS": "600",
         "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "0",
     }
-    with serve(program=program, **settings) as server:
+    with serve(**settings) as quiet, serve(program=program, **settings) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
         for method, body in (("PUT", b""), ("POST", b"m" * MESSAGE_BYTES)):
             connection.request(method, "/v1/stream/large", body, TEXT)
             connection.getresponse().read()
         connection.close()
-        quiet, quiet_cpu_ms = cpu_ms(server, "/v1/stream/quiet")
         before = rss_mib(server)
         events = encode("GET", "/v1/stream/large?offset=-1&live=sse")
         reads = encode("GET", "/v1/stream/large?offset=-1") * 50
         requests = [events if number % 2 else reads for number in range(count)]
         with stopped(server, requests):
-            crowded, crowded_cpu_ms = cpu_ms(server, "/v1/stream/crowded")
+            compared = compare(quiet, server, rounds)
             during = rss_mib(server)
-        after_times = good_client(server, "/v1/stream/after")
-        after = rss_mib(server)
-        # Freed memory may stay with the process; what is freed is used again by the next crowd, what leaks is not.
+        after = rss_after(server, before)
         with stopped(server, requests):
             pass
-        again = rss_mib(server)
+        again = rss_after(server, before)
     return {
         "readers": count,
         "message_mib": MESSAGE_BYTES // MIB,
@@ -113,14 +133,16 @@ def silent_readers(count: int, program: tuple[str, ...] = ("headwater",)) -> dic
         "during_mib": round(during, 1),
         "after_mib": round(after, 1),
         "after_second_mib": round(again, 1),
-        "quiet_cpu_ms": quiet_cpu_ms,
-        "crowded_cpu_ms": crowded_cpu_ms,
-        "quiet_p99_ms": percentile(quiet, 0.99),
-        "crowded_p99_ms": percentile(crowded, 0.99),
-        "after_p99_ms": percentile(after_times, 0.99),
-        "quiet_p50_ms": percentile(quiet, 0.5),
-        "crowded_p50_ms": percentile(crowded, 0.5),
+        **compared,
     }
+
+
+def rss_after(server: Server, before_mib: float) -> float:
+    """The memory of the server once it has given back what it can, which takes seconds."""
+    until = time.monotonic() + RETURN_S
+    while (found := rss_mib(server)) > before_mib + BACK_MIB and time.monotonic() < until:
+        time.sleep(0.2)
+    return found
 
 
 @contextmanager
@@ -145,11 +167,10 @@ def _stopped(server: Server, request: bytes) -> socket.socket:
     return connection
 
 
-def idle_connections(count: int) -> dict[str, Any]:
+def idle_connections(count: int, rounds: int = ROUNDS) -> dict[str, Any]:
     """Connections that sent one request and then stay open."""
     settings: dict[str, Any] = {"DS_SERVER__IDLE_TIMEOUT_SECS": "3600", "DS_SERVER__MAX_CONNECTIONS": str(count + 100)}
-    with serve(**settings) as server:
-        quiet, quiet_cpu_ms = cpu_ms(server, "/v1/stream/quiet")
+    with serve(**settings) as quiet, serve(**settings) as server:
         before = rss_mib(server)
         crowd: list[socket.socket] = []
         try:
@@ -161,20 +182,17 @@ def idle_connections(count: int) -> dict[str, Any]:
                 crowd.append(connection)
             wait_until_idle(server)
             during = rss_mib(server)
-            crowded, crowded_cpu_ms = cpu_ms(server, "/v1/stream/crowded")
+            compared = compare(quiet, server, rounds)
         finally:
             for connection in crowd:
                 connection.close()
         wait_until_idle(server)
-        after = rss_mib(server)
+        after = rss_after(server, before)
     return {
         "connections": len(crowd),
         "before_mib": round(before, 1),
         "during_mib": round(during, 1),
         "after_mib": round(after, 1),
         "kib_per_connection": round((during - before) * 1024 / count, 2),
-        "quiet_cpu_ms": quiet_cpu_ms,
-        "crowded_cpu_ms": crowded_cpu_ms,
-        "quiet_p99_ms": percentile(quiet, 0.99),
-        "crowded_p99_ms": percentile(crowded, 0.99),
+        **compared,
     }

@@ -148,7 +148,9 @@ def idle_connections(size: int, seed: int, mode: str) -> Counts:
 
 def soak_minutes(size: int, seed: int, mode: str) -> Counts:
     """Mixed load for this many minutes; slopes of memory, descriptors and latency."""
-    return soak.run(size, mode)
+    found = soak.run(size, mode)
+    assert not found["growing"], found["growing"]
+    return found
 
 
 EXPERIMENTS: dict[str, Experiment] = {

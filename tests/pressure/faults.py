@@ -15,6 +15,7 @@ from typing import Any
 
 from headwater.cli import main
 from headwater.engine.engine import Engine
+from headwater.engine.memory import MemoryReturn
 from headwater.http.connection import Connection
 from tests.model.broken import BROKEN
 
@@ -114,6 +115,29 @@ def leaks_with_every_append() -> None:
     Engine.append = leaky  # type: ignore[method-assign]
 
 
+def slows_with_every_append() -> None:
+    """Each append goes through all that came before it."""
+    append = Engine.append
+    kept: list[object] = []
+
+    def slow(self: Engine, *args: Any, **more: Any) -> None:
+        kept.append(args)
+        for _ in range(30 * len(kept)):
+            pass
+        append(self, *args, **more)
+
+    Engine.append = slow  # type: ignore[method-assign]
+
+
+def keeps_freed_memory() -> None:
+    """What a crowd leaves behind stays with the process."""
+
+    def nothing(self: MemoryReturn, now_s: float) -> None:
+        """As if little had been freed."""
+
+    MemoryReturn.check = nothing  # type: ignore[method-assign]
+
+
 def buffers_for_silent_readers() -> None:
     """A full socket does not stop the server from writing."""
 
@@ -127,6 +151,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     **FUZZ_FAULTS,
     "forgives_malformed_heads": forgives_malformed_heads,
     "leaks_with_every_append": leaks_with_every_append,
+    "slows_with_every_append": slows_with_every_append,
+    "keeps_freed_memory": keeps_freed_memory,
     "buffers_for_silent_readers": buffers_for_silent_readers,
 }
 

@@ -1,9 +1,10 @@
-"""Mixed load for a long time: memory, descriptors and latency must not grow.
+"""Mixed load for a long time: memory, descriptors, CPU time per request and latency must not grow.
 
     python -m tests.pressure.soak --minutes 60 [--mode file-durable]        (or: make soak MINUTES=60)
 
 Everything that is created is deleted again or has a bound, so after a warm-up nothing has a reason to grow. Slopes are
-those of a straight line through the samples after the warm-up; `judge` says what counts as near zero.
+those of a straight line through the samples after the warm-up; `judge` says what counts as near zero. Other programs
+change the latency: it is judged as a multiple of that of an echo server, which is asked at the same moments.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import json
 import statistics
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import aclosing, suppress
 from typing import Any
 
 import psutil
 
 from tests.crash.wire import Client, Lost, NotSent, Reply
+from tests.pressure.echo import echo_server
 from tests.serving import serve
 
 MIB = 1024 * 1024
@@ -27,11 +30,17 @@ TEXT = {"Content-Type": "text/plain"}
 JSON = {"Content-Type": "application/json"}
 WARM_UP_SHARE = 0.25
 SAMPLE_S = 10.0
-GROWTH_MAX_SHARE = 0.10
-"""Growth over the whole run that still counts as none, as a share of the mean."""
 DESCRIPTORS_MAX = 10
-LATENCY_FLOOR_MS = 2.0
-"""Below this the growth of a latency is noise."""
+ECHO_FLOOR_MS = 1.0
+"""An echo that is faster than this counts as this: multiples of it would be noise."""
+ALLOWED: dict[str, Callable[[float], float]] = {
+    "rss_mib": lambda mean: 0.10 * mean,
+    "descriptors": lambda _: DESCRIPTORS_MAX,
+    "cpu_ms": lambda mean: 0.10 * mean,
+    "p50_of_echo": lambda mean: max(1.0, 0.25 * mean),
+    "p99_of_echo": lambda mean: max(2.0, 0.50 * mean),
+}
+"""By number, the growth over the whole run that still counts as none, for its mean."""
 
 
 class Soak:
@@ -39,6 +48,7 @@ class Soak:
         self.port = port
         self.running = True
         self.times: list[float] = []
+        self.echo_times: list[float] = []
         self.counts: Counter[str] = Counter()
         self._clients: list[Client] = []
 
@@ -141,26 +151,55 @@ async def listen(soak: Soak) -> None:
                         break
 
 
+async def ping(soak: Soak, echo_port: int) -> None:
+    """Exchanges with the echo server: the same machine and load generator, and none of our server."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", echo_port)
+    while soak.running:
+        began = time.monotonic()
+        writer.write(b"x" * 200)
+        await reader.readexactly(200)
+        soak.echo_times.append(time.monotonic() - began)
+        await asyncio.sleep(0.01)
+    writer.close()
+
+
+def quantile_ms(times: list[float], share: float) -> float:
+    ordered = sorted(times) or [0.0]
+    return ordered[int(len(ordered) * share)] * 1000
+
+
 async def sample(soak: Soak, pid: int, until: float) -> list[dict[str, float]]:
     process = psutil.Process(pid)
     samples = []
     began = time.monotonic()
+    spent_s, requests = _cpu_s(process), soak.counts["requests"]
     while time.monotonic() < until:
         await asyncio.sleep(min(SAMPLE_S, max(0.1, (until - began) / 40)))
-        times, soak.times = sorted(soak.times) or [0.0], []
+        times, soak.times = soak.times, []
+        echo_times, soak.echo_times = soak.echo_times, []
+        before_s, spent_s = spent_s, _cpu_s(process)
+        before, requests = requests, soak.counts["requests"]
         samples.append(
             {
                 "minute": (time.monotonic() - began) / 60,
                 "rss_mib": process.memory_info().rss / MIB,
                 "descriptors": float(process.num_fds()),
-                "p50_ms": times[len(times) // 2] * 1000,
-                "p99_ms": times[len(times) * 99 // 100] * 1000,
+                "cpu_ms": (spent_s - before_s) / max(1, requests - before) * 1000,
+                "p50_ms": quantile_ms(times, 0.5),
+                "p99_ms": quantile_ms(times, 0.99),
+                "echo_p50_ms": quantile_ms(echo_times, 0.5),
+                "echo_p99_ms": quantile_ms(echo_times, 0.99),
             }
         )
     return samples
 
 
-async def load(port: int, pid: int, minutes: float) -> tuple[list[dict[str, float]], Counter[str]]:
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+async def load(port: int, echo_port: int, pid: int, minutes: float) -> tuple[list[dict[str, float]], Counter[str]]:
     soak = Soak(port)
     client = soak.client()
     retention = {"Stream-Retention-Bytes": str(MIB), "Stream-Retention-Drop": "allowed"}
@@ -170,7 +209,15 @@ async def load(port: int, pid: int, minutes: float) -> tuple[list[dict[str, floa
         async with asyncio.TaskGroup() as group:
             for number in range(4):
                 group.create_task(cycle(soak, number))
-            for task in (brief(soak), feed(soak), poll(soak), poll(soak), listen(soak), listen(soak)):
+            for task in (
+                brief(soak),
+                feed(soak),
+                poll(soak),
+                poll(soak),
+                listen(soak),
+                listen(soak),
+                ping(soak, echo_port),
+            ):
                 group.create_task(task)
             samples = await sample(soak, pid, until)
             soak.running = False
@@ -191,15 +238,15 @@ def judge(samples: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]],
     minutes = kept[-1]["minute"] - kept[0]["minute"]
     found: dict[str, dict[str, float]] = {}
     growing = []
-    for key in ("rss_mib", "descriptors", "p50_ms", "p99_ms"):
+    for each in samples:
+        for key in ("p50", "p99"):
+            each[f"{key}_of_echo"] = each[f"{key}_ms"] / max(each[f"echo_{key}_ms"], ECHO_FLOOR_MS)
+    for key in (*ALLOWED, "p50_ms", "p99_ms", "echo_p50_ms", "echo_p99_ms"):
         mean = statistics.fmean(each[key] for each in kept)
         per_minute = slope(samples, key)
         growth = per_minute * minutes
-        allowed = {"descriptors": float(DESCRIPTORS_MAX), "rss_mib": GROWTH_MAX_SHARE * mean}.get(
-            key, max(LATENCY_FLOOR_MS, GROWTH_MAX_SHARE * mean)
-        )
         found[key] = {"mean": round(mean, 2), "per_minute": round(per_minute, 4), "growth": round(growth, 2)}
-        if growth > allowed:
+        if key in ALLOWED and growth > ALLOWED[key](mean):
             growing.append(f"{key} grew by {growth:.2f} (mean {mean:.2f}) in {minutes:.1f} minutes")
     return found, growing
 
@@ -212,8 +259,8 @@ def run(minutes: float, mode: str = "file-durable", program: tuple[str, ...] = (
         "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "2",
         "DS_SERVER__SSE_RECONNECT_INTERVAL_SECS": "10",
     }
-    with serve(program=program, **settings) as server:
-        samples, counts = asyncio.run(load(server.port, server.pid, minutes))
+    with echo_server() as echo_port, serve(program=program, **settings) as server:
+        samples, counts = asyncio.run(load(server.port, echo_port, server.pid, minutes))
         assert "Traceback" not in server.log(), server.log()[-3000:]
     found, growing = judge(samples)
     first, last = samples[int(len(samples) * WARM_UP_SHARE)], samples[-1]

@@ -22,6 +22,7 @@ from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.engine import Engine
 from headwater.engine.loop_lag import LoopLag
+from headwater.engine.memory import memory_return
 from headwater.engine.quota import EngineLimits
 from headwater.engine.registry import StreamRegistry
 from headwater.engine.scheduler import LoopScheduler
@@ -120,9 +121,12 @@ async def serving(settings: Settings, open_files_max: int) -> AsyncIterator[str]
 
 
 async def _sweep(context: Context) -> None:
+    memory = memory_return()
     while True:
         await asyncio.sleep(SWEEP_S)
         context.sweep()
+        if memory is not None:
+            memory.check(context.now_s)
 
 
 async def _drain(context: Context, server: asyncio.Server, timeout_s: float) -> None:

@@ -1,0 +1,95 @@
+"""Freed memory goes back to the system.
+
+The allocator of the C library keeps what large buffers leave behind: after a crowd of slow readers the process would
+stay as large as it was with them. Invariant: memory that was freed and is still resident stays below `FREE_MAX_BYTES`
+plus what is freed within one interval.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Protocol
+
+INTERVAL_S: Final = 2.0
+FREE_MAX_BYTES: Final = 32 * 1024 * 1024
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+_STATM: Final = Path("/proc/self/statm")
+
+
+class Allocator(Protocol):
+    def free_bytes(self) -> int:
+        """Bytes that the program has freed and the allocator still has, resident or not."""
+
+    def trim(self) -> None:
+        """Give the resident ones back."""
+
+
+class _Info(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    )
+
+
+class Glibc:
+    """Raises AttributeError where the C library is another one, or older than 2.33."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None)
+        self._info: Callable[[], _Info] = library.mallinfo2
+        self._trim: Callable[[int], int] = library.malloc_trim
+        library.mallinfo2.restype = _Info
+
+    def free_bytes(self) -> int:
+        return int(self._info().fordblks)
+
+    def trim(self) -> None:
+        self._trim(0)
+
+
+def resident_bytes() -> int:
+    return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+
+
+class MemoryReturn:
+    """Looks every few seconds whether much was freed since the last time, and returns it."""
+
+    def __init__(self, allocator: Allocator, resident: Callable[[], int] = resident_bytes) -> None:
+        self._allocator = allocator
+        self._resident = resident
+        self._next_s = 0.0
+        self._after_bytes = 0
+        """Resident after the last return. Free bytes are counted whether they are resident or not."""
+
+    def check(self, now_s: float) -> None:
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + INTERVAL_S
+        if self._resident() < self._after_bytes + FREE_MAX_BYTES or self._allocator.free_bytes() < FREE_MAX_BYTES:
+            return
+        self._allocator.trim()
+        self._after_bytes = self._resident()
+
+
+def memory_return() -> MemoryReturn | None:
+    """None where the C library offers no way."""
+    try:
+        return MemoryReturn(Glibc()) if _STATM.exists() else None
+    except (AttributeError, OSError):
+        return None

@@ -1,0 +1,71 @@
+"""Freed memory goes back to the system, and nothing is done where little was freed."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.engine.memory import FREE_MAX_BYTES, INTERVAL_S, Glibc, MemoryReturn, resident_bytes
+
+MIB = 1024 * 1024
+
+
+class CountedAllocator:
+    def __init__(self) -> None:
+        self.free = 0
+        self.resident = 100 * MIB
+        self.trims = 0
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def trim(self) -> None:
+        self.trims += 1
+        self.resident = 80 * MIB
+
+
+@pytest.fixture
+def allocator() -> CountedAllocator:
+    return CountedAllocator()
+
+
+@pytest.fixture
+def memory(allocator: CountedAllocator) -> MemoryReturn:
+    return MemoryReturn(allocator, lambda: allocator.resident)
+
+
+def test_nothing_happens_while_little_is_free(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+    allocator.free = FREE_MAX_BYTES - 1
+    for turn in range(10):
+        memory.check(turn * INTERVAL_S)
+    assert allocator.trims == 0
+
+
+def test_much_is_returned_once(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+    allocator.free = FREE_MAX_BYTES
+    for turn in range(10):
+        memory.check(turn * INTERVAL_S)
+    assert allocator.trims == 1, "what was returned still counts as free, and is not resident"
+
+
+def test_the_next_crowd_is_returned_too(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+    allocator.free = FREE_MAX_BYTES
+    memory.check(INTERVAL_S)
+    allocator.resident = 80 * MIB + FREE_MAX_BYTES
+    memory.check(INTERVAL_S + 0.1)
+    assert allocator.trims == 1, "not before the interval has passed"
+    memory.check(2 * INTERVAL_S)
+    assert allocator.trims == 2
+
+
+def test_the_c_library_returns_what_python_freed() -> None:
+    # Buffers below the size from which the C library maps each on its own, with one in use behind them all.
+    kept = []
+    buffers = [bytearray(100_000) for _ in range(1500)]
+    kept.append(bytearray(100_000))
+    filled = resident_bytes()
+    memory = MemoryReturn(Glibc())
+    memory.check(0.0)
+    assert resident_bytes() > filled - 20 * MIB, "nothing is free yet"
+    buffers.clear()
+    memory.check(INTERVAL_S)
+    assert resident_bytes() < filled - 100 * MIB
