@@ -94,13 +94,13 @@ def shares(server: Running, count: int) -> Iterator[tuple[str, float]]:
     """The parts of a read, one by one, without Spark: one process, one connection."""
     from pyspark.sql.types import StructType
 
-    from headwater.spark.access import tail_of
     from headwater.spark.arrow import Layout, from_frames, is_json
     from headwater.spark.offsets import BEGINNING
-    from headwater.spark.options import Connection
-    from headwater.spark.protocol import Client
+    from headwater.spark.options import ConnectionOptions
+    from headwater.spark.planner import tail_of
+    from headwater.spark.protocol import StreamsClient
 
-    client = Client(Connection(f"{server.url}/v1/stream"))
+    client = StreamsClient(ConnectionOptions(f"{server.url}/v1/stream"))
     end = tail_of(client.head(STREAM)).offset
     chunks = []
 

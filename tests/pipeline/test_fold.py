@@ -21,8 +21,8 @@ from headwater.pipeline.fold.state import FoldState
 from headwater.pipeline.fold.table import FoldTable, connect
 from headwater.pipeline.fold.task import FoldTotals
 from headwater.pipeline.job import JobEnvironment
-from headwater.spark import bounded
-from headwater.spark.errors import OffsetGone
+from headwater.spark import bounded_ranges
+from headwater.spark.errors import DataGoneError
 from headwater.spark.offsets import at, split_token
 from tests.pipeline.buckets import Bucket, run
 from tests.spark.streams import Streams
@@ -58,13 +58,13 @@ class Batches:
         self._places[name] = tail
         try:
             return self._read(name, start, tail)
-        except OffsetGone as gone:
+        except DataGoneError as gone:
             return self._read(name, gone.earliest or "", tail)
 
     def _read(self, name: str, start: str, end: str) -> list[pa.RecordBatch]:
         found = []
         if split_token(start) < split_token(end):
-            for run in bounded.read(self._client, bounded.span(name, at(start), at(end))):
+            for run in bounded_ranges.read(self._client, bounded_ranges.span(name, at(start), at(end))):
                 positions = pa.array(range(run.first_position, run.first_position + len(run)))
                 streams = pa.array([name] * len(run))
                 columns = {"stream": streams, "position": positions, "offset": run.ends, "value": run.values}

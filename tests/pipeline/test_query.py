@@ -54,7 +54,7 @@ def test_only_our_calls_with_plain_texts_are_replaced(
             "[PARSE_SYNTAX_ERROR] Syntax error at",
         ),
         (
-            "[STREAM_FAILED] …\nTraceback:\n  x\nheadwater.spark.errors.OffsetGone: stream 'a': gone.\n\n\tat org…",
+            "[STREAM_FAILED] …\nTraceback:\n  x\nheadwater.spark.errors.DataGoneError: stream 'a': gone.\n\n\tat org…",
             "stream 'a'",
         ),
     ],

@@ -111,7 +111,7 @@ def test_a_busy_metrics_port_is_one_line(
 
 
 def test_a_command_restarts_only_after_errors_that_pass() -> None:
-    gone, bad = RuntimeError("headwater.spark.errors.OffsetGone: gone"), RuntimeError("bad option")
+    gone, bad = RuntimeError("headwater.spark.errors.DataGoneError: gone"), RuntimeError("bad option")
     assert COMMAND.allows(gone, 0)
     assert not COMMAND.allows(gone, 5)
     assert not COMMAND.allows(bad, 0)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from headwater.spark.options import source_options
 from headwater.spark.progress import lags
 from headwater.spark.source import HeadwaterSource
-from headwater.spark.stream_reader import StreamReader
+from headwater.spark.stream_reader import MicroBatchReader
 from tests import waiting
 from tests.spark.streams import Streams
 
@@ -39,8 +39,8 @@ class Query:
     def stop(self) -> None:
         self._reader.stop()
 
-    def _made(self) -> StreamReader:
-        return StreamReader(source_options(self._options), HeadwaterSource(self._options).schema())
+    def _made(self) -> MicroBatchReader:
+        return MicroBatchReader(source_options(self._options), HeadwaterSource(self._options).schema())
 
     def restart(self, **options: str) -> None:
         self._reader.stop()

@@ -10,7 +10,7 @@ import pytest
 from headwater.spark.errors import OptionError
 from headwater.spark.options import source_options
 from headwater.spark.source import HeadwaterSource
-from headwater.spark.stream_reader import StreamReader
+from headwater.spark.stream_reader import MicroBatchReader
 from tests.spark.driving import Query
 from tests.spark.streams import Streams
 from tests.spark.test_recreated import batch_rows, batch_values, wait_for_retention
@@ -87,9 +87,9 @@ def test_an_unknown_name_in_offsets_is_a_mistake(streams: Streams, source: str, 
 
 
 def test_a_streaming_read_checks_the_names_and_has_no_end(streams: Streams, source: str) -> None:
-    def reader(**more: str) -> StreamReader:
+    def reader(**more: str) -> MicroBatchReader:
         given = {"url": streams.root, "streams": source, **more}
-        return StreamReader(source_options(given), HeadwaterSource(given).schema())
+        return MicroBatchReader(source_options(given), HeadwaterSource(given).schema())
 
     with pytest.raises(OptionError, match="names 'no-such'"):
         reader(startingOffsets=json.dumps({"no-such": "latest"}))
@@ -106,14 +106,14 @@ def test_many_streams_under_a_limit_take_few_requests_and_turns(
     for n in range(150):
         streams.filled(f"{family}/{n:03d}", [f"{n}-{at}" for at in range(5)])
     asked = 0
-    splits = protocol.Client.splits
+    splits = protocol.StreamsClient.splits
 
     def counted(*args: object) -> object:
         nonlocal asked
         asked += 1
         return splits(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(protocol.Client, "splits", counted)
+    monkeypatch.setattr(protocol.StreamsClient, "splits", counted)
     query = Query(streams, prefix=f"{family}/", maxRowsPerBatch="200")
     batches: list[list[str]] = []
     while sum(map(len, batches)) < 750:

@@ -49,9 +49,9 @@ def the_state_is_told(spark: SparkSession, kitchen: dict[str, Any]) -> None:
             page = http.get(f"http://127.0.0.1:{kitchen['port']}/metrics").text
             assert 'headwater_spark_rows_total{query="orders-to-lake"} 6.0' in page
         finally:
-            for name in ("metrics", "told"):
+            for name in ("metrics", "published"):
                 spark.streams.removeListener(kitchen[name])
-            kitchen["told"].close()
+            kitchen["published"].close()
 
 
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"

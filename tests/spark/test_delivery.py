@@ -12,9 +12,9 @@ import pytest
 
 from headwater.spark.bodies import append_body, append_end, grouped, rows_table
 from headwater.spark.delivery import Delivered, RowOrigin, deliver
-from headwater.spark.errors import BadRow, DifferingRetry, Fenced, StreamMissing
-from headwater.spark.options import Connection, SinkOptions, sink_options
-from headwater.spark.protocol import Client
+from headwater.spark.errors import BadRowError, BatchFencedError, DifferingRetryError, StreamMissingError
+from headwater.spark.options import ConnectionOptions, SinkOptions, sink_options
+from headwater.spark.protocol import StreamsClient
 from tests.spark.streams import Streams
 
 
@@ -28,7 +28,7 @@ def send(
     table = rows_table(options, iter(pa.Table.from_pylist(rows).to_batches()))
     assert table is not None
     origin = RowOrigin("query", batch, partition)
-    client = Client(Connection(streams.root, retry_timeout_s=5.0))
+    client = StreamsClient(ConnectionOptions(streams.root, retry_timeout_s=5.0))
     return deliver(client, options, origin, grouped(options, table), fixed_rows=options.commit_mode != "task")
 
 
@@ -48,7 +48,7 @@ def test_targets_keep_the_order_of_their_rows(streams: Streams, stream_name: Cal
 @pytest.mark.parametrize("value", ["not json", "1,2", "{", "", "1 2", "]["])
 def test_a_row_is_one_json_text(streams: Streams, stream_name: Callable[[], str], value: str) -> None:
     name = streams.create(stream_name())
-    with pytest.raises(BadRow, match=rf"Row 1 for stream '{name}' is not one JSON text"):
+    with pytest.raises(BadRowError, match=rf"Row 1 for stream '{name}' is not one JSON text"):
         send(streams, options_of(streams, stream=name), [{"value": "1"}, {"value": value}, {"value": "3"}])
     assert streams.raw(name) == []
 
@@ -61,9 +61,9 @@ def test_bytes_of_a_row_are_kept(streams: Streams, stream_name: Callable[[], str
 
 
 def test_rows_without_a_value_or_a_target_are_refused(streams: Streams) -> None:
-    with pytest.raises(BadRow, match="column value is null in 1 rows"):
+    with pytest.raises(BadRowError, match="column value is null in 1 rows"):
         send(streams, options_of(streams, stream="x"), [{"value": "1"}, {"value": None}])
-    with pytest.raises(BadRow, match="has no target"):
+    with pytest.raises(BadRowError, match="has no target"):
         send(streams, options_of(streams), [{"value": "1", "stream": "x"}, {"value": "1", "stream": None}])
 
 
@@ -72,9 +72,9 @@ def test_a_task_that_appends_several_times_needs_an_order_that_is_unique(
 ) -> None:
     name = streams.create(stream_name())
     small = {"stream": name, "maxRequestBytes": "1024", "commitMode": "task"}
-    with pytest.raises(BadRow, match="commitMode=task the limit is 1024"):
+    with pytest.raises(BadRowError, match="commitMode=task the limit is 1024"):
         send(streams, options_of(streams, **small), numbered(*range(1000)))
-    with pytest.raises(BadRow, match=r"orderBy must be unique .* \{'id': 7\}"):
+    with pytest.raises(BadRowError, match=r"orderBy must be unique .* \{'id': 7\}"):
         send(streams, options_of(streams, **small, orderBy="id"), numbered(7, 8, 7))
     assert streams.raw(name) == []
     (done,) = send(streams, options_of(streams, **small, orderBy="id"), numbered(*reversed(range(1000))))
@@ -102,7 +102,7 @@ def test_a_repeat_continues_where_the_first_attempt_ended(
     table = rows_table(options, iter(pa.Table.from_pylist(rows).to_batches()))
     assert table is not None
     (target,) = grouped(options, table)
-    client = Client(Connection(streams.root))
+    client = StreamsClient(ConnectionOptions(streams.root))
     start = 0
     for seq in range(2):
         end = append_end(target, start, "json", 1024)
@@ -125,7 +125,7 @@ def test_the_rest_follows_a_truncated_attempt(
         options = options_of(streams, stream=name, maxRequestBytes=limit, orderBy="id", commitMode="task")
         try:
             send(streams, options, numbered(*range(rows)))
-        except DifferingRetry:
+        except DifferingRetryError:
             assert rows == seen, "an attempt with all rows continues"
     assert streams.messages(name) == list(range(1000))
 
@@ -142,7 +142,7 @@ def test_a_repeat_with_other_rows_is_an_error(streams: Streams, stream_name: Cal
     name = streams.create(stream_name())
     send(streams, options_of(streams, stream=name), numbered(1, 2))
     for rows in (numbered(2, 1), numbered(3, 4, 5), numbered(7)):
-        with pytest.raises(DifferingRetry, match=r"an earlier attempt appended crc32:.* this attempt has crc32:"):
+        with pytest.raises(DifferingRetryError, match=r"an earlier attempt appended crc32:.* this attempt has crc32:"):
             send(streams, options_of(streams, stream=name), rows)
     assert streams.messages(name) == [1, 2]
 
@@ -180,14 +180,14 @@ def test_a_zombie_of_an_older_batch_is_fenced(streams: Streams, stream_name: Cal
     options = options_of(streams, stream=name)
     send(streams, options, numbered(1), batch=4)
     send(streams, options, numbered(2), batch=5)
-    with pytest.raises(Fenced, match="batch 5 has written already"):
+    with pytest.raises(BatchFencedError, match="batch 5 has written already"):
         send(streams, options, numbered(1), batch=4)
     assert streams.messages(name) == [1, 2]
 
 
 def test_missing_streams_are_created_only_if_asked_for(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = stream_name()
-    with pytest.raises(StreamMissing, match="createMissing=true"):
+    with pytest.raises(StreamMissingError, match="createMissing=true"):
         send(streams, options_of(streams, stream=name), numbered(1))
     assert not streams.exists(name)
     send(streams, options_of(streams, stream=name, createMissing="true"), numbered(1))

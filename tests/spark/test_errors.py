@@ -11,28 +11,30 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.spark.errors import OffsetGone, ServerRefused, ServerUnreachable, StreamMissing
-from headwater.spark.options import Connection
-from headwater.spark.protocol import Client, Producer
+from headwater.spark.errors import DataGoneError, ServerRefusedError, ServerUnreachableError, StreamMissingError
+from headwater.spark.options import ConnectionOptions
+from headwater.spark.protocol import Producer, StreamsClient
 from tests.serving import serve
 from tests.spark.streams import Streams
 
 
 def test_errors_name_the_stream_and_what_to_do(streams: Streams, stream_name: Callable[[], str]) -> None:
-    client = Client(Connection(streams.root, retry_timeout_s=5.0))
-    with pytest.raises(StreamMissing, match=r"'nowhere' at .*/v1/stream: there is no such stream .* onGone=restart"):
+    client = StreamsClient(ConnectionOptions(streams.root, retry_timeout_s=5.0))
+    with pytest.raises(
+        StreamMissingError, match=r"'nowhere' at .*/v1/stream: there is no such stream .* onGone=restart"
+    ):
         client.head("nowhere")
     name = streams.filled(stream_name(), [1, 2, 3])
     beyond = "0000000000000009_0000000000000009"
-    with pytest.raises(ServerRefused, match=rf"'{name}' at .*, offset {beyond}: 400.* was the stream deleted"):
+    with pytest.raises(ServerRefusedError, match=rf"'{name}' at .*, offset {beyond}: 400.* was the stream deleted"):
         client.read(name, beyond)
-    with pytest.raises(StreamMissing, match=rf"'nowhere' at .*, offset {beyond}: there is no such stream"):
+    with pytest.raises(StreamMissingError, match=rf"'nowhere' at .*, offset {beyond}: there is no such stream"):
         client.read("nowhere", beyond)
     streams.create(name + "-text", "text/plain")
-    with pytest.raises(ServerRefused, match=rf"'{name}-text' at .*: 409.* set contentType to that of the stream"):
+    with pytest.raises(ServerRefusedError, match=rf"'{name}-text' at .*: 409.* set contentType to that of the stream"):
         client.append(name + "-text", b"[1]", "application/json", Producer("p", 0, 0))
     client.close(name)
-    with pytest.raises(ServerRefused, match=rf"'{name}' at .*: 409.* The stream is closed"):
+    with pytest.raises(ServerRefusedError, match=rf"'{name}' at .*: 409.* The stream is closed"):
         client.append(name, b"[4]", "application/json", Producer("p", 0, 0))
 
 
@@ -63,11 +65,11 @@ def test_tokens_and_busy_gateways(tmp_path: Path) -> None:
     root = f"http://127.0.0.1:{gateway.server_port}/v1/stream"
     token_file = tmp_path / "token"
     token_file.write_text("wrong\n")
-    client = Client(Connection(root, token_file=str(token_file)))
+    client = StreamsClient(ConnectionOptions(root, token_file=str(token_file)))
     try:
-        with pytest.raises(ServerRefused, match=r"'a' at .*: 401, .* Set token or tokenFile"):
-            Client(Connection(root)).head("a")
-        with pytest.raises(ServerRefused, match=r"'a' at .*: 403, .* The token does not allow this"):
+        with pytest.raises(ServerRefusedError, match=r"'a' at .*: 401, .* Set token or tokenFile"):
+            StreamsClient(ConnectionOptions(root)).head("a")
+        with pytest.raises(ServerRefusedError, match=r"'a' at .*: 403, .* The token does not allow this"):
             client.head("a")
         token_file.write_text("right\n")
         os.utime(token_file, ns=(1, 1))
@@ -79,8 +81,8 @@ def test_tokens_and_busy_gateways(tmp_path: Path) -> None:
 
 
 def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
-    client = Client(Connection("http://127.0.0.1:9/v1/stream", retry_timeout_s=0.3))
-    with pytest.raises(ServerUnreachable, match=r"HEAD stream 'a' .* \(retryTimeout\).* Is the server up"):
+    client = StreamsClient(ConnectionOptions("http://127.0.0.1:9/v1/stream", retry_timeout_s=0.3))
+    with pytest.raises(ServerUnreachableError, match=r"HEAD stream 'a' .* \(retryTimeout\).* Is the server up"):
         client.head("a")
 
 
@@ -92,8 +94,8 @@ def test_gone_data_tells_where_the_stream_begins() -> None:
         offset = bucket.tail(name)
         bucket.append(name, [4])
         http.put(f"/ds/bucket/{name}/snapshot/{offset}", content=b"six").raise_for_status()
-        client = Client(Connection(f"{server.url}/v1/stream", bucket="bucket"))
-        with pytest.raises(OffsetGone, match=rf"'{name}' at .*, offset -1: .* onGone=bootstrap") as caught:
+        client = StreamsClient(ConnectionOptions(f"{server.url}/v1/stream", bucket="bucket"))
+        with pytest.raises(DataGoneError, match=rf"'{name}' at .*, offset -1: .* onGone=bootstrap") as caught:
             client.splits(name, "-1", bucket.tail(name), 1)
         assert caught.value.earliest == offset
         assert client.head(name).snapshot == offset

@@ -43,8 +43,8 @@ def test_a_misspelt_option_names_the_right_one() -> None:
     ("given", "said"),
     [
         ({"streams": "a"}, "url must be the stream root"),
-        (URL, "Say what to read"),
-        (URL | {"streams": "a", "prefix": "b"}, "either streams or prefix"),
+        (URL, "Nothing to read"),
+        (URL | {"streams": "a", "prefix": "b"}, "exclude each other"),
         (URL | {"streams": "a", "maxRowsPerBatch": "many"}, "maxRowsPerBatch must be a whole number"),
         (URL | {"streams": "a", "onGone": "ignore"}, "onGone must be fail or restart or bootstrap or skip"),
         (URL | {"streams": "a", "startingOffsets": "{"}, "not valid JSON"),

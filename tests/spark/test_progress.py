@@ -33,8 +33,8 @@ def test_lag_and_offsets_are_told_per_stream() -> None:
 
 def test_an_error_is_told_without_its_traces() -> None:
     trace = (
-        "[STREAM_FAILED] Query ended: boom\n=== Streaming Query ===\nTraceback (most recent call last):\n"
-        "headwater.spark.errors.StreamMissing: stream 'a': there is no such stream. Create it.\n\n\tat org.apache.X"
+        "[STREAM_FAILED] Query ended: boom\n=== Streaming Query ===\nTraceback (most recent call last):\nheadwater"
+        ".spark.errors.StreamMissingError: stream 'a': there is no such stream. Create it.\n\n\tat org.apache.X"
     )
     assert error_sentence(trace) == "stream 'a': there is no such stream. Create it."
     assert error_sentence("\njava.lang.Oops: no\n\tat x") == "java.lang.Oops: no"
@@ -104,8 +104,8 @@ def test_states_are_told_seldom_and_the_last_is_never_missed(streams: Streams, s
     told = stream_name()
     status = StatusStream(streams.root, told, interval_s=0.3)
     for n in range(200):
-        status.tell("query", "one", {"batch": n})
-    status.tell("slot", "items", {"lag_bytes": 7})
+        status.publish("query", "one", {"batch": n})
+    status.publish("slot", "items", {"lag_bytes": 7})
     status.close()
     events = streams.messages(told)
     assert len(events) < 10, "states in between are passed over"
@@ -123,11 +123,11 @@ def test_states_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
         with serve(directory=tmp_path, **settings) as server:
             streams = Streams(f"{server.url}/v1/stream", http)
             status = StatusStream(streams.root, interval_s=0.0)
-            status.tell("query", "one", {"batch": 1})
+            status.publish("query", "one", {"batch": 1})
             wait_until(lambda: streams.exists("__pipeline__") and bool(streams.raw("__pipeline__")), "it is told")
             server.kill()
         # If this waited for the server, which starts after it, it would never end.
-        status.tell("query", "one", {"batch": 2})
+        status.publish("query", "one", {"batch": 2})
         with serve(directory=tmp_path, port=server.port, **settings):
             wait_until(lambda: streams.messages("__pipeline__")[-1]["value"]["batch"] == 2, "the news arrives")
         status.close()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from headwater.spark.errors import OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark.errors import DataGoneError, SourceRecreatedError, StreamMissingError
 from headwater.spark.offsets import incarnation_of
 from headwater.spark.options import source_options
 from headwater.spark.progress import lags
@@ -59,7 +59,7 @@ def test_a_recreated_stream_is_an_error_that_names_both_incarnations(
     assert old != new
     if restarts:
         query.restart()
-    with pytest.raises(StreamRecreated, match=f"{old}.*{new}.*onGone=restart"):
+    with pytest.raises(SourceRecreatedError, match=f"{old}.*{new}.*onGone=restart"):
         query.batches_until(1)
 
 
@@ -98,7 +98,7 @@ def test_a_planned_batch_of_a_deleted_stream_is_never_read_from_the_next_one(str
     query.plan()
     refilled(streams, source, 500, 150)
     query.restart()
-    with pytest.raises(StreamRecreated):
+    with pytest.raises(SourceRecreatedError):
         query.rows()
     query.restart(onGone="restart")
     assert query.rows() == []
@@ -130,7 +130,7 @@ def test_checkpoints_from_before_incarnations_go_on_where_they_were(streams: Str
     assert incarnation_of(query.place[source]["offset"])
     refilled(streams, source, 500, 150)
     query.restart()
-    with pytest.raises(StreamRecreated):
+    with pytest.raises(SourceRecreatedError):
         query.batch()
 
 
@@ -173,9 +173,9 @@ def test_restart_does_not_pass_over_data_that_retention_removed(
     for _ in range(3):
         streams.append_bytes(name, b"x" * 1000, "text/plain")
     wait_for_retention(streams, name)
-    with pytest.raises(OffsetGone) as gone:
+    with pytest.raises(DataGoneError) as gone:
         query.batch()
-    assert not isinstance(gone.value, StreamRecreated)
+    assert not isinstance(gone.value, SourceRecreatedError)
 
 
 def wait_for_retention(streams: Streams, name: str) -> None:
@@ -229,9 +229,9 @@ def batch_values(at: Streams, /, **options: str) -> list[str]:
 def test_a_batch_read_from_an_offset_of_a_deleted_stream_is_an_error(streams: Streams, source: str) -> None:
     at = streams.tail(source)
     refilled(streams, source, 500, 150)
-    with pytest.raises(StreamRecreated):
+    with pytest.raises(SourceRecreatedError):
         batch_values(streams, streams=source, startingOffsets=at)
-    with pytest.raises(StreamRecreated):
+    with pytest.raises(SourceRecreatedError):
         batch_values(streams, streams=source, endingOffsets=at)
     assert batch_values(streams, streams=source, startingOffsets=at, onGone="restart") == texts(500, 150)
     # An offset of two parts says nothing about the stream that it came from.
@@ -257,5 +257,5 @@ def test_a_missing_stream_still_fails_where_nothing_else_is_said(streams: Stream
     query.batch()
     streams.delete(source)
     query.restart()
-    with pytest.raises(StreamMissing):
+    with pytest.raises(StreamMissingError):
         query.batch()

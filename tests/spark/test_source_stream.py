@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from headwater.spark.options import source_options
 from headwater.spark.source import HeadwaterSource
-from headwater.spark.stream_reader import StreamReader
+from headwater.spark.stream_reader import MicroBatchReader
 from tests.serving import Server
 from tests.spark.querying import follow, run, start, wait_until
 from tests.spark.streams import Streams
@@ -125,9 +125,9 @@ def test_latest_is_one_place_however_often_it_is_asked_for_and_planned(
     source = streams.filled(stream_name(), [1, 2])
     options = {"url": streams.root, "streams": source, "startingOffsets": "latest"}
 
-    def reader() -> StreamReader:
+    def reader() -> MicroBatchReader:
         made = HeadwaterSource(options)
-        return StreamReader(source_options(options), made.schema())
+        return MicroBatchReader(source_options(options), made.schema())
 
     first = reader()
     begun = first.initialOffset()

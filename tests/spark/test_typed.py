@@ -28,15 +28,15 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headwater.spark.arrow import Layout, Messages, from_values
-from headwater.spark.errors import BadRecord, OptionError
+from headwater.spark.arrow import Layout, MessageRun, from_values
+from headwater.spark.errors import BadRecordError, OptionError
 
 
 def struct(**columns: DataType) -> StructType:
     return StructType([StructField(name, type_) for name, type_ in columns.items()])
 
 
-def messages(*values: bytes) -> Messages:
+def messages(*values: bytes) -> MessageRun:
     return from_values("s", "application/json", values, 0, None)
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_object_is_corrupt(bad: bytes) -> None:
 
 
 def test_without_a_column_for_it_a_corrupt_record_fails() -> None:
-    with pytest.raises(BadRecord, match=r"'s', message 1 \(offset behind it: .*\): .* badRecords=null"):
+    with pytest.raises(BadRecordError, match=r"'s', message 1 \(offset after it: .*\): .* badRecords=null"):
         parsed(struct(a=LongType()), b'{"a": 1}', b'{"a": "x"}')
 
 

@@ -1,4 +1,4 @@
-"""The pipeline's jobs in `headwater status`: what each told last; and one that tells nothing any more is silent."""
+"""The pipeline's jobs in `headwater status`: what each status last; and one that tells nothing any more is silent."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ def test_the_last_state_of_each_job_is_told() -> None:
     assert STATUS_STREAM == PIPELINE
     with serve(DS_STORAGE__MODE="memory") as server:
         assert pipeline_jobs([server.url]) == []
-        told = StatusStream(f"{server.url}/v1/stream")
-        told.tell("query", "orders", {"status": "starting", "rows": 1})
-        told.tell("slot", "headwater", {"status": "running"})
-        told.close()
-        told = StatusStream(f"{server.url}/v1/stream")
-        told.tell("query", "orders", {"status": "running", "rows": 1200, "source": "orders", "target": "table orders"})
-        told.tell("query", "old", {"status": "running", "updated_at_ms": int((time.time() - 300) * 1000)})
-        told.tell("query", "down", {"status": "failed", "error": {"message": "The slot is gone.", "at_ms": 1}})
-        told.close()
+        status = StatusStream(f"{server.url}/v1/stream")
+        status.publish("query", "orders", {"status": "starting", "rows": 1})
+        status.publish("slot", "headwater", {"status": "running"})
+        status.close()
+        status = StatusStream(f"{server.url}/v1/stream")
+        status.publish(
+            "query", "orders", {"status": "running", "rows": 1200, "source": "orders", "target": "table orders"}
+        )
+        status.publish("query", "old", {"status": "running", "updated_at_ms": int((time.time() - 300) * 1000)})
+        status.publish("query", "down", {"status": "failed", "error": {"message": "The slot is gone.", "at_ms": 1}})
+        status.close()
         jobs = pipeline_jobs([server.url])
     assert [(job.name, job.status) for job in jobs] == [("down", "failed"), ("old", "silent"), ("orders", "running")]
     assert jobs[2].rows == 1200

@@ -67,10 +67,10 @@ def _failure(error: Exception) -> Exception:
 
     from headwater.pipeline.archive.errors import ArchiveError
     from headwater.pipeline.query import QueryError
-    from headwater.spark.errors import HeadwaterError, StreamMissing
+    from headwater.spark.errors import HeadwaterError, StreamMissingError
     from headwater.spark.query_errors import error_sentence
 
-    if isinstance(error, StreamMissing):
+    if isinstance(error, StreamMissingError):
         return CommandError(str(error).split(" It was never")[0], MISSING)
     if isinstance(error, QueryError):
         return CommandError(str(error), USAGE)

@@ -106,12 +106,12 @@ def run_job(
                         line.close()
                         _say(f"restarting: {(current.error or {}).get('message')}")
                     line.show(current)
-                    status.tell("query", job.name, asdict(current))
+                    status.publish("query", job.name, asdict(current))
                     stop.wait(POLL_S)
             finally:
                 line.close()
                 supervisor.stop()
-                status.tell("query", job.name, asdict(current))
+                status.publish("query", job.name, asdict(current))
     except (SparkMissingError, EndpointError) as error:
         raise CommandError(str(error)) from None
     except ValueError as error:

@@ -94,9 +94,9 @@ class Application:
         self.show(queries, slots)
         if stream is not None:
             for query in queries:
-                stream.tell("query", query.name, asdict(query))
+                stream.publish("query", query.name, asdict(query))
             for name, value in slots.items():
-                stream.tell("slot", name, value)
+                stream.publish("slot", name, value)
 
 
 def _status_stream(settings: PipelineSettings) -> StatusStream | None:

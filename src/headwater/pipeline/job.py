@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from headwater.spark.options import Connection
+from headwater.spark.options import ConnectionOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,10 +36,10 @@ class JobEnvironment:
         """Where the server is, as options of the Spark source and sink."""
         return {"url": self.streams, "token": self.token, "caFile": self.ca_file}
 
-    def connection(self, bucket: str = "", retry_timeout_s: float = 120.0) -> Connection:
+    def connection(self, bucket: str = "", retry_timeout_s: float = 120.0) -> ConnectionOptions:
         """The same for requests outside of a query."""
         root = self.streams.rstrip("/")
-        return Connection(root, bucket, self.token, ca_file=self.ca_file, retry_timeout_s=retry_timeout_s)
+        return ConnectionOptions(root, bucket, self.token, ca_file=self.ca_file, retry_timeout_s=retry_timeout_s)
 
     def checkpoint(self, name: str) -> str:
         """Where the job of this name keeps its place."""

@@ -21,7 +21,7 @@ from headwater.pipeline.server import JSON, client
 from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connecting import connect
-from headwater.spark.errors import ServerRefused
+from headwater.spark.errors import ServerRefusedError
 from headwater.spark.protocol import Producer
 
 if TYPE_CHECKING:
@@ -116,4 +116,4 @@ class Probe:
 
 
 def _is_denied(error: Exception) -> bool:
-    return isinstance(error, ServerRefused) and error.status in _DENIED
+    return isinstance(error, ServerRefusedError) and error.status in _DENIED

@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from headwater.pipeline.archive.reading import read_archive
 from headwater.pipeline.fold.snapshot_client import SnapshotClient, latest_snapshot, snapshot_client, state_at
-from headwater.spark.errors import StreamMissing
-from headwater.spark.options import Connection
+from headwater.spark.errors import StreamMissingError
+from headwater.spark.options import ConnectionOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -147,12 +147,12 @@ class QueryViews:
         with _client(connection) as client:
             return self._states(connection, client.listing(local))
 
-    def _states(self, connection: Connection, names: list[str]) -> DataFrame:
+    def _states(self, connection: ConnectionOptions, names: list[str]) -> DataFrame:
         frame = self._spark.createDataFrame([(name,) for name in names], "stream string")
         spread = frame.repartition(min(len(names), 8), "stream") if len(names) > 1 else frame.coalesce(1)
         return spread.mapInArrow(StateTask(connection), STATE)
 
-    def _read(self, connection: Connection, schema: str, **which: str) -> DataFrame:
+    def _read(self, connection: ConnectionOptions, schema: str, **which: str) -> DataFrame:
         options: dict[str, str] = {**self._surroundings.options, "onGone": "skip", **which}
         if connection.bucket:
             options["bucket"] = connection.bucket
@@ -160,7 +160,7 @@ class QueryViews:
         # As text, but without failing where it is none.
         return rows if schema else rows.withColumn("value", rows["value"].cast("string"))
 
-    def _locate(self, name: str) -> tuple[Connection, str]:
+    def _locate(self, name: str) -> tuple[ConnectionOptions, str]:
         if not name.startswith(_BUCKETS):
             return self._surroundings.connection(), name
         bucket, _, local = name.removeprefix(_BUCKETS).partition("/")
@@ -170,7 +170,7 @@ class QueryViews:
 class _client:
     """A client of the driver, whose connections are closed behind it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionOptions) -> None:
         self._client = SnapshotClient(connection)
 
     def __enter__(self) -> SnapshotClient:
@@ -183,7 +183,7 @@ class _client:
 class StateTask:
     """Folds streams as of now, in tasks."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -200,7 +200,7 @@ class StateTask:
         try:
             end = client.head(stream).offset
             state = state_at(client, stream, end) or latest_snapshot(client, stream).state
-        except StreamMissing:
+        except StreamMissingError:
             return []
         entries = state.entries
         return [(stream, *key, entries[key].value.decode(), end) for key in sorted(entries)]

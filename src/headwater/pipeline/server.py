@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headwater.pipeline.job import JobEnvironment
-from headwater.spark.errors import ServerRefused, StreamMissing
-from headwater.spark.options import Connection
-from headwater.spark.protocol import Client, connect
+from headwater.spark.errors import ServerRefusedError, StreamMissingError
+from headwater.spark.options import ConnectionOptions
+from headwater.spark.protocol import StreamsClient, connect
 
 JSON = "application/json"
 
 
-def client(environment: JobEnvironment, retry_timeout_s: float = 120.0) -> Client:
+def client(environment: JobEnvironment, retry_timeout_s: float = 120.0) -> StreamsClient:
     return connect(environment.connection(retry_timeout_s=retry_timeout_s))
 
 
-def create_streams(connection: Connection, names: Iterable[str]) -> None:
+def create_streams(connection: ConnectionOptions, names: Iterable[str]) -> None:
     """Create the JSON streams that do not exist yet. An existing stream, of whatever type, is left as it is."""
     requests = connect(connection)
     for name in names:
         try:
             requests.head(name)
-        except StreamMissing:
+        except StreamMissingError:
             try:
                 requests.create(name, JSON)
-            except ServerRefused as refused:
+            except ServerRefusedError as refused:
                 if refused.status != 409:
                     raise

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from headwater.pipeline.job import Job
 from headwater.postgres.lsn import lsn_to_text
 from headwater.postgres.slots import SlotState
-from headwater.spark.progress import OFFSETS_TOLD, query_state
+from headwater.spark.progress import OFFSETS_MAX, query_state
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class QueryStatus:
         self.batch = state["batch"]
         self.batch_ms = state["batch_ms"]
         self.lag_messages = state["lag_messages"]
-        self.offsets = dict(sorted({**self.offsets, **state["offsets"]}.items())[:OFFSETS_TOLD])
+        self.offsets = dict(sorted({**self.offsets, **state["offsets"]}.items())[:OFFSETS_MAX])
         if state["rows"]:
             self.error = None
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from headwater.pipeline.job import JobEnvironment
-    from headwater.spark.options import Connection
+    from headwater.spark.options import ConnectionOptions
 
 JobName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 MIB = 1 << 20
@@ -44,7 +44,7 @@ class StreamJob(BaseModel):
         root = f"/ds/{self.bucket}/" if self.bucket else ""
         return ", ".join(root + name for name in self.streams) or f"{root}{self.prefix}*"
 
-    def connection(self, environment: JobEnvironment) -> Connection:
+    def connection(self, environment: JobEnvironment) -> ConnectionOptions:
         """For requests outside the query, with the names that `streams` uses."""
         return environment.connection(self.bucket)
 

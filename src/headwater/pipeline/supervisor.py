@@ -29,8 +29,8 @@ POLL_S: Final = 0.25
 _ERROR_SHOWN_S: Final = 30.0
 _PERMANENT: Final = ("SlotLost", "SetUpWrong")
 """Errors that only an operator can cure, by the class names in the text that Spark makes of them."""
-_TRANSIENT: Final = ("OffsetGone", "failed to connect back")
-"""Errors that a restart cures. `OffsetGone`: an executor was lost, with rows that a snapshot has replaced; the
+_TRANSIENT: Final = ("DataGoneError", "failed to connect back")
+"""Errors that a restart cures. `DataGoneError`: an executor was lost, with rows that a snapshot has replaced; the
 new plan reads the snapshot. `failed to connect back`: Spark gives its Python processes ten seconds to start, which is
 too short on a busy machine."""
 

@@ -1,15 +1,19 @@
-"""Durable streams in Spark: a source and a sink with exactly-once, and what a session needs for them.
+"""Durable streams in Spark: a source and a sink with exactly-once delivery, and the settings of a session for them.
 
-Talks to servers over HTTP only, and imports nothing of our server. `pip install headwater[spark]` on every node is
-all: Spark finds `format("headwater")` by itself. Every Python worker imports this module, so what only a driver needs
-(`progress`) is imported by name.
+`pip install headwater[spark]` on every node is enough: Spark finds `format("headwater")` through the module
+`pyspark_headwater`. The package talks to servers over HTTP only. Every Python worker imports this module, so modules
+that only a driver needs (`progress`) are not imported here.
 """
 
 from __future__ import annotations
 
-from headwater.spark.arranging import by_target
+from typing import TYPE_CHECKING
+
 from headwater.spark.session import conf_lines, configure, recommended_settings
 from headwater.spark.source import HeadwaterSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 __all__ = [
     "HeadwaterSource",
@@ -18,3 +22,8 @@ __all__ = [
     "configure",
     "recommended_settings",
 ]
+
+
+def by_target(df: DataFrame, *, partitions: int, stream_column: str = "stream") -> DataFrame:
+    """Repartition rows so that one task has all rows of a target; the sink then sorts them by `orderBy`."""
+    return df.repartition(partitions, stream_column)

@@ -1,6 +1,6 @@
-"""From bytes on the wire to Arrow batches: message boundaries, offsets of each message, and the columns of a schema.
+"""Arrow batches from response bodies: message boundaries, the offset of each message, the columns of a schema.
 
-Invariant: no Python object is made per message on the way of well-formed data; everything is buffers and numpy.
+Invariant: well-formed data is converted with buffers and numpy, without a Python object per message.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _HEX_PAIRS: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)
 
 
 @dataclass(frozen=True, slots=True)
-class Messages:
-    """A run of messages of one stream, as stored: in `separated` ones each value ends with a comma."""
+class MessageRun:
+    """Consecutive messages of one stream, as stored. If `separated`, each value ends with a comma."""
 
     stream: str
     content_type: str
@@ -38,9 +38,9 @@ class Messages:
     separated: bool
     first_position: int
     start_offset: str | None = None
-    """Where the run begins, if the offset after each message follows from that and the stored lengths."""
+    """The offset of the run, if the offset after each message can be computed from it and the stored lengths."""
     last_end: str | None = None
-    """Else the offset after the last one, if that is known."""
+    """Otherwise the offset after the last message, if it is known."""
     snapshot: bool = False
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Messages:
 
     @property
     def ends(self) -> pa.StringArray:
-        """The offset after each message; null where the server does not tell."""
+        """The offset after each message; null where it is not known."""
         count = len(self)
         if self.start_offset is not None:
             index, position = split_token(self.start_offset)
@@ -71,8 +71,8 @@ def is_json(content_type: str) -> bool:
 # -- boundaries ----------------------------------------------------------------------------------------------------
 
 
-def from_frames(stream: str, content_type: str, body: bytes, start_offset: str) -> Messages:
-    """The messages of an answer to `frames=1` that begins at `start_offset`."""
+def from_frames(stream: str, content_type: str, body: bytes, start_offset: str) -> MessageRun:
+    """The messages of a response to `frames=1` that begins at `start_offset`."""
     count = int.from_bytes(body[:4], "little")
     data_at = 4 + 4 * count
     bounds = np.zeros(count + 1, np.int64)
@@ -81,7 +81,7 @@ def from_frames(stream: str, content_type: str, body: bytes, start_offset: str) 
         raise HeadwaterError(f"Stream {stream!r}, offset {start_offset}: the server's frames do not add up.")
     buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(body).slice(data_at)]
     stored = pa.BinaryArray.from_buffers(pa.binary(), count, buffers)
-    return Messages(stream, content_type, stored, is_json(content_type), split_token(start_offset)[0], start_offset)
+    return MessageRun(stream, content_type, stored, is_json(content_type), split_token(start_offset)[0], start_offset)
 
 
 _split_array = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -94,16 +94,16 @@ def split_json(body: bytes) -> list[msgspec.Raw]:
 
 def from_values(
     stream: str, content_type: str, values: Sequence[bytes | msgspec.Raw], first_position: int, last_end: str | None
-) -> Messages:
-    """Messages that were split already; only the offset after the last one is known, if that."""
+) -> MessageRun:
+    """Messages that are already split; at most the offset after the last one is known."""
     stored = pa.array([bytes(value) for value in values], pa.binary())
-    return Messages(stream, content_type, stored, separated=False, first_position=first_position, last_end=last_end)
+    return MessageRun(stream, content_type, stored, separated=False, first_position=first_position, last_end=last_end)
 
 
 def _tokens(
     indexes: npt.NDArray[np.int64], positions: npt.NDArray[np.int64], incarnation: str = UNKNOWN
 ) -> pa.StringArray:
-    """`{index:016x}_{position:016x}` for each pair, and the incarnation after it where that is known."""
+    """`{index:016x}_{position:016x}` for each pair, followed by the incarnation if it is known."""
     count = len(indexes)
     suffix = f"_{incarnation}".encode() if incarnation else b""
     length = 33 + len(suffix)
@@ -126,7 +126,7 @@ def _hex(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 
 
 class Layout:
-    """Which columns a query asked for, and how each is filled."""
+    """The columns of a query, and how each is filled."""
 
     def __init__(self, schema: StructType, prefix: str, bad_records: BadRecords) -> None:
         self._made_of = (schema, prefix, bad_records)
@@ -145,21 +145,21 @@ class Layout:
                 if column.dataType not in METADATA[ours]:
                     raise OptionError(
                         f"The column {name} is {' or '.join(one.simpleString() for one in METADATA[ours])}, not"
-                        f" {column.dataType.simpleString()}. If it is meant to be a field of the JSON messages, set"
-                        " metadataPrefix, so that our columns get other names."
+                        f" {column.dataType.simpleString()}. If it is a field of the JSON messages, set"
+                        " metadataPrefix to give the metadata columns other names."
                     )
                 self._metadata[name] = ours
             else:
                 typed.append(column)
         if has_corrupt and not typed:
-            raise OptionError(f"The column {CORRUPT} has a meaning only beside columns for fields of the messages.")
+            raise OptionError(f"The column {CORRUPT} needs columns for fields of the messages beside it.")
         self._parser = TypedParser(StructType(typed), has_corrupt, bad_records) if typed else None
 
     def __reduce__(self) -> tuple[type[Layout], tuple[StructType, str, BadRecords]]:
-        """Sent to tasks as what it is made of: parsers cannot be pickled."""
+        """Pickle the arguments, because parsers cannot be pickled."""
         return Layout, self._made_of
 
-    def batch(self, messages: Messages) -> pa.RecordBatch:
+    def batch(self, messages: MessageRun) -> pa.RecordBatch:
         count = len(messages)
         filled: dict[str, pa.Array] = {}
         if self._parser is not None:
@@ -168,7 +168,7 @@ class Layout:
             filled[name] = self._column(ours, messages, self._schema.field(name).type)
         return pa.RecordBatch.from_arrays([filled[name] for name in self._schema.names], schema=self._schema)
 
-    def _column(self, name: str, messages: Messages, type_: pa.DataType) -> pa.Array:
+    def _column(self, name: str, messages: MessageRun, type_: pa.DataType) -> pa.Array:
         count = len(messages)
         match name:
             case "value":
@@ -186,7 +186,7 @@ class Layout:
                 return pa.repeat(pa.scalar(messages.snapshot), count)
 
 
-def _value(messages: Messages, type_: pa.DataType) -> pa.Array:
+def _value(messages: MessageRun, type_: pa.DataType) -> pa.Array:
     if type_ == pa.binary():
         return messages.values
     try:
@@ -194,6 +194,6 @@ def _value(messages: Messages, type_: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid as error:
         raise HeadwaterError(
             f"Stream {messages.stream!r} ({messages.content_type}), message {messages.first_position} and following"
-            f" (offset {messages.start_offset or 'not told by this server'}): not text in UTF-8. Set valueType=binary,"
+            f" (offset {messages.start_offset or 'unknown'}): not text in UTF-8. Set valueType=binary,"
             " or give value the type binary in the schema."
         ) from error

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.spark.arrow import split_json
-from headwater.spark.errors import BadRow
+from headwater.spark.errors import BadRowError
 from headwater.spark.options import Framing, SinkOptions
 
 _TARGET: Final = "__target"
@@ -65,7 +65,7 @@ class TargetRows:
 
 
 def rows_table(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> pa.Table | None:
-    """The rows of a task: target, value as bytes, and the columns to sort by. None if there are none."""
+    """The rows of a task: target, value as bytes, and the columns to sort by; None without rows."""
     tables = [_picked(options, batch) for batch in batches if batch.num_rows]
     return pa.concat_tables(tables) if tables else None
 
@@ -101,7 +101,7 @@ def append_end(target: TargetRows, start: int, framing: Framing, bytes_max: int)
     end = target.last_fitting(start, bytes_max - _OVERHEAD_BYTES[framing])
     if end <= start:
         size = target.size(start, start + 1) - 1
-        raise BadRow(f"A row for stream {target.stream!r} has {size} bytes; maxRequestBytes is {bytes_max}.")
+        raise BadRowError(f"A row for stream {target.stream!r} has {size} bytes; maxRequestBytes is {bytes_max}.")
     return end
 
 
@@ -141,11 +141,11 @@ def _check_json(targets: pa.Array, values: pa.Array) -> None:
             msgspec.json.decode(value, type=msgspec.Raw)
         except (msgspec.DecodeError, RecursionError) as error:
             shown = value[:_SHOWN_BYTES].decode("utf-8", "replace")
-            raise BadRow(
+            raise BadRowError(
                 f"Row {at} for stream {targets[at].as_py()!r} is not one JSON text ({error}): {shown!r}. Make it one"
                 " with to_json(struct(…)), or set contentType to that of a stream that is not JSON."
             ) from error
-    raise BadRow(f"The rows for stream {targets[0].as_py()!r} are not one JSON text each.")
+    raise BadRowError(f"The rows for stream {targets[0].as_py()!r} are not one JSON text each.")
 
 
 def _check_unique(options: SinkOptions, rows: pa.Table) -> None:
@@ -160,7 +160,7 @@ def _check_unique(options: SinkOptions, rows: pa.Table) -> None:
     if pc.any(same).as_py():
         at = pc.index(same, True).as_py()
         key = {name: rows[_key(name)][at].as_py() for name in options.order_by}
-        raise BadRow(
+        raise BadRowError(
             f"orderBy must be unique within a target, but stream {rows[_TARGET][at].as_py()!r} has two rows with {key}."
         )
 
@@ -181,29 +181,31 @@ def _targets(options: SinkOptions, batch: pa.RecordBatch) -> pa.Array:
     if options.stream:
         return pa.repeat(pa.scalar(options.stream), batch.num_rows)
     if options.stream_column not in batch.schema.names:
-        raise BadRow(
-            f"Where to? Set the option stream, or add a column {options.stream_column} that names each row's target."
+        raise BadRowError(
+            f"The rows have no target: set the option stream, or add a column {options.stream_column} with its name."
         )
     column = batch.column(options.stream_column)
     if column.null_count:
-        raise BadRow(f"A row has no target: its column {options.stream_column} is null.")
+        raise BadRowError(f"A row has no target: its column {options.stream_column} is null.")
     return column
 
 
 def _column(batch: pa.RecordBatch, name: str) -> pa.Array:
     if name not in batch.schema.names:
-        raise BadRow(f"There is no column {name}; there are {', '.join(batch.schema.names)}.")
+        raise BadRowError(f"There is no column {name}; the columns are {', '.join(batch.schema.names)}.")
     return batch.column(name)
 
 
 def as_bytes(options: SinkOptions, column: pa.Array) -> pa.Array:
-    """What is appended for each value."""
+    """The bytes to append for each value."""
     if column.null_count:
-        raise BadRow(f"The column {options.value_column} is null in {column.null_count} rows; leave them out before.")
+        raise BadRowError(
+            f"The column {options.value_column} is null in {column.null_count} rows; leave them out before."
+        )
     if _is_text(column.type):
         return column.cast(pa.binary())
     if not options.is_json:
-        raise BadRow(
+        raise BadRowError(
             f"The column {options.value_column} is {column.type}; for {options.content_type} it must be a string or"
             " binary."
         )
@@ -215,7 +217,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Arrow's Python values as JSON has them; a map comes as a list of pairs."""
+    """Arrow's Python values as JSON values. Arrow gives a map as a list of pairs."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, list):

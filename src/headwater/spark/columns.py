@@ -1,6 +1,6 @@
-"""The columns that are ours: their names, and the types that each may have.
+"""The metadata columns of the source: their names, and the types that each may have.
 
-Beside what needs pyarrow, because Spark asks for the schema in processes of their own that need nothing else.
+This module does not import pyarrow, because Spark asks for the schema in processes that need nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ METADATA: Final[dict[str, tuple[DataType, ...]]] = {
 
 
 def default_schema(value_type: ValueType, prefix: str) -> StructType:
-    """The columns without a schema of the user's."""
+    """The columns of a query without a schema."""
     types = {name: choices[0] for name, choices in METADATA.items()}
     if value_type == "binary":
         types["value"] = BinaryType()

@@ -17,9 +17,9 @@ from typing import Final
 from urllib.parse import quote
 
 from headwater.spark.bodies import TargetRows, append_body, append_end, rows_of_body
-from headwater.spark.errors import BadRow, DifferingRetry, ServerRefused, StreamMissing
+from headwater.spark.errors import BadRowError, DifferingRetryError, ServerRefusedError, StreamMissingError
 from headwater.spark.options import SinkOptions
-from headwater.spark.protocol import Appended, Client, Producer, digest_of
+from headwater.spark.protocol import Appended, Producer, StreamsClient, digest_of
 
 log = logging.getLogger("headwater.spark")
 
@@ -54,7 +54,7 @@ class Delivered:
 
 
 def deliver(
-    client: Client, options: SinkOptions, origin: RowOrigin, targets: Iterable[TargetRows], *, fixed_rows: bool
+    client: StreamsClient, options: SinkOptions, origin: RowOrigin, targets: Iterable[TargetRows], *, fixed_rows: bool
 ) -> list[Delivered]:
     """Append the rows of each target. `fixed_rows`: every attempt has the same rows in the same order."""
 
@@ -76,14 +76,14 @@ def _check_repeatable(options: SinkOptions, origin: RowOrigin, target: TargetRow
         return
     limit = options.request_bytes_max * (APPENDS_MAX if options.order_by else 1)
     if target.bytes > limit:
-        raise BadRow(
+        raise BadRowError(
             f"Batch {origin.batch} has {target.bytes} bytes for stream {target.stream!r} in one task; with"
             f" commitMode=task the limit is {limit} (maxRequestBytes, or {APPENDS_MAX} times that with orderBy). Use"
             " commitMode=staged, or make batches smaller (maxBytesPerBatch on the source)."
         )
 
 
-def _deliver_one(client: Client, options: SinkOptions, origin: RowOrigin, target: TargetRows) -> Delivered:
+def _deliver_one(client: StreamsClient, options: SinkOptions, origin: RowOrigin, target: TargetRows) -> Delivered:
     delivered = Delivered(target.stream, rows=len(target), bytes=target.bytes)
     start = seq = 0
     while start < len(target):
@@ -112,15 +112,15 @@ def _end_of_earlier(options: SinkOptions, target: TargetRows, start: int, digest
     return end if zlib.crc32(body) == int(found[1], 16) else None
 
 
-def _append(client: Client, options: SinkOptions, stream: str, body: bytes, producer: Producer) -> Appended:
+def _append(client: StreamsClient, options: SinkOptions, stream: str, body: bytes, producer: Producer) -> Appended:
     try:
         return client.append(stream, body, options.content_type, producer)
-    except StreamMissing:
+    except StreamMissingError:
         if not options.create_missing:
             raise
     try:
         client.create(stream, options.content_type)
-    except ServerRefused as refused:
+    except ServerRefusedError as refused:
         if refused.status != 409:
             raise
         # Another client created it with other settings; the append fails if they do not fit.
@@ -128,8 +128,8 @@ def _append(client: Client, options: SinkOptions, stream: str, body: bytes, prod
     return client.append(stream, body, options.content_type, producer)
 
 
-def _differing(origin: RowOrigin, stream: str, seq: int, digest: str, body: bytes) -> DifferingRetry:
-    return DifferingRetry(
+def _differing(origin: RowOrigin, stream: str, seq: int, digest: str, body: bytes) -> DifferingRetryError:
+    return DifferingRetryError(
         f"Batch {origin.batch}, partition {origin.partition}, append {seq} to stream {stream!r}: an earlier attempt"
         f" appended {digest}, this attempt has {digest_of(body)}. The rows or their order differ between attempts, so"
         " continuing would lose some rows and repeat others. Write to a new target with a new checkpoint, without"

@@ -1,6 +1,6 @@
-"""Which streams a query reads: a list, all that begin with a prefix, or those of a bucket.
+"""The streams that a query reads: a list, all with a prefix, or those of a bucket.
 
-Invariant: what was found stays found for the life of a query. A stream that is deleted is for `onGone` to judge.
+Invariant: a stream that was found stays in the query. If it is deleted, `onGone` decides what happens.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from typing import Final
 import msgspec
 
 from headwater.spark.arrow import split_json
-from headwater.spark.errors import OffsetGone, OptionError, StreamMissing
+from headwater.spark.errors import DataGoneError, OptionError, StreamMissingError
 from headwater.spark.offsets import BEGINNING, are_of_two_streams
 from headwater.spark.options import SourceOptions
-from headwater.spark.protocol import Client
+from headwater.spark.protocol import StreamsClient
 
 REGISTRY: Final = "__registry__"
 _ROOT_PATH: Final = "/v1/stream/"
 
 
-class _Headers(msgspec.Struct):
+class _DiscoveryHeaders(msgspec.Struct):
     operation: str = ""
 
 
-class _Event(msgspec.Struct):
+class _DiscoveryEvent(msgspec.Struct):
     type: str = ""
     key: str = ""
-    headers: _Headers = msgspec.field(default_factory=_Headers)
+    headers: _DiscoveryHeaders = msgspec.field(default_factory=_DiscoveryHeaders)
 
 
-_decode_event = msgspec.json.Decoder(_Event).decode
+_decode_event = msgspec.json.Decoder(_DiscoveryEvent).decode
 
 
 class Discovery:
-    """Knows the names; `refresh` looks for new ones."""
+    """The names of the streams; `refresh` finds new ones."""
 
-    def __init__(self, client: Client, options: SourceOptions) -> None:
+    def __init__(self, client: StreamsClient, options: SourceOptions) -> None:
         self._client = client
         self._options = options
         self._names: set[str] = set(options.streams)
@@ -51,12 +51,12 @@ class Discovery:
 
     @property
     def registry_offset(self) -> str | None:
-        """Where to wait for news of new streams, if there is such a place."""
+        """The offset in the registry after the last known stream; None without a registry."""
         return self._registry_offset if self._options.prefix and not self._options.connection.bucket else None
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to look again; a list never changes, a registry tells by itself."""
+        """Whether to refresh: never for a list; a registry only once, because it is followed."""
         if self._options.streams:
             return False
         if self.registry_offset is not None:
@@ -73,7 +73,7 @@ class Discovery:
             self._follow_registry()
 
     def take_created(self) -> set[str]:
-        """Streams that were created, perhaps again, since this was asked last."""
+        """Streams that were created, or created again, since the last call."""
         created, self._created = self._created, set()
         return created
 
@@ -88,15 +88,15 @@ class Discovery:
         while True:
             try:
                 chunk = self._client.read(REGISTRY, self._registry_offset)
-            except StreamMissing as missing:
+            except StreamMissingError as missing:
                 raise OptionError(
-                    f"prefix needs the stream {REGISTRY} on the server, and there is none. Switch it on"
-                    " (DS_REGISTRY__ENABLED=true), or name the streams, or use a bucket."
+                    f"prefix needs the stream {REGISTRY}, which the server does not have. Enable it"
+                    " (DS_REGISTRY__ENABLED=true), name the streams, or use a bucket."
                 ) from missing
-            except OffsetGone:
+            except DataGoneError:
                 if self._registry_offset == BEGINNING:
                     raise
-                # A server in memory mode was restarted, and has a new registry.
+                # A server in memory mode was restarted and has a new registry.
                 self._registry_offset = BEGINNING
                 continue
             for element in split_json(chunk.body):
@@ -115,7 +115,7 @@ class Discovery:
         if event.type != "stream" or not name.startswith(self._options.prefix) or name == REGISTRY:
             return
         if event.headers.operation == "delete":
-            # One that came and went before anybody read it is not missed.
+            # A stream that was deleted before it was found is not an error.
             found.discard(name)
         else:
             found.add(name)

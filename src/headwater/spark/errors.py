@@ -1,65 +1,65 @@
-"""What can go wrong between Spark and a stream: each error says which stream, which offset, and what to do.
+"""Errors of the source and the sink. Each names the stream and the offset, and says what to do.
 
-Invariant: a message is complete by itself, because Spark hands over nothing but its text.
+Invariant: a message is complete, because Spark reports nothing but its text.
 """
 
 from __future__ import annotations
 
 
 class HeadwaterError(Exception):
-    """Everything that this package raises on purpose."""
+    """Base class of the errors of this package."""
 
 
 class OptionError(HeadwaterError):
-    """An option that is unknown, missing, or has a value that makes no sense."""
+    """An option that is unknown, missing, or has an invalid value."""
 
 
-class ServerUnreachable(HeadwaterError):
+class ServerUnreachableError(HeadwaterError):
     """No usable answer within the time allowed for retries."""
 
 
-class ServerRefused(HeadwaterError):
-    """An answer that says no."""
+class ServerRefusedError(HeadwaterError):
+    """The server refused a request."""
 
     def __init__(self, message: str, *, status: int, code: str = "", earliest: str | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.earliest = earliest
-        """Where the stream begins, on servers that say so when an offset is gone."""
+        """The first offset that is retained, on servers that send it."""
 
 
-class StreamMissing(ServerRefused):
-    """There is no such stream: never created, deleted or expired."""
+class StreamMissingError(ServerRefusedError):
+    """The stream does not exist: it was never created, was deleted, or expired."""
 
 
-class OffsetGone(ServerRefused):
+class DataGoneError(ServerRefusedError):
     """The data at this offset is no longer retained."""
 
 
-class StreamRecreated(OffsetGone):
+class SourceRecreatedError(DataGoneError):
     """The offset belongs to a stream that was deleted; the name has a new one."""
 
 
-class Fenced(ServerRefused):
-    """A newer batch of the same query has written already: this task is a leftover."""
+class BatchFencedError(ServerRefusedError):
+    """A newer batch of the same query has been appended, so this batch must not be."""
 
 
 class BatchSupersededError(HeadwaterError):
     """Another driver has completed this batch and staged a later one."""
 
 
-class DifferingRetry(HeadwaterError):
-    """A retry brought other bytes than the ones that the stream took the first time."""
+class DifferingRetryError(HeadwaterError):
+    """A retry has other rows than those that an earlier attempt appended."""
 
 
-class DataShorterThanPlanned(HeadwaterError):
-    """A stream ends before the offset that the checkpoint names: it was deleted and created anew."""
+class DataShorterThanPlannedError(HeadwaterError):
+    """A stream ends before the offset in the checkpoint: it was deleted and created again, or data was lost."""
 
 
-class BadRecord(HeadwaterError):
-    """A message that does not fit the schema, where no column takes such messages."""
+class BadRecordError(HeadwaterError):
+    """A message that does not fit the schema, and the schema has no column for such messages."""
 
 
-class BadRow(HeadwaterError):
-    """A row that cannot be appended as it is."""
+class BadRowError(HeadwaterError):
+    """A row that cannot be appended."""

@@ -1,9 +1,9 @@
 """Spark's offset of a query: for each stream, the protocol offset up to which it was read.
 
-A `Place` is what is kept for one stream. Besides the protocol's own token it holds how many messages lie before it,
-and, only for servers that cannot bound a read, how many after the token were already read. The third part of a token is
-the incarnation of the stream; checkpoints from before servers sent it have tokens of two parts, whose incarnation is
-unknown. Invariant: a place always spells the same JSON, because Spark takes two spellings for two offsets.
+A `Place` is the entry of one stream. Besides the protocol's token it holds how many messages are before it and, only
+for servers that cannot bound a read, how many messages after the token were already read. The third part of a token is
+the incarnation of the stream. Checkpoints of earlier releases have tokens of two parts, whose incarnation is unknown.
+Invariant: a place always has the same JSON text, because Spark compares offsets as text.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TOKEN: Final = re.compile(r"([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?",
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a query stands in one stream."""
+    """A position of a query in one stream."""
 
     offset: str
     position: int = 0
-    """Messages before this place; bytes where a server tells no message boundaries."""
+    """Messages before this place; bytes if the server does not send message boundaries."""
     skip: int = 0
-    """Messages (or bytes) after `offset` that were read too."""
+    """Messages (or bytes) after `offset` that were read as well."""
 
     def to_json(self) -> dict[str, Any]:
         spelled: dict[str, Any] = {"offset": self.offset, "position": self.position}
@@ -44,7 +44,7 @@ class Place:
         try:
             return cls(str(spelled["offset"]), int(spelled["position"]), int(spelled.get("skip", 0)))
         except (KeyError, TypeError, ValueError) as error:
-            raise HeadwaterError(f"The checkpoint holds an offset that is not ours: {spelled!r}.") from error
+            raise HeadwaterError(f"The checkpoint has an offset that is not of this source: {spelled!r}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +84,17 @@ def places_to_json(places: Mapping[str, Place]) -> dict[str, Any]:
 
 
 def split_token(token: str) -> tuple[int, int]:
-    """Messages and stored bytes before an offset. Only for servers that document their tokens (extension `frames`)."""
+    """Messages and stored bytes before an offset. Only for servers with documented tokens (extension `frames`)."""
     if token == BEGINNING:
         return 0, 0
     found = _TOKEN.fullmatch(token)
     if found is None:
-        raise HeadwaterError(f"Offset {token!r} is not one that this server gives out.")
+        raise HeadwaterError(f"Offset {token!r} is malformed; use an offset that the server returned.")
     return int(found[1], 16), int(found[2], 16)
 
 
 def at(token: str) -> Place:
-    """The place that a token of such a server names."""
+    """The place of such a token."""
     return Place(token, split_token(token)[0])
 
 

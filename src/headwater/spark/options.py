@@ -1,7 +1,7 @@
-"""The options of `format("headwater")`: every one there is, what it takes, its default and what it is for.
+"""The options of `format("headwater")`: names, values, defaults and purposes.
 
-`OPTIONS` is the manual: the docstring of the data source and the table in `docs/spark.md` are made from it.
-Invariant: an option that is not in it is an error that names the nearest one, never silently ignored.
+The docstring of the data source and the tables in `docs/spark.md` are generated from `OPTIONS`. Invariant: an unknown
+option is an error that names the closest known one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Choice = TypeVar("Choice", bound=str)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option, as a reader of the manual sees it."""
+    """One option, as it is documented."""
 
     name: str
     side: Literal["both", "source", "sink"]
@@ -44,19 +44,19 @@ class Option:
 
 
 OPTIONS: Final = (
-    Option("url", "both", "", "address", "The stream root, such as `http://localhost:4437/v1/stream`. Needed."),
-    Option("token", "both", "", "text", "Sent as `Authorization: Bearer …`. Spark hides it in its logs and pages."),
-    Option("tokenFile", "both", "", "path", "A file that holds the token, read anew when it changes; on every node."),
-    Option("caFile", "both", "", "path", "PEM certificates to trust instead of the system's; on every node."),
+    Option("url", "both", "", "address", "The stream root, such as `http://localhost:4437/v1/stream`. Required."),
+    Option("token", "both", "", "text", "Sent as `Authorization: Bearer …`. Spark redacts it in logs and in its UI."),
+    Option("tokenFile", "both", "", "path", "A file with the token, on every node; read again when it changes."),
+    Option("caFile", "both", "", "path", "PEM certificates to trust instead of those of the system; on every node."),
     Option("bucket", "both", "", "bucket id", "Work on the streams of this bucket (`/ds/{bucket}/…` beside the root)."),
-    Option("requestTimeout", "both", "60", "seconds", "How long a server may stay silent within one request."),
+    Option("requestTimeout", "both", "60", "seconds", "How long a server may be silent within a request."),
     Option(
         "retryTimeout",
         "both",
         "120",
         "seconds",
-        "How long a request is tried again, with back-off, while the server is away or answers 429 or 5xx. Appends"
-        " are tried again too: their producer headers keep them from being taken twice.",
+        "How long a request is retried, with back-off, while the server cannot be reached or answers 429 or 5xx."
+        " Appends are retried too; their producer headers prevent duplicates.",
     ),
     Option("streams", "source", "", "names", "The streams to read, separated by commas."),
     Option(
@@ -64,71 +64,78 @@ OPTIONS: Final = (
         "source",
         "",
         "text",
-        "Read every stream whose name begins so; streams created later join a running query. Needs the server's"
-        " `__registry__` stream, or `bucket`.",
+        "Read every stream whose name begins with this text. Streams that are created later join a running query."
+        " Needs the server's `__registry__` stream, or `bucket`.",
     ),
     Option(
         "startingOffsets",
         "source",
         "earliest",
         "`earliest`, `latest`, an offset, or JSON",
-        'Where a new query begins, or per stream: `{"orders": "latest", "users": "0000…"}`; streams that the JSON'
-        " leaves out begin at the earliest. A query with a checkpoint goes on where it was.",
+        'Where a query without a checkpoint starts, or per stream: `{"orders": "latest", "users": "0000…"}`; streams'
+        " that are not in the JSON start at the earliest. `earliest` is the earliest message that is retained.",
     ),
     Option(
         "endingOffsets",
         "source",
         "latest",
         "`latest`, an offset, or JSON",
-        "Batch reads only: where to end. `latest` is the tail when the read is planned.",
+        "Batch reads only: where to end. `latest` is the tail at the time of planning.",
     ),
-    Option("maxRowsPerBatch", "source", "0", "rows", "Most rows in one micro-batch, over all streams; 0 is no limit."),
+    Option("maxRowsPerBatch", "source", "0", "rows", "Most rows of a micro-batch, over all streams; 0 is no limit."),
     Option(
         "maxBytesPerBatch",
         "source",
         "33554432",
         "bytes",
-        "Most bytes in one micro-batch, over all streams; 0 is no limit. The default fits one append of the sink.",
+        "The most bytes of a micro-batch, over all streams; 0 is no limit. The default fits into one append.",
     ),
-    Option("splitBytes", "source", "16777216", "bytes", "A task reads about this much; larger ranges are split."),
-    Option("minPartitions", "source", "0", "tasks", "Split further until there are this many tasks."),
+    Option("splitBytes", "source", "16777216", "bytes", "The size of a task; larger ranges are split."),
+    Option("minPartitions", "source", "0", "tasks", "Split ranges into at least about this many tasks."),
     Option(
         "onGone",
         "source",
         "fail",
         "`fail`, `restart`, `bootstrap`, `skip`",
-        "When a stream was deleted, or answers 410 because its older data is gone. `restart`: a stream that was"
-        " deleted and created again is read from its beginning, one that does not exist is waited for, and data lost"
-        " to retention is an error. `bootstrap`: hand over the latest snapshot as a row with `snapshot = true` and"
-        " continue after it; a stream that was created again is read from its beginning, and one that does not exist"
-        " is an error. `skip`: as `restart`, and data lost to retention is a warning.",
+        "What to do when a stream was deleted, or data that was not read yet is no longer retained (410). `fail`: stop"
+        " with an error. `restart`: a stream that was deleted and created again is read from its beginning, a stream"
+        " that does not exist is waited for, and data lost to retention is an error. `bootstrap`: the latest snapshot"
+        " becomes a row with `snapshot = true`, and reading continues after it; a stream that was created again is"
+        " read from its beginning, and a stream that does not exist is an error. `skip`: like `restart`, and data"
+        " lost to retention is a warning.",
     ),
-    Option("valueType", "source", "string", "`string`, `binary`", "The type of `value` where no schema is given."),
+    Option("valueType", "source", "string", "`string`, `binary`", "The type of `value` in a query without a schema."),
     Option(
         "metadataPrefix",
         "source",
         "",
         "text",
-        "Put before the names of our columns, where a schema has JSON fields of the same names.",
+        "A prefix for the names of the metadata columns, for messages with fields of the same names.",
     ),
     Option(
         "badRecords",
         "source",
         "fail",
         "`fail`, `null`",
-        "A message that does not fit the schema, where the schema has no column `_corrupt`: fail, or hand over nulls.",
+        "What to do with a message that does not fit the schema, if that has no column `_corrupt`: fail, or use nulls.",
     ),
-    Option("discoveryInterval", "source", "5", "seconds", "How often a bucket is looked through for new streams."),
+    Option("discoveryInterval", "source", "5", "seconds", "How often a bucket is searched for new streams."),
     Option(
         "idleWait",
         "source",
         "500",
         "milliseconds",
-        "How long one question of Spark for new data may wait for some. Long-polls stay open between the questions."
-        " A query with several sources asks one after the other: set 50 there.",
+        "How long one call of Spark for new data may wait. Long-polls stay open between the calls. Spark asks several"
+        " sources of one query one after the other: set 50 there.",
     ),
-    Option("stream", "sink", "", "name", "The stream to append to; without it, the column `stream` of each row says."),
-    Option("streamColumn", "sink", "stream", "column", "The column that names the target."),
+    Option(
+        "stream",
+        "sink",
+        "",
+        "name",
+        "The stream to append to. Without it, the column `stream` of each row names the target.",
+    ),
+    Option("streamColumn", "sink", "stream", "column", "The column with the name of the target."),
     Option(
         "valueColumn",
         "sink",
@@ -181,15 +188,15 @@ OPTIONS: Final = (
         "sink",
         "",
         "text",
-        "Takes the place of the query id in the producer's name. A batch job that is run again under the same id"
-        " appends nothing twice; a query that lost its checkpoint is fenced instead of appending everything again.",
+        "Replaces the query id in the names of producers. A batch job that is run again with the same id appends"
+        " nothing twice; a query that lost its checkpoint is refused instead of appending everything again.",
     ),
-    Option("parallelRequests", "sink", "4", "requests", "Appends to different targets under way at once, per task."),
+    Option("parallelRequests", "sink", "4", "requests", "Concurrent appends to different targets, per process."),
     Option("closeStreams", "sink", "false", "`true`, `false`", "Batch writes only: close the targets at the end."),
 )
 
 _FROM_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-"""Options that Spark itself puts among ours."""
+"""Options of Spark itself, which it passes on."""
 
 _REMOVED: Final = {
     "ondifferingretry": "it kept rows out of the target. commitMode=staged, the default, does not need it",
@@ -197,8 +204,8 @@ _REMOVED: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """How to reach the server; small, and pickled to every task."""
+class ConnectionOptions:
+    """How to reach the server. Pickled into every task."""
 
     url: str
     bucket: str = ""
@@ -210,7 +217,7 @@ class Connection:
 
     @property
     def root(self) -> str:
-        """What stream names are appended to."""
+        """The URL before the name of a stream."""
         if not self.bucket:
             return self.url
         return f"{self.bucket_root}/{self.bucket}"
@@ -224,7 +231,7 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    connection: Connection
+    connection: ConnectionOptions
     streams: tuple[str, ...]
     prefix: str
     starting: str | Mapping[str, str]
@@ -241,13 +248,13 @@ class SourceOptions:
 
     @property
     def waits_for_streams(self) -> bool:
-        """Whether a stream that does not exist is a reason to wait, not to fail."""
+        """Whether a stream that does not exist is waited for."""
         return self.on_gone in ("restart", "skip")
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    connection: Connection
+    connection: ConnectionOptions
     stream: str
     stream_column: str
     value_column: str
@@ -275,7 +282,7 @@ class SinkOptions:
 
 
 def source_options(given: Mapping[str, str]) -> SourceOptions:
-    read = _Reading(given, "source")
+    read = _OptionReader(given, "source")
     streams = tuple(name.strip("/ ") for name in read.text("streams").split(",") if name.strip("/ "))
     options = SourceOptions(
         connection=read.connection(),
@@ -294,16 +301,16 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         idle_wait_s=read.number("idleWait") / 1000,
     )
     if streams and options.prefix:
-        raise OptionError("Give either streams or prefix, not both.")
+        raise OptionError("streams and prefix exclude each other.")
     if not streams and not options.prefix and not options.connection.bucket:
-        raise OptionError("Say what to read: streams (a comma list), prefix, or bucket.")
+        raise OptionError("Nothing to read: set streams (names separated by commas), prefix, or bucket.")
     if options.ending == BEGINNING:
-        raise OptionError("endingOffsets takes latest, an offset or JSON; a read that ends at the earliest is empty.")
+        raise OptionError("endingOffsets must be latest, an offset or JSON; a read that ends at earliest is empty.")
     return options
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
-    read = _Reading(given, "sink")
+    read = _OptionReader(given, "sink")
     options = SinkOptions(
         connection=read.connection(),
         stream=read.text("stream").strip("/"),
@@ -350,7 +357,7 @@ def as_manual() -> str:
 
 
 def as_markdown() -> str:
-    """The same as tables, for the documentation."""
+    """The options as tables, for the documentation."""
     parts = []
     for side, title in (("both", "Source and sink"), ("source", "Source"), ("sink", "Sink")):
         rows = []
@@ -362,8 +369,8 @@ def as_markdown() -> str:
     return "\n\n".join(parts)
 
 
-class _Reading:
-    """Takes options by name, as text, and says what is wrong with them."""
+class _OptionReader:
+    """Parses options by name, and explains what is wrong with them."""
 
     def __init__(self, given: Mapping[str, str], side: Literal["source", "sink"]) -> None:
         known = {option.name.lower(): option for option in OPTIONS if option.side in ("both", side)}
@@ -379,7 +386,7 @@ class _Reading:
     def _unknown(self, name: str, known: list[str]) -> str:
         near = difflib.get_close_matches(name, [one.lower() for one in known], n=1)
         spelled = next((one for one in known if near and one.lower() == near[0]), None)
-        hint = f" Did you mean {spelled}?" if spelled else f" There are: {', '.join(known)}."
+        hint = f" Did you mean {spelled}?" if spelled else f" The options are: {', '.join(known)}."
         return f"The {self._side} has no option {name}.{hint}"
 
     def text(self, name: str) -> str:
@@ -428,7 +435,7 @@ class _Reading:
             raise OptionError(f"{name} must map stream names to earliest, latest or an offset.")
         return {stream: BEGINNING if value == EARLIEST else value for stream, value in parsed.items()}
 
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectionOptions:
         url = self.text("url").rstrip("/")
         if not url.startswith(("http://", "https://")):
             given = f", not {url!r}" if url else ""
@@ -437,7 +444,7 @@ class _Reading:
             path = self.text(name)
             if path and not Path(path).is_file():
                 raise OptionError(f"{name}: there is no file {path} on this node.")
-        return Connection(
+        return ConnectionOptions(
             url,
             self.text("bucket"),
             self.text("token"),

@@ -1,6 +1,6 @@
-"""What a streaming query does, told to others: as Prometheus metrics beside the server's, and as events in a stream.
+"""The progress of streaming queries, as Prometheus metrics and as events in a stream.
 
-Invariant: a listener never disturbs the query it listens to: it keeps numbers, and others fetch or send them.
+Invariant: a listener never delays its query. It stores numbers, which other threads serve or send.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
         QueryTerminatedEvent,
     )
 
-OFFSETS_TOLD: Final = 100
-"""Streams whose last offset an event names; a query may read thousands."""
+OFFSETS_MAX: Final = 100
+"""How many streams an event lists with their offsets; a query may read thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """From where to where a query goes, in words."""
+    """The source and the target of a query, as people call them."""
 
     source: str
     target: str
@@ -127,41 +127,41 @@ class ProgressStream(StreamingQueryListener):
         self._states: dict[str, State] = {}
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        self._tell(str(event.id), event.name, {"status": "running", "error": None})
+        self._publish(str(event.id), event.name, {"status": "running", "error": None})
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         progress = event.progress
-        told: State = {"status": "running", "error": None} | query_state(progress)
-        offsets = told["offsets"]
-        told["offsets"] = dict(sorted(offsets.items())[:OFFSETS_TOLD])
+        state: State = {"status": "running", "error": None} | query_state(progress)
+        offsets = state["offsets"]
+        state["offsets"] = dict(sorted(offsets.items())[:OFFSETS_MAX])
         if offsets:
-            told["source"] = _listed(sorted(offsets))
-        self._tell(str(progress.id), progress.name, told)
+            state["source"] = _listed(sorted(offsets))
+        self._publish(str(progress.id), progress.name, state)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Nothing to do is a state too, and the page calls a query silent that says nothing for half a minute."""
         known = self._states.get(str(event.id), {})
         lag = {"lag_messages": 0} if known.get("lag_messages") is not None else {}
-        self._tell(str(event.id), None, {"input_rows_per_s": 0.0, "processed_rows_per_s": 0.0} | lag)
+        self._publish(str(event.id), None, {"input_rows_per_s": 0.0, "processed_rows_per_s": 0.0} | lag)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         ended: State = {"status": "stopped", "input_rows_per_s": 0.0}
         if event.exception is not None:
             error = {"message": error_sentence(event.exception), "at_ms": time.time_ns() // 1_000_000}
             ended = {"status": "failed", "input_rows_per_s": 0.0, "error": error}
-        self._tell(str(event.id), None, ended, urgent=True)
+        self._publish(str(event.id), None, ended, urgent=True)
 
     def close(self) -> None:
         """Send what waits."""
         self.status.close()
 
-    def _tell(self, query: str, name: str | None, news: State, *, urgent: bool = False) -> None:
+    def _publish(self, query: str, name: str | None, news: State, *, urgent: bool = False) -> None:
         key = self._names.setdefault(query, name or query)
         known = self._states.setdefault(query, {"name": key, "id": query})
         known.update(news)
         if (flow := self._flows.get(key)) is not None:
             known |= {"source": flow.source, "target": flow.target}
-        self.status.tell("query", key, dict(known), urgent=urgent)
+        self.status.publish("query", key, dict(known), urgent=urgent)
 
 
 def batch_ms(phases: Mapping[str, int]) -> int | None:

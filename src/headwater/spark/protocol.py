@@ -34,17 +34,17 @@ from headwater.client import (
     digest_of,
 )
 from headwater.spark.errors import (
-    Fenced,
-    OffsetGone,
-    ServerRefused,
-    ServerUnreachable,
-    StreamMissing,
-    StreamRecreated,
+    BatchFencedError,
+    DataGoneError,
+    ServerRefusedError,
+    ServerUnreachableError,
+    SourceRecreatedError,
+    StreamMissingError,
 )
 from headwater.spark.offsets import split_token
-from headwater.spark.options import Connection
+from headwater.spark.options import ConnectionOptions
 
-__all__ = ["READ_AGAIN", "Appended", "Chunk", "Client", "Head", "Producer", "Range", "connect", "digest_of"]
+__all__ = ["READ_AGAIN", "Appended", "Chunk", "Head", "Producer", "Range", "StreamsClient", "connect", "digest_of"]
 
 log = logging.getLogger("headwater.spark")
 
@@ -75,15 +75,15 @@ class Head:
 
 
 @functools.lru_cache(maxsize=16)
-def connect(connection: Connection) -> Client:
-    """The client of this process: Python workers live on between tasks, and so do their connections."""
-    return Client(connection)
+def connect(connection: ConnectionOptions) -> StreamsClient:
+    """The client of this process. Python workers serve many tasks, so connections are kept between tasks."""
+    return StreamsClient(connection)
 
 
-class Client:
+class StreamsClient:
     """The streams below one root, by name."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection
         self._token = ""
         self._token_read_ns = -1
@@ -125,7 +125,9 @@ class Client:
         with self._explained("GET", stream, offset):
             chunk = self._stream(stream).read_frames(offset, until)
         if split_token(chunk.next_offset) <= split_token(offset):
-            raise ServerRefused(f"{self._called(stream)}: no progress from offset {offset} to {until}.", status=200)
+            raise ServerRefusedError(
+                f"{self._called(stream)}: no progress from offset {offset} to {until}.", status=200
+            )
         return chunk
 
     def splits(self, stream: str, start: str, end: str, count: int) -> list[Range]:
@@ -140,18 +142,18 @@ class Client:
         return Chunk(found.content_type, found.body, offset, up_to_date=False, closed=False)
 
     def listing(self, prefix: str) -> list[str]:
-        """The names of the streams of our bucket."""
+        """The names of the streams of the bucket."""
         return list(self.listed_tails(prefix))
 
     def listed_tails(self, prefix: str) -> dict[str, str]:
-        """Where each stream of our bucket ends; empty texts where the server does not say."""
+        """The tail of each stream of the bucket; empty where the server does not send it."""
         bucket = protocol_client.Bucket(self._connection.root, client=self._client)
         try:
             with self._explained("GET", "streams"):
                 return {entry.name: entry.next_offset for entry in bucket.streams(prefix)}
-        except StreamMissing as missing:
+        except StreamMissingError as missing:
             reason = f"There is no bucket {self._connection.bucket!r} at {self._connection.bucket_root}."
-            raise ServerRefused(reason, status=404, code=missing.code) from None
+            raise ServerRefusedError(reason, status=404, code=missing.code) from None
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -207,27 +209,27 @@ class Client:
         except ClientError as error:
             if isinstance(error, ResponseError) and not error.is_transient:
                 raise self._refusal(stream, offset, method, error) from None
-            raise ServerUnreachable(
+            raise ServerUnreachableError(
                 f"{method} {self._called(stream)}: no usable answer for {self._connection.retry_timeout_s:.0f} s"
                 f" (retryTimeout); the last error was {type(error).__name__}: {error}."
                 " Is the server up, and is url right?"
             ) from None
 
-    def _refusal(self, stream: str, offset: str, method: str, error: ResponseError) -> ServerRefused:
+    def _refusal(self, stream: str, offset: str, method: str, error: ResponseError) -> ServerRefusedError:
         status, code, said = error.status, error.code, error.detail
         called = self._called(stream) + (f", offset {offset}" if offset else "")
         match error:
             case StreamNotFoundError():
-                return StreamMissing(
+                return StreamMissingError(
                     f"{called}: there is no such stream ({status}: {said}). It was never created, was deleted, or"
                     " expired. For a source, onGone=restart waits for it; a sink creates it with createMissing=true.",
                     status=status,
                     code=code,
                 )
             case StreamRecreatedError():
-                return StreamRecreated(f"{called}: {said} {READ_AGAIN}", status=status, code=code)
+                return SourceRecreatedError(f"{called}: {said} {READ_AGAIN}", status=status, code=code)
             case OffsetGoneError():
-                return OffsetGone(
+                return DataGoneError(
                     f"{called}: data from here on is no longer retained ({said}). onGone=bootstrap reads the snapshot"
                     " instead and continues after it; onGone=skip continues with what is left.",
                     status=status,
@@ -235,17 +237,17 @@ class Client:
                     earliest=error.earliest_offset,
                 )
             case ProducerFencedError():
-                return Fenced(
+                return BatchFencedError(
                     f"{called}: batch {error.current_epoch} has written already, so an older one may not (403)."
-                    " A leftover task of an earlier batch ends like this, and should. If it is the query itself: its"
-                    " checkpoint is older than the stream; use a new producerId, or the newer checkpoint.",
+                    " For a task or driver of an earlier batch this is expected. If the query itself fails so, its"
+                    " checkpoint is older than the stream: use the newer checkpoint, or a new producerId.",
                     status=status,
                     code=code,
                 )
         hint = _HINTS.get(status, "") if status != 400 or offset else ""
         if isinstance(error, StreamClosedError):
-            hint = " The stream is closed: nothing can be appended to it any more."
-        return ServerRefused(f"{method} {called}: {status}, {said.rstrip('.')}.{hint}", status=status, code=code)
+            hint = " The stream is closed; nothing can be appended."
+        return ServerRefusedError(f"{method} {called}: {status}, {said.rstrip('.')}.{hint}", status=status, code=code)
 
 
 def _log_retry(error: ClientError, delay_s: float) -> None:

@@ -1,6 +1,6 @@
-"""Batch reads: what the streams hold when the read is planned, or between two given offsets.
+"""Batch reads: the messages of streams at the time of planning, or between two given offsets.
 
-Invariant: start and end of every stream are fixed on the driver, once, before any task reads.
+Invariant: the driver fixes start and end of every stream once, before any task reads.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from headwater.spark.access import Planner, ask_each, beginning_of, read_batches, tail_of
 from headwater.spark.arrow import Layout
-from headwater.spark.counted import TO_THE_TAIL, Counter
+from headwater.spark.counted_ranges import TO_THE_TAIL, MessageCounter
 from headwater.spark.discovery import Discovery
-from headwater.spark.errors import OptionError, StreamMissing, StreamRecreated
+from headwater.spark.errors import OptionError, SourceRecreatedError, StreamMissingError
 from headwater.spark.offsets import BEGINNING, Place, Places, are_of_two_streams, at
 from headwater.spark.options import LATEST, SourceOptions
-from headwater.spark.planning import Task
-from headwater.spark.protocol import Client, Head, connect
+from headwater.spark.planner import Planner, ask_each, beginning_of, read_batches, tail_of
+from headwater.spark.protocol import Head, StreamsClient, connect
+from headwater.spark.read_tasks import ReadTask
 
 log = logging.getLogger("headwater.spark")
 
@@ -47,24 +47,24 @@ class BatchReader(DataSourceReader):
             _check_range(stream, starts[stream], ends[stream])
         check_names(self._options, heads)
         tasks: list[InputPartition] = []
-        tasks += Planner(client, self._options, Counter(client)).tasks(starts, ends, heads, self._options.plan)
-        # Without any, Spark would make one of its own.
-        return tasks or [Task(())]
+        tasks += Planner(client, self._options, MessageCounter(client)).tasks(starts, ends, heads, self._options.plan)
+        # Without any task, Spark would create one.
+        return tasks or [ReadTask(())]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Task)
+        assert isinstance(partition, ReadTask)
         return read_batches(connect(self._options.connection), self._layout, partition.spans)
 
     def _head(self, stream: str) -> Head | None:
         try:
             return connect(self._options.connection).head(stream)
-        except StreamMissing as missing:
+        except StreamMissingError as missing:
             if not self._options.waits_for_streams:
                 raise
             log.warning("%s Skipped.", missing)
             return None
 
-    def _ending_place(self, client: Client, stream: str, head: Head) -> Place:
+    def _ending_place(self, client: StreamsClient, stream: str, head: Head) -> Place:
         asked = self._options.ending
         token = asked if isinstance(asked, str) else asked.get(stream, LATEST)
         if not head.bounds_reads:
@@ -91,8 +91,8 @@ def _check_range(stream: str, start: Place, end: Place) -> None:
         )
 
 
-def starting_place(client: Client, options: SourceOptions, stream: str, head: Head) -> Place:
-    """Where a query begins that has no checkpoint."""
+def starting_place(client: StreamsClient, options: SourceOptions, stream: str, head: Head) -> Place:
+    """Where a query without a checkpoint starts."""
     token = _starting_token(options, stream)
     if token == BEGINNING:
         return beginning_of(head, options.on_gone)
@@ -102,7 +102,7 @@ def starting_place(client: Client, options: SourceOptions, stream: str, head: He
         return Place(token)
     try:
         return _place("startingOffsets", client, stream, token, head)
-    except StreamRecreated as recreated:
+    except SourceRecreatedError as recreated:
         if options.on_gone == "fail":
             raise
         log.warning("%s Reading it from its beginning.", recreated)
@@ -110,7 +110,7 @@ def starting_place(client: Client, options: SourceOptions, stream: str, head: He
 
 
 def starts_at_tail(options: SourceOptions, stream: str) -> bool:
-    """Whether a query without a checkpoint begins where the stream ends at that moment."""
+    """Whether a query without a checkpoint starts at the current tail of the stream."""
     return _starting_token(options, stream) == LATEST
 
 
@@ -119,7 +119,7 @@ def _starting_token(options: SourceOptions, stream: str) -> str:
     return asked if isinstance(asked, str) else asked.get(stream, BEGINNING)
 
 
-def _place(option: str, client: Client, stream: str, token: str, head: Head) -> Place:
+def _place(option: str, client: StreamsClient, stream: str, token: str, head: Head) -> Place:
     """The place of an offset that a user gave, which must lie within the stream."""
     place, tail = at(_own(client, stream, token, head)), tail_of(head)
     if place.position > tail.position:
@@ -127,8 +127,8 @@ def _place(option: str, client: Client, stream: str, token: str, head: Head) -> 
     return place
 
 
-def _own(client: Client, stream: str, token: str, head: Head) -> str:
-    """The token as the stream itself spells it: a fork accepts its source's offsets, which name the source."""
+def _own(client: StreamsClient, stream: str, token: str, head: Head) -> str:
+    """The token with the incarnation of the stream: a fork accepts offsets of its source."""
     if not are_of_two_streams(token, head.offset):
         return token
     ranges = client.splits(stream, token, head.offset, 1)

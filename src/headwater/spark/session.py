@@ -1,4 +1,4 @@
-"""The settings of a Spark session that matter for streams, as one function.
+"""Settings of a Spark session for streams.
 
 Two dominate the latency of a micro-batch: Unix sockets between the JVM and Python (TCP costs about 40 ms a hop), and a
 checkpoint writer that does not start processes (about 100 ms a batch on a local disk).

@@ -1,7 +1,7 @@
-"""The data source that Spark knows as `headwater`: options in, readers and writers out.
+"""The data source `headwater` of Spark: creates readers and writers from options.
 
-Spark starts processes that only look the source up, or ask it for its schema, several for each query. What reads and
-writes is imported where it is asked for, so that these do without.
+Spark starts several processes per query that only look the source up or ask for its schema. Readers and writers are
+imported when they are needed, so that these processes start faster.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headwater.spark.options import as_manual, sink_options, source_options
 
 if TYPE_CHECKING:
     from headwater.spark.reader import BatchReader
-    from headwater.spark.stream_reader import StreamReader
-    from headwater.spark.writer import BatchWriter, StreamWriter
+    from headwater.spark.stream_reader import MicroBatchReader
+    from headwater.spark.writer import BatchWriter, MicroBatchWriter
 
 
 class HeadwaterSource(DataSource):
@@ -34,20 +34,20 @@ class HeadwaterSource(DataSource):
 
         return BatchReader(source_options(self.options), schema)
 
-    def streamReader(self, schema: StructType) -> StreamReader:
-        from headwater.spark.stream_reader import StreamReader
+    def streamReader(self, schema: StructType) -> MicroBatchReader:
+        from headwater.spark.stream_reader import MicroBatchReader
 
-        return StreamReader(source_options(self.options), schema)
+        return MicroBatchReader(source_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         from headwater.spark.writer import BatchWriter
 
         return BatchWriter(sink_options(self.options), schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        from headwater.spark.writer import StreamWriter
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MicroBatchWriter:
+        from headwater.spark.writer import MicroBatchWriter
 
-        return StreamWriter(sink_options(self.options), schema)
+        return MicroBatchWriter(sink_options(self.options), schema)
 
 
 HeadwaterSource.__doc__ = f"""Durable streams as a Spark source and sink, exactly-once both ways.
@@ -58,10 +58,10 @@ Read, continuously or once::
     spark.readStream.format("headwater").option("url", url).option("streams", "orders").load()
     spark.read.format("headwater").option("url", url).option("prefix", "orders/").load()
 
-Columns: ``stream``, ``offset`` (of the message's end: what a client would resume from), ``position`` (messages before
-it), ``value``, ``content_type``, ``snapshot`` (the row is a snapshot, not a message). With ``.schema("id long, name
-string, _corrupt string")`` JSON messages come as typed columns instead; columns of ours may be among them, and only
-what the schema names is made and sent to Spark.
+Columns: ``stream``, ``offset`` (after the message: a client resumes from it), ``position`` (messages before it),
+``value``, ``content_type``, ``snapshot`` (the row is a snapshot, not a message). With ``.schema("id long, name
+string, _corrupt string")`` the fields of JSON messages are typed columns; the columns above may be among them, and
+only the columns of the schema are made and sent to Spark.
 
 Write, each row once::
 

@@ -1,8 +1,8 @@
-"""What a pipeline tells of itself: the present state of each query and slot, as state events in one JSON stream.
+"""The status of a pipeline: the current state of each query and slot, as state events in one JSON stream.
 
-The page "Pipeline" of the server's UI folds that stream. Invariant: telling never waits and never fails its caller.
-What was told is sent by a thread of its own, the latest state of each thing only, at most once in `interval_s`; while
-the server is away the states wait, and none of them is missed when it is back.
+The page "Pipeline" of the server's UI folds that stream. Invariant: publishing never blocks and never raises. A thread
+sends the latest state of each query and slot, at most once in `interval_s`. While the server cannot be reached the
+states are kept, and they are sent when it can.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import time
 import uuid
 from typing import Any, Final
 
-from headwater.spark.errors import HeadwaterError, ServerRefused, StreamMissing
-from headwater.spark.options import Connection
-from headwater.spark.protocol import Client, Producer
+from headwater.spark.errors import HeadwaterError, ServerRefusedError, StreamMissingError
+from headwater.spark.options import ConnectionOptions
+from headwater.spark.protocol import Producer, StreamsClient
 
 log = logging.getLogger("headwater.spark")
 
@@ -26,8 +26,8 @@ PIPELINE: Final = "__pipeline__"
 
 _JSON: Final = "application/json"
 _RETENTION: Final = {"Stream-Retention-Bytes": str(8 * 2**20), "Stream-Retention-Drop": "allowed"}
-"""Every state is told again and again, so that the old ones may go: a reader folds the stream from its front each time.
-A server without this extension keeps them."""
+"""Each event has the whole state, so older events can be dropped, and folding the stream stays fast. A server without
+this extension keeps them."""
 _SEND_TIMEOUT_S: Final = 5.0
 _HOLD_BACK_MAX_S: Final = 30.0
 
@@ -35,7 +35,7 @@ State = dict[str, Any]
 
 
 class StatusStream:
-    """`tell` as often as you like; `close` when all is told."""
+    """Publishes states. `publish` may be called at any rate; `close` sends the rest."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class StatusStream:
         repeat_s: float = 0.0,
     ) -> None:
         """`repeat_s`: a state that has not changed is sent again only after so many seconds."""
-        self._client = Client(
-            Connection(url.rstrip("/"), token=token, ca_file=ca_file, retry_timeout_s=_SEND_TIMEOUT_S)
+        self._client = StreamsClient(
+            ConnectionOptions(url.rstrip("/"), token=token, ca_file=ca_file, retry_timeout_s=_SEND_TIMEOUT_S)
         )
         self._stream = stream
         self._interval_s = interval_s
@@ -64,21 +64,21 @@ class StatusStream:
         self._sender = threading.Thread(target=self._send_all, name="headwater-status", daemon=True)
         self._sender.start()
 
-    def tell(self, kind: str, key: str, state: State, *, urgent: bool = False) -> None:
-        """The whole state of a thing (`query`, `slot`): it takes the place of what was told before."""
+    def publish(self, kind: str, key: str, state: State, *, urgent: bool = False) -> None:
+        """Publish the whole state of a `query` or `slot`; it replaces the previous one."""
         now = time.monotonic()
         before, at = self._last.get((kind, key), (None, 0.0))
         if state == before and now - at < self._repeat_s:
             return
         self._last[kind, key] = state, now
-        told = {"updated_at_ms": time.time_ns() // 1_000_000, **state}
+        stamped = {"updated_at_ms": time.time_ns() // 1_000_000, **state}
         with self._changed:
-            self._waiting[kind, key] = told
+            self._waiting[kind, key] = stamped
             self._urgent |= urgent
             self._changed.notify()
 
     def close(self, timeout_s: float = _SEND_TIMEOUT_S) -> None:
-        """Send what waits, and end."""
+        """Send the states that are waiting, and stop."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -93,9 +93,9 @@ class StatusStream:
                         return
                     left_s = sent_at + self._interval_s - time.monotonic()
                     self._changed.wait(left_s if self._waiting else None)
-                told, self._waiting, self._urgent = self._waiting, {}, False
+                states, self._waiting, self._urgent = self._waiting, {}, False
             sent_at = time.monotonic()
-            if self._send(told):
+            if self._send(states):
                 self._hold_back_s = 0.0
             else:
                 sent_at += self._hold_back_s
@@ -103,33 +103,33 @@ class StatusStream:
                 with self._changed:
                     if self._closed:
                         return
-                    self._waiting = told | self._waiting
+                    self._waiting = states | self._waiting
 
     def _is_due(self, sent_at: float) -> bool:
         if not self._waiting:
             return False
         return self._urgent or self._closed or time.monotonic() - sent_at >= self._interval_s
 
-    def _send(self, told: dict[tuple[str, str], State]) -> bool:
+    def _send(self, states: dict[tuple[str, str], State]) -> bool:
         events = [
             {"type": kind, "key": key, "value": state, "headers": {"operation": "upsert"}}
-            for (kind, key), state in told.items()
+            for (kind, key), state in states.items()
         ]
         body = json.dumps(events, default=str).encode()
         producer = Producer(self._name, 0, self._seq)
         try:
             try:
                 self._client.append(self._stream, body, _JSON, producer)
-            except StreamMissing:
-                with contextlib.suppress(ServerRefused):
+            except StreamMissingError:
+                with contextlib.suppress(ServerRefusedError):
                     self._client.create(self._stream, _JSON, _RETENTION)
-                # A stream that was created anew knows nothing of us.
+                # A new stream does not know our producer.
                 self._name, self._seq = _fresh_name(), 0
                 self._client.append(self._stream, body, _JSON, Producer(self._name, 0, 0))
         except HeadwaterError as error:
             if not self._hold_back_s:
-                log.warning("the status of %d queries and slots could not be told: %s", len(told), error)
-            # Whether it arrived is not known; a state that is told twice is the same state.
+                log.warning("the status of %d queries and slots could not be published: %s", len(states), error)
+            # The append may have succeeded; publishing a state twice does no harm.
             self._name, self._seq = _fresh_name(), 0
             return False
         self._seq += 1

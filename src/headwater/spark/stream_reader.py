@@ -1,7 +1,7 @@
-"""Micro-batches: where each begins and ends, decided on the driver from the streams' tails alone.
+"""Micro-batches: the driver decides from the tails of the streams where each begins and ends.
 
-Invariant: an end is a place that a server named (or a count from one), so that a batch that is planned again, after
-any crash, is read from the same bytes. Nothing is remembered here that a restart would miss.
+Invariant: an end is an offset from the server (or a count from one), so a batch that is planned again after a crash
+reads the same bytes. This module keeps no state that a restart needs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from headwater.spark import bounded
-from headwater.spark.access import Planner, ask_each, beginning_of, read_batches, tail_of
+from headwater.spark import bounded_ranges
 from headwater.spark.arrow import Layout
-from headwater.spark.counted import Counter
+from headwater.spark.counted_ranges import MessageCounter
 from headwater.spark.discovery import REGISTRY, Discovery
-from headwater.spark.errors import DataShorterThanPlanned, OffsetGone, OptionError, StreamMissing, StreamRecreated
+from headwater.spark.errors import (
+    DataGoneError,
+    DataShorterThanPlannedError,
+    OptionError,
+    SourceRecreatedError,
+    StreamMissingError,
+)
+from headwater.spark.long_polls import LongPolls
 from headwater.spark.offsets import (
     START,
     Place,
@@ -42,10 +48,10 @@ from headwater.spark.offsets import (
     places_to_json,
 )
 from headwater.spark.options import LATEST, SourceOptions
-from headwater.spark.planning import Task
-from headwater.spark.protocol import READ_AGAIN, Client, Head, connect
+from headwater.spark.planner import Planner, ask_each, beginning_of, read_batches, tail_of
+from headwater.spark.protocol import READ_AGAIN, Head, StreamsClient, connect
+from headwater.spark.read_tasks import ReadTask
 from headwater.spark.reader import check_names, starting_place, starts_at_tail
-from headwater.spark.watching import Watch
 
 log = logging.getLogger("headwater.spark")
 
@@ -55,8 +61,8 @@ _CUTS_MAX: Final = 64
 """Streams that are cut for one batch: each costs up to three requests."""
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One per query, in a Python process beside the driver; tasks get a copy that only reads."""
+class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One per query, in a Python process beside the driver. Tasks have a copy, which only reads."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         if options.ending != LATEST:
@@ -65,14 +71,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_names(options, options.streams)
         self._options = options
         self._layout = Layout(schema, options.metadata_prefix, options.bad_records)
-        self._tails: _Tails | None = None
+        self._tails: _StreamHeads | None = None
         self._last_tails: Places = {}
         self._until: Places | None = None
         self._served = ""
         """The stream that was cut last: the next batch begins with those after it."""
         self._restarted: set[tuple[str, str]] = set()
         self._initial: dict[str, Any] | None = None
-        """Where a query without a checkpoint begins: asked for more than once, and to be told the same each time."""
+        """Where a query without a checkpoint starts. Spark asks several times and must get the same answer."""
         self._planned = False
 
     # -- the driver's side ---------------------------------------------------------------------------------------
@@ -105,8 +111,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             ends = self._ends(begun, tails.refresh(begun), limit)
             if self._is_first:
-                # A first batch that is planned again after a crash begins where the streams end by then. So it takes
-                # nothing from those that begin there, whenever it is planned.
+                # If the first batch is planned again after a crash, it begins where the streams end then. So it reads
+                # nothing from streams that start at their tail.
                 ends |= {stream: place for stream, place in begun.items() if starts_at_tail(self._options, stream)}
             left_s = deadline - time.monotonic()
             if ends != begun or self._is_first or self._until is not None or left_s <= 0:
@@ -118,7 +124,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if ends == begun else self._options.plan.to_json() | places_to_json(ends)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The tails behind the latest answer, so that what Spark reports as lag is what was there."""
+        """The tails at the time of the last `latestOffset`, from which Spark computes the lag."""
         return places_to_json(self._last_tails) if self._last_tails else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -147,14 +153,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tails is not None:
             self._tails.close()
 
-    def _follow(self) -> _Tails:
+    def _follow(self) -> _StreamHeads:
         if self._tails is None:
-            self._tails = _Tails(self._options)
+            self._tails = _StreamHeads(self._options)
         return self._tails
 
     @property
     def _is_first(self) -> bool:
-        """Whether this is about the first batch of a query: only for that one the start is asked of us."""
+        """Whether the first batch of a query is being planned: only then Spark asks for the initial offset."""
         return self._initial is not None and not self._planned
 
     # -- how far a batch goes ------------------------------------------------------------------------------------
@@ -173,7 +179,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 continue
             if head.bounds_reads:
                 if are_of_two_streams(tail.offset, head.offset):
-                    # It was created again after this run began, and its end is for the next run to find.
+                    # It was created again after this run started; the next run reads it.
                     self._recreated(stream, tail, head)
                     continue
                 if are_of_two_streams(place.offset, head.offset) or tail.position < place.position:
@@ -229,51 +235,51 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return list(zip(streams, ask_each(cut, streams), strict=True))
 
     def _capped(self, stream: str, head: Head) -> Place | None:
-        """The tail, or for Trigger.AvailableNow the tail as it was when the query began; None if there was none."""
+        """The tail; for Trigger.AvailableNow the tail at the start of the query, None if the stream did not exist."""
         return tail_of(head) if self._until is None else self._until.get(stream)
 
     def _recreated(self, stream: str, place: Place, head: Head) -> Place:
-        """Where to read a stream that is not the one which the query was reading."""
+        """Where to start in a stream that has replaced the one which the query was reading."""
         old, new = incarnation_of(place.offset), incarnation_of(head.offset)
         fails = self._options.on_gone == "fail"
         if old and old != new:
-            trouble = (
-                f"Stream {stream!r} was deleted and created again: the query stands at {place.offset}, of incarnation"
-                f" {old}, and the stream is incarnation {new} now."
+            what = (
+                f"Stream {stream!r} was deleted and created again: the query is at {place.offset}, of incarnation"
+                f" {old}, and the stream is now incarnation {new}."
             )
             if fails:
-                raise StreamRecreated(f"{trouble} {READ_AGAIN}", status=410, code="stream_recreated")
+                raise SourceRecreatedError(f"{what} {READ_AGAIN}", status=410, code="stream_recreated")
         else:
-            trouble = (
-                f"Stream {stream!r} ends at {head.offset}, before {place.offset} where the query stands: it was deleted"
+            what = (
+                f"Stream {stream!r} ends at {head.offset}, but the query is at {place.offset}: the stream was deleted"
                 " and created again, or the server lost data."
             )
             if fails:
-                raise DataShorterThanPlanned(f"{trouble} {READ_AGAIN}")
+                raise DataShorterThanPlannedError(f"{what} {READ_AGAIN}")
         if (stream, new) not in self._restarted:
             self._restarted.add((stream, new))
-            log.warning("%s Reading it from its beginning.", trouble)
+            log.warning("%s Reading it from its beginning.", what)
         return START
 
     # -- the tasks' side -----------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Task)
+        assert isinstance(partition, ReadTask)
         return read_batches(connect(self._options.connection), self._layout, partition.spans)
 
 
-def _cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, bytes_max: float) -> Place:
+def _cut(client: StreamsClient, stream: str, start: Place, end: Place, rows_max: float, bytes_max: float) -> Place:
     try:
-        return bounded.cut(client, stream, start, end, rows_max, bytes_max)
-    except OffsetGone as gone:
-        if gone.earliest is None or isinstance(gone, StreamRecreated):
+        return bounded_ranges.cut(client, stream, start, end, rows_max, bytes_max)
+    except DataGoneError as gone:
+        if gone.earliest is None or isinstance(gone, SourceRecreatedError):
             raise
-        # What is gone costs nothing; planning the batch says what becomes of it.
-        return bounded.cut(client, stream, at(gone.earliest), end, rows_max, bytes_max)
+        # Missing data is free; the planner applies onGone to it.
+        return bounded_ranges.cut(client, stream, at(gone.earliest), end, rows_max, bytes_max)
 
 
 class _Budget:
-    """What a batch may still hold."""
+    """How many rows and bytes a batch may still have."""
 
     def __init__(self, rows: float, size: float) -> None:
         self._rows = rows
@@ -294,23 +300,23 @@ class _Budget:
         self._bytes -= size
 
 
-class _Tails:
-    """The heads of all streams of a query, asked for only where there may be news."""
+class _StreamHeads:
+    """The heads of all streams of a query, requested only for streams that may have changed."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.client = connect(options.connection)
-        self.counter = Counter(self.client)
+        self.counter = MessageCounter(self.client)
         self.heads: dict[str, Head] = {}
         self._options = options
         self._discovery = Discovery(self.client, options)
-        self._watch = Watch(self.client, options.connection)
+        self._watch = LongPolls(self.client, options.connection)
         self._stale: set[str] = set()
         self._absent_until: dict[str, float] = {}
         self._last_heads: dict[str, Head] = {}
         self._closed_until = 0.0
 
     def refresh(self, begun: Places) -> dict[str, Head]:
-        """What is known of every stream now. Streams of a checkpoint that were found before stay in."""
+        """The current head of every stream, including streams of the checkpoint."""
         self._stale |= self._watch.take(0.0)
         if self._discovery.is_due or REGISTRY in self._stale:
             self._stale.discard(REGISTRY)
@@ -335,26 +341,26 @@ class _Tails:
         return self.heads
 
     def _look_at_closed(self) -> None:
-        """Nobody waits for news of a closed stream, but it may be deleted and created again."""
+        """Closed streams have no long-poll, but may be deleted and created again."""
         now = time.monotonic()
         if self._options.streams and now >= self._closed_until:
             self._closed_until = now + _ABSENT_AGAIN_S
             self._stale.update(name for name, head in self.heads.items() if head.closed)
 
     def look_again(self, streams: Iterable[str]) -> None:
-        """Where a batch was made of news, there may be more by the time it is done."""
+        """Check these streams again: after a batch they may have more messages."""
         self._stale.update(streams)
 
     def wait(self, timeout_s: float) -> None:
-        """Until there may be news of a stream, or time is up."""
+        """Wait until a stream may have changed, or the timeout."""
         offsets = {stream: head.offset for stream, head in self.heads.items() if not head.closed}
         if (registry_offset := self._discovery.registry_offset) is not None:
             offsets[REGISTRY] = registry_offset
-        self._watch.await_news(offsets)
+        self._watch.open_polls(offsets)
         self._stale |= self._watch.take(timeout_s)
 
     def head(self, stream: str) -> Head:
-        """What was known of a stream last, though it may have been deleted since."""
+        """The last known head of a stream, which may have been deleted since."""
         if stream not in self._last_heads:
             self._last_heads[stream] = self.client.head(stream)
         return self._last_heads[stream]
@@ -365,7 +371,7 @@ class _Tails:
     def _head(self, stream: str) -> Head | None:
         try:
             return self.client.head(stream)
-        except StreamMissing as missing:
+        except StreamMissingError as missing:
             if not self._options.waits_for_streams:
                 raise
             if stream not in self._absent_until:

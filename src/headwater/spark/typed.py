@@ -21,11 +21,11 @@ import pyarrow.json
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from headwater.spark.errors import BadRecord, OptionError
+from headwater.spark.errors import BadRecordError, OptionError
 from headwater.spark.options import BadRecords
 
 if TYPE_CHECKING:
-    from headwater.spark.arrow import Messages
+    from headwater.spark.arrow import MessageRun
 
 Convert = Callable[[msgspec.Raw], Any]
 
@@ -44,7 +44,7 @@ _BY_CAST: Final = (spark.TimestampType, spark.TimestampNTZType, spark.DateType)
 """What it gives as text, to be cast."""
 
 
-class Misfit(ValueError):
+class SchemaMismatchError(ValueError):
     """A JSON value that does not fit the type of its column."""
 
 
@@ -63,11 +63,11 @@ class TypedParser:
             filled["_corrupt"] = pa.nulls(count, pa.string())
         return filled
 
-    def parse(self, messages: Messages) -> dict[str, pa.Array]:
+    def parse(self, messages: MessageRun) -> dict[str, pa.Array]:
         parsed = self._parse_together(messages) if self._fast is not None else None
         return parsed if parsed is not None else self._parse_one_by_one(messages)
 
-    def _parse_together(self, messages: Messages) -> dict[str, pa.Array] | None:
+    def _parse_together(self, messages: MessageRun) -> dict[str, pa.Array] | None:
         """All at once, or None when something in it does not fit."""
         count = len(messages)
         lines = _as_lines(messages.stored, messages.separated)
@@ -92,7 +92,7 @@ class TypedParser:
             filled["_corrupt"] = pa.nulls(count, pa.string())
         return filled
 
-    def _parse_one_by_one(self, messages: Messages) -> dict[str, pa.Array]:
+    def _parse_one_by_one(self, messages: MessageRun) -> dict[str, pa.Array]:
         columns: dict[str, list[Any]] = {name: [] for name in self._names}
         corrupt: list[str | None] = []
         fields = self._converters.items()
@@ -102,12 +102,12 @@ class TypedParser:
                 record = _object(msgspec.Raw(raw))
                 row = [convert(record[name]) if name in record else None for name, convert in fields]
                 bad = None
-            except (Misfit, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (SchemaMismatchError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 bad = raw.decode("utf-8", "replace")
                 if not self._has_corrupt and self._bad_records == "fail":
-                    end = messages.ends[at].as_py() or "not told by this server"
-                    raise BadRecord(
-                        f"Stream {messages.stream!r}, message {messages.first_position + at} (offset behind it: {end}):"
+                    end = messages.ends[at].as_py() or "unknown"
+                    raise BadRecordError(
+                        f"Stream {messages.stream!r}, message {messages.first_position + at} (offset after it: {end}):"
                         f" {error}. Add a column `_corrupt string` to the schema, or set badRecords=null. It begins:"
                         f" {bad[:_SHOWN_BYTES]}"
                     ) from error
@@ -209,20 +209,20 @@ def _as_text(raw: msgspec.Raw) -> str:
 
 def _ranged(raw: msgspec.Raw, bits: int) -> int:
     if not bytes(raw).lstrip(b"-").isdigit():
-        raise Misfit(f"{_short(raw)} is no whole number")
+        raise SchemaMismatchError(f"{_short(raw)} is not a whole number")
     value = _whole(raw)
     if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
-        raise Misfit(f"{value} does not fit {bits} bits")
+        raise SchemaMismatchError(f"{value} does not fit {bits} bits")
     return value
 
 
 def _decimal(raw: msgspec.Raw, precision: int, scale: int) -> decimal.Decimal:
     value = _exact(raw)
     if not value.is_finite():
-        raise Misfit(f"{_short(raw)} is no number")
+        raise SchemaMismatchError(f"{_short(raw)} is no number")
     quantised = value.quantize(decimal.Decimal(1).scaleb(-scale), context=decimal.Context(prec=76))
     if quantised != value or len(quantised.as_tuple().digits) > precision:
-        raise Misfit(f"{_short(raw)} does not fit decimal({precision},{scale})")
+        raise SchemaMismatchError(f"{_short(raw)} does not fit decimal({precision},{scale})")
     return quantised
 
 
@@ -238,7 +238,7 @@ def _instant(raw: msgspec.Raw) -> dt.datetime:
 def _wall_clock(raw: msgspec.Raw) -> dt.datetime:
     value: dt.datetime = _parsed(raw, dt.datetime.fromisoformat)
     if value.tzinfo is not None:
-        raise Misfit(f"{_short(raw)} has a time zone, and the column has none")
+        raise SchemaMismatchError(f"{_short(raw)} has a time zone, and the column has none")
     return value
 
 
@@ -246,14 +246,14 @@ def _parsed(raw: msgspec.Raw, parse: Callable[[str], Any]) -> Any:
     try:
         return parse(_text(raw))
     except ValueError as error:
-        raise Misfit(f"{_short(raw)} is not of the column's type") from error
+        raise SchemaMismatchError(f"{_short(raw)} is not of the column's type") from error
 
 
 def _bytes(raw: msgspec.Raw) -> bytes:
     try:
         return base64.b64decode(_text(raw), validate=True)
     except binascii.Error as error:
-        raise Misfit(f"{_short(raw)} is no base64") from error
+        raise SchemaMismatchError(f"{_short(raw)} is no base64") from error
 
 
 def _short(raw: msgspec.Raw) -> str:

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from headwater.spark.bodies import grouped, rows_table
 from headwater.spark.delivery import Delivered, RowOrigin, deliver
-from headwater.spark.errors import HeadwaterError, OptionError, StreamMissing
+from headwater.spark.errors import HeadwaterError, OptionError, StreamMissingError
 from headwater.spark.options import SinkOptions
 from headwater.spark.protocol import connect
 from headwater.spark.staging import StagedBatch, StagedPart, StagedRows, staging_root
@@ -133,7 +133,7 @@ class _Sink:
             )
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class MicroBatchWriter(DataSourceStreamArrowWriter):
     """Micro-batches. The task's properties name the query and the batch, the same for every attempt."""
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
@@ -184,7 +184,7 @@ class BatchWriter(DataSourceArrowWriter):
             for stream in sorted(targets):
                 try:
                     client.close(stream)
-                except StreamMissing:
+                except StreamMissingError:
                     if not self._options.create_missing:
                         raise
 

@@ -18,9 +18,9 @@ import msgspec
 
 from headwater.pipeline.archive.files import ArchivedPosition
 from headwater.pipeline.fold.snapshot_client import SnapshotClient, state_at
-from headwater.spark.errors import StreamMissing
+from headwater.spark.errors import StreamMissingError
 from headwater.spark.offsets import are_of_two_streams, split_token
-from headwater.spark.options import Connection
+from headwater.spark.options import ConnectionOptions
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -33,7 +33,9 @@ class TrimMethod(StrEnum):
     FOLD = "fold"
 
 
-def trim(connection: Connection, method: TrimMethod, lake: Path, safe: Iterable[tuple[str, ArchivedPosition]]) -> int:
+def trim(
+    connection: ConnectionOptions, method: TrimMethod, lake: Path, safe: Iterable[tuple[str, ArchivedPosition]]
+) -> int:
     """Publish a snapshot at each of these offsets, unless the stream has a newer one; how many were published."""
     client = SnapshotClient(connection)
     try:
@@ -56,7 +58,7 @@ def _trim(client: SnapshotClient, method: TrimMethod, lake: Path, stream: str, p
             return client.publish(stream, place.offset, pointer(lake, place), POINTER_TYPE)
         state = state_at(client, stream, place.offset)
         return state is not None and client.publish(stream, place.offset, state.encoded())
-    except StreamMissing as missing:
+    except StreamMissingError as missing:
         log.info("nothing to trim: %s", missing)
         return False
 

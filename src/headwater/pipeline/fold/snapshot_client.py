@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.pipeline.fold.state import CONTENT_TYPE, FoldState, SnapshotFormatError
-from headwater.spark import bounded
-from headwater.spark.errors import HeadwaterError, OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark import bounded_ranges
+from headwater.spark.errors import DataGoneError, HeadwaterError, SourceRecreatedError, StreamMissingError
 from headwater.spark.offsets import BEGINNING, at, split_token
-from headwater.spark.options import Connection
-from headwater.spark.protocol import Client
+from headwater.spark.options import ConnectionOptions
+from headwater.spark.protocol import StreamsClient
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -30,12 +30,12 @@ class FoldError(HeadwaterError):
 
 
 @functools.lru_cache(maxsize=16)
-def snapshot_client(connection: Connection) -> SnapshotClient:
+def snapshot_client(connection: ConnectionOptions) -> SnapshotClient:
     """The client of this process."""
     return SnapshotClient(connection)
 
 
-class SnapshotClient(Client):
+class SnapshotClient(StreamsClient):
     """A client that can publish snapshots too. Only streams of a bucket have them."""
 
     def publish(self, stream: str, offset: str, body: bytes, content_type: str = CONTENT_TYPE) -> bool:
@@ -45,7 +45,7 @@ class SnapshotClient(Client):
         """
         try:
             self.publish_snapshot(stream, offset, body, content_type)
-        except (OffsetGone, StreamMissing) as passed:
+        except (DataGoneError, StreamMissingError) as passed:
             log.info("snapshot not published: %s", passed)
             return False
         return True
@@ -54,7 +54,7 @@ class SnapshotClient(Client):
         """All between two offsets."""
         if split_token(start) == split_token(end):
             return
-        for run in bounded.read(self, bounded.span(stream, at(start), at(end))):
+        for run in bounded_ranges.read(self, bounded_ranges.span(stream, at(start), at(end))):
             yield from run.values.to_pylist()
 
 
@@ -88,7 +88,7 @@ def latest_snapshot(client: SnapshotClient, stream: str) -> FoldBase:
             return FoldBase(FoldState())
         try:
             snapshot = client.snapshot(stream, offset)
-        except StreamMissing:
+        except StreamMissingError:
             # Superseded between the two requests, or the stream is gone; HEAD will tell which.
             continue
         try:
@@ -118,10 +118,10 @@ def state_at(
             return base.state.apply_all(row.value for row in rows if row.position >= base.position)
         try:
             return base.state.apply_all(client.messages(stream, base.offset, end))
-        except StreamRecreated as recreated:
+        except SourceRecreatedError as recreated:
             log.warning("%s Not folded up to %s.", recreated, end)
             return None
-        except OffsetGone as gone:
+        except DataGoneError as gone:
             if gone.earliest is None or client.head(stream).snapshot is not None:
                 continue
             # Age or size dropped its beginning, as its owner allowed: what is left is what there is to fold.

@@ -21,7 +21,7 @@ from psycopg import sql
 from headwater.pipeline.fold.changes import Effect, Key, StateChange, change_of
 from headwater.pipeline.fold.snapshot_client import FoldBase, SnapshotClient, StreamMessage, latest_snapshot
 from headwater.pipeline.fold.state import FoldState, StateEntry
-from headwater.spark.errors import OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark.errors import DataGoneError, SourceRecreatedError, StreamMissingError
 from headwater.spark.offsets import BEGINNING, are_of_two_streams, split_token
 
 log = logging.getLogger("headwater.pipeline")
@@ -70,7 +70,7 @@ class FoldTable:
             for stream, rows in batch.items():
                 try:
                     found = self._pending(client, stream, places[stream], rows)
-                except StreamMissing as missing:
+                except StreamMissingError as missing:
                     log.warning("%s Its rows stay as they are.", missing)
                     continue
                 if found is not None:
@@ -125,10 +125,10 @@ class FoldTable:
             return _PendingChanges.of(end, state, messages)
         try:
             return _PendingChanges.of(end, state, client.messages(stream, place, end))
-        except StreamRecreated as recreated:
+        except SourceRecreatedError as recreated:
             log.info("%s Its rows stay as they are until messages of the new stream arrive.", recreated)
             return None
-        except OffsetGone:
+        except DataGoneError:
             snapshot: FoldBase = latest_snapshot(client, stream)
             restored = _PendingChanges(max(end, snapshot.offset), snapshot.state)
             restored.state.was_reset = True

@@ -15,9 +15,9 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.pipeline.fold.snapshot_client import SnapshotClient, StreamMessage, snapshot_client, state_at
-from headwater.spark.errors import StreamMissing
+from headwater.spark.errors import StreamMissingError
 from headwater.spark.offsets import split_token
-from headwater.spark.options import Connection
+from headwater.spark.options import ConnectionOptions
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -50,7 +50,7 @@ class FoldTotals:
 class FoldTask:
     """Sent to every executor. Rows must come sorted by stream and position, all of a stream in one task."""
 
-    connection: Connection
+    connection: ConnectionOptions
     snapshots: bool
     every: int
     parallel: int
@@ -90,7 +90,7 @@ class FoldTask:
                 if split_token(end)[0] - split_token(last or "-1")[0] < self.every:
                     return 0, 0
             state = state_at(client, stream, end, rows)
-        except StreamMissing as missing:
+        except StreamMissingError as missing:
             log.warning("%s Not folded.", missing)
             return 0, 0
         if state is None:

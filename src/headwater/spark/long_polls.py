@@ -1,8 +1,8 @@
-"""Waiting for news of many streams at once: one open long-poll per stream, kept open between questions.
+"""Wait for changes of many streams: one open long-poll per stream, kept open between Spark's calls.
 
-A long-poll is sent and left alone; the socket that becomes readable is the stream that has news. So an idle query
-costs the server nothing but open connections, and asking again costs no request at all. Beyond `POLLS_MAX`
-streams, the rest is asked for in turns. Invariant: a stream without an open poll is due to be asked about.
+When the socket of a long-poll becomes readable, its stream has changed. An idle query costs the server only open
+connections, and no requests. Streams beyond `POLLS_MAX` are checked once a second. Invariant: a stream without an open
+long-poll will be checked.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
-from headwater.spark.options import Connection
-from headwater.spark.protocol import Client
+from headwater.spark.options import ConnectionOptions
+from headwater.spark.protocol import StreamsClient
 
 log = logging.getLogger("headwater.spark")
 
 POLLS_MAX: Final = 500
-"""Open connections per query at most; a server takes ten thousand by default."""
+"""The most open connections of a query; a server allows ten thousand by default."""
 SWEEP_INTERVAL_S: Final = 1.0
-"""How often streams without a poll are asked about."""
+"""How often streams without a long-poll are checked."""
 _DRAIN_MAX_BYTES: Final = 1024 * 1024
 _RETRY_S: Final = 0.5
 
 
-class _Poll:
+class _LongPoll:
     """One long-poll on its own connection."""
 
     def __init__(self, stream: str, connection: http.client.HTTPConnection) -> None:
@@ -38,46 +38,48 @@ class _Poll:
         self.waiting = False
 
 
-class Watch:
-    def __init__(self, client: Client, connection: Connection) -> None:
+class LongPolls:
+    def __init__(self, client: StreamsClient, connection: ConnectionOptions) -> None:
         self._client = client
         self._address = urlsplit(connection.root)
         self._timeout_s = connection.request_timeout_s
         self._tls = _tls_context(connection) if self._address.scheme == "https" else None
         self._selector = selectors.DefaultSelector()
-        self._polls: dict[str, _Poll] = {}
-        self._news: set[str] = set()
-        self._resting: dict[str, float] = {}
+        self._polls: dict[str, _LongPoll] = {}
+        self._changed: set[str] = set()
+        self._failed_until: dict[str, float] = {}
         self._unwatched: set[str] = set()
         self._swept_at = time.monotonic()
 
-    def await_news(self, offsets: Mapping[str, str]) -> None:
-        """Have a poll open for each of these streams, at the offset where it ends as far as we know."""
+    def open_polls(self, offsets: Mapping[str, str]) -> None:
+        """Open a long-poll for each of these streams, at the last known tail."""
         for stream, offset in offsets.items():
             poll = self._polls.get(stream)
-            if (poll is not None and poll.waiting) or stream in self._news or stream in self._unwatched:
+            if (poll is not None and poll.waiting) or stream in self._changed or stream in self._unwatched:
                 continue
             if poll is None and len(self._polls) >= POLLS_MAX:
                 self._unwatched.add(stream)
-            elif self._resting.get(stream, 0.0) <= time.monotonic():
+            elif self._failed_until.get(stream, 0.0) <= time.monotonic():
                 self._send(stream, offset)
 
     def take(self, timeout_s: float) -> set[str]:
-        """The streams with news, waiting for some if there are none. Each is told of once."""
+        """The streams that have changed, after waiting for one if there are none. Each change is reported once."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._collect(0.0)
             self._sweep()
             left_s = deadline - time.monotonic()
-            if self._news or left_s <= 0:
-                news, self._news = self._news, set()
-                return news
-            pause_s = SWEEP_INTERVAL_S if self._unwatched or self._resting else left_s
+            if self._changed or left_s <= 0:
+                changed, self._changed = self._changed, set()
+                return changed
+            pause_s = SWEEP_INTERVAL_S if self._unwatched or self._failed_until else left_s
             self._collect(max(0.0, min(left_s, pause_s)))
-            if self._resting:
-                # A poll that could not be sent is for the next question to send.
-                self._news.update(stream for stream, until in self._resting.items() if until <= time.monotonic())
-                self._resting = {stream: until for stream, until in self._resting.items() if stream not in self._news}
+            if self._failed_until:
+                # The next call sends polls that could not be sent.
+                now = time.monotonic()
+                self._changed.update(stream for stream, until in self._failed_until.items() if until <= now)
+                for stream in self._changed & self._failed_until.keys():
+                    del self._failed_until[stream]
 
     def close(self) -> None:
         for poll in list(self._polls.values()):
@@ -87,8 +89,8 @@ class Watch:
     def _send(self, stream: str, offset: str) -> None:
         poll = self._polls.get(stream)
         if poll is None:
-            poll = self._polls[stream] = _Poll(stream, self._connect())
-        self._resting.pop(stream, None)
+            poll = self._polls[stream] = _LongPoll(stream, self._connect())
+        self._failed_until.pop(stream, None)
         url = urlsplit(self._client.url(stream, {"offset": offset, "live": "long-poll"}))
         try:
             poll.connection.request("GET", f"{url.path}?{url.query}", headers=self._client.credentials())
@@ -105,13 +107,13 @@ class Watch:
         for key, _ in self._selector.select(timeout_s):
             self._answered(key.data)
 
-    def _answered(self, poll: _Poll) -> None:
+    def _answered(self, poll: _LongPoll) -> None:
         self._selector.unregister(poll.connection.sock)
         poll.waiting = False
         try:
             response = poll.connection.getresponse()
             if (response.length or 0) > _DRAIN_MAX_BYTES:
-                # The news is enough; the data is for the tasks.
+                # Tasks read the data.
                 poll.connection.close()
             else:
                 response.read()
@@ -124,15 +126,15 @@ class Watch:
         elif response.status >= 500 or response.status == 429:
             self._failed(poll, None)
         else:
-            self._news.add(poll.stream)
+            self._changed.add(poll.stream)
 
-    def _failed(self, poll: _Poll, error: Exception | None) -> None:
-        """Ask again a little later; whoever then cannot reach the server says so."""
+    def _failed(self, poll: _LongPoll, error: Exception | None) -> None:
+        """Try again later; a request that cannot reach the server then raises the error."""
         log.debug("long-poll on %s: %r", poll.stream, error)
         self._drop(poll)
-        self._resting[poll.stream] = time.monotonic() + _RETRY_S
+        self._failed_until[poll.stream] = time.monotonic() + _RETRY_S
 
-    def _drop(self, poll: _Poll) -> None:
+    def _drop(self, poll: _LongPoll) -> None:
         if poll.waiting:
             self._selector.unregister(poll.connection.sock)
             poll.waiting = False
@@ -142,7 +144,7 @@ class Watch:
     def _sweep(self) -> None:
         now = time.monotonic()
         if self._unwatched and now - self._swept_at >= SWEEP_INTERVAL_S:
-            self._news |= self._unwatched
+            self._changed |= self._unwatched
             self._unwatched = set()
             self._swept_at = now
 
@@ -153,5 +155,5 @@ class Watch:
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
 
-def _tls_context(connection: Connection) -> ssl.SSLContext:
+def _tls_context(connection: ConnectionOptions) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=connection.ca_file or None)

@@ -8,29 +8,29 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headwater.spark import watching
-from headwater.spark.options import Connection
-from headwater.spark.protocol import Client
-from headwater.spark.watching import Watch
+from headwater.spark import long_polls
+from headwater.spark.long_polls import LongPolls
+from headwater.spark.options import ConnectionOptions
+from headwater.spark.protocol import StreamsClient
 from tests.serving import serve
 from tests.spark.streams import Streams
 
 
-def watch_of(streams: Streams) -> Watch:
-    connection = Connection(streams.root)
-    return Watch(Client(connection), connection)
+def watch_of(streams: Streams) -> LongPolls:
+    connection = ConnectionOptions(streams.root)
+    return LongPolls(StreamsClient(connection), connection)
 
 
 def test_the_stream_with_news_is_named_at_once(streams: Streams, stream_name: Callable[[], str]) -> None:
     names = [streams.create(stream_name()) for _ in range(20)]
     watch = watch_of(streams)
     try:
-        watch.await_news({name: streams.tail(name) for name in names})
+        watch.open_polls({name: streams.tail(name) for name in names})
         assert watch.take(0.2) == set()
         streams.append(names[7], [1])
         assert watch.take(60.0) == {names[7]}
         # Told once; a new poll begins where the caller says.
-        watch.await_news({names[7]: streams.tail(names[7])})
+        watch.open_polls({names[7]: streams.tail(names[7])})
         assert watch.take(0.2) == set()
     finally:
         watch.close()
@@ -42,7 +42,7 @@ def test_news_that_came_before_the_poll_is_news(streams: Streams, stream_name: C
     streams.append(name, [1])
     watch = watch_of(streams)
     try:
-        watch.await_news({name: before})
+        watch.open_polls({name: before})
         assert watch.take(10.0) == {name}
     finally:
         watch.close()
@@ -52,7 +52,7 @@ def test_a_poll_that_times_out_is_sent_again(streams: Streams, stream_name: Call
     name = streams.create(stream_name())
     watch = watch_of(streams)
     try:
-        watch.await_news({name: streams.tail(name)})
+        watch.open_polls({name: streams.tail(name)})
         # The server answers 204 after two seconds.
         assert watch.take(3.0) == set()
         streams.append(name, [1])
@@ -65,7 +65,7 @@ def test_deletion_is_news(streams: Streams, stream_name: Callable[[], str]) -> N
     name = streams.create(stream_name())
     watch = watch_of(streams)
     try:
-        watch.await_news({name: streams.tail(name)})
+        watch.open_polls({name: streams.tail(name)})
         assert watch.take(0.1) == set()
         streams.delete(name)
         assert watch.take(10.0) == {name}
@@ -76,11 +76,11 @@ def test_deletion_is_news(streams: Streams, stream_name: Callable[[], str]) -> N
 def test_beyond_the_limit_streams_are_asked_about_in_turns(
     streams: Streams, stream_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watching, "POLLS_MAX", 2)
+    monkeypatch.setattr(long_polls, "POLLS_MAX", 2)
     names = [streams.create(stream_name()) for _ in range(5)]
     watch = watch_of(streams)
     try:
-        watch.await_news({name: streams.tail(name) for name in names})
+        watch.open_polls({name: streams.tail(name) for name in names})
         assert watch.take(5.0) == set(names[2:])
     finally:
         watch.close()
@@ -95,7 +95,7 @@ def test_a_server_that_comes_back_is_found(tmp_path: Path) -> None:
             name = streams.create("restarted")
             tail = streams.tail(name)
             watch = watch_of(streams)
-            watch.await_news({name: tail})
+            watch.open_polls({name: tail})
             assert watch.take(0.1) == set()
             server.kill()
         try:

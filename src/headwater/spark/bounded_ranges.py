@@ -1,7 +1,7 @@
-"""Ranges of streams on servers that can bound a read: planned by offsets, cut where the server says, read by frames.
+"""Ranges on servers that can end a read at an offset: planned by offsets, split by the server, read as frames.
 
-Invariant: a span names its end, so reading it gives the same messages whatever was appended since, and nothing has to
-be read on the driver to plan it.
+Invariant: a span has an end, so reading it again gives the same messages whatever was appended since. Planning does not
+read any data.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from headwater.spark.arrow import Messages, from_frames
+from headwater.spark.arrow import MessageRun, from_frames
 from headwater.spark.offsets import BEGINNING, Place, bytes_between, incarnation_of, respelled, split_token
-from headwater.spark.planning import Span
-from headwater.spark.protocol import Client, Range
+from headwater.spark.protocol import Range, StreamsClient
+from headwater.spark.read_tasks import Span
 
 _FAN_OUT: Final = 16
 _REFINEMENTS: Final = 2
-"""How often the rest of a budget is looked at more closely: it is used up to about 1/16² of a range."""
+"""How often the remaining budget is refined; after two, at most about 1/16² of a range is unused."""
 _SPLITS_MAX: Final = 10_000
 
 
@@ -24,8 +24,8 @@ def span(stream: str, start: Place, end: Place) -> Span:
     return Span(stream, start, end, bytes_between(start, end), bounded=True)
 
 
-def split(client: Client, whole: Span, parts: int) -> list[Span]:
-    """The span in about `parts` parts of the same size, cut between messages."""
+def split(client: StreamsClient, whole: Span, parts: int) -> list[Span]:
+    """Split a span into about `parts` spans of the same size."""
     incarnation = incarnation_of(whole.end.offset)
     ranges = client.splits(whole.stream, _exact(whole.start, whole.end), whole.end.offset, min(parts, _SPLITS_MAX))
     return [
@@ -40,13 +40,13 @@ def split(client: Client, whole: Span, parts: int) -> list[Span]:
     ]
 
 
-def check_retained(client: Client, stream: str, start: Place, end: Place) -> None:
+def check_retained(client: StreamsClient, stream: str, start: Place, end: Place) -> None:
     """Raise the server's error if a part of the range cannot be read."""
     client.splits(stream, _exact(start, end), end.offset, 1)
 
 
-def cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, bytes_max: float) -> Place:
-    """How far a batch may go: within the budget, but always by one message."""
+def cut(client: StreamsClient, stream: str, start: Place, end: Place, rows_max: float, bytes_max: float) -> Place:
+    """The end of a batch within a budget; at least one message."""
     at = start
     refinements = 0
     while refinements <= _REFINEMENTS:
@@ -61,7 +61,7 @@ def cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, 
             end = _end(ranges[taken])
             refinements += 1
         elif ranges[0].end_position - ranges[0].start_position <= 1:
-            # A single message beyond the budget: alone if there is nothing else, else for the next batch.
+            # A single message exceeds the budget: take it alone, or leave it to the next batch.
             return _end(ranges[0]) if at == start else at
         else:
             end = _end(ranges[0])
@@ -69,8 +69,8 @@ def cut(client: Client, stream: str, start: Place, end: Place, rows_max: float, 
     return at
 
 
-def read(client: Client, span: Span) -> Iterator[Messages]:
-    """The messages of a span. Their offsets are spelled as its end is: a retry after an upgrade gives the same rows."""
+def read(client: StreamsClient, span: Span) -> Iterator[MessageRun]:
+    """Read a span. Offsets have the form of its end, so a retry after an upgrade gives the same rows."""
     offset = _exact(span.start, span.end)
     incarnation = incarnation_of(span.end.offset)
     while split_token(offset) != split_token(span.end.offset):
@@ -85,7 +85,7 @@ def _exact(start: Place, end: Place) -> str:
 
 
 def _fitting(ranges: list[Range], rows_left: float, bytes_left: float) -> int:
-    """How many of the leading ranges fit; never all of them, as then the whole would have."""
+    """How many of the leading ranges fit; never all of them, because the whole does not fit."""
     size = 0
     for taken, part in enumerate(ranges):
         size += part.bytes

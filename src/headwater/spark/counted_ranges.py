@@ -1,9 +1,9 @@
-"""Ranges of streams on servers that cannot bound a read: a place is an offset and how many messages after it.
+"""Ranges on servers that cannot end a read at an offset: a place is an offset and a number of messages after it.
 
-The protocol alone has no end for a read and no offset for a single message, so what a batch holds is said by count:
-read from the offset, drop what was read before, take as many as planned. A log does not change, so that is the same
-for ever. The driver has to read once to count, and hands small bodies over to the tasks. Streams that are not JSON have
-no message boundaries in a read; there the count is of bytes, and a span is one row.
+The base protocol has no end of a read and no offset of a single message, so a batch is defined by counts: read from the
+offset, drop the messages that were read before, take as many as planned. Streams are append-only, so this always gives
+the same messages. The driver reads once to count, and passes small bodies to the tasks. Reads of streams that are not
+JSON have no message boundaries; there bytes are counted, and a span is one row.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from headwater.spark.arrow import Messages, from_values, is_json, split_json
-from headwater.spark.errors import DataShorterThanPlanned
+from headwater.spark.arrow import MessageRun, from_values, is_json, split_json
+from headwater.spark.errors import DataShorterThanPlannedError
 from headwater.spark.offsets import Place
-from headwater.spark.planning import Span
-from headwater.spark.protocol import Chunk, Client
+from headwater.spark.protocol import Chunk, StreamsClient
+from headwater.spark.read_tasks import Span
 
 INLINE_BYTES: Final = 1024 * 1024
 _KEPT_BYTES: Final = 64 * 1024 * 1024
 _ROWS_PER_RUN: Final = 20_000
 
 TO_THE_TAIL: Final = -1
-"""As the position of an end: read until the server says that there is no more."""
+"""As the position of an end: read until the server reports the tail."""
 
 
-class Counter:
-    """Reads ahead on the driver, and keeps what it read for the next question."""
+class MessageCounter:
+    """Reads ahead on the driver, and caches what it read for the next batch."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: StreamsClient) -> None:
         self._client = client
         self._kept: OrderedDict[tuple[str, str], Chunk] = OrderedDict()
 
     def advance(self, stream: str, start: Place, rows_max: float, bytes_max: float) -> Place:
-        """How far a batch may go from `start`: at most to the end of one answer of the server."""
+        """The end of a batch that begins at `start`: at most the end of one response of the server."""
         chunk = self._chunk(stream, start)
         sizes = _sizes(chunk)
         done = start.skip
@@ -60,7 +60,7 @@ class Counter:
         return Span(stream, start, end, len(chunk.body) if chunk else 0, bounded=False, inline=inline)
 
     def _chunk(self, stream: str, start: Place) -> Chunk:
-        """The answer at this offset, read anew when all of what is kept was used."""
+        """The response at this offset, read again when the cached one is used up."""
         key = (stream, start.offset)
         kept = self._kept.get(key)
         if kept is not None and start.skip < len(_sizes(kept)):
@@ -73,13 +73,13 @@ class Counter:
         return chunk
 
     def forget(self, stream: str, before: Place) -> None:
-        """What lies before a committed place is not asked for again."""
+        """Drop cached data before a committed place."""
         for key in [key for key in self._kept if key[0] == stream and key[1] != before.offset]:
             del self._kept[key]
 
 
-def read(client: Client, span: Span) -> Iterator[Messages]:
-    """Exactly the planned messages, in runs."""
+def read(client: StreamsClient, span: Span) -> Iterator[MessageRun]:
+    """Read exactly the planned messages."""
     to_the_tail = span.end.position == TO_THE_TAIL
     left = None if to_the_tail else span.end.position - span.start.position
     offset, skip, position = span.start.offset, span.start.skip, span.start.position
@@ -89,9 +89,9 @@ def read(client: Client, span: Span) -> Iterator[Messages]:
             chunk = client.read(span.stream, offset)
         runs = _runs(chunk, skip, left)
         if not to_the_tail and not runs and chunk.next_offset == offset:
-            raise DataShorterThanPlanned(
+            raise DataShorterThanPlannedError(
                 f"Stream {span.stream!r} ends at {offset}, {left} messages before what was planned: it was deleted and"
-                " created again. Begin with a new checkpoint."
+                " created again. Start with a new checkpoint."
             )
         for at, run in enumerate(runs):
             position_after = position + _length(chunk, run)

@@ -1,7 +1,7 @@
-"""What a batch of ranges becomes: spans for tasks, with what is to happen when data is gone; and reading them.
+"""Plan the ranges of a batch as tasks, and read them.
 
-Here the two kinds of servers meet, and the option `onGone`. Invariant: data that is gone is never passed over in
-silence. It fails, or it is a warning and, if asked for, a snapshot row in its place.
+The planner hides the difference between servers that can end a read at an offset and those that cannot, and applies
+`onGone`. Invariant: missing data is an error, or a warning and, with `onGone=bootstrap`, a snapshot row.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Final, TypeVar
 
 import pyarrow as pa
 
-from headwater.spark import bounded, counted
-from headwater.spark.arrow import Layout, Messages
-from headwater.spark.counted import Counter
-from headwater.spark.errors import OffsetGone, StreamMissing, StreamRecreated
+from headwater.spark import bounded_ranges, counted_ranges
+from headwater.spark.arrow import Layout, MessageRun
+from headwater.spark.counted_ranges import MessageCounter
+from headwater.spark.errors import DataGoneError, SourceRecreatedError, StreamMissingError
 from headwater.spark.offsets import START, Place, SplitPlan, are_of_two_streams, at
 from headwater.spark.options import OnGone, SourceOptions
-from headwater.spark.planning import Span, Task, into_tasks
-from headwater.spark.protocol import Client, Head
+from headwater.spark.protocol import Head, StreamsClient
+from headwater.spark.read_tasks import ReadTask, Span, into_tasks
 
 log = logging.getLogger("headwater.spark")
 
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 def ask_each(ask: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """Ask about many streams, several at once: the answers in their order."""
+    """Call `ask` for each item, several at a time; the results are in the order of the items."""
     if len(items) < 2:
         return [ask(item) for item in items]
     with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="headwater-ask") as pool:
@@ -53,16 +53,16 @@ def beginning_of(head: Head, on_gone: OnGone) -> Place:
 
 
 class Planner:
-    """Turns (start, end] of each stream into tasks, on the driver."""
+    """Plans the tasks that read (start, end] of each stream. Runs on the driver."""
 
-    def __init__(self, client: Client, options: SourceOptions, counter: Counter) -> None:
+    def __init__(self, client: StreamsClient, options: SourceOptions, counter: MessageCounter) -> None:
         self._client = client
         self._options = options
         self._counter = counter
 
     def tasks(
         self, starts: Mapping[str, Place], ends: Mapping[str, Place], heads: Mapping[str, Head], plan: SplitPlan
-    ) -> list[Task]:
+    ) -> list[ReadTask]:
         """The tasks that read from `starts` to `ends`. Streams without a start begin at the earliest message."""
         bounds = {stream: heads[stream].bounds_reads for stream in ends}
         begin = {stream: beginning_of(heads[stream], self._options.on_gone) for stream in ends}
@@ -70,7 +70,7 @@ class Planner:
         bounded_ones = [self._forwards(*one, begin[one[0]]) for one in wanted if bounds[one[0]]]
         spans = self._spans([one for one in bounded_ones if one[2].position > one[1].position])
         spans += [self._counter.span(*one) for one in wanted if not bounds[one[0]] and one[1] != one[2]]
-        return into_tasks(spans, plan, lambda span, n: bounded.split(self._client, span, n))
+        return into_tasks(spans, plan, lambda span, n: bounded_ranges.split(self._client, span, n))
 
     @staticmethod
     def _forwards(stream: str, start: Place, end: Place, begin: Place) -> tuple[str, Place, Place]:
@@ -80,32 +80,32 @@ class Planner:
 
     def _spans(self, ranges: list[tuple[str, Place, Place]]) -> list[Span]:
         if self._options.on_gone == "fail":
-            # Nothing to find out beforehand: a task that meets missing data fails, and says so.
-            return [bounded.span(*one) for one in ranges]
+            # No need to check in advance: a task that finds missing data fails with the server's error.
+            return [bounded_ranges.span(*one) for one in ranges]
         return [span for spans in ask_each(lambda one: self._still_there(*one), ranges) for span in spans]
 
     def _still_there(self, stream: str, start: Place, end: Place) -> list[Span]:
         try:
-            bounded.check_retained(self._client, stream, start, end)
-        except StreamRecreated as recreated:
+            bounded_ranges.check_retained(self._client, stream, start, end)
+        except SourceRecreatedError as recreated:
             log.warning("%s What was planned of the old one is skipped.", recreated)
             return []
-        except OffsetGone as gone:
+        except DataGoneError as gone:
             return self._behind(stream, start, end, gone)
-        except StreamMissing as missing:
+        except StreamMissingError as missing:
             if not self._options.waits_for_streams:
                 raise
             log.warning("%s Skipped.", missing)
             return []
-        return [bounded.span(stream, start, end)]
+        return [bounded_ranges.span(stream, start, end)]
 
-    def _behind(self, stream: str, start: Place, end: Place, gone: OffsetGone) -> list[Span]:
-        """What to read instead of data that is gone."""
+    def _behind(self, stream: str, start: Place, end: Place, gone: DataGoneError) -> list[Span]:
+        """The spans to read instead of data that is gone."""
         if self._options.on_gone == "bootstrap":
             offset = self._client.head(stream).snapshot
             if offset is None:
                 raise gone
-            log.warning("%s Going on from the snapshot at %s.", gone, offset)
+            log.warning("%s Continuing after the snapshot at %s.", gone, offset)
             place = at(offset)
             spans = [Span(stream, start, place, 0, bounded=True, snapshot=offset)]
         elif gone.earliest is None or self._options.on_gone == "restart":
@@ -114,22 +114,22 @@ class Planner:
             log.warning("%s Skipped to %s.", gone, gone.earliest)
             place = at(gone.earliest)
             spans = []
-        return [*spans, bounded.span(stream, place, end)] if place.position < end.position else spans
+        return [*spans, bounded_ranges.span(stream, place, end)] if place.position < end.position else spans
 
 
-def read_batches(client: Client, layout: Layout, spans: Iterable[Span]) -> Iterator[pa.RecordBatch]:
-    """The rows of a task, in order."""
+def read_batches(client: StreamsClient, layout: Layout, spans: Iterable[Span]) -> Iterator[pa.RecordBatch]:
+    """Read the spans of a task, in order."""
     for span in spans:
         for messages in _read(client, span):
             if len(messages):
                 yield layout.batch(messages)
 
 
-def _read(client: Client, span: Span) -> Iterator[Messages]:
+def _read(client: StreamsClient, span: Span) -> Iterator[MessageRun]:
     if span.snapshot is not None:
         chunk = client.snapshot(span.stream, span.snapshot)
         stored = pa.array([chunk.body], pa.binary())
-        yield Messages(
+        yield MessageRun(
             span.stream,
             chunk.content_type,
             stored,
@@ -139,6 +139,6 @@ def _read(client: Client, span: Span) -> Iterator[Messages]:
             snapshot=True,
         )
     elif span.bounded:
-        yield from bounded.read(client, span)
+        yield from bounded_ranges.read(client, span)
     else:
-        yield from counted.read(client, span)
+        yield from counted_ranges.read(client, span)
