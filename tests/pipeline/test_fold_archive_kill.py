@@ -140,7 +140,7 @@ def killed_and_finished(
             wait_until(done, what=what, limit_s=FINISH_TIMEOUT_S, every_s=0.5)
         finally:
             driver.kill()
-        judge(bucket, feeder, what)
+        judge(bucket, feeder.sent, what)
     return bucket, feeder, what
 
 
@@ -148,9 +148,9 @@ def _batches(places: Path) -> set[str]:
     return {path.name for path in (places / "offsets").glob("[0-9]*")} if places.exists() else set()
 
 
-def judge(bucket: Bucket, feeder: Feeder, what: str) -> None:
+def judge(bucket: Bucket, sent: dict[str, list[dict[str, Any]]], what: str) -> None:
     """Whatever was done to them, clients see the whole state."""
-    for name, events in feeder.sent.items():
+    for name, events in sent.items():
         state = FoldState().apply_all(json.dumps(one, separators=(",", ":")).encode() for one in events)
         mine = {key: json.loads(entry.value) for key, entry in bucket.bootstrapped(name).entries.items()}
         assert mine == {key: json.loads(entry.value) for key, entry in state.entries.items()}, f"{name}; {what}"

@@ -167,10 +167,10 @@ def _stopped(server: Server, request: bytes) -> socket.socket:
     return connection
 
 
-def idle_connections(count: int, rounds: int = ROUNDS) -> dict[str, Any]:
+def idle_connections(count: int, rounds: int = ROUNDS, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
     """Connections that sent one request and then stay open."""
     settings: dict[str, Any] = {"DS_SERVER__IDLE_TIMEOUT_SECS": "3600", "DS_SERVER__MAX_CONNECTIONS": str(count + 100)}
-    with serve(**settings) as quiet, serve(**settings) as server:
+    with serve(**settings) as quiet, serve(program=program, **settings) as server:
         before = rss_mib(server)
         crowd: list[socket.socket] = []
         try:

@@ -18,6 +18,7 @@ from headwater.engine.engine import Engine
 from headwater.engine.memory import MemoryReturn
 from headwater.http.connection import Connection
 from tests.model.broken import BROKEN
+from tests.pressure.metered import stalls_on_heads
 
 
 def _model_fault(way: str) -> Callable[[], None]:
@@ -138,6 +139,18 @@ def keeps_freed_memory() -> None:
     MemoryReturn.check = nothing  # type: ignore[method-assign]
 
 
+def keeps_something_for_every_connection() -> None:
+    """Each connection costs 100 kB as long as the process lives."""
+    made = Connection.connection_made
+    kept: list[bytearray] = []
+
+    def costly(self: Connection, *args: Any) -> None:
+        kept.append(bytearray(os.urandom(100_000)))
+        made(self, *args)
+
+    Connection.connection_made = costly  # type: ignore[assignment,method-assign]
+
+
 def buffers_for_silent_readers() -> None:
     """A full socket does not stop the server from writing."""
 
@@ -153,6 +166,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     "leaks_with_every_append": leaks_with_every_append,
     "slows_with_every_append": slows_with_every_append,
     "keeps_freed_memory": keeps_freed_memory,
+    "keeps_something_for_every_connection": keeps_something_for_every_connection,
+    "stalls_on_heads": stalls_on_heads,
     "buffers_for_silent_readers": buffers_for_silent_readers,
 }
 

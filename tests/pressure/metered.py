@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from asyncio import events
@@ -133,7 +134,25 @@ def stalls_on_heads() -> None:
     Connection.data_received = slow  # type: ignore[method-assign]
 
 
-FAULTS = {"stalls_on_heads": stalls_on_heads}
+def blocks_on_heads() -> None:
+    """Every HEAD waits for the disk: two syncs and a read of two mebibytes, which take hardly any CPU time."""
+    from headwater.http.connection import Connection
+
+    receive = Connection.data_received
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - for the life of the process
+    file.truncate(2 * 1024 * 1024)
+
+    def blocking(self: Connection, data: bytes) -> None:
+        if data.startswith(b"HEAD "):
+            os.pread(file.fileno(), 2 * 1024 * 1024, 0)
+            os.fsync(file.fileno())
+            os.fsync(file.fileno())
+        receive(self, data)
+
+    Connection.data_received = blocking  # type: ignore[method-assign]
+
+
+FAULTS = {"stalls_on_heads": stalls_on_heads, "blocks_on_heads": blocks_on_heads}
 
 
 if __name__ == "__main__":

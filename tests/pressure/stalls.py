@@ -49,10 +49,10 @@ class Probe:
         return found
 
 
-def wall_of(operation: Operation, share: float) -> dict[str, Any]:
+def wall_of(operation: Operation, share: float, program: tuple[str, ...] = ("headwater",)) -> dict[str, Any]:
     """What another client sees while the operation runs."""
     settings: dict[str, Any] = {"DS_STORAGE__MODE": operation.mode, **operation.settings}
-    with serve(**settings) as server:
+    with serve(program=program, **settings) as server:
         load = Load(server, share)
         operation.prepare(load)
         time.sleep(0.3)

@@ -79,5 +79,15 @@ def test_a_server_whose_memory_silent_readers_keep_is_noticed(fault: str, monkey
 
 
 def test_idle_connections_cost_a_few_kilobytes_each(long: bool) -> None:
-    found = crowds.idle_connections(10_000 if long else 500, rounds=50)
+    judge_idle_connections(10_000 if long else 500, ("headwater",))
+
+
+def test_a_server_whose_connections_cost_much_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "RETURN_S", 1.0)
+    with pytest.raises(AssertionError):
+        judge_idle_connections(500, ("tests.pressure.faults", "keeps_something_for_every_connection"))
+
+
+def judge_idle_connections(count: int, program: tuple[str, ...]) -> None:
+    found = crowds.idle_connections(count, rounds=50, program=program)
     assert found["kib_per_connection"] < 40.0, found

@@ -41,6 +41,17 @@ def test_the_meter_shows_a_request_that_holds_the_loop() -> None:
     assert "_read_ready" in worst.callback
 
 
+def test_the_meter_shows_a_request_that_waits_for_the_disk() -> None:
+    worst = cpu_of([Operation("head", "a HEAD that reads and syncs", heads)], fault="blocks_on_heads")["head"]
+    assert worst.syncs > SYNCS_MAX
+    assert worst.read_bytes > READ_MAX
+
+
+def test_the_probe_shows_a_request_that_holds_the_loop() -> None:
+    found = wall_of(Operation("head", "a HEAD that computes", heads), 1.0, ("tests.pressure.faults", "stalls_on_heads"))
+    assert found["worst_ms"] > STALL_MAX_MS, found
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("operation", JUDGED_AT_FULL_SIZE, ids=lambda operation: str(operation.name))
