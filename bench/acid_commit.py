@@ -89,7 +89,7 @@ class Shards:
         with environment.begin(write=True) as txn:
             for record in records:
                 key = record.id.to_bytes(8, "big")
-                position = record.position if isinstance(record, Append) else 0
+                position = record.byte_position if isinstance(record, Append) else 0
                 txn.put(key + position.to_bytes(8, "big"), record.payload, db=data)
                 txn.put(key, encode_record(record)[:60], db=state)
 
@@ -125,7 +125,7 @@ def batches(connections: int, streams: int, rounds: int) -> list[list[Committed]
         batch = []
         for _ in range(connections):
             stream = random.choice(everyone)
-            record = Append(stream.id, 0, stream.index, stream.position, PAYLOAD, (len(PAYLOAD),), "producer", 0, 0)
+            record = Append(stream.id, 0, stream.message_index, stream.byte_position, PAYLOAD, (len(PAYLOAD),), "producer", 0, 0)
             catalog.apply(record)
             batch.append(Committed(record))
         made.append(batch)

@@ -29,13 +29,13 @@ def create(stream_id: int, name: str, payload: bytes = b"", **more: object) -> C
 
 
 def fork(stream_id: int, name: str, source: StreamState, payload: bytes = b"") -> Create:
-    point = ForkPoint(source.id, source.name, source.index, source.position)
+    point = ForkPoint(source.id, source.name, source.message_index, source.byte_position)
     return create(stream_id, name, payload, fork=point)
 
 
 def append(stream: StreamState, payload: bytes, **more: object) -> Append:
     at_ms = T0 + 5
-    return Append(stream.id, at_ms, stream.index, stream.position, payload, (len(payload),), **more)  # type: ignore[arg-type]
+    return Append(stream.id, at_ms, stream.message_index, stream.byte_position, payload, (len(payload),), **more)  # type: ignore[arg-type]
 
 
 def producers_of(stream: StreamState) -> dict[str, tuple[int, int]]:

@@ -48,7 +48,7 @@ def build(first: Plan, forks: list[Plan]) -> Catalog[StreamState]:
         if made:
             source = made[plan.source % len(made)]
             retained = source.retained_index
-            base = max(retained, min(plan.at, source.index))
+            base = max(retained, min(plan.at, source.message_index))
             fork = ForkPoint(source.id, source.name, base, base * SIZE)
         payload = bytes(SIZE * plan.own)
         catalog.apply(
@@ -90,9 +90,9 @@ def test_what_anybody_can_read_lies_at_or_after_the_floor(first: Plan, forks: li
     assert found.keys() == catalog.by_id.keys()
     for reader in catalog:
         if not reader.deleted:
-            for index in range(reader.retained_index, reader.index):
+            for index in range(reader.retained_index, reader.message_index):
                 owner = read_from(catalog, reader, index)
-                assert own_start(owner, found[owner.id]).index <= index
+                assert own_start(owner, found[owner.id]).message_index <= index
 
 
 @given(st.builds(Plan, st.just(0), st.just(0), st.integers(0, 12), st.integers(0, 12), st.just(False)))
@@ -105,4 +105,4 @@ def test_a_deleted_source_keeps_only_what_its_fork_reads() -> None:
     catalog = build(Plan(0, 0, 10, 0, deleted=True), [Plan(0, 6, 2, 4, deleted=False)])
     source = catalog.by_id[1]
     assert source.deleted
-    assert own_start(source, floors(catalog)[1]).index == 4
+    assert own_start(source, floors(catalog)[1]).message_index == 4

@@ -24,14 +24,14 @@ def test_every_offset_survives_its_token(offset: Offset) -> None:
 
 @given(offsets, parts)
 def test_a_token_of_three_parts_names_the_incarnation(offset: Offset, incarnation: int) -> None:
-    text = spell(offset.index, offset.position, incarnation)
+    text = spell(offset.message_index, offset.byte_position, incarnation)
     assert text == f"{offset}_{incarnation:016x}"
     assert parse_token(text) == OffsetToken(offset, incarnation)
 
 
 @given(offsets, offsets, parts)
 def test_tokens_of_three_parts_sort_with_those_of_two(a: Offset, b: Offset, incarnation: int) -> None:
-    new = spell(b.index, b.position, incarnation)
+    new = spell(b.message_index, b.byte_position, incarnation)
     assert (str(a) < new) == (a <= b)
     assert (new < str(a)) == (b < a)
 
@@ -62,7 +62,7 @@ def test_tokens_sort_as_their_places_do(a: Offset, b: Offset) -> None:
 @given(parts, parts)
 def test_what_lies_further_on_has_a_greater_token(index: int, position: int) -> None:
     here = Offset(index // 2, position // 2)
-    assert str(here) < str(Offset(here.index + 1, here.position + 1))
+    assert str(here) < str(Offset(here.message_index + 1, here.byte_position + 1))
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_a_json_batch_is_all_or_nothing() -> None:
     writer = Writer(JSON)
     with pytest.raises(InvalidJson):
         writer.append(b"[1,22,oops]", JSON)
-    assert writer.stream.index == 0
+    assert writer.stream.message_index == 0
 
 
 def test_an_empty_body_is_refused_unless_it_closes() -> None:
@@ -482,7 +482,7 @@ def test_a_refusal_changes_nothing_and_an_acceptance_only_what_it_says(
             assert writer.stream.image() == before
         else:
             assert not before.closed
-            assert writer.stream.index == before.index + len(decision.lengths)
-            assert writer.stream.position == before.position + len(decision.payload)
+            assert writer.stream.message_index == before.message_index + len(decision.lengths)
+            assert writer.stream.byte_position == before.byte_position + len(decision.payload)
             assert writer.stream.closed is close
             assert sum(decision.lengths) == len(decision.payload)

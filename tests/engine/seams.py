@@ -225,16 +225,16 @@ class WatchedStorage:
 
     def _note(self, record: Record) -> None:
         if type(record) is Create:
-            base = record.fork.index if record.fork is not None else 0
+            base = record.fork.message_index if record.fork is not None else 0
             self.durable[record.id] = Durable(record.name, base + len(record.lengths), record.closed)
         elif type(record) is Append:
             state = self.durable[record.id]
-            state.index = record.index + len(record.lengths)
+            state.index = record.message_index + len(record.lengths)
             state.closed = state.closed or record.close
         elif type(record) is Delete:
             self.durable[record.id].deleted = True
         elif type(record) is Image:
-            self.durable[record.id] = Durable(record.name, record.index, record.closed)
+            self.durable[record.id] = Durable(record.name, record.message_index, record.closed)
             self.durable[record.id].deleted = record.deleted
 
 

@@ -225,7 +225,7 @@ def test_all_streams_together_have_a_limit_and_ending_gives_back(disk: bool, end
         rig.scheduler.advance(2001)
     rig.scheduler.settle()
     assert rig.engine.total_bytes == 0
-    assert rig.there("b", b"56").position == 2
+    assert rig.there("b", b"56").byte_position == 2
 
 
 def test_a_fork_counts_only_what_is_its_own() -> None:

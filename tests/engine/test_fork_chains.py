@@ -123,7 +123,7 @@ def test_forks_at_any_point_read_what_their_sources_had(seed: int) -> None:
             assert reader.lengths(chunk) == [len(each) for each in expected[index:]]
             position += len(body)
         ends = list(reader.splits(stream, Offset(0, 0), stream.tail, 5))
-        assert [end.index for end in ends] == sorted({end.index for end in ends})
+        assert [end.message_index for end in ends] == sorted({end.message_index for end in ends})
         assert not expected or ends[-1] == stream.tail
 
 
@@ -159,7 +159,7 @@ def test_splits_of_a_large_range_take_several_turns_of_the_loop(monkeypatch: pyt
         assert answers == []
         rig.scheduler.tick()
     rig.scheduler.settle()
-    assert [end.index for end in answers[0]] == list(range(5, 51, 5))
+    assert [end.message_index for end in answers[0]] == list(range(5, 51, 5))
 
 
 @pytest.mark.parametrize("ending", ["deleted", "trimmed", "damaged"])

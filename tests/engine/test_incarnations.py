@@ -69,8 +69,8 @@ def test_a_fork_accepts_the_offsets_of_its_source_up_to_the_fork_point(rig: Rig)
     fork = fork_of(rig, "fork", source, Offset(2, 6))
     rig.post("fork", b"drei!")
     for place in (ZERO, Offset(1, 3), Offset(2, 6)):
-        assert resolve(rig, fork, spell(place.index, place.position, source.id)) == place
-        assert resolve(rig, fork, spell(place.index, place.position, fork.id)) == place
+        assert resolve(rig, fork, spell(place.message_index, place.byte_position, source.id)) == place
+        assert resolve(rig, fork, spell(place.message_index, place.byte_position, fork.id)) == place
     assert resolve(rig, fork, token(fork, 3, 11)) == Offset(3, 11)
     with pytest.raises(InvalidOffset, match="lies after the point where"):
         resolve(rig, fork, token(source, 3, 11))

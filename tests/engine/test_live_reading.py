@@ -146,7 +146,7 @@ def test_no_interleaving_of_writers_readers_and_the_disk_loses_anything(order: t
     rig.scheduler.settle()
     assert readers[1].data == b"xx"
     assert b"xx".endswith(readers[0].data)
-    assert all(reader.at.index == 2 for reader in readers)
+    assert all(reader.at.message_index == 2 for reader in readers)
 
 
 @MODES

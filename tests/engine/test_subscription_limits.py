@@ -75,7 +75,7 @@ def test_streams_beyond_the_limit_are_linked_when_there_is_room_and_lose_nothing
     world.scheduler.advance(1_000)
     world.settle()
     assert set(subscription.pending) == {"events/2", "events/3"}
-    assert subscription.links["events/3"].acked.index == 0, "from its beginning"
+    assert subscription.links["events/3"].acked.message_index == 0, "from its beginning"
     assert not world.subscriptions.get("s").is_incomplete
 
 
@@ -118,7 +118,7 @@ def test_cursors_that_are_saved_are_restored_beyond_a_limit_that_was_lowered() -
     world._make = partial(Subscriptions, limits=SubscriptionLimits(max_links=1, max_subscriptions=1))
     world.open()
     world.settle()
-    assert {link.acked.index for link in world.alive["s"].links.values()} == {1}
+    assert {link.acked.message_index for link in world.alive["s"].links.values()} == {1}
     assert len(world.alive["s"].links) == 3
 
 

@@ -155,7 +155,7 @@ def test_however_a_text_is_cut_it_arrives_whole(text: str, data: st.DataObject) 
     ends = [event.end for event in events(TEXT, pieces)]
     boundaries = {Offset(at, len(b"".join(pieces[:at]))) for at in range(len(pieces) + 1)}
     assert set(ends) <= boundaries, "a reader that resumes there must find a message boundary"
-    assert ends[-1].position == len(body)
+    assert ends[-1].byte_position == len(body)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20), st.data())
@@ -170,7 +170,7 @@ def test_live_the_rest_of_a_character_is_waited_for_and_no_longer(text: str, dat
         start = Offset(at, len(b"".join(pieces[:at])))
         found = events_of(TEXT, b"".join(waiting), [len(piece) for piece in waiting], start, hold=True)
         received += "".join(data for event in found for _, data in parse_events(event.payload))
-        at = found[-1].end.index if found else at
+        at = found[-1].end.message_index if found else at
         so_far = b"".join(pieces[:count])
         ends_whole = so_far.decode("utf-8", "ignore").encode() == so_far
         if ends_whole:
@@ -207,18 +207,18 @@ def test_a_byte_that_begins_no_character_is_no_reason_to_wait(byte: int) -> None
 def test_half_a_character_that_the_next_message_cannot_complete_is_sent_as_it_is(next_message: bytes) -> None:
     found = events(TEXT, [b"\xe2", next_message, b"end"], hold=True)
     assert found[0] == SseEvent(b"event: data\ndata:\xe2\n\n", Offset(1, 1))
-    assert found[-1].end.index == 3
+    assert found[-1].end.message_index == 3
 
 
 def test_many_half_characters_cost_one_event_each() -> None:
     """Eighty thousand one-byte messages used to be joined again and again."""
     found = events(TEXT, [b"\xe2"] * 2000, hold=True)
-    assert [event.end.index for event in found] == list(range(1, 2000))
+    assert [event.end.message_index for event in found] == list(range(1, 2000))
 
 
 def test_text_of_another_charset_is_never_held_back() -> None:
     latin = content_type_of("text/plain; charset=ISO-8859-1")
-    assert [event.end.index for event in events(latin, [b"caf\xe9"], hold=True)] == [1]
+    assert [event.end.message_index for event in events(latin, [b"caf\xe9"], hold=True)] == [1]
     for charset in ("utf-8", '"UTF-8"', "utf8"):
         assert events(content_type_of(f"text/plain; charset={charset}"), [b"caf\xe9"], hold=True) == []
 
@@ -268,7 +268,7 @@ def test_json_arrives_as_the_values_that_it_is(values: list[str]) -> None:
 def test_bytes_go_as_base64_message_by_message(messages: list[bytes], hold: bool) -> None:
     found = events(BYTES, messages, hold=hold)
     assert [b64decode(data, validate=True) for event in found for _, data in parse_events(event.payload)] == messages
-    assert [event.end.index for event in found] == list(range(1, len(messages) + 1))
+    assert [event.end.message_index for event in found] == list(range(1, len(messages) + 1))
 
 
 # -- control events

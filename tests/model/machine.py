@@ -103,15 +103,15 @@ class ProtocolMachine(RuleBasedStateMachine):
             life = self.unborn[record.name].popleft()
             self.lives[record.id], self.ids[life] = life, record.id
             self.model.reached[life] = (
-                (record.fork.index if record.fork is not None else 0) + len(record.lengths),
+                (record.fork.message_index if record.fork is not None else 0) + len(record.lengths),
                 record.closed,
             )
             self.model.by_name[record.name] = life
         elif type(record) is Append:
             life = self.lives[record.id]
-            assert str(Offset(record.index, record.position)) == life.token(record.index)
+            assert str(Offset(record.message_index, record.byte_position)) == life.token(record.message_index)
             reached = self.model.reached[life]
-            self.model.reached[life] = (record.index + len(record.lengths), reached[1] or record.close)
+            self.model.reached[life] = (record.message_index + len(record.lengths), reached[1] or record.close)
         elif type(record) is Delete:
             for stream_id in removed:
                 gone = self.lives[stream_id]
@@ -373,7 +373,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         data = b"".join(reader.buffers(chunk))
         lengths = reader.lengths(chunk)
         assert chunk.length == len(data) == sum(lengths)
-        assert len(lengths) == chunk.end.index - chunk.start.index
+        assert len(lengths) == chunk.end.message_index - chunk.start.message_index
         assert b"".join(reader.slices(chunk)) == data
         body = b"[" + data[:-1] + b"]" if stream.type.json else data
         facts = {"next": str(chunk.end), "up_to_date": chunk.up_to_date, "closed": chunk.closed, "body": body}

@@ -192,8 +192,8 @@ class SubscriptionMachine(RuleBasedStateMachine):
         before = link.acked
         offset = {
             "back": str(ZERO),
-            "beyond": str(Offset(link.tail.index + 1, link.tail.position + 1)),
-            "between": str(Offset(link.tail.index, link.tail.position + 1)),
+            "beyond": str(Offset(link.tail.message_index + 1, link.tail.byte_position + 1)),
+            "between": str(Offset(link.tail.message_index, link.tail.byte_position + 1)),
             "words": "now",
         }.get(wrong, str(link.tail))
         stream = "not/linked" if wrong == "stranger" else link.name
@@ -500,7 +500,7 @@ class SubscriptionMachine(RuleBasedStateMachine):
         return {
             name
             for name, link in subscription.links.items()
-            if link.stream is not None and link.stream.durable_index > link.acked.index
+            if link.stream is not None and link.stream.durable_index > link.acked.message_index
         }
 
     def _of_kind(self, kind: str) -> list[str]:
@@ -511,11 +511,11 @@ def _ack_of(link: Link, share: int) -> Ack:
     """An ack of a part of what is there, at a boundary."""
     assert link.stream is not None
     tail, cursor = link.tail, link.acked
-    if share == 3 or tail.index == cursor.index:
+    if share == 3 or tail.message_index == cursor.message_index:
         return Ack(link.name, str(tail))
     if share == 0:
         return Ack(link.name, str(cursor))
-    index = cursor.index + 1
+    index = cursor.message_index + 1
     position = link.subscription.owner._engine.reader.boundary(link.stream, index)  # type: ignore[attr-defined]
     return Ack(link.name, str(Offset(index, position)))
 

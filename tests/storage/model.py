@@ -68,7 +68,7 @@ class Model:
     def apply(self, record: Record) -> None:
         if isinstance(record, Create):
             fork = record.fork
-            base = (fork.index, fork.position) if fork is not None else (0, 0)
+            base = (fork.message_index, fork.byte_position) if fork is not None else (0, 0)
             self.streams[record.id] = ModelStream(
                 record.name,
                 record.content_type,
@@ -83,7 +83,7 @@ class Model:
             )
         elif isinstance(record, Append):
             stream = self.streams[record.id]
-            assert stream.end == (record.index, record.position)
+            assert stream.end == (record.message_index, record.byte_position)
             stream.messages += split(record.payload, record.lengths)
             stream.accessed_ms = stream.written_ms = record.at_ms
             if record.producer_id is not None:
@@ -100,10 +100,10 @@ class Model:
             stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
         elif isinstance(record, Retain):
             stream = self.streams[record.id]
-            while stream.start[0] < record.index:
+            while stream.start[0] < record.message_index:
                 index, position = stream.start
                 stream.start = (index + 1, position + len(stream.messages.pop(0)))
-            assert stream.start == (record.index, record.position)
+            assert stream.start == (record.message_index, record.byte_position)
         elif isinstance(record, Document):
             if record.value is None:
                 self.documents.pop(record.key, None)
@@ -148,7 +148,7 @@ def model_of(catalog: Catalog[StreamState], storage: Storage) -> Model:
             base=base,
             start=start,
             fork_of=stream.fork.source_id if stream.fork is not None else None,
-            messages=read_messages(storage, stream.id, start, (stream.index, stream.position)),
+            messages=read_messages(storage, stream.id, start, (stream.message_index, stream.byte_position)),
             accessed_ms=stream.accessed_ms,
             written_ms=stream.written_ms,
             closed=stream.closed,

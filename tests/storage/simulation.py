@@ -473,7 +473,7 @@ class Simulation:
         self._names += 1
         if stream.closed:
             life.append(stream.name, b"")
-        life.fork(f"f{self._names}", stream.name, stream.index, stream.position)
+        life.fork(f"f{self._names}", stream.name, stream.message_index, stream.byte_position)
 
     def _retain(self, life: Life, stream: StreamState) -> None:
         known = life.model.streams.get(stream.id)

@@ -48,15 +48,17 @@ def fill(mode: str, directory: Path, seed: int) -> None:
         driver.append(stream, messages, producer=producer, stream_seq=f"{number:05}" if number % 5 == 0 else None)
         if number % 40 == 39:
             source = dice.choice([each for each in streams if not each.deleted])
-            point = ForkPoint(source.id, source.name, source.index, source.position)
+            point = ForkPoint(source.id, source.name, source.message_index, source.byte_position)
             streams.append(driver.create(f"fork{number}", [b"own"], fork=point))
         if number % 7 == 0:
             driver.commit()
     driver.append(streams[0], [b"last"], producer=("closer", 2, 0), close=True)
-    driver.create("heir", [b"own"], fork=ForkPoint(streams[1].id, "s1", streams[1].index, streams[1].position))
+    driver.create(
+        "heir", [b"own"], fork=ForkPoint(streams[1].id, "s1", streams[1].message_index, streams[1].byte_position)
+    )
     driver.delete(streams[1])
     driver.delete(streams[2])
-    retained = next(stream for stream in streams[3:6] if stream.index > 3)
+    retained = next(stream for stream in streams[3:6] if stream.message_index > 3)
     boundary = store.boundary(retained.id, 3)
     assert boundary is not None
     driver.commit()
@@ -132,7 +134,9 @@ def test_what_forks_share_is_kept_once(tmp_path: Path) -> None:
     driver.recover(store)
     source = driver.create("source", [b"x" * 1000] * 100)
     for number in range(20):
-        driver.create(f"fork{number}", fork=ForkPoint(source.id, source.name, source.index, source.position))
+        driver.create(
+            f"fork{number}", fork=ForkPoint(source.id, source.name, source.message_index, source.byte_position)
+        )
     driver.delete(source)
     driver.commit()
     store.close()

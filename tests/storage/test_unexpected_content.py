@@ -30,7 +30,7 @@ def start(mode: str, directory: Path) -> Catalog[StreamState]:
             catalog.apply(record)
         store.blobs.ids()
         for stream in catalog:
-            store.storage.read(stream.id, 0, stream.position)
+            store.storage.read(stream.id, 0, stream.byte_position)
         return catalog
     finally:
         store.storage.close()
@@ -95,14 +95,14 @@ DIRECTORIES: dict[str, Callable[[Path], object]] = {"missing": shutil.rmtree, "a
 
 def outcome(mode: str, directory: Path) -> tuple[dict[str, int], StorageError | None]:
     try:
-        return {stream.name: stream.position for stream in start(mode, directory)}, None
+        return {stream.name: stream.byte_position for stream in start(mode, directory)}, None
     except StorageError as error:
         return {}, error
 
 
 def test_a_start_succeeds_or_says_in_a_sentence_what_is_wrong(made: tuple[str, Path], tmp_path: Path) -> None:
     mode, directory = made
-    expected = {stream.name: stream.position for stream in start(mode, directory)}
+    expected = {stream.name: stream.byte_position for stream in start(mode, directory)}
     assert expected["s1"] >= 20 * len(BODY)
     for path in sorted(directory.rglob("*")):
         for kind, spoil in (DIRECTORIES if path.is_dir() else FILES).items():

@@ -34,13 +34,14 @@ content_type_of = lru_cache(maxsize=1024)(ContentType)
 
 
 class StreamState:
-    """One incarnation of a stream. `index` and `position` are its tail."""
+    """One incarnation of a stream. `message_index` and `byte_position` are its tail."""
 
     __slots__ = (
         "accessed_ms",
         "ages",
         "base_index",
         "base_position",
+        "byte_position",
         "children",
         "closed",
         "closed_by",
@@ -49,10 +50,9 @@ class StreamState:
         "expires_at_ms",
         "fork",
         "id",
-        "index",
+        "message_index",
         "mortal",
         "name",
-        "position",
         "producers",
         "retained_index",
         "retained_position",
@@ -74,10 +74,10 @@ class StreamState:
         self.mortal: Final = image.ttl_secs is not None or image.expires_at_ms is not None
         self.fork: Final[ForkPoint | None] = image.fork
         # Where the stream's own data begins: after what a fork shares with its source.
-        self.base_index: Final = image.fork.index if image.fork is not None else 0
-        self.base_position: Final = image.fork.position if image.fork is not None else 0
-        self.index = image.index
-        self.position = image.position
+        self.base_index: Final = image.fork.message_index if image.fork is not None else 0
+        self.base_position: Final = image.fork.byte_position if image.fork is not None else 0
+        self.message_index = image.message_index
+        self.byte_position = image.byte_position
         self.accessed_ms = image.accessed_ms
         self.written_ms = image.written_ms
         self.closed = image.closed
@@ -94,7 +94,7 @@ class StreamState:
 
     @property
     def tail(self) -> Offset:
-        return Offset(self.index, self.position)
+        return Offset(self.message_index, self.byte_position)
 
     @property
     def retained(self) -> Offset:
@@ -120,8 +120,8 @@ class StreamState:
             self.type.header,
             self.ttl_secs,
             self.expires_at_ms,
-            self.index,
-            self.position,
+            self.message_index,
+            self.byte_position,
             self.accessed_ms,
             self.written_ms,
             self.closed,
@@ -182,12 +182,14 @@ class Catalog(Generic[StreamT]):
         return ()
 
     def apply_append(self, stream: StreamState, record: Append) -> None:
-        if record.index != stream.index or record.position != stream.position:
-            raise AssertionError(f"append at {record.index}_{record.position} to {stream.name!r} at {stream.tail}")
+        if record.message_index != stream.message_index or record.byte_position != stream.byte_position:
+            raise AssertionError(
+                f"append at {record.message_index}_{record.byte_position} to {stream.name!r} at {stream.tail}"
+            )
         if stream.ages is not None:
-            stream.ages.note(record.at_ms, stream.written_ms, stream.index, stream.position)
-        stream.index += len(record.lengths)
-        stream.position += len(record.payload)
+            stream.ages.note(record.at_ms, stream.written_ms, stream.message_index, stream.byte_position)
+        stream.message_index += len(record.lengths)
+        stream.byte_position += len(record.payload)
         stream.accessed_ms = stream.written_ms = record.at_ms
         if record.producer_id is not None:
             if stream.producers is None:
@@ -203,8 +205,8 @@ class Catalog(Generic[StreamT]):
 
     def _create(self, record: Create) -> None:
         fork = record.fork
-        index = (fork.index if fork is not None else 0) + len(record.lengths)
-        position = (fork.position if fork is not None else 0) + len(record.payload)
+        index = (fork.message_index if fork is not None else 0) + len(record.lengths)
+        position = (fork.byte_position if fork is not None else 0) + len(record.payload)
         self._install(
             Image(
                 record.id,
@@ -228,18 +230,20 @@ class Catalog(Generic[StreamT]):
         )
 
     def _retain(self, stream: StreamState, record: Retain) -> None:
-        stream.retained_index = record.index
-        stream.retained_position = record.position
+        stream.retained_index = record.message_index
+        stream.retained_position = record.byte_position
         if record.snapshot is not None:
             stream.snapshot = record.snapshot
             stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
-        elif stream.snapshot is not None and stream.snapshot.index < record.index:
+        elif stream.snapshot is not None and stream.snapshot.message_index < record.message_index:
             # There is now a gap between the snapshot and what is retained, so it must not be served.
             stream.snapshot = None
         if record.tracks_age and stream.ages is None:
-            stream.ages = AgeMarks(AgeIndex(STEP_MIN_MS, ((stream.written_ms, stream.index, stream.position),)))
+            stream.ages = AgeMarks(
+                AgeIndex(STEP_MIN_MS, ((stream.written_ms, stream.message_index, stream.byte_position),))
+            )
         if stream.ages is not None:
-            stream.ages.forget(record.index)
+            stream.ages.forget(record.message_index)
 
     def _install(self, image: Image) -> None:
         stream = self._make_stream(image)

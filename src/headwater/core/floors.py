@@ -29,7 +29,7 @@ def floors(streams: Iterable[StreamState]) -> dict[int, Offset]:
         in_order.extend(forks.get(stream.id, ()))
     for stream in reversed(in_order):
         for fork in forks.get(stream.id, ()):
-            if found[fork.id].index < fork.base_index:
+            if found[fork.id].message_index < fork.base_index:
                 found[stream.id] = min(found[stream.id], found[fork.id])
     return found
 

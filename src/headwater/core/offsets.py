@@ -21,13 +21,13 @@ _TOKEN: Final = re.compile(r"([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?",
 
 @dataclass(frozen=True, slots=True, order=True)
 class Offset:
-    """A place in a stream: ``index`` messages and ``position`` stored bytes lie before it."""
+    """A place in a stream: ``message_index`` messages and ``byte_position`` stored bytes lie before it."""
 
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
 
     def __str__(self) -> str:
-        return f"{self.index:016x}_{self.position:016x}"
+        return f"{self.message_index:016x}_{self.byte_position:016x}"
 
 
 ZERO: Final = Offset(0, 0)

@@ -15,12 +15,12 @@ from headwater.core.producers import ProducerState
 
 
 class ForkPoint(msgspec.Struct, frozen=True, array_like=True):
-    """Where a fork parts from its source. The fork's own data begins at (index, position)."""
+    """Where a fork parts from its source. The fork's own data begins at (message_index, byte_position)."""
 
     source_id: int
     source_name: str
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
     asked_offset: str | None = None
     asked_sub_offset: int = 0
 
@@ -28,8 +28,8 @@ class ForkPoint(msgspec.Struct, frozen=True, array_like=True):
 class SnapshotRef(msgspec.Struct, frozen=True, array_like=True):
     """The latest snapshot of a stream: what it covers, and where its bytes are kept."""
 
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
     content_type: str
     blob_id: int
     size: int
@@ -45,7 +45,7 @@ class RetentionPolicy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AgeIndex(msgspec.Struct, frozen=True, array_like=True):
-    """Marks of when messages were appended: those before (index, position) at that millisecond or earlier."""
+    """Marks (millisecond, message_index, byte_position): messages before it were appended at that time or earlier."""
 
     step_ms: int
     marks: tuple[tuple[int, int, int], ...] = ()
@@ -72,15 +72,15 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag="append"):
-    """Messages added at (index, position), with the producer and the closure of the same request.
+    """Messages added at (message_index, byte_position), with the producer and the closure of the same request.
 
     An append without messages is a plain close.
     """
 
     id: int
     at_ms: int
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
     payload: bytes
     lengths: tuple[int, ...]
     producer_id: str | None = None
@@ -112,8 +112,8 @@ class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
 
     id: int
     at_ms: int
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
     snapshot: SnapshotRef | None = None
     tracks_age: bool = False
     """From now on the stream records when its messages were appended."""
@@ -135,8 +135,8 @@ class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     content_type: str
     ttl_secs: int | None
     expires_at_ms: int | None
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
     accessed_ms: int
     written_ms: int
     closed: bool = False

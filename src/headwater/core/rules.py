@@ -109,7 +109,7 @@ def decide_fork(
 ) -> Create:
     """The record of a fork: its source's type, and its expiry unless the request brings one; none of its writers."""
     check_new_name(request.name)
-    check_retained(source.id, Offset(point.index, point.position), source.retained)
+    check_retained(source.id, Offset(point.message_index, point.byte_position), source.retained)
     if source.snapshot is not None and source.retained_index and not is_bucketed(request.name):
         raise Conflict("The source begins with a snapshot, which only a fork below /ds/ can serve.")
     if request.content_type is not None and media_type(request.content_type) != source.type.media:
@@ -192,7 +192,7 @@ def decide_append(
             if body:
                 return AppendOutcome.DUPLICATE
             # The producer's append is stored already, but the stream is open and the request closes it (§5.3).
-            return Append(stream.id, now_ms, stream.index, stream.position, b"", (), close=True)
+            return Append(stream.id, now_ms, stream.message_index, stream.byte_position, b"", (), close=True)
     # Header values are decoded as Latin-1, so the order of the strings is the order of the bytes.
     if stream_seq is not None and stream.stream_seq is not None and stream_seq <= stream.stream_seq:
         # The words "sequence conflict" are what the official PHP client looks for.
@@ -207,8 +207,8 @@ def decide_append(
     return Append(
         stream.id,
         now_ms,
-        stream.index,
-        stream.position,
+        stream.message_index,
+        stream.byte_position,
         payload,
         lengths,
         producer_id,
@@ -234,7 +234,7 @@ def check_retained(stream_id: int, offset: Offset, earliest: Offset) -> None:
 
 
 def offset_gone(stream_id: int, earliest: Offset) -> OffsetGone:
-    token = spell(earliest.index, earliest.position, stream_id)
+    token = spell(earliest.message_index, earliest.byte_position, stream_id)
     return OffsetGone(
         f"Offsets before {token} are no longer retained; bootstrap again.",
         (("Stream-Earliest-Offset", token),),
@@ -262,5 +262,5 @@ def _on_closed(stream: StreamState, body: bytes, producer: ProducerHeaders | Non
         return AppendOutcome.ALREADY_CLOSED
     raise StreamClosed(
         "The stream is closed and accepts no more data.",
-        (CLOSED_HEADER, ("Stream-Next-Offset", spell(stream.index, stream.position, stream.id))),
+        (CLOSED_HEADER, ("Stream-Next-Offset", spell(stream.message_index, stream.byte_position, stream.id))),
     )

@@ -298,8 +298,8 @@ class SavedLink(msgspec.Struct, frozen=True, array_like=True):
 
     explicit: bool
     stream_id: int
-    index: int
-    position: int
+    message_index: int
+    byte_position: int
 
 
 encode_saved = msgspec.msgpack.Encoder().encode

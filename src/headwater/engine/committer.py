@@ -279,8 +279,8 @@ def _advance(stream: LiveStream | None, record: Record) -> None:
         return
     stream.in_flight -= 1
     if type(record) is Append:
-        stream.durable_index = record.index + len(record.lengths)
-        stream.durable_position = record.position + len(record.payload)
+        stream.durable_index = record.message_index + len(record.lengths)
+        stream.durable_position = record.byte_position + len(record.payload)
         if record.close:
             stream.durable_closed = True
     elif type(record) is Create:
@@ -289,9 +289,9 @@ def _advance(stream: LiveStream | None, record: Record) -> None:
         stream.durable_closed = record.closed
         stream.visible = True
     elif type(record) is Retain:
-        stream.durable_retained_index = record.index
-        stream.durable_retained_position = record.position
+        stream.durable_retained_index = record.message_index
+        stream.durable_retained_position = record.byte_position
         if record.snapshot is not None:
             stream.durable_snapshot = record.snapshot
-        elif stream.durable_snapshot is not None and stream.durable_snapshot.index < record.index:
+        elif stream.durable_snapshot is not None and stream.durable_snapshot.message_index < record.message_index:
             stream.durable_snapshot = None

@@ -146,14 +146,14 @@ class Engine:
         last_used_ms = max((max(stream.accessed_ms, stream.written_ms) for stream in self.catalog), default=0)
         self.clock_guard.start(self.catalog.documents.get(DOCUMENT_KEY), last_used_ms)
         for stream in self.catalog:
-            stream.durable_index, stream.durable_position = stream.index, stream.position
+            stream.durable_index, stream.durable_position = stream.message_index, stream.byte_position
             stream.durable_closed = stream.closed
             stream.durable_retained_index, stream.durable_retained_position = (
                 stream.retained_index,
                 stream.retained_position,
             )
             stream.durable_snapshot = stream.snapshot
-            self.quota.content_bytes += stream.position - stream.base_position
+            self.quota.content_bytes += stream.byte_position - stream.base_position
             self.quota.metadata_bytes += metadata_of(stream)
             if stream.ttl_secs is not None:
                 # Uses since the last saved touch are lost: extend the window by as much as they may have extended it.
@@ -272,7 +272,9 @@ class Engine:
                 result = duplicate_append(stream, producer)
             else:
                 accepted = accepted_producer(stream, producer)
-                result = Appended(decision, stream.index, stream.position, stream.closed, accepted, stream.id)
+                result = Appended(
+                    decision, stream.message_index, stream.byte_position, stream.closed, accepted, stream.id
+                )
             self._after_pending(stream, done, result)
             return
         self._gate.check()
@@ -283,7 +285,7 @@ class Engine:
         check_record(decision)
         size = len(decision.payload)
         if name not in self.server_streams:
-            self.quota.check_stream(stream.position - stream.floor_position + size)
+            self.quota.check_stream(stream.byte_position - stream.floor_position + size)
         self.quota.check(size, metadata_bytes)
         self.catalog.apply(decision)
         self.quota.content_bytes += size
@@ -295,7 +297,9 @@ class Engine:
         stream.in_flight += 1
         if producer is not None and decision.producer_id is None:
             producer = accepted_producer(stream, producer)
-        result = Appended(AppendOutcome.ACCEPTED, stream.index, stream.position, stream.closed, producer, stream.id)
+        result = Appended(
+            AppendOutcome.ACCEPTED, stream.message_index, stream.byte_position, stream.closed, producer, stream.id
+        )
         self._committer.submit(CommitEntry(stream, decision, (), done, result))
 
     def delete(self, name: str, done: OnDeleted, *, by_server: bool = False) -> None:
@@ -385,7 +389,7 @@ class Engine:
 
     def retain(self, stream: LiveStream, record: Retain, done: Callable[..., None] | None, result: object) -> None:
         """Move the earliest retained offset of a stream. What the record says must have been checked."""
-        assert record.index >= stream.retained_index, "the earliest retained offset never moves back"
+        assert record.message_index >= stream.retained_index, "the earliest retained offset never moves back"
         self.catalog.apply(record)
         self._submit(stream, record, (), done, result)
 
@@ -474,7 +478,7 @@ class Engine:
         self._sweeper.forget(stream)
         gone = [owned[stream_id] for stream_id in removed]
         for each in gone:
-            self.quota.content_bytes -= each.position - each.floor_position
+            self.quota.content_bytes -= each.byte_position - each.floor_position
             self.quota.metadata_bytes -= metadata_of(each)
         self._view.on_deletion_decided(stream, gone)
         self._submit(stream, record, removed, done, Deleted(stream.name))

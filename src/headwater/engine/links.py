@@ -144,7 +144,9 @@ class Links:
             found = self._engine.catalog.by_name.get(name)
             if found is not None and found.visible and not found.deleted:
                 stream, cursor = found, _tail(found)
-        self._save(link, SavedLink(True, stream.id if stream is not None else 0, cursor.index, cursor.position))
+        self._save(
+            link, SavedLink(True, stream.id if stream is not None else 0, cursor.message_index, cursor.byte_position)
+        )
         link.explicit = True
         self._keep(link)
         self._explicit.setdefault(name, {})[subscription] = None
@@ -237,7 +239,9 @@ class Links:
         """Mark everything before `offset` as processed. The new cursor is saved before it takes effect."""
         if offset == link.acked and link.is_saved:
             return
-        self._save(link, msgspec.structs.replace(link.saved(), index=offset.index, position=offset.position))
+        saved = link.saved()
+        saved = SavedLink(saved.explicit, saved.stream_id, offset.message_index, offset.byte_position)
+        self._save(link, saved)
         link.move(offset)
 
     def remove_document(self, key: str) -> bool:
@@ -374,7 +378,7 @@ def _cursor(saved: SavedLink | None, stream: LiveStream) -> Offset:
     """Where a saved cursor is on a stream: at the beginning if it was saved for an earlier stream of that name."""
     if saved is None or saved.stream_id != stream.id:
         return stream.base
-    return Offset(saved.index, saved.position)
+    return Offset(saved.message_index, saved.byte_position)
 
 
 def _tail(stream: LiveStream) -> Offset:

@@ -49,7 +49,7 @@ class ReadChunk:
 
     @property
     def length(self) -> int:
-        return self.end.position - self.start.position
+        return self.end.byte_position - self.start.byte_position
 
 
 class StreamReader:
@@ -79,11 +79,11 @@ class StreamReader:
         if token == NOW:
             return Offset(stream.durable_index, stream.durable_position)
         parsed = self.place(stream, token)
-        if parsed.index > stream.durable_index:
+        if parsed.message_index > stream.durable_index:
             raise off_boundary(token)
-        if parsed.index < stream.durable_retained_index:
+        if parsed.message_index < stream.durable_retained_index:
             check_retained(stream.id, parsed, earliest(stream))
-        if self.boundary(stream, parsed.index) != parsed.position:
+        if self.boundary(stream, parsed.message_index) != parsed.byte_position:
             raise off_boundary(token)
         return parsed
 
@@ -121,7 +121,7 @@ class StreamReader:
     def fork_point(self, source: LiveStream, asked: ForkRequest) -> ForkPoint:
         """Where a fork begins: at an offset, plus some messages of a JSON stream or some bytes of a message."""
         start = self.resolve(source, asked.offset if asked.offset is not None else NOW)
-        index, position = start.index, start.position
+        index, position = start.message_index, start.byte_position
         if asked.sub_offset:
             if source.type.json:
                 index += asked.sub_offset
@@ -153,7 +153,7 @@ class StreamReader:
         tail = Offset(stream.durable_index, stream.durable_position)
         end = tail
         spans: Sequence[IncarnationSpan] = ()
-        if start.index < tail.index:
+        if start.message_index < tail.message_index:
             spans = self._spans(stream, start, tail, max_bytes)
             end = spans[-1].end
         at_tail = end == tail
@@ -168,27 +168,27 @@ class StreamReader:
         """Refuse to continue from `start` when the stream was deleted or trimmed meanwhile."""
         if stream.id not in self._by_id:
             raise StreamNotFound(f"Stream {stream.name!r} was deleted while it was being read.")
-        if start.index < stream.durable_retained_index:
+        if start.message_index < stream.durable_retained_index:
             raise gone_before(stream)
 
     def first_messages(self, stream: LiveStream, start: Offset, end: Offset, count: int) -> Offset:
         """The end of the first `count` messages of a range, or its own where it has fewer."""
-        if end.index - start.index <= count:
+        if end.message_index - start.message_index <= count:
             return end
-        position = self.boundary(stream, start.index + count)
+        position = self.boundary(stream, start.message_index + count)
         assert position is not None, "the range lies within what is durable"
-        return Offset(start.index + count, position)
+        return Offset(start.message_index + count, position)
 
     def splits(self, stream: LiveStream, start: Offset, end: Offset, count: int) -> Iterator[Offset]:
         """The ends of about `count` runs of equal size that make up the range, computed one at a time."""
-        share = max(1, -(-(end.position - start.position) // count))
-        while start.index < end.index:
+        share = max(1, -(-(end.byte_position - start.byte_position) // count))
+        while start.message_index < end.message_index:
             start = self._spans(stream, start, end, share)[-1].end
             yield start
 
     def buffers(self, chunk: ReadChunk) -> list[Buffer]:
         """The bytes of a chunk, in order."""
-        pieces = (self._storage.read(id_, start.position, end.position) for id_, start, end in chunk.spans)
+        pieces = (self._storage.read(id_, start.byte_position, end.byte_position) for id_, start, end in chunk.spans)
         return list(chain.from_iterable(pieces))
 
     def slices(self, chunk: ReadChunk) -> Iterator[Buffer]:
@@ -202,9 +202,9 @@ class StreamReader:
 
     def _slices(self, chunk: ReadChunk) -> Iterator[Buffer]:
         for span in chunk.spans:
-            position = span.start.position
-            while position < span.end.position:
-                until = min(position + SLICE_BYTES, span.end.position)
+            position = span.start.byte_position
+            while position < span.end.byte_position:
+                until = min(position + SLICE_BYTES, span.end.byte_position)
                 owner = self._by_id.get(span.stream_id)
                 if owner is None:
                     raise StreamNotFound(f"Stream {chunk.stream.name!r} was deleted while it was being read.")
@@ -221,27 +221,29 @@ class StreamReader:
                 continue
             if self._ends_within_message(stream_id, end):
                 whole = (
-                    self._storage.lengths(stream_id, start.index, end.index - 1) if end.index - 1 > start.index else ()
+                    self._storage.lengths(stream_id, start.message_index, end.message_index - 1)
+                    if end.message_index - 1 > start.message_index
+                    else ()
                 )
                 lengths.extend(whole)
-                lengths.append(end.position - start.position - sum(whole))
+                lengths.append(end.byte_position - start.byte_position - sum(whole))
             else:
-                lengths.extend(self._storage.lengths(stream_id, start.index, end.index))
+                lengths.extend(self._storage.lengths(stream_id, start.message_index, end.message_index))
         return lengths
 
     def _spans(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> list[IncarnationSpan]:
         """The run from `start` to `end`, or as much of it as fits into `max_bytes`, oldest incarnation first."""
-        limit = start.position + max_bytes
-        fits = end.position <= limit
+        limit = start.byte_position + max_bytes
+        fits = end.byte_position <= limit
         if not fits:
             # What begins beyond the limit is not part of it.
             stream, above = self._lineages.below(stream, limit)
             if above is not None:
                 end = min(end, above.base)
         spans: list[IncarnationSpan] = []
-        while start.index < stream.base_index:
+        while start.message_index < stream.base_index:
             base = stream.base
-            if base.index < end.index:
+            if base.message_index < end.message_index:
                 spans.append(IncarnationSpan(stream.id, base, end))
             end = min(end, base)
             stream = self._lineages.of(stream).origin
@@ -255,26 +257,26 @@ class StreamReader:
         left = max_bytes
         for span in spans:
             stream_id, start, end = span
-            if end.position - start.position <= left:
+            if end.byte_position - start.byte_position <= left:
                 kept.append(span)
-                left -= end.position - start.position
+                left -= end.byte_position - start.byte_position
                 continue
             # The last message of a span may be a part of one of the source's: then it is all or nothing.
-            whole_end = end.index - 1 if self._ends_within_message(stream_id, end) else end.index
-            if whole_end == start.index:
+            whole_end = end.message_index - 1 if self._ends_within_message(stream_id, end) else end.message_index
+            if whole_end == start.message_index:
                 cut = end
             else:
-                cut = Offset(*self._storage.cut(stream_id, start.index, start.position, whole_end, left))
-            if not kept or cut.position - start.position <= left:
+                cut = Offset(*self._storage.cut(stream_id, start.message_index, start.byte_position, whole_end, left))
+            if not kept or cut.byte_position - start.byte_position <= left:
                 kept.append(IncarnationSpan(stream_id, start, cut))
             break
         return kept
 
     def _ends_within_message(self, stream_id: int, end: Offset) -> bool:
         owner = self._by_id[stream_id]
-        if owner.fork is not None and end.index == owner.fork.index:
+        if owner.fork is not None and end.message_index == owner.fork.message_index:
             return False
-        return self._storage.boundary(stream_id, end.index) != end.position
+        return self._storage.boundary(stream_id, end.message_index) != end.byte_position
 
 
 def gone_before(stream: LiveStream) -> OffsetGone:

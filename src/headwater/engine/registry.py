@@ -210,7 +210,7 @@ class StreamRegistry:
         reader = self._engine.reader
         start = registry.retained
         try:
-            while start.index < registry.durable_index:
+            while start.message_index < registry.durable_index:
                 chunk = reader.chunk(registry, start, FOLD_BYTES)
                 # Each message is stored with a comma after it.
                 for element in _elements(b"[" + b"".join(reader.buffers(chunk))[:-1] + b"]"):

@@ -59,4 +59,6 @@ def duplicate_append(stream: LiveStream, producer: ProducerHeaders | None) -> Ap
     state = stream.producers[producer.id]
     digest = digest_of_repeat(state, producer.seq)
     producer = producer._replace(seq=state.seq)
-    return Appended(AppendOutcome.DUPLICATE, stream.index, stream.position, stream.closed, producer, stream.id, digest)
+    return Appended(
+        AppendOutcome.DUPLICATE, stream.message_index, stream.byte_position, stream.closed, producer, stream.id, digest
+    )

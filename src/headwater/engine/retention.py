@@ -186,10 +186,10 @@ class RetentionKeeper:
 
     def _trim(self, stream: LiveStream) -> None:
         floor = self._floor(stream)
-        if floor.index > stream.floor_index:
-            self._storage.trim(stream.id, floor.index, floor.position)
-            self._freed(floor.position - stream.floor_position)
-            stream.floor_index, stream.floor_position = floor.index, floor.position
+        if floor.message_index > stream.floor_index:
+            self._storage.trim(stream.id, floor.message_index, floor.byte_position)
+            self._freed(floor.byte_position - stream.floor_position)
+            stream.floor_index, stream.floor_position = floor.message_index, floor.byte_position
 
     def _note_need(self, stream: LiveStream) -> bool:
         """What a fork needs of its source: from its floor on, where that lies before its own data. True if changed."""
@@ -197,13 +197,13 @@ class RetentionKeeper:
             return False
         floor = self._floor(stream)
         self._sources[stream.id] = stream.fork.source_id
-        if floor.index >= stream.base_index:
+        if floor.message_index >= stream.base_index:
             return self._needs.pop(stream.id, None) is not None
         if self._needs.get(stream.id) == floor:
             return False
         self._needs[stream.id] = floor
         needs = self._needs_by_source.setdefault(stream.fork.source_id, [])
-        heapq.heappush(needs, (floor.index, floor.position, stream.id))
+        heapq.heappush(needs, (floor.message_index, floor.byte_position, stream.id))
         return True
 
     # -- age and size ----------------------------------------------------------------------------------------------
@@ -243,11 +243,11 @@ class RetentionKeeper:
         rule = self.rule.of(stream.retention)
         due = self._due(stream, rule, now_ms)
         starts_tracking = bool(rule.max_age_ms) and stream.ages is None
-        if due is not None and due.index > stream.retained_index:
-            self._retain(stream, Retain(stream.id, now_ms, due.index, due.position, None, starts_tracking))
+        if due is not None and due.message_index > stream.retained_index:
+            self._retain(stream, Retain(stream.id, now_ms, due.message_index, due.byte_position, None, starts_tracking))
         elif starts_tracking:
             here = stream.retained
-            self._retain(stream, Retain(stream.id, now_ms, here.index, here.position, None, True))
+            self._retain(stream, Retain(stream.id, now_ms, here.message_index, here.byte_position, None, True))
 
     def _due(self, stream: LiveStream, rule: RetentionRule, now_ms: int) -> Offset | None:
         """The offset that retention may move to. Messages after a snapshot stay until the next one covers them:
@@ -271,8 +271,8 @@ class RetentionKeeper:
     def _too_much(self, stream: LiveStream, max_bytes: int) -> Offset | None:
         """The last offset after which at least `max_bytes` remain, once the stream has grown well beyond that."""
         start = stream.retained
-        excess = stream.durable_position - start.position - max_bytes
+        excess = stream.durable_position - start.byte_position - max_bytes
         if excess <= max_bytes // SLACK_SHARE:
             return None
         end = self._reader.chunk(stream, start, excess).end
-        return end if end.position - start.position <= excess else None
+        return end if end.byte_position - start.byte_position <= excess else None

@@ -113,7 +113,7 @@ class Snapshots:
         offset = self._engine.reader.place(stream, token)
         # What is retained is taken as decided, not as durable: a later record must never move it back.
         check_snapshot_offset(stream.id, offset, stream.retained, tail)
-        if self._engine.reader.boundary(stream, offset.index) != offset.position:
+        if self._engine.reader.boundary(stream, offset.message_index) != offset.byte_position:
             raise off_boundary(token)
         return stream, offset
 
@@ -174,9 +174,12 @@ class Snapshots:
         if stream.id != upload.stream_id or stream.id not in self._engine.catalog.by_id:
             raise StreamNotFound(f"Stream {name!r} was deleted meanwhile.")
         now_ms = self._engine.now_ms()
-        ref = SnapshotRef(offset.index, offset.position, content_type, upload.blob_id, upload.size, now_ms)
+        ref = SnapshotRef(offset.message_index, offset.byte_position, content_type, upload.blob_id, upload.size, now_ms)
         self._engine.retain(
-            stream, Retain(stream.id, now_ms, offset.index, offset.position, ref), done, Published(stream.id, offset)
+            stream,
+            Retain(stream.id, now_ms, offset.message_index, offset.byte_position, ref),
+            done,
+            Published(stream.id, offset),
         )
 
     # -- what has become durable -----------------------------------------------------------------------------------
@@ -189,7 +192,7 @@ class Snapshots:
         held = self._held.get(record.id)
         if record.snapshot is not None:
             self._hold(record.id, record.snapshot)
-        elif held is not None and held.index < record.index:
+        elif held is not None and held.message_index < record.message_index:
             del self._held[record.id]
         else:
             return

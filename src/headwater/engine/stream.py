@@ -45,8 +45,8 @@ class LiveStream(StreamState):
 
     def __init__(self, image: Image) -> None:
         super().__init__(image)
-        self.durable_index = self.index
-        self.durable_position = self.position
+        self.durable_index = self.message_index
+        self.durable_position = self.byte_position
         self.durable_closed = self.closed
         self.durable_retained_index = self.retained_index
         self.durable_retained_position = self.retained_position

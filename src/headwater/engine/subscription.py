@@ -44,7 +44,7 @@ class LinkState(NamedTuple):
 
     def spelled(self, offset: Offset) -> str:
         """One of its offsets as answers spell it; a name without a stream has no incarnation."""
-        return spell(offset.index, offset.position, self.stream_id) if self.stream_id else str(offset)
+        return spell(offset.message_index, offset.byte_position, self.stream_id) if self.stream_id else str(offset)
 
 
 class Link:
@@ -67,7 +67,7 @@ class Link:
     def wake(self) -> None:
         subscription = self.subscription
         stream = self.stream
-        if stream is None or stream.durable_index <= self.acked.index or self.name in subscription.pending:
+        if stream is None or stream.durable_index <= self.acked.message_index or self.name in subscription.pending:
             return
         subscription.pending[self.name] = self
         if subscription.wake.phase is Phase.IDLE:
@@ -93,7 +93,7 @@ class Link:
         """Mark everything before `offset` as processed."""
         assert offset >= self.acked, "a cursor never goes back"
         self.acked = offset
-        if self.stream is None or self.stream.durable_index <= offset.index:
+        if self.stream is None or self.stream.durable_index <= offset.message_index:
             self.subscription.pending.pop(self.name, None)
 
     def detach(self) -> None:
@@ -104,7 +104,7 @@ class Link:
 
     def saved(self) -> SavedLink:
         stream_id = self.stream.id if self.stream is not None else 0
-        return SavedLink(self.explicit, stream_id, self.acked.index, self.acked.position)
+        return SavedLink(self.explicit, stream_id, self.acked.message_index, self.acked.byte_position)
 
     def state(self) -> LinkState:
         # A link that is both counts as explicit (protocol §6.1).

@@ -388,8 +388,8 @@ class Wakes:
             except Refusal as refusal:
                 raise InvalidAck(refusal.detail) from refusal
             # There are no message boundaries below the earliest retained offset.
-            retained = offset.index >= stream.retained_index
-            if retained and self._engine.reader.boundary(stream, offset.index) != offset.position:
+            retained = offset.message_index >= stream.retained_index
+            if retained and self._engine.reader.boundary(stream, offset.message_index) != offset.byte_position:
                 raise InvalidAck(
                     f"{ack.offset} is not a message boundary of {ack.stream!r}. Ack one that the server returned."
                 )

@@ -121,26 +121,26 @@ class BootstrapBody:
         first = snapshot.ref.content_type if snapshot is not None else DEFAULT_CONTENT_TYPE
         self._first_type = header("Content-Type", first)
         self._update_type = header("Content-Type", stream.type.header)
-        self._updates = self._end.index - self._start.index
+        self._updates = self._end.message_index - self._start.message_index
         size = snapshot.ref.size if snapshot is not None else 0
-        self.payload_bytes = size + self._end.position - self._start.position - self._updates * self._comma
+        self.payload_bytes = size + self._end.byte_position - self._start.byte_position - self._updates * self._comma
 
     def headers(self, boundary: bytes) -> bytes:
         snapshot = self._snapshot
         at = BEGINNING
         if snapshot is not None:
-            at = offset_text(self._stream.id, Offset(snapshot.ref.index, snapshot.ref.position))
+            at = offset_text(self._stream.id, Offset(snapshot.ref.message_index, snapshot.ref.byte_position))
         return b"".join(
             (
                 NO_STORE,
                 b"Content-Type: multipart/mixed; boundary=%b\r\n" % boundary,
                 header("Stream-Snapshot-Offset", at),
-                next_offset(self._stream.id, self._end.index, self._end.position),
-                next_position(self._end.index),
+                next_offset(self._stream.id, self._end.message_index, self._end.byte_position),
+                next_position(self._end.message_index),
                 UP_TO_DATE,
                 STREAM_CLOSED if self._closed else b"",
                 # Without a snapshot, messages that retention has dropped are missing: the answer says so.
-                b"" if snapshot is not None or not self._start.index else self._earliest(),
+                b"" if snapshot is not None or not self._start.message_index else self._earliest(),
             )
         )
 
@@ -168,7 +168,7 @@ class BootstrapBody:
                 yield page
         yield _LINE
         at = self._start
-        while at.index < self._end.index:
+        while at.message_index < self._end.message_index:
             if self._stream.id not in self._engine.catalog.by_id:
                 raise StreamNotFound(f"Stream {self._stream.name!r} was deleted while it was being read.")
             chunk = self._engine.reader.run(self._stream, at, self._end, STEP_BYTES)
@@ -191,7 +191,7 @@ class BootstrapBody:
 
     def _large(self, chunk: ReadChunk, boundary: bytes) -> Iterator[bytes | memoryview]:
         """One update that is itself larger than a slice."""
-        assert chunk.end.index == chunk.start.index + 1
+        assert chunk.end.message_index == chunk.start.message_index + 1
         watch = BoundaryWatch(boundary)
         left = chunk.length - self._comma
         yield _head(boundary, self._update_type)

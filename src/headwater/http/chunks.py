@@ -41,8 +41,8 @@ def chunk_response(
         (
             cache_control(context, chunk.stream) if is_cacheable else NO_STORE,
             content_type(chunk.stream.type.header),
-            next_offset(chunk.stream.id, chunk.end.index, chunk.end.position),
-            next_position(chunk.end.index),
+            next_offset(chunk.stream.id, chunk.end.message_index, chunk.end.byte_position),
+            next_position(chunk.end.message_index),
             UP_TO_DATE if chunk.up_to_date else b"",
             STREAM_CLOSED if chunk.closed else b"",
             b"ETag: " + etag + b"\r\n",

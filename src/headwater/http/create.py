@@ -74,7 +74,7 @@ def _render(location: bytes, created: Created) -> Response:
     headers = [
         NO_STORE,
         header("Content-Type", created.stream.type.header),
-        next_offset(created.stream.id, created.tail.index, created.tail.position),
+        next_offset(created.stream.id, created.tail.message_index, created.tail.byte_position),
         # Also when the stream exists: the reference server sends it on every successful PUT.
         b"Location: " + location + b"\r\n",
     ]

@@ -131,7 +131,7 @@ def content_type(value: str) -> bytes:
 
 def offset_text(stream_id: int, offset: Offset) -> str:
     """An offset of a stream as answers spell it. Every offset that a client sees is made here or in `next_offset`."""
-    return spell(offset.index, offset.position, stream_id)
+    return spell(offset.message_index, offset.byte_position, stream_id)
 
 
 def next_offset(stream_id: int, index: int, position: int) -> bytes:

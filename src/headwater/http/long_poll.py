@@ -58,9 +58,9 @@ class LongPoll:
     def wake(self) -> None:
         stream = self._stream
         context = self._context
-        if self._start.index < stream.durable_retained_index:
+        if self._start.message_index < stream.durable_retained_index:
             self.gone(gone_before(stream))
-        elif stream.durable_index > self._start.index:
+        elif stream.durable_index > self._start.message_index:
             channel = self._leave()
             if channel is None:
                 return
@@ -93,7 +93,7 @@ class LongPoll:
         channel = self._leave()
         if channel is None:
             return
-        offset = next_offset(self._stream.id, self._start.index, self._start.position)
+        offset = next_offset(self._stream.id, self._start.message_index, self._start.byte_position)
         headers = NO_STORE + offset + UP_TO_DATE + closed + self._cursor_header() + self._retention
         channel.respond(Response(NO_CONTENT, headers))
 

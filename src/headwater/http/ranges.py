@@ -83,7 +83,7 @@ def _until(context: Context, stream: LiveStream, start: Offset, token: str | Non
 
 def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset) -> ReadChunk:
     chunk = context.engine.reader.run(stream, start, until, context.limits.max_chunk_bytes)
-    at_tail = chunk.end.index == stream.durable_index
+    at_tail = chunk.end.message_index == stream.durable_index
     return replace(chunk, up_to_date=at_tail, closed=at_tail and stream.durable_closed)
 
 
@@ -98,8 +98,8 @@ def _frames(context: Context, chunk: ReadChunk) -> PiecewiseResponse:
             NO_STORE,
             header("Content-Type", FRAMES_TYPE),
             header("Stream-Content-Type", chunk.stream.type.header),
-            next_offset(chunk.stream.id, chunk.end.index, chunk.end.position),
-            next_position(chunk.end.index),
+            next_offset(chunk.stream.id, chunk.end.message_index, chunk.end.byte_position),
+            next_position(chunk.end.message_index),
             UP_TO_DATE if chunk.up_to_date else b"",
             STREAM_CLOSED if chunk.closed else b"",
         )
@@ -118,13 +118,13 @@ def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, 
             {
                 "start": offset_text(stream.id, at),
                 "end": offset_text(stream.id, end),
-                "start_position": at.index,
-                "end_position": end.index,
-                "bytes": end.position - at.position,
+                "start_position": at.message_index,
+                "end_position": end.message_index,
+                "bytes": end.byte_position - at.byte_position,
             }
             for at, end in pairwise((start, *ends))
         ]
-        headers = NO_STORE + JSON_TYPE + next_offset(stream.id, until.index, until.position)
-        return Response(OK, headers + next_position(until.index), _encode_json({"ranges": ranges}))
+        headers = NO_STORE + JSON_TYPE + next_offset(stream.id, until.message_index, until.byte_position)
+        return Response(OK, headers + next_position(until.message_index), _encode_json({"ranges": ranges}))
 
     return Deferred(partial(context.engine.split, stream, start, until, int(asked)), render)

@@ -74,6 +74,8 @@ def empty_offset() -> InvalidOffset:
 
 
 def _tail(stream: LiveStream, tail: Offset) -> Response:
-    headers = NO_STORE + content_type(stream.type.header) + next_offset(stream.id, tail.index, tail.position)
+    headers = (
+        NO_STORE + content_type(stream.type.header) + next_offset(stream.id, tail.message_index, tail.byte_position)
+    )
     closed = STREAM_CLOSED if stream.durable_closed else b""
     return Response(OK, headers + UP_TO_DATE + closed, b"[]" if stream.type.json else b"")

@@ -91,7 +91,7 @@ def read(context: Context, request: Request, address: Address) -> Response | Pie
             NO_STORE,
             content_type(ref.content_type),
             header("Stream-Snapshot-Offset", offset_of(stream, ref)),
-            next_offset(stream.id, ref.index, ref.position),
+            next_offset(stream.id, ref.message_index, ref.byte_position),
             _state_after(stream, ref),
         )
     )
@@ -112,7 +112,7 @@ def delete(context: Context, request: Request, address: Address) -> Response:
 
 
 def offset_of(stream: LiveStream, ref: SnapshotRef) -> str:
-    return offset_text(stream.id, Offset(ref.index, ref.position))
+    return offset_text(stream.id, Offset(ref.message_index, ref.byte_position))
 
 
 def pages_of(snapshot: OpenSnapshot) -> Iterator[Buffer]:
@@ -136,7 +136,11 @@ def _asked_for(context: Context, stream: LiveStream, address: Address) -> Snapsh
     ref = stream.durable_snapshot
     token = address.snapshot
     is_offset = parse_token(token) is not None
-    if ref is None or not is_offset or context.engine.reader.place(stream, token) != Offset(ref.index, ref.position):
+    if (
+        ref is None
+        or not is_offset
+        or context.engine.reader.place(stream, token) != Offset(ref.message_index, ref.byte_position)
+    ):
         raise SnapshotNotFound(
             f"Stream {address.name!r} has no snapshot at {address.snapshot!r}, or it was replaced by a newer one."
         )
@@ -144,7 +148,7 @@ def _asked_for(context: Context, stream: LiveStream, address: Address) -> Snapsh
 
 
 def _state_after(stream: LiveStream, ref: SnapshotRef) -> bytes:
-    if ref.index != stream.durable_index:
+    if ref.message_index != stream.durable_index:
         return NOT_UP_TO_DATE
     return UP_TO_DATE + STREAM_CLOSED if stream.durable_closed else UP_TO_DATE
 

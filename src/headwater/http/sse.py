@@ -101,8 +101,8 @@ class EventReader:
     ) -> None:
         self._context = context
         self._stream = stream
-        self._index = start.index
-        self._position = start.position
+        self._index = start.message_index
+        self._position = start.byte_position
         self._cursor = context.cursor(cursor)
         """The cursor of the last control event, or of the next one if it was the first."""
         self._shares = not request.http_1_0
@@ -213,7 +213,7 @@ class EventReader:
         step_bytes = self._step_bytes
         while True:
             chunk = reader.chunk(stream, Offset(self._index, self._position), step_bytes)
-            if chunk.length > LARGE_BYTES and chunk.end.index == self._index + 1:
+            if chunk.length > LARGE_BYTES and chunk.end.message_index == self._index + 1:
                 context.engine.touch(stream)
                 self._begin_large(chunk)
                 return False
@@ -226,7 +226,7 @@ class EventReader:
             if len(lengths) > STEP_MESSAGES:
                 del lengths[STEP_MESSAGES:]
                 data = data[: sum(lengths)]
-                end = Offset(chunk.start.index + STEP_MESSAGES, chunk.start.position + len(data))
+                end = Offset(chunk.start.message_index + STEP_MESSAGES, chunk.start.byte_position + len(data))
                 chunk = replace(chunk, end=end, up_to_date=False, closed=False)
             # While there is more in the stream, or may be soon, a character that is cut off can still be completed.
             hold = not chunk.up_to_date or (self._holds and not chunk.closed)
@@ -287,7 +287,7 @@ class EventReader:
         self._event_pieces = None
         end = self._event_end
         stream = self._stream
-        at_tail = end.index == stream.durable_index
+        at_tail = end.message_index == stream.durable_index
         is_closed = at_tail and stream.durable_closed
         text = offset_text(stream.id, end)
         self._write(control_event(text, self._next_cursor(), up_to_date=at_tail, closed=is_closed))
@@ -295,9 +295,9 @@ class EventReader:
 
     def _advance(self, end: Offset, *, is_closed: bool) -> None:
         self._greeted = True
-        self._context.metrics.read_bytes += end.position - self._position
-        self._index = end.index
-        self._position = end.position
+        self._context.metrics.read_bytes += end.byte_position - self._position
+        self._index = end.message_index
+        self._position = end.byte_position
         self._holds = True
         if self._hold_timer is not None:
             self._hold_timer.cancel()

@@ -49,7 +49,7 @@ def events_of(kind: ContentType, data: bytes, lengths: Sequence[int], start: Off
     events: list[SseEvent] = []
     taken = 0
     at = 0
-    for index, length in enumerate(lengths, start.index + 1):
+    for index, length in enumerate(lengths, start.message_index + 1):
         at += length
         if may_join and at - taken < HOLD_MAX_BYTES:
             tail = _incomplete_character(data[max(taken, at - 3) : at])
@@ -57,7 +57,7 @@ def events_of(kind: ContentType, data: bytes, lengths: Sequence[int], start: Off
                 continue
         message = data[taken:at]
         payload = data_event(message) if kind.text else _EVENT + b"data:" + b64encode(message) + b"\n\n"
-        events.append(SseEvent(payload, Offset(index, start.position + at)))
+        events.append(SseEvent(payload, Offset(index, start.byte_position + at)))
         taken = at
     return events
 

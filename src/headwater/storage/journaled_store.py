@@ -316,7 +316,7 @@ class FileStorage:
 
     def _publish_create(self, record: Create) -> None:
         fork = record.fork
-        stored = StreamData(fork.index, fork.position) if fork is not None else StreamData(0, 0)
+        stored = StreamData(fork.message_index, fork.byte_position) if fork is not None else StreamData(0, 0)
         self._streams[record.id] = stored
         if record.payload:
             tail = stored.growing_tail()

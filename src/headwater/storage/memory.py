@@ -72,7 +72,7 @@ class MemoryStorage:
 
     def _create(self, record: Create) -> None:
         fork = record.fork
-        tail = Tail(fork.index, fork.position) if fork is not None else Tail(0, 0)
+        tail = Tail(fork.message_index, fork.byte_position) if fork is not None else Tail(0, 0)
         tail.extend(record.payload, record.lengths)
         self._tails[record.id] = tail
         self._bytes += len(record.payload)

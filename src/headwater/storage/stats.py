@@ -35,7 +35,9 @@ def stream_stats(catalog: Catalog[StreamState]) -> StreamStats:
         forks=sum(stream.fork is not None for stream in catalog),
         deleted_streams=sum(stream.deleted for stream in catalog),
         documents=len(catalog.documents),
-        payload_bytes=sum(stream.position - own_start(stream, floor_of[stream.id]).position for stream in catalog),
+        payload_bytes=sum(
+            stream.byte_position - own_start(stream, floor_of[stream.id]).byte_position for stream in catalog
+        ),
         snapshots=len(snapshots),
         snapshot_bytes=sum(snapshots.values()),
     )

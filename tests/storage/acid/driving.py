@@ -68,8 +68,8 @@ class Driver:
             Append(
                 stream.id,
                 self._tick(),
-                stream.index,
-                stream.position,
+                stream.message_index,
+                stream.byte_position,
                 payload,
                 lengths,
                 who,
@@ -92,7 +92,7 @@ class Driver:
         self.commit()
         self.floors[stream.id] = floor
         for store in self.stores:
-            store.trim(stream.id, floor.index, floor.position)
+            store.trim(stream.id, floor.message_index, floor.byte_position)
 
     def floor(self, stream: StreamState) -> Offset:
         return self.floors.get(stream.id, stream.base)
@@ -140,12 +140,12 @@ def recovered(store: Storage) -> State:
 def messages_of(store: Storage, stream: StreamState, floor: Offset | None = None) -> list[bytes]:
     """The messages of an incarnation's own, cut as the store says that they were sent."""
     floor = floor or stream.base
-    if stream.index == floor.index:
+    if stream.message_index == floor.message_index:
         return []
-    data = b"".join(store.read(stream.id, floor.position, stream.position))
+    data = b"".join(store.read(stream.id, floor.byte_position, stream.byte_position))
     messages = []
     at = 0
-    for length in store.lengths(stream.id, floor.index, stream.index):
+    for length in store.lengths(stream.id, floor.message_index, stream.message_index):
         messages.append(data[at : at + length])
         at += length
     assert at == len(data)

@@ -37,7 +37,7 @@ def digest(directory: Path) -> str:
             stream = catalog.by_id[stream_id]
             for text in messages_of(store, stream):
                 found.update(b"%d:" % len(text) + text)
-            middle = (stream.base.index + stream.index) // 2
+            middle = (stream.base.message_index + stream.message_index) // 2
             found.update(repr(store.boundary(stream_id, middle)).encode())
         return found.hexdigest()
     finally:

@@ -78,7 +78,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.driver.commit()
         floor = self.driver.floor(source)
-        index = floor.index + cut % (source.index - floor.index + 1)
+        index = floor.message_index + cut % (source.message_index - floor.message_index + 1)
         position = self.memory.boundary(source.id, index)
         assert position is not None
         self.driver.create(name, messages, fork=ForkPoint(source.id, source.name, index, position))
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.driver.commit()
         floor = self.driver.floor(stream)
-        index = floor.index + cut % (stream.index - floor.index + 1)
+        index = floor.message_index + cut % (stream.message_index - floor.message_index + 1)
         position = self.memory.boundary(stream.id, index)
         assert position is not None
         if index < stream.retained_index:
@@ -174,7 +174,7 @@ class Machine(RuleBasedStateMachine):
         assert recovered(store) == self.driver.state()
         for stream in self.driver.catalog:
             floor = self.driver.floor(stream)
-            store.trim(stream.id, floor.index, floor.position)
+            store.trim(stream.id, floor.message_index, floor.byte_position)
 
     # -- what must always hold -------------------------------------------------------------------------------------
 
@@ -186,10 +186,14 @@ class Machine(RuleBasedStateMachine):
             return
         assert self.acid is not None
         stream = streams[draw % len(streams)]
-        base = self.driver.floor(stream).index
-        count = stream.index - base
+        base = self.driver.floor(stream).message_index
+        count = stream.message_index - base
         begin, end = sorted((base + low % (count + 1), base + high % (count + 1)))
-        for store_side, memory_side in ((begin, begin), (end, end), (stream.index + 1, stream.index + 1)):
+        for store_side, memory_side in (
+            (begin, begin),
+            (end, end),
+            (stream.message_index + 1, stream.message_index + 1),
+        ):
             assert self.acid.boundary(stream.id, store_side) == self.memory.boundary(stream.id, memory_side)
         at, until = self.memory.boundary(stream.id, begin), self.memory.boundary(stream.id, end)
         assert at is not None

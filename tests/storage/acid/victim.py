@@ -113,7 +113,7 @@ class Victim:
         if dice.random() < 0.3:
             self.try_closed(stream)
         if dice.random() < 0.2:
-            point = ForkPoint(stream.id, stream.name, stream.index, stream.position)
+            point = ForkPoint(stream.id, stream.name, stream.message_index, stream.byte_position)
             driver.create(f"brief-{dice.getrandbits(40):x}", [b"forked"], fork=point)
         if dice.random() < 0.3:
             driver.delete(stream)

@@ -128,7 +128,7 @@ def test_a_stream_that_is_always_ahead_is_saved_from_the_log(bench: Bench) -> No
     recovered = bench.restart()
     state = recovered.catalog.by_name["busy"].producers
     assert state is not None
-    assert state["p"].seq == recovered.catalog.by_name["busy"].index - 1
+    assert state["p"].seq == recovered.catalog.by_name["busy"].message_index - 1
 
 
 def test_a_stream_removed_before_it_was_frozen(bench: Bench) -> None:
@@ -173,7 +173,7 @@ def test_a_stream_deleted_while_a_checkpoint_is_made_stays_deleted(bench: Bench,
     life.create("source", b"s" * 30)
     life.commit()
     stream = life.catalog.by_name["source"]
-    life.fork("fork", "source", stream.index, stream.position)
+    life.fork("fork", "source", stream.message_index, stream.byte_position)
     life.append("source", b"more")
     life.commit()
     life.storage.checkpoint_soon()
@@ -206,14 +206,14 @@ def check_order_of_ends(bench: Bench) -> None:
     life.create("source", b"s" * 30)
     life.commit()
     stream = life.catalog.by_name["source"]
-    life.fork("first", "source", stream.index, stream.position)
+    life.fork("first", "source", stream.message_index, stream.byte_position)
     life.commit()
     bench.save()
     life.append("source", b"more")
     life.commit()
     life.storage.checkpoint_soon()
     life.delete("first")
-    life.fork("second", "source", stream.index, stream.position)
+    life.fork("second", "source", stream.message_index, stream.byte_position)
     life.delete("source")
     bench.maintain(1)
     life.commit(2)
@@ -232,7 +232,7 @@ def test_a_busy_stream_that_was_deleted_before_is_told_deleted_by_the_log(bench:
     life.create("source", b"s" * 30)
     life.commit()
     stream = life.catalog.by_name["source"]
-    life.fork("fork", "source", stream.index, stream.position)
+    life.fork("fork", "source", stream.message_index, stream.byte_position)
     life.commit()
     life.storage.checkpoint_soon()
     life.touch("source")

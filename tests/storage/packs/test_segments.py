@@ -76,4 +76,4 @@ def test_a_torn_write_is_cut_though_the_next_segment_exists() -> None:
     current = min(name for name in disk if name.endswith(".log"))
     life.filesystem.restore(disk | {current: disk[current][:-100]})
     again = Life(life.filesystem, Random(3))
-    assert again.catalog.by_name["a"].position == len(BODY)
+    assert again.catalog.by_name["a"].byte_position == len(BODY)

@@ -130,7 +130,7 @@ class Server:
 
     def append(self, stream_id: int, payload: bytes) -> Append:
         stream = self.catalog.by_id[stream_id]
-        record = Append(stream_id, 1, stream.index, stream.position, payload, (len(payload),))
+        record = Append(stream_id, 1, stream.message_index, stream.byte_position, payload, (len(payload),))
         self.catalog.apply(record)
         return record
 
@@ -165,7 +165,7 @@ def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, du
     again = FileStorage(RealFilesystem(), tmp_path, durable=durable, settings=SMALL)
     catalog = opened(again)
     for stream_id, content in contents.items():
-        assert catalog.by_id[stream_id].position == len(content)
+        assert catalog.by_id[stream_id].byte_position == len(content)
         assert b"".join(again.read(stream_id, 0, len(content))) == content
     again.close()
 

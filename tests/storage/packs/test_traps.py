@@ -174,7 +174,7 @@ def test_t6_a_write_cut_off_by_a_full_disk_shifts_nothing() -> None:
             life.commit()
         life = reborn(life, power=bool(seed % 2), settings=StoreSettings(reserve_bytes=0))
         stream = life.catalog.by_name["a"]
-        assert (stream.index, stream.position) == (1, 3)
+        assert (stream.message_index, stream.byte_position) == (1, 3)
         life.append("a", b"two" * 300, producer=ProducerHeaders("p", 0, 1))
         life.commit()
         assert messages_of(life, "a") == [b"one", b"two" * 300]

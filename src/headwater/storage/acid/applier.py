@@ -74,16 +74,16 @@ class Changes:
         if type(record) is Append:
             touched = self._touch(record.id)
             stream = touched.stream
-            if (stream.index, stream.position) != (record.index, record.position):
+            if (stream.message_index, stream.byte_position) != (record.message_index, record.byte_position):
                 raise CorruptError(
                     f"{self._path}: stream {stream.name!r} ends at {stream.tail}, and the journal goes on at"
-                    f" position {record.position}: something between them is missing."
+                    f" position {record.byte_position}: something between them is missing."
                 )
             if record.producer_id is not None:
                 self._recall(touched, record.producer_id)
             self._catalog.apply_append(stream, record)
             if record.payload:
-                self._add(touched, record.index, record.position, record)
+                self._add(touched, record.message_index, record.byte_position, record)
         elif type(record) is Create:
             self._create(record)
         elif type(record) is Delete:
@@ -121,7 +121,7 @@ class Changes:
             self._write_producers(touched)
             if touched.added:
                 self._write_bytes(touched)
-        return [(stream_id, touched.stream.index) for stream_id, touched in self._touched.items()]
+        return [(stream_id, touched.stream.message_index) for stream_id, touched in self._touched.items()]
 
     def _touch(self, stream_id: int) -> _Touched:
         touched = self._touched.get(stream_id)
@@ -166,7 +166,7 @@ class Changes:
         stream = self._catalog.by_id[record.id]
         touched = self._touched[record.id] = _Touched(stream, None)
         if record.payload:
-            self._add(touched, stream.base.index, stream.base.position, record)
+            self._add(touched, stream.base.message_index, stream.base.byte_position, record)
 
     def _replace(self, image: Image) -> None:
         """A whole state, as a copy from another store brings it: new, or in place of what is there."""

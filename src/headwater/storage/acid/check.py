@@ -82,7 +82,7 @@ def stats(directory: Path) -> Stats:
             shards.append(_shard_stats(shard))
             for state in shard.states():
                 if isinstance(state, Image):
-                    payload_bytes += state.position - _base(state)[1]
+                    payload_bytes += state.byte_position - _base(state)[1]
     with closing(open_journal(root, manifest)) as journal:
         entries = journal.last_seq - journal.mark.seq
     return Stats(
@@ -176,10 +176,10 @@ def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
     for stream_id, image in streams.items():
         kept_from = max(_base(image), (image.retained_index, image.retained_position))
         end_index, end_position = reached.get(stream_id, kept_from)
-        if (end_index, end_position) != (image.index, image.position):
+        if (end_index, end_position) != (image.message_index, image.byte_position):
             yield (
-                f"Stream {image.name!r} ends at position {image.position} after {image.index} messages, but its bytes"
-                f" end at {end_position} after {end_index} ({shard.path})."
+                f"Stream {image.name!r} ends at position {image.byte_position} after {image.message_index} messages,"
+                f" but its bytes end at {end_position} after {end_index} ({shard.path})."
             )
 
 
@@ -219,7 +219,7 @@ def _entries(txn: lmdb.Transaction[bytes], database: lmdb._Database) -> int:
 
 
 def _base(image: Image) -> tuple[int, int]:
-    return (image.fork.index, image.fork.position) if image.fork is not None else (0, 0)
+    return (image.fork.message_index, image.fork.byte_position) if image.fork is not None else (0, 0)
 
 
 def open_shard(root: Path, number: int, manifest: Manifest) -> Shard:

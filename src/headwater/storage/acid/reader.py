@@ -87,11 +87,11 @@ class ShardReader:
             if position is not None:
                 return position
             image = self._image(txn, stream_id)
-            if index == image.index:
+            if index == image.message_index:
                 # A stream without bytes of its own, or all of them trimmed.
-                return image.position
-            base_index = image.fork.index if image.fork is not None else 0
-            if max(base_index, image.retained_index) <= index < image.index:
+                return image.byte_position
+            base_index = image.fork.message_index if image.fork is not None else 0
+            if max(base_index, image.retained_index) <= index < image.message_index:
                 raise self._missing(txn, stream_id, index)
             return None
 

@@ -145,9 +145,9 @@ class AcidStorage:
         for shard in self._shards:
             for state in shard.states():
                 if type(state) is Image:
-                    start = state.fork.position if state.fork is not None else 0
-                    self._known[state.id] = _Known(shard.number, start, state.position - start)
-                    self._payload_bytes += state.position - start
+                    start = state.fork.byte_position if state.fork is not None else 0
+                    self._known[state.id] = _Known(shard.number, start, state.byte_position - start)
+                    self._payload_bytes += state.byte_position - start
                 yield state
         self._look_at_room()
         self._carrier.start(journal.last_seq)
@@ -175,15 +175,19 @@ class AcidStorage:
         for record, removed in batch:
             if type(record) is Append:
                 if record.payload:
-                    self._hot.extend(record.id, record.index, record.position, record.payload, record.lengths)
+                    self._hot.extend(
+                        record.id, record.message_index, record.byte_position, record.payload, record.lengths
+                    )
                     self._grow(record.id, len(record.payload))
             elif type(record) is Create:
-                base_index, base_position = (record.fork.index, record.fork.position) if record.fork else (0, 0)
+                base_index, base_position = (
+                    (record.fork.message_index, record.fork.byte_position) if record.fork else (0, 0)
+                )
                 self._hot.begin(record.id, base_index, base_position)
                 self._hot.extend(record.id, base_index, base_position, record.payload, record.lengths)
                 self._grow(record.id, len(record.payload))
             elif type(record) is Image and self._hot.get(record.id) is None:
-                self._hot.begin(record.id, record.index, record.position)
+                self._hot.begin(record.id, record.message_index, record.byte_position)
             for stream_id in removed:
                 self._hot.remove(stream_id)
                 self._payload_bytes -= self._known.pop(stream_id).size
@@ -318,9 +322,9 @@ class AcidStorage:
         elif type(record) is Create or (type(record) is Image and record.id not in self._known):
             shard = shard_of(record.name, len(self._shards))
             if isinstance(record, Image):
-                start = record.position
+                start = record.byte_position
             else:
-                start = record.fork.position if record.fork is not None else 0
+                start = record.fork.byte_position if record.fork is not None else 0
             self._known[record.id] = _Known(shard, start, 0)
         else:
             shard = self._known[record.id].shard

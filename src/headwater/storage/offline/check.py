@@ -249,7 +249,7 @@ def _check_blobs(directory: Path, catalog: Catalog[StreamState]) -> Iterator[str
         try:
             blob = blobs.open(ref.blob_id)
         except CorruptError as error:
-            yield f"Stream {stream.name!r}: its snapshot at position {ref.position} cannot be read: {error}"
+            yield f"Stream {stream.name!r}: its snapshot at position {ref.byte_position} cannot be read: {error}"
             continue
         with closing(blob):
             if blob.size != ref.size:
@@ -259,7 +259,7 @@ def _check_blobs(directory: Path, catalog: Catalog[StreamState]) -> Iterator[str
                 try:
                     blob.read(start, min(start + PAGE_BYTES, blob.size))
                 except (CorruptError, OSError) as error:
-                    yield f"Stream {stream.name!r}: its snapshot at position {ref.position} is damaged: {error}"
+                    yield f"Stream {stream.name!r}: its snapshot at position {ref.byte_position} is damaged: {error}"
 
 
 def _missing(streams: Iterable[StreamState]) -> Iterator[str]:

@@ -128,9 +128,9 @@ def _fill(sink: Sink, source: Source, catalog: Catalog[StreamState], digests: di
 
 def _runs(source: Source, stream: StreamState, start: Offset) -> Iterator[Run]:
     """A stream's own messages from `start` on, some at a time."""
-    index, position = start.index, start.position
-    while index < stream.index:
-        end_index, end_position = source.cut(stream.id, index, position, stream.index, RUN_BYTES)
+    index, position = start.message_index, start.byte_position
+    while index < stream.message_index:
+        end_index, end_position = source.cut(stream.id, index, position, stream.message_index, RUN_BYTES)
         pieces = source.read(stream.id, position, end_position)
         yield Run(index, position, pieces, source.lengths(stream.id, index, end_index))
         index, position = end_index, end_position
@@ -227,7 +227,14 @@ class _AcidSink:
 def _bare(image: Image, index: int, position: int) -> Image:
     """A stream before any of its bytes are there."""
     return msgspec.structs.replace(
-        image, index=index, position=position, closed=False, closed_by=None, producers={}, ages=None, deleted=False
+        image,
+        message_index=index,
+        byte_position=position,
+        closed=False,
+        closed_by=None,
+        producers={},
+        ages=None,
+        deleted=False,
     )
 
 

@@ -181,7 +181,7 @@ def _kept(context: MaintenanceContext, plan: Plan) -> Generator[None, None, list
     kept = []
     for steps, (stream_id, lsn, image, tail) in enumerate(plan.frozen, 1):
         found = image if image is not None else told[stream_id]
-        assert tail is None or (found.index, found.position) == (tail.end_index, tail.end_position)
+        assert tail is None or (found.message_index, found.byte_position) == (tail.end_index, tail.end_position)
         kept.append(Kept(stream_id, lsn, found))
         if steps % 256 == 0:
             yield

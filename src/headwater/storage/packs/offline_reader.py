@@ -69,13 +69,13 @@ class PackReader:
             if stored is None:
                 yield f"Stream {stream.name!r}: the store knows nothing of its bytes."
                 continue
-            start = own_start(stream, floor_of[stream.id]).position
+            start = own_start(stream, floor_of[stream.id]).byte_position
             if stored.base_position > start:
                 yield f"Stream {stream.name!r}: its bytes from position {start} to {stored.base_position} are missing."
-            if stored.end != (stream.index, stream.position):
+            if stored.end != (stream.message_index, stream.byte_position):
                 yield (
-                    f"Stream {stream.name!r} ends at position {stream.position} after {stream.index} messages, but its"
-                    f" bytes end at {stored.end[1]} after {stored.end[0]}."
+                    f"Stream {stream.name!r} ends at position {stream.byte_position} after {stream.message_index}"
+                    f" messages, but its bytes end at {stored.end[1]} after {stored.end[0]}."
                 )
             at = stored.base_index, stored.base_position
             for extent in extents.split(stored.extents):

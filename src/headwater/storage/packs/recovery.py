@@ -136,11 +136,11 @@ class Recovery:
         if isinstance(state, Document):
             return
         fork = state.fork
-        base = (fork.index, fork.position) if fork is not None else (0, 0)
+        base = (fork.message_index, fork.byte_position) if fork is not None else (0, 0)
         blob = saved.pop(state.id, NO_EXTENTS)
-        if blob and not extents.is_chain(blob, *base, state.index, state.position):
-            blob = extents.chain(extents.split(blob), state.index, state.position)
-        start = (state.index, state.position)
+        if blob and not extents.is_chain(blob, *base, state.message_index, state.byte_position):
+            blob = extents.chain(extents.split(blob), state.message_index, state.byte_position)
+        start = (state.message_index, state.byte_position)
         if blob:
             first = extents.at(blob, 0)
             start = (first.first_index, first.position)
@@ -166,7 +166,7 @@ class Recovery:
         if isinstance(record, Create):
             self._names[record.id] = record.name
             fork = record.fork
-            stored = StreamData(fork.index, fork.position) if fork is not None else StreamData(0, 0)
+            stored = StreamData(fork.message_index, fork.byte_position) if fork is not None else StreamData(0, 0)
             self.streams[record.id] = stored
         elif record.id in self.streams:
             stored = self.streams[record.id]
@@ -179,7 +179,7 @@ class Recovery:
             stored.growing_tail().extend(record.payload, record.lengths)
         self.dirty.add(record.id)
         if isinstance(record, Retain):
-            self._note_retained(record.id, record.position)
+            self._note_retained(record.id, record.byte_position)
         elif isinstance(record, Delete):
             self._missing.pop(record.id, None)
         yield record
