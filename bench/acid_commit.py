@@ -125,7 +125,9 @@ def batches(connections: int, streams: int, rounds: int) -> list[list[Committed]
         batch = []
         for _ in range(connections):
             stream = random.choice(everyone)
-            record = Append(stream.id, 0, stream.message_index, stream.byte_position, PAYLOAD, (len(PAYLOAD),), "producer", 0, 0)
+            tail = stream.tail
+            lengths = (len(PAYLOAD),)
+            record = Append(stream.id, 0, tail.message_index, tail.byte_position, PAYLOAD, lengths, "producer", 0, 0)
             catalog.apply(record)
             batch.append(Committed(record))
         made.append(batch)

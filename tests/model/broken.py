@@ -229,7 +229,13 @@ class WakesOncePerBatch(Engine):
 
 
 class LeavesReadersOfTheDeleted(Engine):
-    def _end_followers(self, stream: LiveStream) -> None: ...
+    def start(self) -> None:
+        self.publisher.end_followers = _leave_waiting  # type: ignore[method-assign]
+        super().start()
+
+
+def _leave_waiting(stream: LiveStream) -> None:
+    """Readers of a deleted stream are not notified."""
 
 
 # -- recovery
