@@ -12,7 +12,7 @@ from headwater.client.effects import Emit, Operation, Policy, Request, send
 from headwater.client.errors import ConflictError
 from headwater.client.operations import StreamOperations
 from headwater.client.reading import Position, read
-from headwater.client.results import BEGINNING, Batch, BucketEntry, StreamEntry, decode
+from headwater.client.results import BEGINNING, Batch, BucketEntry, ChangedStreams, StreamEntry, decode
 
 PAGE_ENTRIES: Final = 1000
 REGISTRY: Final = "__registry__"
@@ -24,6 +24,8 @@ class _Page(msgspec.Struct):
     buckets: list[dict[str, Any]] = []
     has_more: bool = False
     next_cursor: str | None = None
+    changes_cursor: str = ""
+    reset: bool = False
 
 
 def buckets(policy: Policy, base_url: str) -> Operation[None]:
@@ -40,22 +42,44 @@ def buckets(policy: Policy, base_url: str) -> Operation[None]:
 
 def bucket_streams(policy: Policy, bucket_url: str, prefix: str) -> Operation[None]:
     """Emit a `StreamEntry` for each stream of a bucket, in the order of their names."""
+    return listed_streams(policy, f"{bucket_url}/streams", prefix)
+
+
+def listed_streams(policy: Policy, listing_url: str, prefix: str) -> Operation[None]:
+    """Emit a `StreamEntry` for each stream of a listing, in the order of their names."""
     query = {"limit": str(PAGE_ENTRIES)} | ({"prefix": prefix} if prefix else {})
     while True:
-        page = yield from _page(policy, f"{bucket_url}/streams", query)
+        page = yield from _page(policy, listing_url, query)
         for found in page.streams:
-            yield Emit(
-                StreamEntry(
-                    found["stream_id"],
-                    found.get("next_offset", ""),
-                    found.get("content_type", ""),
-                    found.get("created_at_ms"),
-                    found,
-                )
-            )
+            yield Emit(_entry(found))
         if not page.has_more or not page.streams:
             return
-        query["after"] = page.next_cursor or page.streams[-1]["stream_id"]
+        query["after"] = page.next_cursor or _entry(page.streams[-1]).name
+
+
+def changed_streams(
+    policy: Policy, listing_url: str, prefix: str, cursor: str | None
+) -> Operation[ChangedStreams | None]:
+    """Wait for streams of a listing that change after a cursor; None if none did in the time limit of the server."""
+    query = {"limit": str(PAGE_ENTRIES), "live": "long-poll", "prefix": prefix}
+    if cursor is not None:
+        query["cursor"] = cursor
+    request = Request("GET", listing_url, urlencode(query), timeout_s=policy.live_timeout_s)
+    response = yield from send(policy, request, 200, 204)
+    if response.status == 204:
+        return None
+    page: _Page = decode(response.body, _Page)
+    return ChangedStreams([_entry(found) for found in page.streams], page.changes_cursor, page.has_more, page.reset)
+
+
+def _entry(found: Mapping[str, Any]) -> StreamEntry:
+    return StreamEntry(
+        found.get("name") or found["stream_id"],
+        found.get("next_offset", ""),
+        found.get("content_type", ""),
+        found.get("created_at_ms"),
+        found,
+    )
 
 
 def _page(policy: Policy, url: str, query: Mapping[str, str]) -> Operation[_Page]:

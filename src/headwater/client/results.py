@@ -313,6 +313,18 @@ class StreamEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedStreams:
+    """Streams that changed after a cursor, each with its current tail or `deleted` in its attributes."""
+
+    streams: list[StreamEntry]
+    cursor: str
+    """Where to continue."""
+    has_more: bool
+    reset: bool
+    """The server did not know the cursor; list the streams again."""
+
+
+@dataclass(frozen=True, slots=True)
 class BucketEntry:
     """One bucket in a listing."""
 

@@ -95,6 +95,8 @@ class Committer:
         self._recent_write_s = 0.0
         self._stalled_until_s = 0.0
         self.failure: str | None = None
+        self.publishes_all = False
+        """Whether appends to streams without followers are published too."""
 
     @property
     def idle(self) -> bool:
@@ -127,7 +129,7 @@ class Committer:
             if entry.done is not None:
                 entry.done(entry.result)
         finally:
-            if type(record) is not Append or stream is None or stream.followers is not None:
+            if type(record) is not Append or stream is None or stream.followers is not None or self.publishes_all:
                 guarded(self._publish, (entry,))
 
     def check(self) -> None:

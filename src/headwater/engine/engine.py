@@ -57,6 +57,7 @@ from headwater.engine.retention import RetentionKeeper
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.snapshots import Snapshots
 from headwater.engine.stream import LiveStream, StreamFollower
+from headwater.engine.stream_index import StreamIndex
 from headwater.engine.stream_refusals import not_found, read_only, soft_deleted
 from headwater.engine.sweeper import Sweeper
 from headwater.engine.write_gate import WriteGate
@@ -133,6 +134,7 @@ class Engine:
             lambda: self.clock_guard.jump is None,
         )
         self.buckets = Buckets(self)
+        self.index = StreamIndex(self, self.publisher, scheduler)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -333,6 +335,15 @@ class Engine:
     def seen(self, name: str) -> LiveStream | None:
         """The stream that readers see under a name, whatever its state."""
         return self._view.find(name)
+
+    def watch_changes(self, on_changed: Callable[[LiveStream], None]) -> None:
+        """Call `on_changed` from now on for every record that changes what readers see of a stream."""
+        self.publisher.on_changed = on_changed
+        self._committer.publishes_all = True
+
+    def names(self) -> Iterator[str]:
+        """The names of all streams, pending ones included."""
+        return iter(self.catalog.by_name)
 
     def touch(self, stream: LiveStream) -> None:
         """Restart a sliding window because the stream was used. It is saved now and then, not on every read."""

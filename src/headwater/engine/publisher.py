@@ -30,16 +30,21 @@ class StreamPublisher:
         """Called when a new stream is durable, before its first followers are woken."""
         self.on_deleted: list[Callable[[LiveStream], None]] = []
         """Called when the end of a stream is durable, on request or by expiry."""
+        self.on_changed: Callable[[LiveStream], None] | None = None
+        """Called for every record that changes what readers see of a stream."""
 
     def publish(self, batch: Sequence[CommitEntry]) -> None:
         """Let live readers see what a batch made durable: once per stream, however many records it has of it."""
         woken: dict[int, LiveStream] = {}
+        on_changed = self.on_changed
         for entry in batch:
             stream = entry.stream
             if stream is None:
                 continue
             if type(entry.record) is not Append:
                 self._announce(stream, entry.record)
+            if on_changed is not None and type(entry.record) is not Touch:
+                guarded(on_changed, stream)
             if stream.followers is not None and type(entry.record) is not Touch:
                 woken[stream.id] = stream
         at_once = AT_ONCE_MAX

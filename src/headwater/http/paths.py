@@ -1,6 +1,7 @@
 """Paths: what a URL names. Every segment is percent-decoded once, and checked after that.
 
     /v1/stream/{name}                                a stream; its name may have several segments
+    /v1/stream/__ds/streams                          the listing of streams, and of those that changed
     /v1/stream/__ds/jwks.json                        the public keys of webhooks
     /v1/stream/__ds/subscriptions                    the list of subscriptions
     /v1/stream/__ds/subscriptions/{id}               a subscription
@@ -35,6 +36,7 @@ BUCKETS_ROOT: Final = BUCKET_ROOT.encode()
 # Patterns: the keys of the route table.
 SERVER: Final = "*"
 STREAM: Final = "/v1/stream/{name}"
+STREAM_LISTING: Final = "/v1/stream/__ds/streams"
 KEY_SET: Final = "/v1/stream/__ds/jwks.json"
 SUBSCRIPTIONS: Final = "/v1/stream/__ds/subscriptions"
 SUBSCRIPTION: Final = "/v1/stream/__ds/subscriptions/{id}"
@@ -117,6 +119,8 @@ def stream_at(path: bytes, max_name_bytes: int) -> str:
 def _resolve_control(path: bytes) -> Address:
     """A path below `__ds`. A stream in it may be one segment with encoded slashes, or several segments."""
     segments = path.split(b"/")[1:]
+    if segments == [b"streams"]:
+        return Address(STREAM_LISTING)
     if segments == [b"jwks.json"]:
         return Address(KEY_SET)
     if segments == [b"subscriptions"]:
