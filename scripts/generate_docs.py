@@ -80,6 +80,7 @@ PACKAGES = {
     "shapes": (3, 0, "Electric's Shape API"),
     "server": (2, 3, "a server to embed"),
     "testing": (3, 3, "fixtures for tests"),
+    "ai": (2, 4, "durable model output"),
 }
 """Where a package is drawn: column, row, and its job in a few words. Arrows come from the code."""
 
@@ -100,7 +101,7 @@ def packages_picture() -> str:
         raise SystemExit(f"give {', '.join(sorted(unknown))} a place in PACKAGES of scripts/generate_docs.py")
     arrows = "".join(_arrow(source, target) for source, target in sorted(_imports()) if target in packages)
     boxes = "".join(_box(package) for package in PACKAGES if package in packages)
-    size = f'viewBox="0 0 {4 * _COLUMN} {4 * _ROW_HEIGHT}"'
+    size = f'viewBox="0 0 {4 * _COLUMN} {5 * _ROW_HEIGHT}"'
     tip = (
         '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
         ' orient="auto"><path d="M0 0L8 4L0 8z"/></marker></defs>'

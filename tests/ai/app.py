@@ -1,0 +1,109 @@
+"""A FastAPI application that answers with durable responses, run by uvicorn: in a thread, or as a process to kill.
+
+python -m tests.ai.app STREAM_ROOT      prints its address, and ends when its stdin closes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+
+from headwater.ai import durable_response, reconnect_response, shutdown, stop_generation, stream_at
+from tests.ports import free_port
+
+WORDS = ["a", "durable", "stream", "remembers", "every", "token", "that", "was", "written", "to", "it"]
+
+
+async def answer(pause_s: float, fail: bool = False) -> AsyncIterator[dict[str, Any]]:
+    """A model of few words, as UI message chunks of the Vercel AI SDK."""
+    yield {"type": "start", "messageId": "m1"}
+    yield {"type": "text-start", "id": "t1"}
+    for word in WORDS:
+        await asyncio.sleep(pause_s)
+        yield {"type": "text-delta", "id": "t1", "delta": f"{word} "}
+        if fail and word == "remembers":
+            raise RuntimeError("a secret of the server")
+    yield {"type": "text-end", "id": "t1"}
+    yield {"type": "finish"}
+
+
+def application(root: str) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await shutdown()
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.post("/api/chat")
+    async def chat(request: Request) -> Response:
+        asked = await request.json()
+        source = answer(asked.get("pause_s", 0.0), asked.get("fail", False))
+        return await durable_response(
+            source, stream=f"{root}/answers/{asked['id']}", mode=asked.get("mode", "immediate")
+        )
+
+    @app.get("/api/chat/{chat_id}/stream")
+    async def resume(chat_id: str) -> Response:
+        return await reconnect_response(f"{root}/answers/{chat_id}")
+
+    @app.post("/api/chat/{chat_id}/stop")
+    async def stop(chat_id: str) -> dict[str, bool]:
+        return {"stopped": await stop_generation(stream_at(f"{root}/answers/{chat_id}"), "the user stopped it")}
+
+    return app
+
+
+@contextmanager
+def serving(root: str) -> Any:
+    """The application in a thread; yields its address."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(application(root), host="127.0.0.1", port=port, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until_answers(port)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
+
+
+def wait_until_answers(port: int) -> None:
+    import socket
+    import time
+
+    until = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            assert time.monotonic() < until, "the application does not listen"
+            time.sleep(0.02)
+        else:
+            return
+
+
+def main() -> None:
+    port = free_port()
+    config = uvicorn.Config(application(sys.argv[1]), host="127.0.0.1", port=port, log_level="error")
+    server = uvicorn.Server(config)
+    threading.Thread(target=_print_when_ready, args=(port,), daemon=True).start()
+    server.run()
+
+
+def _print_when_ready(port: int) -> None:
+    wait_until_answers(port)
+    sys.stdout.write(f"listening on http://127.0.0.1:{port}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
