@@ -16,7 +16,7 @@ import pytest
 from tests.docs.markdown import REPOSITORY, pages
 from tests.serving import Server, server_environment
 
-_METRIC_ROW = re.compile(r"^\| `(headwater_\w+)` \| (\w+) \| (.+?) \|$", re.MULTILINE)
+_METRIC_ROW = re.compile(r"^\| `((?:headwater|process)_\w+)` \| (\w+) \| (.+?) \|$", re.MULTILINE)
 _BENCH = re.compile(r"python -m (bench\.\w+)")
 
 

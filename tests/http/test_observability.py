@@ -13,6 +13,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import headwater
 from tests.http.protocol import Stream, assert_problem, stream_on
 from tests.http.sse_reader import SseReader
 from tests.http.subscribing import Subscription, acks_of
@@ -134,7 +135,10 @@ def test_subscriptions_are_counted_with_their_wakes_leases_and_webhooks() -> Non
 def test_metrics_do_not_grow_with_names(observed: Server) -> None:
     """A label per stream would let any client fill the memory of whoever scrapes."""
     with httpx.Client(base_url=observed.url, verify=False) as http:
+        # One request of each kind first: the labels of operations and statuses are limited.
         Stream(http, "first-name").create()
+        http.get("/nowhere/first")
+        http.request("METHOD", "/v1/stream/x")
         before = len(samples(observed))
         for number in range(50):
             Stream(http, f"label-{number}").create()
@@ -217,3 +221,29 @@ def test_a_bug_answers_500_with_an_id_that_is_in_the_log_and_nothing_of_the_insi
     line = next(line for line in server.log().splitlines() if request_id in line)
     assert "ERROR" in line
     assert "a secret of the inside" in server.log()
+
+
+def test_request_times_are_counted_by_operation(observed: Server) -> None:
+    with httpx.Client(base_url=observed.url, verify=False) as http:
+        before = samples(observed).get("headwater_request_duration_seconds_count{operation=head}", 0)
+        Stream(http, "timed").create()
+        for _ in range(3):
+            http.head("/v1/stream/timed")
+    after = samples(observed)
+    assert after["headwater_request_duration_seconds_count{operation=head}"] == before + 3
+    assert after["headwater_request_duration_seconds_bucket{le=+Inf,operation=head}"] == before + 3
+    assert 0 < after["headwater_request_duration_seconds_sum{operation=head}"] < 60
+
+
+def test_process_and_build_are_described(observed: Server) -> None:
+    found = samples(observed)
+    assert found["process_resident_memory_bytes"] > 1_000_000
+    assert found["process_open_fds"] > 3
+    [build] = [name for name in found if name.startswith("headwater_build_info{")]
+    assert f"version={headwater.__version__}" in build
+
+
+def test_the_root_leads_to_the_stream_browser(observed: Server) -> None:
+    answer = httpx.get(f"{observed.url}/", verify=False)
+    assert answer.status_code == 307
+    assert httpx.URL(f"{observed.url}/").join(answer.headers["location"]).path == "/ui/"

@@ -84,10 +84,13 @@ def test_anything_but_a_token_is_refused(proxy: Proxied, header: str) -> None:
     assert proxy.raw("PUT", "/v1/stream/nobody", TEXT, *lines).status == 401
 
 
-def test_health_is_open_and_nothing_else_is(proxy: Proxied) -> None:
+def test_health_and_the_stream_browser_are_open_and_nothing_else_is(proxy: Proxied) -> None:
     health = proxy.raw("GET", "/healthz")
     assert (health.status, health.body) == (200, b"ok")
-    for target in ("/readyz", "/metrics", "/ui/", "/ds", "/ds/some", "/v1/stream/x", "/", "/nothing", "/v1/stream"):
+    assert proxy.raw("GET", "/").status == 307, "leads to the stream browser, which asks for a token"
+    assert proxy.raw("GET", "/ui/").status == 200
+    assert proxy.raw("POST", "/ui/").status == 401
+    for target in ("/readyz", "/metrics", "/uix", "/ds", "/ds/some", "/v1/stream/x", "/nothing", "/v1/stream"):
         assert proxy.raw("GET", target).status == 401, target
 
 

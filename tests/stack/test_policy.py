@@ -143,7 +143,6 @@ def test_a_namespaced_token_works_in_its_namespace_on_both_surfaces(proxy: Proxi
         "/v1/stream/tenant-a/../__ds/subscriptions",
         "/metrics",
         "/readyz",
-        "/ui/",
     ],
 )
 @pytest.mark.parametrize("scope", ["", ADMIN])

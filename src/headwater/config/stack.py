@@ -89,7 +89,9 @@ class AuthSettings(SettingsSection):
         " `streams:admin`.",
     )
     open_ui: bool = Field(
-        False, description="Serve the stream browser's page (`/ui`) without a token; what it reads needs one."
+        True,
+        description="Serve the files of the stream browser (`/`, `/ui`) without a token. They contain no data; the page"
+        " asks for a token before it reads streams.",
     )
     rate_limit_per_sec: Count = Field(
         0, ge=0, le=1_000_000, description="Requests a second for each subject; more is 429. 0 is no limit."

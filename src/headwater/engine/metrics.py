@@ -12,6 +12,7 @@ from typing import Final
 BATCH_SIZE_BOUNDS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 COMMIT_SECONDS_BOUNDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 
+REQUEST_SECONDS_BOUNDS: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0)
 LOOP_LAG_SECONDS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -55,6 +56,7 @@ class Metrics:
         "leases_expired",
         "loop_lag_seconds",
         "read_bytes",
+        "request_seconds",
         "requests",
         "slow_followers",
         "wakes",
@@ -75,6 +77,16 @@ class Metrics:
         self.deliveries: dict[str, int] = {"accepted": 0, "failed": 0}
         self.leases_expired = 0
         self.requests: dict[tuple[str, int], int] = {}
+        self.request_seconds: dict[str, Histogram] = {}
+        """By operation."""
         self.batch_sizes = Histogram(BATCH_SIZE_BOUNDS)
         self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)
         self.loop_lag_seconds = Histogram(LOOP_LAG_SECONDS_BOUNDS)
+
+    def observe_request(self, operation: str, seconds: float) -> None:
+        histogram = self.request_seconds.get(operation)
+        if histogram is None:
+            histogram = self.request_seconds[operation] = Histogram(REQUEST_SECONDS_BOUNDS)
+        # As `observe` does, without its call: this runs for every request.
+        histogram.counts[bisect_left(REQUEST_SECONDS_BOUNDS, seconds)] += 1
+        histogram.total += seconds

@@ -12,6 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from time import perf_counter
 from typing import Any, Final
 
 from headwater.core.errors import InternalError, Refusal
@@ -68,6 +69,7 @@ class Connection(asyncio.Protocol):
     """The protocol of one socket, from accept to close. For a live response it is the `Channel`."""
 
     __slots__ = (
+        "_began_s",
         "_context",
         "_flow",
         "_is_last",
@@ -112,6 +114,7 @@ class Connection(asyncio.Protocol):
         # Per request being answered.
         self._request: Request = None  # type: ignore[assignment]
         self._operation = UNKNOWN
+        self._began_s = 0.0
         self._live: LiveResponse | None = None
         self._pieces: Iterator[Buffer] | None = None
 
@@ -327,6 +330,7 @@ class Connection(asyncio.Protocol):
     def _answer(self, request: Request) -> None:
         self._request = request
         self._operation = UNKNOWN
+        self._began_s = perf_counter()
         self._writing = WRITING[self._writing][TAKE]
         try:
             route, address = self._router.resolve(self._context, request)
@@ -348,6 +352,7 @@ class Connection(asyncio.Protocol):
         self._writing = WRITING[self._writing][TAKE_REFUSED]
         self._request = self._parser.refused_request()
         self._operation = MALFORMED
+        self._began_s = perf_counter()
         self._send(problem(refusal))
 
     def _send(self, response: Response | PiecewiseResponse | LiveResponse) -> None:
@@ -415,6 +420,7 @@ class Connection(asyncio.Protocol):
         counts = context.requests
         key = (self._operation, status)
         counts[key] = counts.get(key, 0) + 1
+        context.metrics.observe_request(self._operation, perf_counter() - self._began_s)
         if context.debug:
             self._log(status)
 
@@ -423,13 +429,22 @@ class Connection(asyncio.Protocol):
         self._transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
         key = (self._operation, status)
         self._context.requests[key] = self._context.requests.get(key, 0) + 1
+        self._context.metrics.observe_request(self._operation, perf_counter() - self._began_s)
         if self._context.debug:
             self._log(status)
 
     def _log(self, status: int) -> None:
         method = self._request.method.decode("latin-1")
         path = self._request.target.decode("latin-1")
-        log.debug("answered", extra={"method": method, "path": path, "status": status})
+        peer = self._transport.get_extra_info("peername")
+        extra = {
+            "method": method,
+            "path": path,
+            "status": status,
+            "duration_ms": round((perf_counter() - self._began_s) * 1000, 3),
+            "client": f"{peer[0]}:{peer[1]}" if peer else "",
+        }
+        log.debug("answered", extra=extra)
 
     def _connection_header(self) -> bytes:
         request = self._request

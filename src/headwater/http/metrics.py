@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
+from importlib import metadata
 from typing import Final
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from headwater.http.context import Context
@@ -15,6 +23,9 @@ from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.responses import Response
 
+_PROCESS: Final = ProcessCollector(registry=None)
+"""CPU time, memory, open files and start time, as `process_…`. Empty on systems without /proc."""
+_BUILD: Final = {"version": metadata.version("headwater"), "python": platform.python_version()}
 _METRICS: Final = NO_STORE + b"Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
 
 
@@ -31,33 +42,37 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         engine = self._context.engine
         numbers = engine.metrics
-        requests = CounterMetricFamily("headwater_requests", "Requests answered.", labels=["operation", "status"])
+        requests = CounterMetricFamily("headwater_requests", "Completed requests.", labels=["operation", "status"])
         for (operation, status), count in sorted(numbers.requests.items()):
             requests.add_metric([operation, str(status)], count)
         yield requests
         for name, text, value in (
             ("appends", "Appends accepted.", numbers.appends),
-            ("duplicate_appends", "Appends answered as repeats of an earlier one.", numbers.duplicates),
+            ("duplicate_appends", "Appends recognized as duplicates of an earlier one.", numbers.duplicates),
             ("appended_messages", "Messages appended.", numbers.appended_messages),
             ("appended_bytes", "Payload bytes appended.", numbers.append_bytes),
             ("read_bytes", "Payload bytes sent to readers.", numbers.read_bytes),
             ("streams_created", "Streams created.", numbers.created),
             ("streams_deleted", "Streams deleted on request.", numbers.deleted),
-            ("streams_expired", "Streams removed because their time was up.", numbers.expired),
-            ("slow_readers", "Connections cut because their reader made no progress.", numbers.slow_followers),
-            ("leases_expired", "Leases of workers that ran out.", numbers.leases_expired),
-            ("retention_errors", "Attempts to apply retention to a stream that failed.", engine.retention.errors),
-            ("clock_jumps", "Jumps of the clock that held expired streams back.", engine.clock_guard.jumps),
+            ("streams_expired", "Streams deleted because they expired.", numbers.expired),
+            (
+                "slow_readers",
+                "Connections closed because the client did not read its response.",
+                numbers.slow_followers,
+            ),
+            ("leases_expired", "Leases of workers that expired.", numbers.leases_expired),
+            ("retention_errors", "Failed attempts to apply retention to a stream.", engine.retention.errors),
+            ("clock_jumps", "Clock jumps that delayed the deletion of expired streams.", engine.clock_guard.jumps),
         ):
             yield CounterMetricFamily(f"headwater_{name}", text, value=value)
-        wakes = CounterMetricFamily("headwater_wakes", "Wakes of subscriptions.", labels=["kind"])
-        calls = CounterMetricFamily("headwater_webhook_calls", "Webhooks called.", labels=["outcome"])
-        live = GaugeMetricFamily("headwater_live_readers", "Live readers connected now.", labels=["kind"])
+        wakes = CounterMetricFamily("headwater_wakes", "Wakes sent to workers of subscriptions.", labels=["kind"])
+        calls = CounterMetricFamily("headwater_webhook_calls", "Webhook calls.", labels=["outcome"])
+        live = GaugeMetricFamily("headwater_live_readers", "Connected live readers.", labels=["kind"])
         for family, counts in ((wakes, numbers.wakes), (calls, numbers.deliveries), (live, numbers.followers)):
             for label, count in counts.items():
                 family.add_metric([label], count)
             yield family
-        standing = GaugeMetricFamily("headwater_subscriptions", "Subscriptions now.", labels=["kind", "phase"])
+        standing = GaugeMetricFamily("headwater_subscriptions", "Existing subscriptions.", labels=["kind", "phase"])
         census = self._context.census()
         for (kind, phase), count in sorted(census.by_kind_and_phase.items()):
             standing.add_metric([kind, phase], count)
@@ -65,20 +80,20 @@ class ServerCollector(Collector):
         slow = sum(connection.is_slow_reader for connection in self._context.connections.all())
         usage = engine.storage_usage()
         for name, text, value in (
-            ("streams", "Streams that exist now.", len(engine.catalog)),
-            ("payload_bytes", "Payload bytes held by all streams.", engine.total_bytes),
-            ("metadata_bytes", "Metadata of streams in memory, estimated.", engine.quota.metadata_bytes),
-            ("storage_memory_bytes", "Payload bytes held in memory.", usage.memory_bytes),
+            ("streams", "Existing streams.", len(engine.catalog)),
+            ("payload_bytes", "Payload bytes of all streams.", engine.total_bytes),
+            ("metadata_bytes", "Estimated memory for the metadata of streams.", engine.quota.metadata_bytes),
+            ("storage_memory_bytes", "Payload bytes in memory.", usage.memory_bytes),
             (
                 "subscription_streams_pending",
-                "Streams that a subscription must still ack.",
+                "Streams with data that a subscription has not acknowledged.",
                 census.pending,
             ),
-            ("expiry_held_streams", "Expired streams that are kept after a clock jump.", engine.held_streams),
-            ("connections", "Connections open now.", len(self._context.connections)),
-            ("slow_readers_now", "Connections whose client does not read its answers now.", slow),
-            ("request_body_bytes", "Bytes of request bodies held in memory now.", self._context.budget.held),
-            ("ready", "1 while writes are taken.", int(engine.failure is None)),
+            ("expiry_held_streams", "Expired streams that are kept because of a clock jump.", engine.held_streams),
+            ("connections", "Open connections.", len(self._context.connections)),
+            ("slow_readers_now", "Connections whose client does not read its response at the moment.", slow),
+            ("request_body_bytes", "Bytes of request bodies in memory.", self._context.budget.held),
+            ("ready", "1 if the server accepts writes, otherwise 0.", int(engine.failure is None)),
         ):
             yield GaugeMetricFamily(f"headwater_{name}", text, value=value)
         drift_s = engine.clock_guard.drift_ms / 1000
@@ -86,8 +101,18 @@ class ServerCollector(Collector):
         for name, text, histogram in (
             ("commit_batch_records", "Records per commit.", numbers.batch_sizes),
             ("commit_seconds", "Time to make a commit durable.", numbers.commit_seconds),
-            ("loop_lag_seconds", "How late the event loop runs a timer.", numbers.loop_lag_seconds),
+            ("loop_lag_seconds", "Delay of timers on the event loop.", numbers.loop_lag_seconds),
         ):
             yield HistogramMetricFamily(
                 f"headwater_{name}", text, buckets=histogram.cumulative(), sum_value=histogram.total
             )
+        durations = HistogramMetricFamily(
+            "headwater_request_duration_seconds",
+            "Time from a complete request to the start of its response.",
+            labels=["operation"],
+        )
+        for operation, histogram in sorted(numbers.request_seconds.items()):
+            durations.add_metric([operation], histogram.cumulative(), histogram.total)
+        yield durations
+        yield InfoMetricFamily("headwater_build", "Version of the server.", value=_BUILD)
+        yield from _PROCESS.collect()

@@ -99,7 +99,7 @@ def resolve_path(path: bytes, max_name_bytes: int) -> Address:
         return _resolve_bucketed(path)
     if path in _PAGES:
         return Address(_PAGES[path])
-    if path == b"/ui" or path.startswith(b"/ui/"):
+    if path in {b"/", b"/ui"} or path.startswith(b"/ui/"):
         return Address(UI, path.decode("latin-1"))
     raise NotFound("There is nothing at this address. Streams are at /v1/stream/{name} and /ds/{bucket}/{stream}.")
 

@@ -60,7 +60,7 @@ class UiFile(NamedTuple):
 
 
 def handle(context: Context, request: Request, address: Address) -> Response:
-    if address.name == ROOT:
+    if address.name in {"/", ROOT}:
         # Relative, so that it also holds below a proxy's prefix.
         return Response(TEMPORARY_REDIRECT, NO_CACHE + b"Location: ui/\r\n")
     page = _PAGES.get(address.name)

@@ -256,7 +256,7 @@ def _jwt_authn(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
         {"match": worker_actions},
     ]
     if auth.open_ui:
-        rules += [{"match": {"path": "/ui"}}, {"match": {"prefix": "/ui/"}}]
+        rules += [{"match": {"path": "/"}}, {"match": {"path": "/ui"}}, {"match": {"prefix": "/ui/"}}]
     rules.append({"match": {"prefix": "/"}, "requires": {"provider_name": "tokens"}})
     body = {"providers": {"tokens": provider}, "bypass_cors_preflight": True, "rules": rules}
     return _filter("jwt_authn", "jwt_authn.v3.JwtAuthentication", body)
@@ -316,6 +316,7 @@ def _routes() -> Tree:
             *({"match": {"path": page}, "route": quick} for page in ("/healthz", "/readyz", "/metrics")),
             *({"match": {"prefix": root}, "route": to_streams} for root in ("/v1/stream/", "/ds/")),
             {"match": {"path": "/ds"}, "route": to_streams},
+            {"match": {"path": "/"}, "route": quick},
             {"match": {"path": "/ui"}, "route": quick},
             {"match": {"prefix": "/ui/"}, "route": quick},
         ],

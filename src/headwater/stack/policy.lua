@@ -64,7 +64,8 @@ end
 -- Routes without a token: the public keys of webhooks, and the actions of workers, whose wake token the server checks.
 local function is_open(method, path)
   if path == "/healthz" then return true end
-  if POLICY.open_ui and (path == "/ui" or starts_with(path, "/ui/")) then return READS[method] or false end
+  local is_ui = path == "/" or path == "/ui" or starts_with(path, "/ui/")
+  if POLICY.open_ui and is_ui then return READS[method] or false end
   if path == STREAMS .. "__ds/jwks.json" then return READS[method] or false end
   local action = path:match("^/v1/stream/__ds/subscriptions/[^/]+/(%l+)$")
   return method == "POST" and (action == "ack" or action == "release" or action == "callback")
