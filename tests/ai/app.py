@@ -15,7 +15,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from headwater.ai import durable_response, reconnect_response, shutdown, stop_generation, stream_at
+from headwater.ai import AG_UI, durable_response, reconnect_response, shutdown, stop_generation, stream_at
 from tests.ports import free_port
 
 WORDS = ["a", "durable", "stream", "remembers", "every", "token", "that", "was", "written", "to", "it"]
@@ -34,6 +34,17 @@ async def answer(pause_s: float, fail: bool = False) -> AsyncIterator[dict[str, 
     yield {"type": "finish"}
 
 
+async def turn(messages: list[Any]) -> AsyncIterator[dict[str, Any]]:
+    """The user's last message, then the answer to it."""
+    asked, reply = messages[-1], f"answer-{len(messages)}"
+    text = "".join(part.get("content", "") for part in asked["parts"])
+    for message_id, role, pieces in ((asked["id"], "user", [text]), (reply, "assistant", [f"{w} " for w in WORDS])):
+        yield {"type": "TEXT_MESSAGE_START", "messageId": message_id, "role": role}
+        for piece in pieces:
+            yield {"type": "TEXT_MESSAGE_CONTENT", "messageId": message_id, "delta": piece}
+        yield {"type": "TEXT_MESSAGE_END", "messageId": message_id}
+
+
 def application(root: str) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -49,6 +60,13 @@ def application(root: str) -> FastAPI:
         return await durable_response(
             source, stream=f"{root}/answers/{asked['id']}", mode=asked.get("mode", "immediate")
         )
+
+    @app.post("/api/session")
+    async def session(request: Request) -> Response:
+        """One stream holds the whole conversation, in the events of AG-UI, and stays open."""
+        asked = await request.json()
+        url = f"{root}/sessions/{request.query_params['id']}"
+        return await durable_response(turn(asked["messages"]), stream=url, event_format=AG_UI, close=False)
 
     @app.get("/api/chat/{chat_id}/stream")
     async def resume(chat_id: str) -> Response:
