@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 INTERVAL_S: Final = 2.0
-FREE_MAX_BYTES: Final = 32 * 1024 * 1024
+FREE_MAX_BYTES: Final = 8 * 1024 * 1024
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 _STATM: Final = Path("/proc/self/statm")
 

@@ -180,8 +180,10 @@ class RequestParser:
             self._give_up()
 
     def close(self) -> None:
+        """The connection is gone: let go of what refers back to this, so that no garbage collection is needed."""
         self.state = READING[self.state][CLOSE]
         self._give_up()
+        self._parser = self._sink = None  # type: ignore[assignment]
 
     def check_time(self, now_s: float) -> None:
         """Refuse a request that arrives too slowly."""
