@@ -7,7 +7,7 @@ Ways, each given the same batches in turn, so that a noisy machine is noisy for 
 - `log`: append the encoded batch to a file, fdatasync. What `file-durable` costs at least.
 - `shards, one by one`: one LMDB transaction in every shard that the batch touches.
 - `shards, threads`: the same, committed by a pool of threads (py-lmdb lets go of the GIL in a commit).
-- `acid`: one LMDB transaction in the journal; the carrier brings batches into the shards meanwhile.
+- `acid`: one synced append to the journal; checkpoints apply it to the shards meanwhile.
 
 Every way keeps the promise that an acknowledged write survives a power cut; none of LMDB's syncs is turned off.
 """
@@ -29,8 +29,8 @@ import lmdb
 
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, encode_record
-from headwater.storage.acid import AcidStorage
 from headwater.storage.acid.layout import shard_of
+from headwater.storage.acid.shard_store import acid_storage
 from headwater.storage.interface import Committed
 
 MAP_BYTES = 2**36
@@ -100,7 +100,7 @@ class Shards:
 
 class Acid:
     def __init__(self, directory: Path, count: int) -> None:
-        self.storage = AcidStorage(directory / "acid-store", count, MAP_BYTES, 2**26)
+        self.storage = acid_storage(directory / "acid-store", count, MAP_BYTES)
         list(self.storage.recover())
 
     def write(self, batch: Sequence[Committed]) -> None:

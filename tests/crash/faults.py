@@ -17,14 +17,14 @@ from headwater.engine import committer
 from headwater.engine.committer import Committer
 from headwater.engine.engine import Engine
 from headwater.engine.wakes import Wakes
-from headwater.storage.acid.journal import Journal
+from headwater.storage.acid.shard_store import Pending, ShardStore
 from headwater.storage.interface import Committed
 from headwater.storage.journal.segments import FileJournal
 
 
 def acknowledges_before_it_writes() -> None:
     """Batches are gathered and written a little later."""
-    write = FileJournal.write
+    write = FileJournal.append
     waiting: list[list[Committed]] = []
     lock = threading.Lock()
 
@@ -42,7 +42,7 @@ def acknowledges_before_it_writes() -> None:
                 threading.Thread(target=flush, args=(self,), daemon=True).start()
             waiting.append(list(batch))
 
-    FileJournal.write = later  # type: ignore[method-assign]
+    FileJournal.append = later  # type: ignore[method-assign]
 
 
 def shows_what_is_not_durable() -> None:
@@ -82,14 +82,14 @@ def forgets_producers() -> None:
 
 
 def _rewriting(change: Callable[[Committed], Committed | None]) -> None:
-    write = FileJournal.write
+    write = FileJournal.append
 
     def changed(self: FileJournal, batch: Sequence[Committed]) -> None:
         rewritten = [found for found in map(change, batch) if found is not None]
         if rewritten:
             write(self, rewritten)
 
-    FileJournal.write = changed  # type: ignore[method-assign]
+    FileJournal.append = changed  # type: ignore[method-assign]
 
 
 def forgets_deletions() -> None:
@@ -131,14 +131,14 @@ def forgets_wakes() -> None:
     Wakes.start = idle  # type: ignore[method-assign]
 
 
-def journals_only_some() -> None:
-    """Now and then a batch of `acid` is carried to the shards by memory alone."""
-    write = Journal.write
+def applies_only_some() -> None:
+    """Now and then the shards of `acid` do not get what a checkpoint claims that they have."""
+    apply = ShardStore._apply
 
-    def lazy(self: Journal, batch: Any, mark: Any) -> int:
-        return write(self, [] if self.last_seq % 5 == 4 else batch, mark)
+    def lazy(self: ShardStore, pending: list[Pending]) -> None:
+        apply(self, pending if len(pending) < 5 else pending[:-1])
 
-    Journal.write = lazy  # type: ignore[method-assign]
+    ShardStore._apply = lazy  # type: ignore[method-assign]
 
 
 FAULTS: dict[str, Callable[[], None]] = {
@@ -151,6 +151,6 @@ FAULTS: dict[str, Callable[[], None]] = {
         forgets_closure,
         forgets_sources,
         forgets_wakes,
-        journals_only_some,
+        applies_only_some,
     )
 }

@@ -21,7 +21,7 @@ from tests.cli.test_commands import headwater_command
 from tests.serving import Server, serve
 
 SIZES_MIB = {"file-fast": 24, "file-durable": 24, "acid": 160}
-"""`acid` keeps a reserve of 128 MiB; what the file modes keep follows from the sizes set below."""
+"""`acid` keeps a reserve of 128 MiB; that of the file modes follows from the sizes set below."""
 RESERVES_MIB = {"file-fast": 3, "file-durable": 3, "acid": 128}
 PATIENCE_S = 20.0
 TEXT = {"Content-Type": "text/plain"}

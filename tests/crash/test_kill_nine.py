@@ -30,7 +30,7 @@ UP_S = (0.005, 0.2)
 JUDGED_EVERY = 25
 
 MODES = ["file-durable", "acid", "file-fast"]
-BROKEN = {fault: "acid" if fault == "journals_only_some" else "file-durable" for fault in FAULTS}
+BROKEN = {fault: "acid" if fault == "applies_only_some" else "file-durable" for fault in FAULTS}
 BROKEN_ROUNDS = {"forgets_wakes": 8}
 """Told apart only at the end, by work that nobody does; the others are found out on the way."""
 

@@ -16,12 +16,13 @@ from random import Random
 import pytest
 
 from headwater.core.errors import Refusal
-from headwater.storage.acid.store import AcidStorage
 from headwater.storage.blobs import BlobStore, FileBlobs
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage
-from headwater.storage.journaled_store import FileStorage, StoreSettings
+from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.packs.pack_store import file_storage
 from tests.engine.retention_world import World
+from tests.storage.acid.driving import open_acid
 from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
 from tests.storage.simulation import DATA, SteppedWorker, Ticks
 
@@ -43,8 +44,8 @@ class StoredWorld(World):
         durable = self.mode == "file-durable"
         blobs = FileBlobs(filesystem, self.root / "blobs", durable=durable)
         if self.mode == "acid":
-            return AcidStorage(self.root / "data", 2, 16 * 1024 * 1024, 256), blobs
-        return FileStorage(filesystem, self.root / "data", durable=durable, settings=TINY), blobs
+            return open_acid(self.root / "data", 2, 16 * 1024 * 1024, 256), blobs
+        return file_storage(filesystem, self.root / "data", durable=durable, settings=TINY), blobs
 
     def crash(self) -> None:
         self.settle()
@@ -68,7 +69,7 @@ class CutWorld(World):
 
     def open(self) -> tuple[Storage, BlobStore]:
         mounted = self.disk.mount()
-        storage = FileStorage(mounted, DATA, durable=True, settings=TINY, worker=SteppedWorker(), clock=Ticks(0.0005))
+        storage = file_storage(mounted, DATA, durable=True, settings=TINY, worker=SteppedWorker(), clock=Ticks(0.0005))
         return storage, FileBlobs(mounted, BLOBS, durable=True)
 
     def must_work(self, result: object) -> None:

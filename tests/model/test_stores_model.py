@@ -10,27 +10,28 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from headwater.engine.committer import CommitMode
-from headwater.storage.acid.store import AcidStorage
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage
-from headwater.storage.journaled_store import FileStorage, StoreSettings
+from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.packs.pack_store import file_storage
 from tests.model.grounds import DirectoryGround
 from tests.model.machine import machine
+from tests.storage.acid.driving import open_acid
 
 TINY = StoreSettings(segment_bytes=4096, hot_tail_bytes=256)
 """Segments roll, packs are merged and reads come from files within one run of the machine."""
 
 
 def log_store(directory: Path) -> Storage:
-    return FileStorage(RealFilesystem(), directory, durable=True, settings=TINY)
+    return file_storage(RealFilesystem(), directory, durable=True, settings=TINY)
 
 
 def fast_log_store(directory: Path) -> Storage:
-    return FileStorage(RealFilesystem(), directory, durable=False, settings=TINY)
+    return file_storage(RealFilesystem(), directory, durable=False, settings=TINY)
 
 
 def acid_store(directory: Path) -> Storage:
-    return AcidStorage(directory, 2, 16 * 1024 * 1024, 256)
+    return open_acid(directory, 2, 16 * 1024 * 1024, 256)
 
 
 @pytest.mark.parametrize("commit", ["inline", "thread"])

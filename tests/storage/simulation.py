@@ -21,7 +21,8 @@ from headwater.core.producers import ProducerHeaders
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Retain, Touch
 from headwater.core.rules import CreateRequest, decide_append, decide_create
 from headwater.storage.interface import Committed, StorageError
-from headwater.storage.journaled_store import FileStorage, StoreSettings
+from headwater.storage.journaled_store import JournaledStorage, StoreSettings
+from headwater.storage.packs.pack_store import PackStore, file_storage
 from headwater.storage.worker import Job, Outcome
 from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
 from tests.storage.model import Model, difference, model_of, split
@@ -39,6 +40,12 @@ TINY = StoreSettings(
     look_every=1,
 )
 """So small that a few dozen appends roll segments, make checkpoints, merge packs and rewrite the manifest."""
+
+
+def packs_of(storage: JournaledStorage) -> PackStore:
+    """The cold store of a store in one of the file modes."""
+    assert isinstance(storage._cold, PackStore)
+    return storage._cold
 
 
 class SteppedWorker:
@@ -97,7 +104,7 @@ class Life:
         *,
         durable: bool = True,
         settings: StoreSettings = TINY,
-        make: Callable[..., FileStorage] = FileStorage,
+        make: Callable[..., JournaledStorage] = file_storage,
         tick_s: float = 0.0005,
     ) -> None:
         self.filesystem = filesystem
@@ -288,7 +295,7 @@ class Simulation:
         durable: bool = True,
         settings: StoreSettings = TINY,
         power: bool = True,
-        make: Callable[..., FileStorage] = FileStorage,
+        make: Callable[..., JournaledStorage] = file_storage,
     ) -> None:
         self.seed = seed
         self.random = Random(seed)

@@ -97,7 +97,7 @@ def test_killed_between_any_two_renames_it_is_no_store(
 
 def test_a_store_is_replaced_only_when_asked_to(tmp_path: Path) -> None:
     arrive(tmp_path / "t", "one")
-    with pytest.raises(StorageError, match="holds a store already"):
+    with pytest.raises(StorageError, match="already has a store"):
         arrive(tmp_path / "t", "two")
     assert content(tmp_path / "t") == "one"
     arrive(tmp_path / "t", "two", replace=True)

@@ -10,15 +10,15 @@ import pytest
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create
 from headwater.storage import interface
-from headwater.storage.acid import AcidStorage
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import BatchTooLargeError, Committed, Storage
 from headwater.storage.journal import frames
-from headwater.storage.journaled_store import FileStorage
+from headwater.storage.packs.pack_store import file_storage
+from tests.storage.acid.driving import open_acid
 
 OPENERS: dict[str, Callable[[Path], Storage]] = {
-    "file-durable": lambda directory: FileStorage(RealFilesystem(), directory, durable=True),
-    "acid": lambda directory: AcidStorage(directory, 1, 2**26, 2**20),
+    "file-durable": lambda directory: file_storage(RealFilesystem(), directory, durable=True),
+    "acid": lambda directory: open_acid(directory, 1, 2**26, 2**20),
 }
 
 

@@ -15,7 +15,7 @@ from headwater.core.records import Create
 from headwater.engine.stores import open_store
 from headwater.storage import control_socket
 from headwater.storage.interface import Committed
-from headwater.storage.journaled_store import FileStorage
+from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.offline.backup import restore_backup, take_backup
 
 MODES = ["file-fast", "file-durable", "acid"]
@@ -39,7 +39,7 @@ def running(mode: str, directory: Path) -> Iterator[None]:
         batch = [Committed(Create(1, "s", 1, "text/plain", payload=b"secret", lengths=(6,)))]
         store.storage.write(batch)
         store.storage.publish(batch)
-    if isinstance(store.storage, FileStorage):
+    if isinstance(store.storage, JournaledStorage):
         store.storage.maintain(lambda _: None)
     blob = store.blobs.create(7)
     blob.write(b"secret")

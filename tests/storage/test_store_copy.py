@@ -14,15 +14,18 @@ import pytest
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.floors import floors, own_start
 from headwater.core.records import ForkPoint, Image, Retain, SnapshotRef
-from headwater.storage.acid import AcidStorage
+from headwater.storage.acid.bulk_load import ShardBulkLoad
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage, StorageError
-from headwater.storage.journaled_store import FileStorage, StoreSettings
-from headwater.storage.offline.check import check, stats_at_rest
-from headwater.storage.offline.store_copy import _AcidSink, copy_between
-from headwater.storage.packs.bulk_load import PackBulkLoad, Run
-from tests.storage.acid.driving import Driver, State, messages_of, state_of
+from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.offline.check import check
+from headwater.storage.offline.interface import MessageRun
+from headwater.storage.offline.stats import offline_stats
+from headwater.storage.offline.store_copy import copy_between
+from headwater.storage.packs.bulk_load import PackBulkLoad
+from headwater.storage.packs.pack_store import file_storage
+from tests.storage.acid.driving import Driver, State, messages_of, open_acid, state_of
 
 TINY = StoreSettings(segment_bytes=4096, hot_tail_bytes=6000, reserve_bytes=0, big_bytes=2048, fanout=3)
 MODES = ["file-durable", "acid"]
@@ -30,8 +33,8 @@ MODES = ["file-durable", "acid"]
 
 def open_store(mode: str, directory: Path, shards: int = 4) -> Storage:
     if mode == "acid":
-        return AcidStorage(directory, shards, 2**28, 2**16)
-    return FileStorage(RealFilesystem(), directory, durable=mode == "file-durable", settings=TINY)
+        return open_acid(directory, shards, 2**28, 2**16)
+    return file_storage(RealFilesystem(), directory, durable=mode == "file-durable", settings=TINY)
 
 
 def fill(mode: str, directory: Path, seed: int) -> None:
@@ -103,7 +106,7 @@ def test_a_copy_holds_the_same(tmp_path: Path, from_mode: str, to_mode: str, see
     fill(from_mode, tmp_path / "a", seed)
     copy(tmp_path / "a", from_mode, tmp_path / "b", to_mode)
     assert list(check(tmp_path / "b")) == []
-    assert stats_at_rest(tmp_path / "b").contents == stats_at_rest(tmp_path / "a").contents
+    assert offline_stats(tmp_path / "b").contents == offline_stats(tmp_path / "a").contents
     found = contents(to_mode, tmp_path / "b")
     assert found == contents(from_mode, tmp_path / "a")
     assert any(image.fork is not None for image in found[0].images.values())
@@ -142,7 +145,7 @@ def test_what_forks_share_is_kept_once(tmp_path: Path) -> None:
     store.close()
     for mode in MODES:
         copy(tmp_path / "a", "file-durable", tmp_path / mode, mode)
-        found = stats_at_rest(tmp_path / mode).contents
+        found = offline_stats(tmp_path / mode).contents
         assert (found.payload_bytes, found.forks, found.deleted_streams) == (100_000, 20, 1)
 
 
@@ -175,21 +178,21 @@ def without_producers(image: Image) -> Image:
     return msgspec.structs.replace(image, producers={})
 
 
-def swapped(runs: Iterable[Run]) -> Iterable[Run]:
+def swapped(runs: Iterable[MessageRun]) -> Iterable[MessageRun]:
     """Two messages that are as long as each other, in the wrong order."""
     for run in runs:
         data = bytearray(b"".join(run.pieces))
         first = data[0]
         data[0] = data[-1] ^ first ^ 1
-        yield Run(run.index, run.position, [bytes(data)], run.lengths)
+        yield MessageRun(run.index, run.position, [bytes(data)], run.lengths)
 
 
-@pytest.mark.parametrize("sink", [PackBulkLoad, _AcidSink])
+@pytest.mark.parametrize("sink", [PackBulkLoad, ShardBulkLoad])
 @pytest.mark.parametrize("wrong", ["producers", "bytes", "documents", "streams"])
 def test_a_wrong_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: type[Any], wrong: str) -> None:
     add_stream = sink.add_stream
 
-    def add(self: Any, image: Image, runs: Iterable[Run]) -> None:
+    def add(self: Any, image: Image, runs: Iterable[MessageRun]) -> None:
         if wrong == "streams" and not image.fork and not image.deleted and image.name == "s5":
             return
         add_stream(
@@ -203,7 +206,7 @@ def test_a_wrong_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sink, "add_document", lambda *_: None)
     fill("file-durable", tmp_path / "a", 6)
     with pytest.raises(StorageError, match="The copy"):
-        copy(tmp_path / "a", "file-durable", tmp_path / "b", "acid" if sink is _AcidSink else "file-durable")
+        copy(tmp_path / "a", "file-durable", tmp_path / "b", "acid" if sink is ShardBulkLoad else "file-durable")
     assert not (tmp_path / "b").exists()
 
 

@@ -14,7 +14,7 @@ from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create
 from headwater.engine.stores import open_store
 from headwater.storage.interface import Committed, StorageError
-from headwater.storage.journaled_store import FileStorage
+from headwater.storage.journaled_store import JournaledStorage
 from tests.waiting import wait_until
 
 MODES = ["file-durable", "acid"]
@@ -38,7 +38,7 @@ def start(mode: str, directory: Path) -> Catalog[StreamState]:
 
 @pytest.fixture(params=MODES)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
-    """A data directory with two streams, in packs and log or in a shard."""
+    """A data directory with two streams, in packs or a shard, and in the journal."""
     mode = str(request.param)
     directory = tmp_path / "made"
     store = open_store(StorageSettings(mode=mode, data_dir=directory, acid_shard_count=1, segment_bytes=65536))
@@ -56,14 +56,15 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
         commit(Create(stream_id, f"s{stream_id}", 1, "text/plain"))
     for number in range(40):
         commit(Append(1 + number % 2, 1, number // 2, number // 2 * len(BODY), BODY, (len(BODY),)))
-    if isinstance(storage, FileStorage):
+    if isinstance(storage, JournaledStorage):
         storage.checkpoint_soon()
 
-        def packs() -> object:
+        def saved_lsn() -> int:
+            assert storage._maintenance is not None
             storage.maintain(lambda stream_id: catalog.by_id[stream_id].image())
-            return storage.stats().packs
+            return storage._maintenance._saved_lsn
 
-        wait_until(packs, every_s=0.001)
+        wait_until(saved_lsn, every_s=0.001)
         commit(Append(1, 1, 20, 20 * len(BODY), BODY, (len(BODY),)))
     blob = store.blobs.create(7)
     blob.write(b"snapshot")

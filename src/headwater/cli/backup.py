@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -24,18 +24,18 @@ def backup(
     mode: Mode = None,
     directory: DataDirectory = None,
 ) -> None:
-    """Copy the data directory into DIR, as of one moment, while the server runs or at rest; then check the copy."""
+    """Copy the data directory into DIR, as of one moment, while the server runs or not; then check the copy."""
     store = locate_store(profile, config_file, mode, directory)
 
     from headwater.storage.offline.backup import take_backup
-    from headwater.storage.offline.check import family_of
+    from headwater.storage.offline.families import family_of
 
     with storage_errors():
         family_of(store.directory, store.mode)
         with _held(store):
             taken = take_backup(store.directory, target)
     typer.echo(f"{target}: {len(taken.files)} files, {taken.size} bytes, as of {taken.taken}")
-    _check(target, "the backup is complete, but what it was taken from is damaged")
+    _check(target, "the backup is complete, but the store that it was taken from is damaged")
 
 
 def restore(
@@ -46,43 +46,41 @@ def restore(
     directory: DataDirectory = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the store that is in the data directory.")] = False,
 ) -> None:
-    """Bring the backup in DIR back into the data directory, every file held against its checksum."""
+    """Restore the backup in DIR into the data directory; every file is verified against its checksum."""
     store = locate_store(profile, config_file, mode, directory)
 
+    from headwater.storage.directory import FAMILY_OF_MODE
     from headwater.storage.interface import StorageError
+    from headwater.storage.offline.atomic_install import StoreExistsError
     from headwater.storage.offline.backup import read_backup, restore_backup
-    from headwater.storage.offline.check import FAMILY_OF_MODE
 
     with storage_errors():
         found = read_backup(source)
         if store.mode is not None and FAMILY_OF_MODE[store.mode] != found.family:
             raise CommandError(
                 f"{source} is a backup of a store of the family {found.family}, and storage.mode is {store.mode};"
-                " restore it with --mode, or bring it into another mode with `headwater store copy`"
+                " restore it with --mode, or convert it to another mode with `headwater store copy`"
             )
         try:
             restore_backup(source, store.directory, replace=force)
-        except StorageError as error:
-            hint = " Give --force to replace it." if "holds a store already" in str(error) else ""
-            raise StorageError(f"{error}{hint}") from None
+        except StoreExistsError as error:
+            raise StorageError(f"{error} Give --force to replace it.") from None
     typer.echo(f"{store.directory}: restored {len(found.files)} files, {found.size} bytes, as of {found.taken}")
-    _check(store.directory, "the backup is restored as it was taken, but the store in it is damaged")
+    _check(store.directory, "the backup is restored as it was taken, but its store is damaged")
 
 
 @contextmanager
 def _held(store: StoreLocation) -> Iterator[None]:
-    """Nothing is removed from the directory meanwhile: the server sees to it, or there is none."""
-    from headwater.storage.directory import open_directory
+    """Keep the files of the store: the running server holds them, or the directory is locked."""
     from headwater.storage.filesystem import RealFilesystem
-    from headwater.storage.offline.check import family_of
+    from headwater.storage.offline.families import locked
 
     with running_server(store.directory) as server:
         if server is not None:
             server.ask("hold")
             yield
             return
-    family = family_of(store.directory)
-    with closing(open_directory(RealFilesystem(), store.directory, family, create=False)):
+    with locked(RealFilesystem(), store.directory):
         yield
 
 

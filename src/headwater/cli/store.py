@@ -1,4 +1,4 @@
-"""`headwater store …`: is a data directory whole, what does it hold, and into another mode with it."""
+"""`headwater store …`: check, inspect and convert a data directory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile, Stor
 from headwater.printable import printable
 
 if TYPE_CHECKING:
-    from headwater.storage.offline.check import StoreStats
+    from headwater.storage.offline.stats import StoreStats
 
-app = typer.Typer(help="Look into a data directory, or copy it into another mode.", no_args_is_help=False)
+app = typer.Typer(help="Check, inspect and convert a data directory.", no_args_is_help=False)
 
 _WORDS = {
     "streams": "streams",
@@ -30,17 +30,17 @@ _WORDS = {
     "snapshots": "snapshots",
     "snapshot_bytes": "snapshot bytes",
     "documents": "documents",
-    "segments": "log segments",
-    "log_bytes": "log bytes",
+    "segments": "journal segments",
+    "log_bytes": "journal bytes",
     "packs": "packs",
     "pack_bytes": "pack bytes",
     "live_bytes": "in packs, bytes in use",
-    "dead_bytes": "in packs, bytes to be given back",
+    "dead_bytes": "in packs, bytes to be reclaimed",
     "shards": "shards",
     "shard_bytes": "shard file bytes",
     "used_bytes": "in shards, bytes in use",
-    "journal_entries": "journal entries to be carried",
-    "journal_bytes": "journal file bytes",
+    "journal_entries": "journal records not yet in shards",
+    "journal_bytes": "journal bytes",
     "memory_bytes": "message bytes held in memory",
     "disk_bytes": "bytes on disk, all files",
     "free_bytes": "bytes free on the disk",
@@ -78,18 +78,24 @@ def stats(
     """Streams, bytes, segments, packs or shards, and free space; of a running server too."""
     store = locate_store(profile, config_file, mode, directory)
 
-    from headwater.storage.offline.check import family_of, stats_at_rest, stats_beside
+    from headwater.storage.offline.families import family_of
+    from headwater.storage.offline.stats import live_stats, offline_stats
 
     with storage_errors():
         family_of(store.directory, store.mode)
         with running_server(store.directory) as server:
             if server is None:
-                found = stats_at_rest(store.directory)
+                found = offline_stats(store.directory)
                 who: dict[str, Any] = {"running": False}
             else:
-                told = server.ask("stats")
-                found = stats_beside(store.directory, told["contents"], told["parts"])
-                who = {"running": True, "pid": told["pid"], "mode": told["mode"], "memory_bytes": told["memory_bytes"]}
+                reported = server.ask("stats")
+                found = live_stats(store.directory, reported["contents"], reported["parts"])
+                who = {
+                    "running": True,
+                    "pid": reported["pid"],
+                    "mode": reported["mode"],
+                    "memory_bytes": reported["memory_bytes"],
+                }
     report = {"directory": str(store.directory), "family": found.family, **who, **dict(_numbers(found))}
     if style is OutputFormat.JSON:
         typer.echo(json.dumps(report, indent=2))
@@ -101,11 +107,11 @@ def stats(
 def rotate_key(
     profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
 ) -> None:
-    """Give the running server a new key to sign webhooks with; what the old one signed stays good."""
+    """Give the running server a new key to sign webhooks with; old signatures stay valid."""
     store = locate_store(profile, config_file, mode, directory)
     with storage_errors(), running_server(store.directory) as server:
         if server is None:
-            raise CommandError(f"no server has {store.directory} open, and a key is made by the one that signs with it")
+            raise CommandError(f"no server has {store.directory} open; the running server creates its own keys")
         made = server.ask("rotate")
     moment = datetime.fromtimestamp(made["signs_from_ms"] / 1000, UTC)
     typer.echo(f"key {made['kid']} is published now and signs from {moment:%Y-%m-%dT%H:%M:%SZ} on")
@@ -143,7 +149,7 @@ def copy(
     profile: Profile = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Copy all that a directory holds into another mode, and verify the copy. No server may have it open."""
+    """Copy a data directory into another mode, and verify the copy. No server may have it open."""
     store = locate_store(profile, config_file, from_mode, from_directory)
 
     from headwater.storage.offline.store_copy import copy_between
@@ -180,7 +186,7 @@ def _print_report(report: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    state = f"open in process {report['pid']} ({report['mode']})" if report["running"] else "at rest"
+    state = f"open in process {report['pid']} ({report['mode']})" if report["running"] else "not open"
     console = Console(soft_wrap=True)
     console.print(Text(f"{report['directory']}: {report['family']}, {state}"))
     table = Table(box=None, pad_edge=False, show_header=False)

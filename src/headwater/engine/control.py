@@ -29,8 +29,8 @@ from headwater.engine.stores import Store
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscriptions import Subscriptions
 from headwater.storage import control_socket
-from headwater.storage.journaled_store import FileStorage
-from headwater.storage.stats import StreamStats
+from headwater.storage.journaled_store import JournaledStorage
+from headwater.storage.stream_stats import StreamStats
 
 if TYPE_CHECKING:
     from headwater.config import StorageSettings
@@ -190,17 +190,7 @@ async def open_control_socket(
 
 
 def _parts(store: Store) -> Mapping[str, int]:
-    storage = store.storage
-    if not isinstance(storage, FileStorage):
-        # An `acid` store can be described from outside.
-        return {}
-    found = storage.stats()
-    return {
-        "segments": found.segments,
-        "packs": found.packs,
-        "live_bytes": found.live_bytes,
-        "dead_bytes": found.dead_bytes,
-    }
+    return store.storage.parts() if isinstance(store.storage, JournaledStorage) else {}
 
 
 async def _contents(engine: Engine) -> StreamStats:

@@ -66,7 +66,7 @@ def connections_max(settings: Settings, limit: int) -> int:
 def _needed_elsewhere(settings: Settings, limit: int) -> int:
     needed = _OTHERS + settings.subscriptions.webhook_concurrency
     if settings.storage.mode == "acid":
-        needed += RESERVE + _PER_DATABASE * (settings.storage.acid_shard_count + 1)
+        needed += RESERVE + _PER_DATABASE * settings.storage.acid_shard_count
     elif settings.storage.mode != "memory":
         needed += RESERVE + _PER_PACK * (packs_max(limit) + FANOUT)
     return needed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ FORMAT_VERSION: Final = 1
 LOCK_NAME: Final = "LOCK"
 FORMAT_NAME: Final = "FORMAT"
 _NEW_FORMAT_NAME: Final = "FORMAT.new"
+FAMILY_OF_MODE: Final[Mapping[str, str]] = {"file-fast": "log", "file-durable": "log", "acid": "acid"}
 _MODES_OF_FAMILY: Final = {"log": "file-fast or file-durable", "acid": "acid"}
 FOREIGN_NAMES: Final = frozenset({"lost+found"})
 """What a fresh file system may hold that is nobody's data."""

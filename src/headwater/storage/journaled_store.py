@@ -1,14 +1,13 @@
-"""Storage modes `file-fast` and `file-durable`: a shared log, hot tails in memory, the rest in packs.
+"""The storage modes with a journal: `file-fast` and `file-durable` over packs, `acid` over LMDB shards.
 
-A write is one append to the log, synced in `file-durable`; it touches nothing that readers use. What is in the log but
-not yet in a pack is held in memory: when half of `hot_tail_bytes` is full a checkpoint begins. A write never waits for
-it; when twice `hot_tail_bytes` are full, the store is `busy` and takes no new writes for a moment. Both modes have the
-same format, so a directory can change between them.
+A write is one append to the journal, synced in `file-durable` and `acid`; it touches nothing that readers use. What is
+in the journal and not yet in the cold store is held in memory: when half of `hot_tail_bytes` is full, a checkpoint
+begins. A write never waits for it; when twice `hot_tail_bytes` are full, the store is `busy` and refuses new writes for
+a moment. Invariant: what is readable is in the cold store or in memory, without a gap.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from headwater.core.records import Append, Create, Delete, Document, Record
-from headwater.storage import stream_data
-from headwater.storage.directory import Directory, open_directory
+from headwater.storage.cold_store import ColdStore, UnsavedState, document_bytes
+from headwater.storage.directory import Directory
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import (
     Committed,
@@ -30,18 +29,13 @@ from headwater.storage.interface import (
     check_batch,
 )
 from headwater.storage.journal.segments import FileJournal
-from headwater.storage.maintenance import LOOK_EVERY, SEGMENTS_MAX, Maintenance, UnsavedState, document_bytes
-from headwater.storage.packs.checkpoint import MaintenanceContext
-from headwater.storage.packs.manifest import REWRITE_FLOOR_BYTES, Manifest
-from headwater.storage.packs.pack_set import FANOUT, OPEN_MAX, PackSet
-from headwater.storage.packs.recovery import LOG_NAME, PACKS_NAME, Recovery, name_of
+from headwater.storage.maintenance import SEGMENTS_MAX, Maintenance
 from headwater.storage.stream_data import DamagedRangeError, StreamData, memory_of
 from headwater.storage.worker import ThreadWorker, Worker
 
 log = logging.getLogger("headwater.storage")
 
 FREE_CHECK_S: Final = 1.0
-FAMILY: Final = "log"
 
 T = TypeVar("T")
 
@@ -55,14 +49,17 @@ class StoreSettings:
     busy_floor_bytes: int = 16 * 1024 * 1024
     """However small the hot tail is, the store is not busy while less than this waits for a checkpoint."""
     reserve_bytes: int | None = None
-    """New writes are turned down when less is free. By default enough for a checkpoint and two segments."""
-    big_bytes: int = 1024 * 1024
-    """Extents of this size are not merged any more."""
+    """New writes are refused when less is free. By default enough for a checkpoint and two segments."""
     segments_max: int = SEGMENTS_MAX
-    fanout: int = FANOUT
-    open_packs_max: int = OPEN_MAX
-    manifest_floor_bytes: int = REWRITE_FLOOR_BYTES
-    look_every: int = LOOK_EVERY
+    big_bytes: int = 1024 * 1024
+    """In packs: extents of this size are not merged any more."""
+    fanout: int = 8
+    """In packs: so many of one tier are merged into one of the next."""
+    open_packs_max: int = 128
+    manifest_floor_bytes: int = 1024 * 1024
+    """In packs: a smaller manifest is never rewritten."""
+    look_every: int = 16
+    """Streams that maintenance handles between two looks at the clock."""
 
     @property
     def reserve(self) -> int:
@@ -71,25 +68,12 @@ class StoreSettings:
         return self.hot_tail_bytes + 2 * self.segment_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LogStats:
-    """What a store is made of."""
-
-    streams: int
-    payload_bytes: int
-    memory_bytes: int
-    segments: int
-    packs: int
-    live_bytes: int
-    dead_bytes: int
-    free_bytes: int
-
-
-class FileStorage:
+class JournaledStorage:
     def __init__(
         self,
         filesystem: Filesystem,
-        directory: Path,
+        directory: Directory,
+        cold: ColdStore,
         *,
         durable: bool,
         settings: StoreSettings | None = None,
@@ -97,102 +81,75 @@ class FileStorage:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._filesystem = filesystem
-        self._path = directory
+        self._directory = directory
+        self._path: Final[Path] = directory.path
+        self._cold = cold
         self._durable = durable
         self._settings = settings if settings is not None else StoreSettings()
         self._worker = worker if worker is not None else ThreadWorker()
         self._clock = clock
-        self._directory: Directory = open_directory(filesystem, directory, FAMILY)
-        self._manifest = Manifest(filesystem, directory, rewrite_floor=self._settings.manifest_floor_bytes)
-        self._pack_set = PackSet(
-            filesystem,
-            directory / PACKS_NAME,
-            fanout=self._settings.fanout,
-            open_max=self._settings.open_packs_max,
-        )
         self._unsaved = UnsavedState()
         self._streams = self._unsaved.streams
         self._payload_bytes = 0
-        self._writer: FileJournal | None = None
-        self._tender: Maintenance | None = None
+        self._journal: FileJournal | None = None
+        self._maintenance: Maintenance | None = None
         self._free_bytes = 0
         self._free_checked_at: float | None = None
 
     @property
     def waits_for_disk(self) -> bool:
-        # Without syncs too: a write goes to the kernel, one for all that a tick brought, and may have to wait there.
+        # Without syncs too: a write goes to the kernel, once for a whole tick, and may have to wait there.
         return True
 
     # -- life ------------------------------------------------------------------------------------------------------
 
     def recover(self) -> Iterator[Record]:
-        recovery = Recovery(self._filesystem, self._path, self._manifest)
-        try:
-            yield from recovery.records()
-            self._writer = recovery.settle(durable=self._durable, segment_bytes=self._settings.segment_bytes)
-        except OSError as error:
-            # A file that cannot be read may hold anything: going on without it would lose what it holds.
-            raise StorageError(f"Data directory {self._path} cannot be recovered: {error}") from error
         unsaved = self._unsaved
-        unsaved.streams = self._streams = recovery.streams
-        unsaved.dirty = recovery.dirty
-        unsaved.documents = recovery.documents
-        unsaved.gone = list(recovery.condemned)
-        unsaved.condemned = recovery.condemned
-        unsaved.lsn = recovery.last_lsn
+        settings = self._settings
+        try:
+            yield from self._cold.recover(unsaved)
+            self._journal = self._cold.open_journal(segment_bytes=settings.segment_bytes, durable=self._durable)
+        except OSError as error:
+            # A file that cannot be read may hold anything: starting without it would lose its content.
+            raise StorageError(f"Data directory {self._path} cannot be recovered: {error}") from error
+        self._streams = unsaved.streams
         unsaved.bytes = sum(document_bytes(key, value) for key, value in unsaved.documents.items())
-        for info in self._manifest.packs.values():
-            self._pack_set.add(info)
         for stored in unsaved.streams.values():
-            self._pack_set.hold(stored.extents)
             self._payload_bytes += stored.payload_bytes
             unsaved.bytes += memory_of(stored.tail)
-        for stored in unsaved.condemned.values():
-            self._pack_set.hold(stored.extents)
-            unsaved.condemned_bytes += stored.payload_bytes
-        self._pack_set.settle(self._manifest.packs.values())
-        context = MaintenanceContext(
-            self._filesystem,
-            self._path / LOG_NAME,
-            self._path / PACKS_NAME,
-            self._manifest,
-            self._writer.segments,
-            itertools.count(recovery.last_pack + 1).__next__,
-            unsaved.extents_of,
-            self._settings.big_bytes,
-        )
-        self._tender = Maintenance(
-            context,
+        unsaved.removed_bytes = sum(stored.payload_bytes for stored in unsaved.removed.values())
+        self._maintenance = Maintenance(
+            self._cold,
             unsaved,
-            self._pack_set,
-            self._writer,
+            self._journal,
             self._worker,
-            hot_tail_bytes=self._settings.hot_tail_bytes,
-            busy_floor_bytes=self._settings.busy_floor_bytes,
-            segments_max=self._settings.segments_max,
-            look_every=self._settings.look_every,
+            hot_tail_bytes=settings.hot_tail_bytes,
+            busy_floor_bytes=settings.busy_floor_bytes,
+            segments_max=settings.segments_max,
             clock=self._clock,
         )
 
     def close(self) -> None:
-        """End in good order. What is only in the log stays there for the next start."""
+        """Shut down in good order. What is only in the journal stays there for the next start."""
         self._worker.close()
-        if self._writer is not None:
+        journal = self._journal
+        if journal is not None:
             try:
-                self._writer.rest()
-            except WriteFailedError as error:
-                log.error("the log could not be marked as whole: %s", error)
-            self._writer.close()
-        self._manifest.close()
-        self._pack_set.close()
+                if journal.failure is None:
+                    self._cold.finish()
+                journal.mark_whole()
+            except (WriteFailedError, OSError) as error:
+                log.error("the store was not closed in good order: %s", error)
+            journal.close()
+        self._cold.close()
         self._directory.close()
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def write(self, batch: Sequence[Committed]) -> None:
-        assert self._writer is not None
+        assert self._journal is not None
         check_batch(batch)
-        self._writer.write(batch)
+        self._journal.append(batch)
 
     def publish(self, batch: Sequence[Committed]) -> None:
         unsaved = self._unsaved
@@ -220,7 +177,7 @@ class FileStorage:
                 if isinstance(record, Create):
                     self._publish_create(record)
                 elif isinstance(record, Delete) and record.id not in removed:
-                    unsaved.ended.add(record.id)
+                    unsaved.deleted.add(record.id)
             if removed:
                 for stream_id in removed:
                     self._remove(stream_id, unsaved.lsn)
@@ -229,38 +186,40 @@ class FileStorage:
     def trim(self, stream_id: int, index: int, position: int) -> None:
         stored = self._streams[stream_id]
         if index > stored.base_index:
+            unsaved = self._unsaved
             self._payload_bytes -= position - stored.base_position
-            self._unsaved.bytes -= memory_of(stored.tail)
-            stored.trim(self._pack_set, index, position)
-            self._unsaved.bytes += memory_of(stored.tail)
+            unsaved.bytes -= memory_of(stored.tail)
+            stored.trim(self._cold, stream_id, index, position)
+            unsaved.bytes += memory_of(stored.tail)
 
     def maintain(self, image_of: ImageOf) -> None:
-        assert self._tender is not None
-        self._tender.maintain(image_of)
+        assert self._maintenance is not None
+        self._maintenance.maintain(image_of)
 
     def checkpoint_soon(self) -> None:
-        """Ask for a checkpoint, which the next calls of `maintain` will make."""
-        assert self._tender is not None
-        self._tender.asked = True
+        """Request a checkpoint, which the next calls of `maintain` make."""
+        assert self._maintenance is not None
+        self._maintenance.requested = True
 
     def refusal(self) -> str | None:
-        if self._writer is not None and self._writer.failure is not None:
-            return self._writer.failure
-        if self._tender is not None and self._tender.trouble is not None:
-            return self._tender.trouble
+        journal, maintenance = self._journal, self._maintenance
+        if journal is not None and journal.failure is not None:
+            return journal.failure
+        if maintenance is not None and maintenance.problem is not None:
+            return maintenance.problem
         free = self._free()
         if free < self._settings.reserve:
-            if self._tender is not None and self._unsaved.condemned:
-                # Deleted streams give their space back only once a checkpoint has forgotten them.
-                self._tender.asked = True
+            if maintenance is not None and self._unsaved.removed:
+                # Deleted streams give their space back only when a checkpoint has forgotten them.
+                maintenance.requested = True
             return (
                 f"The disk is nearly full: {free} bytes are free in {self._path}, and {self._settings.reserve}"
                 " are kept in reserve."
             )
-        return None
+        return self._cold.refusal()
 
     def busy(self) -> str | None:
-        if self._tender is not None and self._tender.overfull:
+        if self._maintenance is not None and self._maintenance.overfull:
             return "Data arrives faster than the disk can save it; try again in a moment."
         return None
 
@@ -271,46 +230,35 @@ class FileStorage:
         tail = stored.tail
         if tail is not None and index >= tail.index:
             return tail.boundary(index)
-        return self._guarded(stream_id, lambda: stream_data.boundary(stored, self._pack_set, index))
+        return self._named(stream_id, lambda: stored.boundary(self._cold, stream_id, index))
 
     def cut(self, stream_id: int, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
         stored = self._streams[stream_id]
         tail = stored.tail
         if tail is not None and index >= tail.index:
             return tail.cut(index, position, end_index, max_bytes)
-        return self._guarded(
-            stream_id, lambda: stream_data.cut(stored, self._pack_set, index, position, end_index, max_bytes)
-        )
+        return self._named(stream_id, lambda: stored.cut(self._cold, stream_id, index, position, end_index, max_bytes))
 
     def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
         stored = self._streams[stream_id]
-        return self._guarded(stream_id, lambda: stream_data.lengths(stored, self._pack_set, index, end_index))
+        return self._named(stream_id, lambda: stored.lengths(self._cold, stream_id, index, end_index))
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         stored = self._streams[stream_id]
         tail = stored.tail
         if tail is not None and position >= tail.position:
             return tail.read(position, end_position)
-        return self._guarded(stream_id, lambda: stream_data.read(stored, self._pack_set, position, end_position))
+        return self._named(stream_id, lambda: stored.read(self._cold, stream_id, position, end_position))
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
     def usage(self) -> Usage:
-        return Usage(self._payload_bytes, self._unsaved.bytes + self._unsaved.frozen_bytes)
+        return Usage(self._payload_bytes, self._unsaved.memory_bytes)
 
-    def stats(self) -> LogStats:
-        assert self._writer is not None
-        live = self._pack_set.live_bytes
-        return LogStats(
-            streams=len(self._streams),
-            payload_bytes=self._payload_bytes,
-            memory_bytes=self._unsaved.bytes + self._unsaved.frozen_bytes,
-            segments=len(self._writer.segments),
-            packs=len(self._pack_set),
-            live_bytes=live,
-            dead_bytes=self._pack_set.data_bytes - live,
-            free_bytes=self._free(),
-        )
+    def parts(self) -> dict[str, int]:
+        """Figures about the files, as `headwater store stats` names them."""
+        assert self._journal is not None
+        return {"segments": len(self._journal.segments), **self._cold.parts()}
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -332,23 +280,23 @@ class FileStorage:
         unsaved.bytes += document_bytes(record.key, record.value)
 
     def _remove(self, stream_id: int, lsn: int) -> None:
-        assert self._tender is not None
         unsaved = self._unsaved
         stored = self._streams.pop(stream_id)
         self._payload_bytes -= stored.payload_bytes
-        self._tender.capture(stream_id, stored, lsn)
+        self._cold.capture(stream_id, stored, lsn)
         unsaved.bytes -= memory_of(stored.tail)
         stored.tail = None
         unsaved.dirty.discard(stream_id)
-        unsaved.gone.append(stream_id)
-        unsaved.condemned[stream_id] = stored
-        unsaved.condemned_bytes += stored.payload_bytes
+        unsaved.removed_ids.append(stream_id)
+        unsaved.removed[stream_id] = stored
+        unsaved.removed_bytes += stored.payload_bytes
 
-    def _guarded(self, stream_id: int, ask: Callable[[], T]) -> T:
+    def _named(self, stream_id: int, ask: Callable[[], T]) -> T:
+        """Read from the cold store; damage is reported with the stream's name."""
         try:
             return ask()
         except DamagedRangeError as damage:
-            name = name_of(self._manifest, stream_id)
+            name = self._cold.name_of(stream_id)
             raise CorruptError(f"{name} is damaged at position {damage.position}: {damage}") from damage
 
     def _free(self) -> int:

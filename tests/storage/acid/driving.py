@@ -9,14 +9,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.offsets import Offset
 from headwater.core.producers import digest
 from headwater.core.records import Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
-from headwater.storage.acid import AcidStorage
+from headwater.storage.acid.shard_store import SAVE_AFTER_S, ShardStore, acid_storage
 from headwater.storage.interface import Committed, Storage
+from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from tests.waiting import wait_until
 
 MIB: Final = 2**20
@@ -152,7 +154,48 @@ def messages_of(store: Storage, stream: StreamState, floor: Offset | None = None
     return messages
 
 
-def settle(store: AcidStorage) -> None:
-    """Wait until the carrier has brought everything into the shards, and the store has taken note."""
-    wait_until(lambda: store._carrier.waiting_bytes == 0, what="the carrier is done", every_s=0.001)
-    store.maintain(lambda _: None)
+def open_acid(
+    directory: Path,
+    shard_count: int = 4,
+    map_bytes: int = 2**26,
+    hot_tail_bytes: int = 2**20,
+    *,
+    save_after_s: float = SAVE_AFTER_S,
+    segment_bytes: int = 64 * MIB,
+    busy_floor_bytes: int = 16 * MIB,
+) -> JournaledStorage:
+    """With `save_after_s` 0 a checkpoint follows every batch."""
+    settings = StoreSettings(
+        segment_bytes=segment_bytes, hot_tail_bytes=hot_tail_bytes, busy_floor_bytes=busy_floor_bytes, reserve_bytes=0
+    )
+    return acid_storage(directory, shard_count, map_bytes, settings=settings, save_after_s=save_after_s)
+
+
+def open_lazy(directory: Path, shard_count: int = 4, map_bytes: int = 2**26) -> JournaledStorage:
+    """Nothing is saved before the store is closed: all stays in the journal."""
+    return open_acid(directory, shard_count, map_bytes, 2**40, save_after_s=1e6)
+
+
+def shards_of(store: JournaledStorage) -> ShardStore:
+    """The cold store of an `acid` store."""
+    assert isinstance(store._cold, ShardStore)
+    return store._cold
+
+
+def save_all(store: JournaledStorage) -> None:
+    """Wait until a checkpoint has saved everything, and nothing of what was deleted is left; or the store failed."""
+    maintenance, journal = store._maintenance, store._journal
+    assert maintenance is not None
+    assert journal is not None
+
+    def is_done() -> bool:
+        if maintenance.idle and maintenance._saved_lsn != store._unsaved.lsn:
+            store.checkpoint_soon()
+        maintenance._look_at = 0.0
+        store.maintain(lambda _: None)
+        is_saved = maintenance.idle and maintenance._saved_lsn == store._unsaved.lsn
+        return journal.failure is not None or (
+            is_saved and not any(shard.has_graves for shard in shards_of(store).shards)
+        )
+
+    wait_until(is_done, what="everything is saved", every_s=0.0005)

@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 
 from headwater.core.catalog import Catalog, StreamState
-from headwater.storage.acid import AcidStorage, pieces
+from headwater.storage.acid import pieces
 from headwater.storage.acid.layout import read_manifest
 from headwater.storage.interface import StorageError
-from tests.storage.acid.driving import messages_of, state_of
+from tests.storage.acid.driving import messages_of, open_lazy, state_of
 
 MAP_BYTES = 2**26
 
@@ -27,7 +27,7 @@ MAP_BYTES = 2**26
 def digest(directory: Path) -> str:
     """A digest of all that a store holds: every state, every document, every message."""
     shards = read_manifest(directory / "acid").shard_count
-    store = AcidStorage(directory, shards, MAP_BYTES, 1, carry_bytes=2**40, carry_after_s=1e6)
+    store = open_lazy(directory, shards, MAP_BYTES)
     try:
         catalog: Catalog[StreamState] = Catalog(StreamState)
         for record in store.recover():

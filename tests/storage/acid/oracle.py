@@ -12,11 +12,11 @@ import json
 from pathlib import Path
 
 from headwater.core.catalog import Catalog, StreamState
-from headwater.storage.acid import AcidStorage
-from headwater.storage.acid.check import check
 from headwater.storage.interface import Committed, StorageError
+from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.memory import MemoryStorage
-from tests.storage.acid.driving import State, messages_of, state_of
+from headwater.storage.offline.check import check
+from tests.storage.acid.driving import State, messages_of, open_acid, state_of
 from tests.storage.acid.victim import PRODUCERS, SHARDS, Batch, decode_batch, message, stream_of
 
 
@@ -60,7 +60,7 @@ class Oracle:
         """Compare with what a boot finds; settles the unknown batch by what is there."""
         catalog: Catalog[StreamState] = Catalog(StreamState)
         try:
-            store = AcidStorage(directory, SHARDS, 2**26, 2**20)
+            store = open_acid(directory, SHARDS, 2**26, 2**20)
             try:
                 for record in store.recover():
                     catalog.apply(record)
@@ -75,7 +75,7 @@ class Oracle:
         if problems:
             raise Violation(f"the check finds {problems}")
 
-    def _judge(self, store: AcidStorage, found: State) -> None:
+    def _judge(self, store: JournaledStorage, found: State) -> None:
         if found != state_of(self.catalog) and self.unknown is not None:
             self.adopt()
         self.unknown = None
@@ -88,7 +88,7 @@ class Oracle:
             if any(text in self.rejected for text in there):
                 raise Violation(f"{stream.name!r} holds what was rejected")
 
-    def _judge_producer(self, store: AcidStorage, catalog: Catalog[StreamState], producer: str) -> None:
+    def _judge_producer(self, store: JournaledStorage, catalog: Catalog[StreamState], producer: str) -> None:
         stream = catalog.by_name.get(stream_of(producer))
         if stream is None:
             assert producer not in self.acknowledged

@@ -19,17 +19,18 @@ from pathlib import Path
 
 import pytest
 
-from headwater.storage.acid import AcidStorage, pieces
-from headwater.storage.acid.check import check
+from headwater.storage.acid import pieces
 from headwater.storage.interface import CorruptError
-from tests.storage.acid.driving import Driver, messages_of, settle
+from headwater.storage.journaled_store import JournaledStorage
+from headwater.storage.offline.check import check
+from tests.storage.acid.driving import Driver, messages_of, open_acid, open_lazy, save_all
 from tests.storage.acid.flipper import MAP_BYTES, digest
 
 META_BYTES = 160
 LOUD_DEATHS = {-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV}
 
 
-def fill(driver: Driver, tag: str, store: AcidStorage, *, carried: bool) -> None:
+def fill(driver: Driver, tag: str, store: JournaledStorage, *, carried: bool) -> None:
     for number in range(12):
         stream = driver.catalog.by_name.get(f"stream-{number}") or driver.create(f"stream-{number}")
         known = (stream.producers or {}).get("someone")
@@ -42,12 +43,12 @@ def fill(driver: Driver, tag: str, store: AcidStorage, *, carried: bool) -> None
         if number % 4 == 0:
             driver.commit()
             if carried:
-                settle(store)
+                save_all(store)
     driver.commit()
 
 
 def make_store(home: Path, *, crashed: bool) -> None:
-    """`store` and `expected`: with an empty journal, or with entries that no shard has yet."""
+    """`store` and `expected`: with all of it in the shards, or with records that no shard has yet."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE_BYTES", 600)
         _make_store(home, crashed=crashed)
@@ -55,7 +56,7 @@ def make_store(home: Path, *, crashed: bool) -> None:
 
 def _make_store(home: Path, *, crashed: bool) -> None:
     origin = home / "origin"
-    store = AcidStorage(origin, 2, MAP_BYTES, 1, carry_bytes=1, carry_after_s=0.0)
+    store = open_acid(origin, 2, MAP_BYTES, 1, save_after_s=0.0)
     driver = Driver([store])
     driver.recover(store)
     fill(driver, "one", store, carried=True)
@@ -63,11 +64,14 @@ def _make_store(home: Path, *, crashed: bool) -> None:
     fill(driver, "two", store, carried=True)
     store.close()
     if crashed:
-        store = AcidStorage(origin, 2, MAP_BYTES, 1, carry_bytes=2**40, carry_after_s=1e6)
+        store = open_lazy(origin, 2, MAP_BYTES)
         driver = Driver([store])
         driver.recover(store)
         fill(driver, "three", store, carried=False)
         fill(driver, "four", store, carried=False)
+        # As a server does when it has been quiet for a second.
+        assert store._journal is not None
+        store._journal.mark_whole()
     shutil.copytree(origin, home / "store", ignore=shutil.ignore_patterns("LOCK", "lock.mdb"))
     if crashed:
         store.close()
@@ -84,7 +88,8 @@ def home(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def sizes(home: Path) -> dict[str, int]:
     store = home / "store"
-    return {str(path.relative_to(store)): path.stat().st_size for path in sorted(store.rglob("data.mdb"))}
+    files = (*store.rglob("data.mdb"), *store.rglob("*.log"), store / "acid" / "checkpoint")
+    return {str(path.relative_to(store)): path.stat().st_size for path in sorted(files) if path.stat().st_size}
 
 
 def outcomes(home: Path, flips: list[tuple[str, int, int]], *mode: str) -> Counter[str]:
@@ -125,6 +130,7 @@ def in_meta_pages(home: Path, count: int, seed: int) -> list[tuple[str, int, int
     every = [
         (name, page + offset, bit)
         for name in sizes(home)
+        if name.endswith("data.mdb")
         for page in (0, 4096)
         for offset in range(META_BYTES)
         for bit in range(8)
@@ -152,7 +158,7 @@ def test_damage_names_stream_and_position_and_leaves_the_rest_readable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pieces, "PIECE_BYTES", 600)
-    store = AcidStorage(tmp_path, 1, MAP_BYTES, 1)
+    store = open_acid(tmp_path, 1, MAP_BYTES, 1)
     driver = Driver([store])
     driver.recover(store)
     sick = driver.create("sick", [b"a" * 500, b"b" * 500, b"c" * 500])
@@ -165,7 +171,7 @@ def test_damage_names_stream_and_position_and_leaves_the_rest_readable(
     at = content.index(b"b" * 300)
     path.write_bytes(content[:at] + b"B" + content[at + 1 :])
 
-    store = AcidStorage(tmp_path, 1, MAP_BYTES, 1)
+    store = open_acid(tmp_path, 1, MAP_BYTES, 1)
     driver = Driver([store])
     driver.recover(store)
     sick, sound = driver.catalog.by_name["sick"], driver.catalog.by_name["sound"]

@@ -10,16 +10,17 @@ from typing import Any
 
 import pytest
 
-from headwater.storage.acid import AcidStorage, carrier, store
-from headwater.storage.acid.shard import Shard
+from headwater.storage.acid import shard_store
+from headwater.storage.acid.shard import Reached, Shard
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError, WriteFailedError
-from tests.storage.acid.driving import Driver, messages_of, settle
+from headwater.storage.journaled_store import JournaledStorage
+from tests.storage.acid.driving import Driver, messages_of, open_acid, open_lazy, save_all
 
 MESSAGE = b"m" * 20_000
 
 
-def append_until_refused(driver: Driver, storage: AcidStorage) -> list[bytes]:
+def append_until_refused(driver: Driver, storage: JournaledStorage) -> list[bytes]:
     """As the engine does: no append once the store refuses; returns what was acknowledged."""
     stream = driver.create("stream")
     sent: list[bytes] = []
@@ -28,7 +29,7 @@ def append_until_refused(driver: Driver, storage: AcidStorage) -> list[bytes]:
         driver.append(stream, [MESSAGE])
         driver.commit()
         sent.append(MESSAGE)
-        settle(storage)
+        save_all(storage)
     return sent
 
 
@@ -47,8 +48,8 @@ def append_until_failed(driver: Driver) -> list[bytes]:
 
 
 def test_a_nearly_full_map_refuses_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
-    storage = AcidStorage(tmp_path, 1, 2**22, 1, carry_bytes=1, carry_after_s=0.0)
+    monkeypatch.setattr(shard_store, "CHECK_ROOM_S", 0.0)
+    storage = open_acid(tmp_path, 1, 2**22, 1, save_after_s=0.0)
     driver = Driver([storage])
     driver.recover(storage)
     sent = append_until_refused(driver, storage)
@@ -58,11 +59,7 @@ def test_a_nearly_full_map_refuses_before_it_fails(tmp_path: Path, monkeypatch: 
 
     driver.delete(stream)
     driver.commit()
-    settle(storage)
-    for _ in range(1000):
-        if not storage._shards[0].has_graves:
-            break
-        settle(storage)
+    save_all(storage)
     storage.maintain(lambda _: None)
     assert storage.refusal() is None, "what was deleted gives room again"
     driver.create("next", [MESSAGE])
@@ -71,7 +68,7 @@ def test_a_nearly_full_map_refuses_before_it_fails(tmp_path: Path, monkeypatch: 
 
 
 def test_a_full_map_fails_for_good_and_loses_nothing(tmp_path: Path) -> None:
-    storage = AcidStorage(tmp_path, 1, 2**21, 1, carry_bytes=1, carry_after_s=0.0)
+    storage = open_acid(tmp_path, 1, 2**21, 1, save_after_s=0.0)
     driver = Driver([storage])
     driver.recover(storage)
     sent = append_until_failed(driver)
@@ -85,11 +82,11 @@ def test_a_full_map_fails_for_good_and_loses_nothing(tmp_path: Path) -> None:
     storage.close()
 
     with (
-        closing(AcidStorage(tmp_path, 1, 2**21, 1)) as same,
+        closing(open_acid(tmp_path, 1, 2**21, 1)) as same,
         pytest.raises(StorageError, match=r"storage\.acid_map_bytes"),
     ):
         list(same.recover())
-    larger = AcidStorage(tmp_path, 1, 2**26, 1)
+    larger = open_acid(tmp_path, 1, 2**26, 1)
     driver = Driver([larger])
     driver.recover(larger)
     found = messages_of(larger, driver.catalog.by_name["stream"])
@@ -100,7 +97,7 @@ def test_a_full_map_fails_for_good_and_loses_nothing(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
     """The kernel refuses to let the file grow, as a full disk does: nothing is acknowledged from then on."""
-    storage = AcidStorage(tmp_path, 1, 2**26, 2**24, carry_bytes=2**40, carry_after_s=1e6)
+    storage = open_lazy(tmp_path, 1, 2**26)
     driver = Driver([storage])
     driver.recover(storage)
     stream = driver.create("stream", [MESSAGE])
@@ -111,7 +108,8 @@ def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
         sent = [MESSAGE, *append_until_failed(driver)]
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "journal" in (storage.refusal() or "")
+    assert "Writing" in (storage.refusal() or "")
+    assert ".log failed: [Errno 27] File too large" in (storage.refusal() or "")
     # Room again, and still no: what became of the failed write is unknown.
     driver.document("key", b"value")
     with pytest.raises(WriteFailedError):
@@ -119,7 +117,7 @@ def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
     assert b"".join(storage.read(stream.id, 0, len(sent) * len(MESSAGE))) == b"".join(sent)
     storage.close()
 
-    again = AcidStorage(tmp_path, 1, 2**26, 2**24)
+    again = open_acid(tmp_path, 1, 2**26, 2**24)
     driver = Driver([again])
     driver.recover(again)
     assert driver.catalog.documents == {}
@@ -130,8 +128,8 @@ def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_nearly_full_disk_refuses_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
-    storage = AcidStorage(tmp_path, 1, 2**26, 2**20)
+    monkeypatch.setattr(shard_store, "CHECK_ROOM_S", 0.0)
+    storage = open_acid(tmp_path, 1, 2**26, 2**20)
     list(storage.recover())
     storage.maintain(lambda _: None)
     assert storage.refusal() is None
@@ -139,7 +137,7 @@ def test_a_nearly_full_disk_refuses_until_there_is_room(tmp_path: Path, monkeypa
     storage.maintain(lambda _: None)
     assert "has less than 128 MiB left" in (storage.refusal() or "")
     monkeypatch.undo()
-    monkeypatch.setattr(store, "LOOK_AT_ROOM_S", 0.0)
+    monkeypatch.setattr(shard_store, "CHECK_ROOM_S", 0.0)
     storage.maintain(lambda _: None)
     assert storage.refusal() is None
     storage.close()
@@ -150,13 +148,12 @@ def test_no_write_waits_while_shards_are_slow(tmp_path: Path, monkeypatch: pytes
     slow_s = 0.5
     apply = Shard.apply
 
-    def slow_apply(shard: Shard, *arguments: Any) -> list[tuple[int, int]]:
+    def slow_apply(shard: Shard, *arguments: Any) -> list[Reached]:
         time.sleep(slow_s)
         return apply(shard, *arguments)
 
     monkeypatch.setattr(Shard, "apply", slow_apply)
-    monkeypatch.setattr(carrier, "WAITING_BYTES_MAX", 40 * len(MESSAGE))
-    storage = AcidStorage(tmp_path, 1, 2**24, 1, carry_bytes=1, carry_after_s=0.0)
+    storage = open_acid(tmp_path, 1, 2**24, 1, save_after_s=0.0, busy_floor_bytes=40 * len(MESSAGE))
     driver = Driver([storage])
     driver.recover(storage)
     stream = driver.create("stream")
@@ -169,6 +166,6 @@ def test_no_write_waits_while_shards_are_slow(tmp_path: Path, monkeypatch: pytes
         longest_s = max(longest_s, time.monotonic() - began_s)
         assert stream.message_index < 10_000, "the store is never busy"
     assert longest_s < slow_s / 2
-    settle(storage)
+    save_all(storage)
     assert storage.busy() is None
     storage.close()

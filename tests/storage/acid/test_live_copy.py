@@ -7,21 +7,26 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from lmdb import Transaction
 
 from headwater.core.catalog import Catalog, StreamState
-from headwater.storage.acid import AcidStorage, live_copy
-from headwater.storage.acid.check import check, stats
-from headwater.storage.acid.journal import Journal, Mark
-from headwater.storage.acid.live_copy import copy_store
+from headwater.storage.acid import offline
+from headwater.storage.acid.check import open_shard
+from headwater.storage.acid.layout import AcidManifest, read_manifest, read_mark
 from headwater.storage.acid.shard import Shard
+from headwater.storage.filesystem import Filesystem, RealFilesystem
 from headwater.storage.interface import Committed, StorageError
+from headwater.storage.journal.copy import copy_journal
 from headwater.storage.memory import MemoryStorage
-from tests.storage.acid.driving import Driver, messages_of, state_of
+from headwater.storage.offline.backup import take_backup
+from headwater.storage.offline.check import check
+from headwater.storage.offline.families import tools_of
+from headwater.storage.offline.interface import CopyFile
+from tests.storage.acid.driving import Driver, messages_of, open_acid, state_of
 from tests.storage.acid.victim import SHARDS, decode_batch
 
 
@@ -32,7 +37,7 @@ def lines_of(said: Path) -> list[str]:
 
 def moment_of(copy: Path, lines: list[str]) -> int:
     """How many batches a copy holds: exactly the first so many, or it is no moment of the store at all."""
-    store = AcidStorage(copy, SHARDS, 2**26, 2**20)
+    store = open_acid(copy, SHARDS, 2**26, 2**20)
     with closing(store):
         found: Catalog[StreamState] = Catalog(StreamState)
         for state in store.recover():
@@ -69,9 +74,9 @@ def copy_live(home: Path, count: int) -> list[tuple[int, Path]]:
                 assert process.poll() is None
                 time.sleep(0.005)
             acknowledged = sum(line.startswith("ack") for line in lines_of(said))
-            copy_store(home / "store", home / f"copy-{number}")
+            take_backup(home / "store", home / f"copy-{number}")
             asked.append((acknowledged, home / f"copy-{number}"))
-            assert stats(home / "store").streams > 0
+            assert tools_of(home / "store").live_parts(RealFilesystem(), home / "store")["used_bytes"] > 0
     finally:
         process.kill()
         process.wait(10)
@@ -85,15 +90,29 @@ def test_a_live_copy_is_the_store_at_one_moment(tmp_path: Path, long: bool) -> N
         assert list(check(copy)) == []
 
 
-def test_a_copy_of_several_moments_would_be_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_it_comes(transactions: ExitStack, shards: list[Shard], journal: Journal) -> list[Transaction[bytes]]:
-        views = []
-        for environment in [*(shard.environment for shard in shards), journal.environment]:
-            views.append(transactions.enter_context(environment.begin()))
-            time.sleep(0.02)
-        return views
+def test_a_copy_whose_journal_is_older_than_its_shards_would_be_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = open_shard
 
-    monkeypatch.setattr(live_copy, "_same_moment", as_it_comes)
+    def late(root: Path, number: int, manifest: AcidManifest) -> Shard:
+        time.sleep(0.05)
+        return begin(root, number, manifest)
+
+    def journal_first(filesystem: Filesystem, source: Path, target: Path, copy_file: CopyFile) -> None:
+        """The journal and its mark before the shards."""
+        root = source / "acid"
+        manifest = read_manifest(root)
+        mark = read_mark(root, manifest)
+        filesystem.make_directory(target / "log")
+        copy_journal(filesystem, source / "log", target / "log", mark.segment, copy_file)
+        monkeypatch.setattr(offline, "copy_journal", lambda *_: None)
+        copy_once(filesystem, source, target, copy_file)
+        monkeypatch.setattr(offline, "copy_journal", copy_journal)
+
+    copy_once = offline._copy_once
+    monkeypatch.setattr(offline, "open_shard", late)
+    monkeypatch.setattr(offline, "_copy_once", journal_first)
     found_out = 0
     for acknowledged, copy in copy_live(tmp_path, 6):
         try:
@@ -103,25 +122,43 @@ def test_a_copy_of_several_moments_would_be_found_out(tmp_path: Path, monkeypatc
     assert found_out > 0
 
 
-def test_a_copy_that_cannot_see_one_moment_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = AcidStorage(tmp_path / "store", 2, 2**26, 2**20)
-    Driver([store]).recover(store)
+def test_a_copy_begins_again_while_the_journal_is_trimmed_and_gives_up_at_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_acid(tmp_path / "store", 2)
+    driver = Driver([store])
+    driver.recover(store)
+    driver.create("stream", [b"message"])
+    driver.commit()
     store.close()
-    marks = iter(range(10**6))
-    monkeypatch.setattr(Journal, "read_mark", lambda *_: Mark(next(marks), (0, 0)))
+    real, tries = copy_journal, 0
+
+    def trimmed(*arguments: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries % 4:
+            raise FileNotFoundError("a segment that was trimmed")
+        return real(*arguments)
+
+    monkeypatch.setattr(offline, "copy_journal", trimmed)
+    take_backup(tmp_path / "store", tmp_path / "copy")
+    assert tries == 4
+    assert list(check(tmp_path / "copy")) == []
+    monkeypatch.setattr(offline, "TRIES", 3)
+    tries = 0
     with pytest.raises(StorageError, match="too busy"):
-        copy_store(tmp_path / "store", tmp_path / "copy")
-    assert live_copy.TRIES > 1
+        take_backup(tmp_path / "store", tmp_path / "never")
+    assert not (tmp_path / "never").exists()
 
 
 def test_a_copy_needs_an_empty_place(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        store = AcidStorage(tmp_path / name, 2, 2**26, 2**20)
+        store = open_acid(tmp_path / name, 2, 2**26, 2**20)
         Driver([store]).recover(store)
         store.close()
-    with pytest.raises(StorageError, match="holds a store already"):
-        copy_store(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(StorageError, match="already has a store"):
+        take_backup(tmp_path / "one", tmp_path / "two")
     (tmp_path / "three").mkdir()
     (tmp_path / "three" / "precious").write_text("mine")
     with pytest.raises(StorageError, match="precious"):
-        copy_store(tmp_path / "one", tmp_path / "three")
+        take_backup(tmp_path / "one", tmp_path / "three")

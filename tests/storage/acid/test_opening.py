@@ -14,28 +14,28 @@ from pathlib import Path
 import pytest
 
 from headwater.core.catalog import Catalog, StreamState
-from headwater.storage.acid import AcidStorage
 from headwater.storage.acid.layout import shard_of
 from headwater.storage.directory import open_directory
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import CorruptError, StorageError
-from tests.storage.acid.driving import Driver, messages_of, recovered
+from headwater.storage.journaled_store import JournaledStorage
+from tests.storage.acid.driving import Driver, messages_of, open_acid, recovered
 
 OPEN_IN_ANOTHER_PROCESS = """
 import sys
 from contextlib import closing
 from pathlib import Path
-from headwater.storage.acid import AcidStorage
+from headwater.storage.acid.shard_store import acid_storage
 from headwater.storage.interface import StorageError
 try:
-    AcidStorage(Path(sys.argv[1]), 4, 2**26, 2**20)
+    acid_storage(Path(sys.argv[1]), 4, 2**26)
 except StorageError as error:
     print(error)
 """
 
 
-def open_store(directory: Path, shards: int = 4) -> AcidStorage:
-    return AcidStorage(directory, shards, 2**26, 2**20)
+def open_store(directory: Path, shards: int = 4) -> JournaledStorage:
+    return open_acid(directory, shards, 2**26, 2**20)
 
 
 def fill(directory: Path, messages: int, shards: int = 4) -> None:
@@ -131,7 +131,7 @@ def test_a_lost_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
     path.unlink()
     assert "manifest.json is missing" in refused(tmp_path)
     for key, value, why in [
-        ("format", 2, "is of format 2"),
+        ("format", 3, "has format 3"),
         ("routing", "seahash", "routes streams by 'seahash'"),
         ("shard_count", 3, "power of two"),
         ("store_id", "nonsense", "is not a manifest"),
@@ -158,15 +158,21 @@ def test_parts_of_different_times_or_stores_are_refused(tmp_path: Path) -> None:
         mixed = tmp_path / "mixed"
         shutil.rmtree(mixed, ignore_errors=True)
         shutil.copytree(now, mixed)
-        shutil.rmtree(mixed / "acid" / part)
-        shutil.copytree(origin / "acid" / (origin_part or part), mixed / "acid" / part)
+        shutil.rmtree(mixed / part)
+        shutil.copytree(origin / (origin_part or part), mixed / part)
         return mixed
 
-    assert "from an older copy" in refused(with_part("shard-02", earlier))
-    assert "from an older copy" in refused(with_part("journal", earlier))
-    assert "mixed up" in refused(with_part("shard-02", other))
-    assert "mixed up" in refused(with_part("journal", other))
-    assert "mixed up" in refused(with_part("shard-02", now, "shard-03"))
+    def with_checkpoint_of(origin: Path) -> Path:
+        mixed = with_part("log", now)
+        shutil.copy(origin / "acid" / "checkpoint", mixed / "acid" / "checkpoint")
+        return mixed
+
+    assert "from an older copy" in refused(with_part("acid/shard-02", earlier))
+    assert "from an older copy" in refused(with_part("log", earlier))
+    assert "mixed up" in refused(with_part("acid/shard-02", other))
+    assert "mixed up" in refused(with_part("log", other))
+    assert "mixed up" in refused(with_checkpoint_of(other))
+    assert "mixed up" in refused(with_part("acid/shard-02", now, "acid/shard-03"))
     shutil.rmtree(now / "acid" / "shard-01")
     assert "shard-01" in refused(now)
 

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from headwater.core.records import Append, Create
-from headwater.storage.acid.applier import Changes
+from headwater.storage.acid.applier import Applier
 from headwater.storage.acid.pieces import KEY, PIECE_BYTES
 from headwater.storage.acid.reader import ShardReader
 from headwater.storage.acid.shard import Shard, make_shard
@@ -27,15 +27,15 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 
 
 def write_in_rounds(shard: Shard, messages: list[bytes], round_of: int = 1) -> int:
-    """Carry some messages at a time into a shard, all in one transaction; returns how many bytes were written."""
+    """Apply some messages at a time to a shard, all in one transaction; returns how many bytes were written."""
     written = 0
     index = position = 0
     with shard.environment.begin(write=True, buffers=True) as txn:
-        changes = Changes(txn, shard.databases, shard.path)
+        changes = Applier(txn, shard.databases, shard.path)
         changes.apply(Create(1, "s", 1, "text/plain"))
         changes.flush()
         for at in range(0, len(messages), round_of):
-            changes = Changes(txn, shard.databases, shard.path)
+            changes = Applier(txn, shard.databases, shard.path)
             for message in messages[at : at + round_of]:
                 changes.apply(Append(1, 1, index, position, message, (len(message),)))
                 index += 1
@@ -89,7 +89,7 @@ def test_a_damaged_piece_is_not_joined_with_new_bytes(shard: Shard) -> None:
         assert value is not None
         txn.put(key, value[:-1] + b"?", db=shard.databases.data)
     with shard.environment.begin(write=True, buffers=True) as txn:
-        changes = Changes(txn, shard.databases, shard.path)
+        changes = Applier(txn, shard.databases, shard.path)
         changes.apply(Append(1, 1, 1, 7, b"more than before", (16,)))
         changes.flush()
     assert pieces_of(shard) == 2

@@ -1,9 +1,10 @@
-"""The power goes at any moment: what was acknowledged is there, because it was synced before it was.
+"""The power fails at any moment: what was acknowledged is still there, because it was synced before.
 
-LMDB is not behind the file-system seam, so its syncs are proved from below: strace records what a process that appends
-to a store writes and syncs and when it acknowledges, and the disk is rebuilt as a power cut at a given moment may leave
-it, with what was not synced kept, dropped, zeroed or garbled by the sector. A boot on that disk is judged by the same
-oracle as after kill -9. Stores that leave out a sync must be found out.
+LMDB is not behind the file-system interface, so its syncs are proved from below, and with them those of the journal and
+of the checkpoint file: strace records what a process that appends to a store writes, syncs and renames and when it
+acknowledges, and the disk is rebuilt as a power cut at a given moment may leave it, with what was not synced kept,
+dropped, zeroed or garbled by the sector. A start on that disk is judged by the same oracle as after kill -9.
+Stores that leave out a sync must be found out.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from headwater.storage.acid import AcidStorage
+from tests.storage.acid.driving import open_acid
 from tests.storage.acid.oracle import Oracle, Violation
 from tests.storage.acid.tracing import Trace, cut, read_trace, record
-from tests.storage.acid.victim import LAX, SHARDS
+from tests.storage.acid.victim import LAX, SHARDS, UNSYNCED
 
 BATCHES = 40
 
@@ -29,7 +30,7 @@ BATCHES = 40
 def run_traced(home: Path, seed: int, *fault: str) -> Trace:
     """A store in `before`, and the trace of a process that used it afterwards."""
     before, used = home / "before", home / "used"
-    store = AcidStorage(before, SHARDS, 2**26, 2**20)
+    store = open_acid(before, SHARDS, 2**26, 2**20)
     list(store.recover())
     store.close()
     shutil.copytree(before, used, ignore=shutil.ignore_patterns("LOCK", "lock.mdb"))
@@ -45,7 +46,7 @@ def run_traced(home: Path, seed: int, *fault: str) -> Trace:
 
 def judge(trace: Trace, home: Path, at: int, seed: int) -> None:
     after = home / "after"
-    cut(trace, at, home / "before", after, random.Random(seed))
+    cut(trace, at, home / "before", home / "used", after, random.Random(seed))
     oracle = Oracle()
     for moment, line in trace.said:
         if moment < at:
@@ -75,7 +76,7 @@ def test_what_was_acknowledged_survives_a_power_cut(tmp_path: Path, long: bool) 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("fault", sorted(LAX))
+@pytest.mark.parametrize("fault", sorted([*LAX, *UNSYNCED]))
 def test_a_store_that_leaves_out_a_sync_is_found_out(tmp_path: Path, fault: str) -> None:
     trace = run_traced(tmp_path, 7_000, fault)
     with pytest.raises(Violation):

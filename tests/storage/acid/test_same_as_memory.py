@@ -1,4 +1,4 @@
-"""`acid` behaves as `memory` does, through carrying, closing, reopening and crashing between batches.
+"""`acid` behaves as `memory` does, through checkpoints, closing, reopening and crashing between batches.
 
 A state machine drives both stores with the same random records. The pieces are made absurdly small and the hot tail
 tiny, so that messages span pieces, reads span shard and tail, and removals take several transactions.
@@ -26,10 +26,11 @@ from hypothesis.stateful import (
 from headwater.core.catalog import StreamState
 from headwater.core.offsets import Offset
 from headwater.core.records import ForkPoint
-from headwater.storage.acid import AcidStorage, pieces, shard
-from headwater.storage.acid.check import check
+from headwater.storage.acid import pieces, shard
+from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.memory import MemoryStorage
-from tests.storage.acid.driving import Driver, messages_of, recovered, settle
+from headwater.storage.offline.check import check
+from tests.storage.acid.driving import Driver, messages_of, open_acid, open_lazy, recovered, save_all
 
 NAMES = [f"name-{n}" for n in range(8)]
 MESSAGES = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5)
@@ -42,7 +43,7 @@ class Machine(RuleBasedStateMachine):
         self.home = Path(tempfile.mkdtemp(prefix="headwater-acid-"))
         self.generation = 0
         self.memory = MemoryStorage()
-        self.acid: AcidStorage | None = None
+        self.acid: JournaledStorage | None = None
 
     @initialize(shards=st.sampled_from([1, 2, 8]), hot=st.sampled_from([1, 3_000, 10**6]), eager=st.booleans())
     def begin(self, shards: int, hot: int, eager: bool) -> None:
@@ -55,10 +56,11 @@ class Machine(RuleBasedStateMachine):
     def path(self) -> Path:
         return self.home / str(self.generation)
 
-    def open(self) -> AcidStorage:
-        # Either the carrier follows every batch, or it never moves by itself and all stays in the journal.
-        carry_bytes, carry_after_s = (1, 0.0) if self.eager else (2**40, 1e6)
-        return AcidStorage(self.path(), **self.options, carry_bytes=carry_bytes, carry_after_s=carry_after_s)
+    def open(self) -> JournaledStorage:
+        # Either a checkpoint follows every batch, or there is none and all stays in the journal.
+        if self.eager:
+            return open_acid(self.path(), **self.options, save_after_s=0.0, segment_bytes=2_000)
+        return open_lazy(self.path(), self.options["shard_count"])
 
     def some(self, draw: Any) -> StreamState | None:
         streams = [stream for stream in self.driver.catalog if not stream.deleted]
@@ -141,10 +143,10 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.eager)
     @rule()
-    def carry(self) -> None:
+    def save(self) -> None:
         assert self.acid is not None
         self.driver.commit()
-        settle(self.acid)
+        save_all(self.acid)
 
     @rule(eager=st.booleans())
     def reopen(self, eager: bool) -> None:
@@ -168,7 +170,7 @@ class Machine(RuleBasedStateMachine):
         self.eager = eager
         self.replace(self.open())
 
-    def replace(self, store: AcidStorage) -> None:
+    def replace(self, store: JournaledStorage) -> None:
         self.acid = store
         self.driver.stores = [self.memory, store]
         assert recovered(store) == self.driver.state()
@@ -222,7 +224,7 @@ class Machine(RuleBasedStateMachine):
             self.all_bytes_are_there()
             self.acid.close()
             assert list(check(self.path())) == []
-            again = AcidStorage(self.path(), **self.options)
+            again = open_acid(self.path(), **self.options)
             assert recovered(again) == self.driver.state()
             again.close()
         shutil.rmtree(self.home)

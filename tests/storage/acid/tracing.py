@@ -2,8 +2,11 @@
 
 A write counts as issued when its call begins. It is durable once a sync of its file that began after the write had
 ended has itself ended, or, on a descriptor opened with O_DSYNC, once the call has ended. At a cut, whatever was issued
-and is not durable is decided anew for every 512-byte sector: kept, dropped, zeroed or garbled. The two meta pages of
-LMDB are written within one sector each, which disks write whole or not at all: kept or dropped.
+and is not durable is decided for every 512-byte sector: kept, dropped, zeroed or garbled. The two meta pages of LMDB
+are written within one sector each, which disks write whole or not at all: kept or dropped.
+
+Creating, renaming and removing a file is durable once its directory was synced in the same sense. Of what was not, the
+disk has some first part, in order, as a file system with a journal does.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import pytest
 
 SECTOR = 512
 META_BYTES = 8192
-CALLS = "openat,close,pwrite64,pwritev,write,writev,lseek,fdatasync,fsync,msync,ftruncate"
+CALLS = "openat,close,pwrite64,pwritev,write,writev,lseek,fdatasync,fsync,msync,ftruncate,rename,unlink"
 
 _LINE = re.compile(r"(\d+) +(?:(\w+)\(|<\.\.\. (\w+) resumed>)(.*)")
 _INTERRUPTED = re.compile(r" *<(?:unfinished|detached) \.\.\.>$")
@@ -29,7 +32,7 @@ _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 @dataclass
 class Write:
-    path: str
+    inode: str
     offset: int
     data: bytes
     dsync: bool
@@ -39,15 +42,28 @@ class Write:
 
 @dataclass
 class Sync:
+    inode: str
+    began: int
+    ended: int = 2**62
+
+
+@dataclass
+class Named:
+    """From now on `path` is the name of this file; of none, if it was removed."""
+
     path: str
+    inode: str | None
     began: int
     ended: int = 2**62
 
 
 @dataclass
 class Trace:
+    """`inode` is what identifies a file for good: its path, and how many had been created under it before."""
+
     writes: list[Write] = field(default_factory=list)
     syncs: list[Sync] = field(default_factory=list)
+    names: list[Named] = field(default_factory=list)
     said: list[tuple[int, str]] = field(default_factory=list)
     length: int = 0
 
@@ -85,7 +101,9 @@ class _Reader:
         self._files: dict[int, tuple[str, bool]] = {}
         self._offsets: dict[int, int] = {}
         self._unfinished: dict[str, tuple[str, str]] = {}
-        self._open: dict[str, Write | Sync] = {}
+        self._open: dict[str, list[Write | Sync | Named]] = {}
+        self._inodes: dict[str, str] = {}
+        self._created = 0
         self._short: dict[str, str] = {}
 
     def line(self, number: int, thread: str, begun: str | None, resumed: str | None, rest: str) -> None:
@@ -115,62 +133,106 @@ class _Reader:
                 offset = int(_RESULT.sub("", text).rsplit(",", 1)[1])
             else:
                 offset = self._offsets.get(descriptor, 0)
+                self._offsets[descriptor] = offset + len(data)
             write = Write(path, offset, data, dsync, number)
             self._trace.writes.append(write)
-            self._open[thread] = write
+            self._open[thread] = [write]
         elif call in {"fdatasync", "fsync"}:
             path, _ = self._files.get(int(re.split(r"[ )]", text, maxsplit=1)[0]), ("", False))
             sync = Sync(path, number)
             self._trace.syncs.append(sync)
-            self._open[thread] = sync
+            self._open[thread] = [sync]
+        elif call in {"rename", "unlink"}:
+            path, *target = _paths(text)
+            named = [Named(path, None, number)]
+            if target:
+                named.append(Named(target[0], self._inodes.get(path, path), number))
+            self._trace.names += named
+            self._open[thread] = [*named]
         elif call in {"msync", "ftruncate"}:
             path, _ = self._files.get(int(re.split(r"[,)]", text, maxsplit=1)[0], 0), ("", False))
             assert not path.endswith("data.mdb"), f"{call} is not expected of LMDB as it is opened here"
 
     def _end(self, number: int, thread: str, call: str, text: str) -> None:
-        done = self._open.pop(thread, None)
+        finished = self._open.pop(thread, [])
         result = text.rsplit("=", 1)[1].split(maxsplit=1)[0]
         if result == "?":
             return  # The process ended within the call, which so never did.
-        if isinstance(done, Write) and int(result) != len(done.data):
-            # Of a thread that ends within a call strace may print what its registers hold. One that goes on did fail.
-            self._short[thread] = f"a short write: {result} of {len(done.data)}"
-            return
-        if done is not None:
+        for done in finished:
+            if isinstance(done, Write) and int(result) != len(done.data):
+                # Of a thread that ends within a call strace may print its registers. One that continues did fail.
+                self._short[thread] = f"a short write: {result} of {len(done.data)}"
+                return
+            if isinstance(done, Named) and int(result) != 0:
+                self._trace.names.remove(done)
+                continue
             done.ended = number
+            if isinstance(done, Named):
+                self._inodes[done.path] = done.inode or done.path
         if call == "openat" and int(result, 0) >= 0:
-            found = _STRING.search(text)
-            assert found is not None
-            path = bytes.fromhex(found.group(1).replace("\\x", "")).decode()
-            self._files[int(result)] = (path, "O_DSYNC" in text)
+            [path] = _paths(text)
+            if "O_EXCL" in text:
+                self._created += 1
+                self._inodes[path] = f"{path}#{self._created}"
+                self._trace.names.append(Named(path, self._inodes[path], number, number))
+            self._files[int(result)] = (self._inodes.get(path, path), "O_DSYNC" in text)
             self._offsets[int(result)] = 0
         elif call == "lseek":
             self._offsets[int(text.split(",", 1)[0])] = int(result)
 
 
-def cut(trace: Trace, at: int, before: Path, after: Path, dice: random.Random) -> None:
-    """Make `after` what a power cut at a moment of the trace may leave of what was `before`."""
-    files: dict[str, bytearray] = {}
-    for path in before.rglob("data.mdb"):
-        files[str(path.relative_to(before))] = bytearray(path.read_bytes())
+def cut(trace: Trace, at: int, before: Path, used: Path, after: Path, dice: random.Random) -> None:
+    """Make `after` what a power cut at a moment of the trace may leave of `used`, which was `before` at the start."""
+    names: dict[str, str] = {}
+    contents: dict[str, bytearray] = {}
+    for path in before.rglob("*"):
+        if path.is_file() and path.name not in {"LOCK", "lock.mdb"}:
+            inode = str(used / path.relative_to(before))
+            names[inode] = inode
+            contents[inode] = bytearray(path.read_bytes())
     last_sync: dict[str, int] = {}
     for sync in trace.syncs:
         if sync.ended < at:
-            last_sync[sync.path] = max(last_sync.get(sync.path, -1), sync.began)
+            last_sync[sync.inode] = max(last_sync.get(sync.inode, -1), sync.began)
     for write in trace.writes:
-        name = next((name for name in files if write.path.endswith(name)), None)
-        if name is None or write.began >= at:
+        if not write.inode.startswith(str(used)) or write.began >= at:
             continue
-        content = files[name]
+        content = contents.setdefault(write.inode, bytearray())
         content.extend(bytes(max(0, write.offset + len(write.data) - len(content))))
-        durable = write.ended < at if write.dsync else write.ended < last_sync.get(write.path, -1)
-        if durable:
+        if write.ended < at if write.dsync else write.ended < last_sync.get(write.inode, -1):
             content[write.offset : write.offset + len(write.data)] = write.data
         else:
             _scatter(content, write, dice)
-    shutil.copytree(before, after, ignore=shutil.ignore_patterns("LOCK", "lock.mdb", "data.mdb"))
-    for name, content in files.items():
-        (after / name).write_bytes(content)
+    _name(trace, at, used, names, last_sync, dice)
+    for name, inode in names.items():
+        path = after / Path(name).relative_to(used)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(contents.get(inode, b""))
+
+
+def _name(
+    trace: Trace, at: int, used: Path, names: dict[str, str], last_sync: dict[str, int], dice: random.Random
+) -> None:
+    """Let those names be in place that a power cut may leave: all that are durable, and some first part of the rest."""
+    by_directory: dict[str, list[Named]] = {}
+    for named in trace.names:
+        if named.path.startswith(str(used)) and named.began < at:
+            by_directory.setdefault(str(Path(named.path).parent), []).append(named)
+    for directory, changes in by_directory.items():
+        durable = sum(change.ended < last_sync.get(directory, -1) for change in changes)
+        kept = changes[: dice.randint(durable, len(changes))]
+        if kept and len(kept) < len(changes) and kept[-1].began == changes[len(kept)].began:
+            # A rename takes effect as a whole.
+            kept.append(changes[len(kept)])
+        for change in kept:
+            if change.inode is None:
+                names.pop(change.path, None)
+            elif Path(change.path).name not in {"LOCK", "lock.mdb"}:
+                names[change.path] = change.inode
+
+
+def _paths(text: str) -> list[str]:
+    return [bytes.fromhex(found.replace("\\x", "")).decode() for found in _STRING.findall(text)]
 
 
 def _scatter(content: bytearray, write: Write, dice: random.Random) -> None:
@@ -178,7 +240,8 @@ def _scatter(content: bytearray, write: Write, dice: random.Random) -> None:
     end = write.offset + len(write.data)
     while at < end:
         until = min(end, (at // SECTOR + 1) * SECTOR)
-        fate = dice.choice(["kept", "dropped"] if at < META_BYTES else ["kept", "kept", "dropped", "zeroed", "garbled"])
+        is_meta = at < META_BYTES and write.inode.endswith("data.mdb")
+        fate = dice.choice(["kept", "dropped"] if is_meta else ["kept", "kept", "dropped", "zeroed", "garbled"])
         if fate == "kept":
             content[at:until] = write.data[at - write.offset : until - write.offset]
         elif fate == "zeroed":

@@ -22,7 +22,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import lmdb
@@ -30,13 +30,18 @@ import msgspec
 
 from headwater.core.catalog import StreamState
 from headwater.core.errors import Refusal
-from headwater.core.producers import ProducerHeaders
-from headwater.core.records import Append, ForkPoint, Image, Record
+from headwater.core.producers import ProducerHeaders, remember
+from headwater.core.records import Append, ForkPoint, Record
 from headwater.core.rules import AppendOutcome, decide_append
-from headwater.storage.acid import AcidStorage, journal, pieces, shard
-from headwater.storage.acid.carrier import Carrier, Load
-from headwater.storage.acid.journal import Journal, Mark, Routed
-from tests.storage.acid.driving import Driver
+from headwater.storage.acid import pieces, shard, shard_store
+from headwater.storage.acid.applier import Applier
+from headwater.storage.acid.layout import write_mark
+from headwater.storage.acid.rows import ID
+from headwater.storage.acid.shard_store import ShardStore
+from headwater.storage.filesystem import Appender, RealFilesystem
+from headwater.storage.journaled_store import JournaledStorage
+from headwater.storage.worker import Job
+from tests.storage.acid.driving import Driver, open_acid
 
 PRODUCERS = [f"producer-{n}" for n in range(6)]
 STREAMS = ["left", "right", "middle"]
@@ -142,18 +147,18 @@ class Victim:
             say("ack", acknowledgement)
 
 
-def open_store(directory: Path, dice: random.Random) -> AcidStorage:
-    """Small pieces, a small hot tail and an eager carrier: everything happens all the time."""
+def open_store(directory: Path, dice: random.Random) -> JournaledStorage:
+    """Small pieces, rounds and segments, a small hot tail and eager checkpoints: everything happens all the time."""
     pieces.PIECE_BYTES = 200  # type: ignore[misc]
     shard.REAPED_AT_ONCE = 4  # type: ignore[misc]
-    journal.ENTRY_BYTES = 300  # type: ignore[misc]
-    return AcidStorage(
+    shard_store.ROUND_BYTES = dice.choice([10_000, 100_000, 1_000_000])  # type: ignore[misc]
+    return open_acid(
         directory,
         SHARDS,
         2**26,
-        4_000,
-        carry_bytes=dice.choice([1, 1_000, 30_000]),
-        carry_after_s=dice.choice([0.0, 0.005, 0.05]),
+        dice.choice([1, 2_000, 60_000]),
+        save_after_s=dice.choice([0.0, 0.005, 0.05]),
+        segment_bytes=dice.choice([500, 5_000, 100_000]),
     )
 
 
@@ -164,39 +169,49 @@ def acknowledge_before_commit(victim: Victim) -> None:
     victim.acknowledge_first = True
 
 
-def producers_in_another_transaction(victim: Victim) -> None:
+def producers_in_another_transaction(_: Victim) -> None:
     """T-1: data first, then what is known of its producer."""
-    write = Journal.write
+    apply = shard.Shard.apply
 
-    def write_twice(self: Journal, batch: Sequence[Routed], mark: Mark) -> int:
+    def apply_twice(self: shard.Shard, lsn: int, changes: Sequence[shard.ShardChange]) -> list[shard.Reached]:
+        appends = [change.record for change in changes if isinstance(change.record, Append)]
         bare = [
-            msgspec.structs.replace(routed, record=msgspec.structs.replace(routed.record, producer_id=None))
-            if isinstance(routed.record, Append)
-            else routed
-            for routed in batch
+            change._replace(record=msgspec.structs.replace(change.record, producer_id=None))
+            if isinstance(change.record, Append)
+            else change
+            for change in changes
         ]
-        write(self, bare, mark)
+        reached = apply(self, lsn, bare)
         time.sleep(0.003)
-        states: list[Routed] = []
-        for routed in batch:
-            if isinstance(routed.record, Append) and routed.record.id in victim.driver.catalog.by_id:
-                image: Image = victim.driver.catalog.by_id[routed.record.id].image()
-                states.append(Routed(routed.shard, image))
-        return write(self, states, mark) if states else self.last_seq
+        with self.environment.begin(write=True, buffers=True) as txn:
+            work = Applier(txn, self.databases, self.path)
+            for record in appends:
+                if record.producer_id is None or txn.get(ID.pack(record.id), db=self.databases.streams) is None:
+                    continue
+                touched = work._touch(record.id)
+                work._recall(touched, record.producer_id)
+                known = (touched.stream.producers or {}).get(record.producer_id)
+                state = remember(known, record.epoch, record.seq, record.digest)
+                touched.stream.producers = {**(touched.stream.producers or {}), record.producer_id: state}
+            work.flush()
+            ledger = shard.Ledger(lsn, (self.ledger.row_sum + work.row_sum) & shard.SUM_MASK)
+            self._put_ledger(txn, ledger)
+        self.ledger = ledger
+        return reached
 
-    Journal.write = write_twice  # type: ignore[method-assign]
+    shard.Shard.apply = apply_twice  # type: ignore[method-assign]
 
 
 def trim_before_the_shards_have_it(_: Victim) -> None:
-    carry = Carrier.carry
+    save_up_to = ShardStore._save_up_to
 
-    def mark_then_carry(self: Carrier, loads: Iterable[Load]) -> None:
-        due = list(loads)
-        self.mark = Mark(due[-1].seq, self.mark.shard_seqs)
+    def mark_then_apply(self: ShardStore, lsn: int, segment: int) -> Job:
+        mark = self._current_mark(lsn, segment)
+        write_mark(self._filesystem, self._root, self._manifest, mark)
         time.sleep(0.02)
-        carry(self, due)
+        return save_up_to(self, lsn, segment)
 
-    Carrier.carry = mark_then_carry  # type: ignore[method-assign]
+    ShardStore._save_up_to = mark_then_apply  # type: ignore[method-assign]
 
 
 def shards_in_two_transactions(_: Victim) -> None:
@@ -204,9 +219,9 @@ def shards_in_two_transactions(_: Victim) -> None:
     put_ledger = shard.Shard._put_ledger
     apply = shard.Shard.apply
 
-    def apply_then_ledger(self: shard.Shard, seq: int, changes: Sequence[shard.Change]) -> list[tuple[int, int]]:
+    def apply_then_ledger(self: shard.Shard, lsn: int, changes: Sequence[shard.ShardChange]) -> list[shard.Reached]:
         shard.Shard._put_ledger = lambda *_: None  # type: ignore[method-assign]
-        reached = apply(self, seq, changes)
+        reached = apply(self, lsn, changes)
         time.sleep(0.003)
         with self.environment.begin(write=True, buffers=True) as txn:
             put_ledger(self, txn, self.ledger)
@@ -230,6 +245,32 @@ LAX: dict[str, dict[str, bool]] = {"no_sync": {"sync": False}, "no_metasync": {"
 """Stores that leave out a sync. A killed process cannot show it; a power cut does."""
 
 
+UNSYNCED: dict[str, str] = {"journal_not_synced": ".log", "checkpoint_file_not_synced": "checkpoint.new"}
+"""Stores that do not sync a kind of file of their own."""
+
+
+def leave_unsynced(suffix: str) -> None:
+    """Files whose name ends like this are written and never synced."""
+    create = RealFilesystem.create
+
+    def careless(self: RealFilesystem, path: Path) -> Appender:
+        appender = create(self, path)
+        if path.name.endswith(suffix):
+            appender = Unsynced(appender)
+        return appender
+
+    RealFilesystem.create = careless  # type: ignore[method-assign]
+
+
+class Unsynced:
+    def __init__(self, appender: Appender) -> None:
+        self.write = appender.write
+        self.close = appender.close
+
+    def sync(self) -> None:
+        """Left out."""
+
+
 def open_lax(options: dict[str, bool]) -> None:
     lmdb.open = lambda path, **others: lmdb.Environment(path, **others | options)  # type: ignore[assignment]
 
@@ -238,6 +279,8 @@ def main() -> None:
     directory, seed, resume, batches, *fault = sys.argv[1:]
     if fault and fault[0] in LAX:
         open_lax(LAX[fault[0]])
+    if fault and fault[0] in UNSYNCED:
+        leave_unsynced(UNSYNCED[fault[0]])
     victim = Victim(Path(directory), int(seed), json.loads(resume))
     if fault and fault[0] in FAULTS:
         FAULTS[fault[0]](victim)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from headwater.storage.interface import CorruptError, StorageError
-from headwater.storage.packs.check import check, stats
+from headwater.storage.offline.interface import open_reader
+from headwater.storage.packs.offline import PackTools, find_damage
 from tests.storage.faulty_filesystem import FaultyFilesystem
 from tests.storage.model import model_of
 from tests.storage.packs.test_checkpoints import Bench
@@ -112,7 +113,7 @@ def test_check_finds_what_a_server_would_stumble_over(store: tuple[Disk, Dump], 
         damaged[at] ^= 1 << random.randrange(8)
         image = {**disk, name: bytes(damaged)}
         filesystem.restore(image)
-        findings = check(filesystem, DATA)
+        findings = list(find_damage(filesystem, DATA))
         assert without_lock(filesystem.snapshot()) == without_lock(image), "it changed something"
         if not findings:
             filesystem.crash(power=False)
@@ -123,14 +124,15 @@ def test_a_sound_store_has_nothing_to_find(store: tuple[Disk, Dump]) -> None:
     disk, expected = store
     filesystem = FaultyFilesystem(Random(1))
     filesystem.restore(disk)
-    assert check(filesystem, DATA) == []
+    assert list(find_damage(filesystem, DATA)) == []
     filesystem.crash(power=False)
-    figures = stats(filesystem, DATA)
-    assert figures.streams == len(expected["streams"])
-    assert figures.packs == sum(name.endswith(".pack") for name in disk)
-    assert figures.log_bytes == sum(len(data) for name, data in disk.items() if name.endswith(".log"))
-    assert figures.manifest_bytes == len(disk["/data/MANIFEST"])
-    assert figures.live_bytes > 0
+    with open_reader(PackTools(), filesystem, DATA) as reader:
+        assert len(reader.catalog) == len(expected["streams"])
+        assert list(reader.gaps()) == []
+    figures = PackTools().parts(filesystem, DATA)
+    assert figures["packs"] == sum(name.endswith(".pack") for name in disk)
+    assert figures["log_bytes"] == sum(len(data) for name, data in disk.items() if name.endswith(".log"))
+    assert figures["live_bytes"] > 0
     filesystem.crash(power=False)
     assert outcome_of(filesystem, expected) == "right"
 
@@ -148,7 +150,7 @@ def test_check_names_every_harmed_stream() -> None:
     damaged[0] ^= 1
     damaged[20_000] ^= 1
     bench.filesystem.restore({**disk, pack: bytes(damaged)})
-    findings = check(bench.filesystem, DATA)
+    findings = list(find_damage(bench.filesystem, DATA))
     assert {finding.path.name for finding in findings} == {pack.rpartition("/")[2]}
     told = " ".join(map(str, findings))
     assert all(f"stream '{name}'" in told for name in ("one", "two", "three"))

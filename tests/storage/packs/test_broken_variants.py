@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.storage import maintenance
+from headwater.storage.cold_store import Checkpoint, UnsavedState
 from headwater.storage.extents import Extent
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import Committed, StorageError
@@ -22,12 +22,14 @@ from headwater.storage.journal import renewal, replay
 from headwater.storage.journal.frames import FRAME, Frame
 from headwater.storage.journal.replay import Replay
 from headwater.storage.journal.segments import FileJournal
-from headwater.storage.journaled_store import FileStorage
-from headwater.storage.packs import checkpoint, compaction, manifest
-from headwater.storage.packs.checkpoint import MaintenanceContext, Plan, Saved
+from headwater.storage.journaled_store import JournaledStorage
+from headwater.storage.maintenance import Maintenance
+from headwater.storage.packs import checkpoint, compaction, manifest, pack_store
+from headwater.storage.packs.checkpoint import PackContext, Plan
 from headwater.storage.packs.manifest import Commit, Kept, Manifest
 from headwater.storage.packs.pack import PackInfo, PackWriter
 from headwater.storage.packs.pack_set import PackSet
+from headwater.storage.worker import Job
 from tests.storage import faulty_filesystem
 from tests.storage.faulty_filesystem import FaultyFilesystem
 from tests.storage.packs.test_checkpoints import (
@@ -43,7 +45,7 @@ from tests.storage.packs.test_renewal import (
 from tests.storage.packs.test_traps import (
     test_t3_a_torn_write_to_a_quiet_stream_leaves_nothing_to_read as torn_writes_to_a_quiet_stream,
 )
-from tests.storage.simulation import run_seeds
+from tests.storage.simulation import packs_of, run_seeds
 
 Break = Callable[[pytest.MonkeyPatch], None]
 
@@ -94,26 +96,26 @@ def no_sync_of_the_log(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledged_before_written(patch: pytest.MonkeyPatch) -> None:
-    write = FileStorage.write
-    late: dict[FileStorage, list[Committed]] = {}
+    write = JournaledStorage.write
+    late: dict[JournaledStorage, list[Committed]] = {}
 
-    def lazy(self: FileStorage, batch: Sequence[Committed]) -> None:
+    def lazy(self: JournaledStorage, batch: Sequence[Committed]) -> None:
         before = late.pop(self, None)
         if before is not None:
             write(self, before)
         late[self] = list(batch)
 
-    patch.setattr(FileStorage, "write", lazy)
+    patch.setattr(JournaledStorage, "write", lazy)
 
 
 def batches_that_can_be_split(patch: pytest.MonkeyPatch) -> None:
-    write = FileJournal.write
+    write = FileJournal.append
 
     def one_by_one(self: FileJournal, batch: Sequence[Committed]) -> None:
         for committed in batch:
             write(self, [committed])
 
-    patch.setattr(FileJournal, "write", one_by_one)
+    patch.setattr(FileJournal, "append", one_by_one)
 
 
 def checksums_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -193,7 +195,7 @@ def a_failed_sync_is_tried_again(patch: pytest.MonkeyPatch) -> None:
 def replayed_twice(patch: pytest.MonkeyPatch) -> None:
     """Images that do not say which records they take in."""
 
-    def forgetful(context: MaintenanceContext, plan: Plan) -> Generator[None, None, list[Kept]]:
+    def forgetful(context: PackContext, plan: Plan) -> Generator[None, None, list[Kept]]:
         kept = yield from true_kept(context, plan)
         return [each._replace(lsn=plan.lsn) for each in kept]
 
@@ -244,11 +246,11 @@ def packs_not_synced(patch: pytest.MonkeyPatch) -> None:
 
 
 def log_dropped_before_the_checkpoint_is_durable(patch: pytest.MonkeyPatch) -> None:
-    def hasty(context: MaintenanceContext, plan: Plan) -> Generator[None, None, Saved]:
-        checkpoint._drop_segments(context, plan.segment)
-        return (yield from checkpoint.save_checkpoint(context, plan))
+    def hasty(self: Maintenance, checkpoint: Checkpoint) -> Job:
+        self._journal.trim(checkpoint.segment)
+        return (yield from self._cold.save(checkpoint))
 
-    patch.setattr(maintenance, "save_checkpoint", hasty)
+    patch.setattr(Maintenance, "_save_and_trim", hasty)
 
 
 def manifest_not_synced(patch: pytest.MonkeyPatch) -> None:
@@ -265,19 +267,19 @@ def manifest_trusted_before_it_is_synced(patch: pytest.MonkeyPatch) -> None:
     def trusting(self: Manifest) -> None:
         self._sections = manifest.Sections(self._filesystem.extend(self._path), *self._end)
 
-    patch.setattr(Manifest, "settle", trusting)
+    patch.setattr(Manifest, "repair", trusting)
 
 
 def bytes_of_removed_streams_freed_at_once(patch: pytest.MonkeyPatch) -> None:
-    remove = FileStorage._remove
+    remove = JournaledStorage._remove
 
-    def eager(self: FileStorage, stream_id: int, lsn: int) -> None:
+    def eager(self: JournaledStorage, stream_id: int, lsn: int) -> None:
         remove(self, stream_id, lsn)
-        stored = self._unsaved.condemned.pop(stream_id)
-        self._pack_set.release(stored.extents)
+        stored = self._unsaved.removed.pop(stream_id)
+        packs_of(self).pack_set.release(stored.extents)
         stored.extents = b""
 
-    patch.setattr(FileStorage, "_remove", eager)
+    patch.setattr(JournaledStorage, "_remove", eager)
 
 
 def ends_as_fuzzy_as_the_rest(patch: pytest.MonkeyPatch) -> None:
@@ -287,13 +289,13 @@ def ends_as_fuzzy_as_the_rest(patch: pytest.MonkeyPatch) -> None:
         def add(self, element: int) -> None:
             pass
 
-    init = maintenance.UnsavedState.__init__
+    init = UnsavedState.__init__
 
-    def broken(self: maintenance.UnsavedState) -> None:
+    def broken(self: UnsavedState) -> None:
         init(self)
-        self.ended = Nothing()
+        self.deleted = Nothing()
 
-    patch.setattr(maintenance.UnsavedState, "__init__", broken)
+    patch.setattr(UnsavedState, "__init__", broken)
 
 
 # -- packs -------------------------------------------------------------------------------------------------------------
@@ -313,17 +315,17 @@ def neighbours_joined_across_a_gap(patch: pytest.MonkeyPatch) -> None:
 def old_packs_unlinked_too_early(patch: pytest.MonkeyPatch) -> None:
     rewrite_packs = compaction.rewrite_packs
 
-    def hasty(context: MaintenanceContext, rewrite: Any) -> Generator[None, None, Any]:
+    def hasty(context: PackContext, rewrite: Any) -> Generator[None, None, Any]:
         result = yield from rewrite_packs(context, rewrite)
         for info in rewrite.sources:
             context.filesystem.unlink(compaction_path(context, info.number))
         yield
         return result
 
-    def compaction_path(context: MaintenanceContext, number: int) -> Path:
+    def compaction_path(context: PackContext, number: int) -> Path:
         return context.pack_directory / f"{number:016d}.pack"
 
-    patch.setattr(maintenance, "rewrite_packs", hasty)
+    patch.setattr(pack_store, "rewrite_packs", hasty)
 
 
 def packs_counted_before_all_are_told(patch: pytest.MonkeyPatch) -> None:

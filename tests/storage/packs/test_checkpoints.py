@@ -12,7 +12,7 @@ from headwater.core.producers import ProducerHeaders
 from headwater.storage.journaled_store import StoreSettings
 from tests.storage.faulty_filesystem import FaultyFilesystem
 from tests.storage.model import difference, model_of
-from tests.storage.simulation import Life
+from tests.storage.simulation import Life, packs_of
 
 ROOMY = StoreSettings(
     segment_bytes=4096,
@@ -162,7 +162,7 @@ def test_a_rewrite_spares_removed_streams_that_the_manifest_knows(bench: Bench) 
     bench.save()
     life = bench.life
     life.rest()
-    assert life.storage.stats().dead_bytes == 0
+    assert life.storage.parts()["dead_bytes"] == 0
     bench.restart()
 
 
@@ -283,7 +283,7 @@ def test_packs_are_merged_so_that_extents_stay_few(bench: Bench) -> None:
     life.rest()
     life.check_state()
     # With a fan-out of 3, 30 rounds make at most 2 packs in each of 4 tiers.
-    assert life.storage.stats().packs <= 8
+    assert life.storage.parts()["packs"] <= 8
     for name in names:
         blob = life.storage._streams[life.catalog.by_name[name].id].extents
         assert len(blob) // 48 <= 8
@@ -302,7 +302,7 @@ def test_large_extents_are_merged_no_further() -> None:
         life.commit()
         bench.save()
     life.rest()
-    tiers = sorted(info.tier for info in life.storage._pack_set.infos)
+    tiers = sorted(info.tier for info in packs_of(life.storage).pack_set.infos)
     assert tiers.count(255) == 7
     assert len(tiers) <= 10
     life.check_state()
@@ -431,7 +431,7 @@ def test_deleting_alone_gives_space_back() -> None:
         life.commit()
         bench.finish()
     life.rest()
-    assert life.storage.stats().live_bytes <= 4000
+    assert life.storage.parts()["live_bytes"] <= 4000
     bench.restart()
 
 
@@ -448,13 +448,13 @@ def test_on_a_full_disk_deleting_gives_space_back() -> None:
     life.delete("s2")
     life.commit()
     bench.finish()
-    assert life.storage.stats().live_bytes == 12_000
+    assert life.storage.parts()["live_bytes"] == 12_000
     bench.filesystem.free = 10
     life.clock.now_s += 2
     assert life.storage.refusal() is not None
     bench.finish()
     life.rest()
-    assert life.storage.stats().live_bytes == 3000
+    assert life.storage.parts()["live_bytes"] == 3000
     bench.restart()
 
 

@@ -15,9 +15,10 @@ from headwater.storage import extents
 from headwater.storage.extents import Extent
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Committed, CorruptError
-from headwater.storage.journaled_store import FileStorage, StoreSettings
+from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.memory import MemoryStorage
 from headwater.storage.packs.pack import Pack, PackWriter
+from headwater.storage.packs.pack_store import file_storage
 from headwater.storage.tail import Tail
 from tests.storage.packs.test_checkpoints import Bench
 from tests.storage.packs.test_threads import image_of, tend_until
@@ -126,7 +127,7 @@ def test_a_pack_gives_back_what_was_put_in(tmp_path: Path) -> None:
 
 def test_a_slice_outlives_its_pack(tmp_path: Path) -> None:
     """A response that is still being sent keeps what it reads from, though its pack is merged away and unlinked."""
-    storage = FileStorage(
+    storage = file_storage(
         RealFilesystem(),
         tmp_path,
         durable=False,

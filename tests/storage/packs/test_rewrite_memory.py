@@ -7,10 +7,12 @@ from pathlib import Path
 
 from headwater.core.records import Create
 from headwater.storage.filesystem import RealFilesystem
-from headwater.storage.journaled_store import FileStorage, StoreSettings
+from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.packs.compaction import rewrite_packs
 from headwater.storage.packs.pack_set import Rewrite
+from headwater.storage.packs.pack_store import file_storage
 from tests.storage.packs.test_threads import Server, tend_until
+from tests.storage.simulation import packs_of
 
 MIB = 1024 * 1024
 STREAMS = 40
@@ -24,18 +26,19 @@ def mapped_bytes() -> int:
 
 def test_rewrite_gives_pages_back_while_it_goes_on(tmp_path: Path) -> None:
     settings = StoreSettings(reserve_bytes=0, fanout=10**6, big_bytes=64 * MIB)
-    storage = FileStorage(RealFilesystem(), tmp_path, durable=False, settings=settings)
+    storage = file_storage(RealFilesystem(), tmp_path, durable=False, settings=settings)
     server = Server(storage)
     for stream_id in range(1, STREAMS + 1):
         create = Create(stream_id, f"s{stream_id}", 1, "text/plain", payload=b"x" * MIB, lengths=(MIB,))
         server.catalog.apply(create)
         server.commit([create], set())
     storage.checkpoint_soon()
-    tend_until(storage, server.image, lambda: storage.stats().packs == 1)
-    assert storage._tender is not None
-    [info] = storage._pack_set._infos.values()
+    tend_until(storage, server.image, lambda: storage.parts()["packs"] == 1)
+    context = packs_of(storage)._context
+    assert context is not None
+    [info] = packs_of(storage).pack_set._infos.values()
     before = mapped_bytes()
-    job = rewrite_packs(storage._tender._context, Rewrite((info,), 1))
+    job = rewrite_packs(context, Rewrite((info,), 1))
     most = max(mapped_bytes() for _ in job)
     assert most - before < STREAMS * MIB // 4
     storage.close()

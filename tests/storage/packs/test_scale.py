@@ -12,7 +12,8 @@ from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Image
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Committed
-from headwater.storage.journaled_store import FileStorage, StoreSettings
+from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.packs.pack_store import file_storage
 from tests.waiting import wait_until
 
 STREAM_MAX_BYTES = 2048
@@ -22,7 +23,7 @@ BOOT_MAX_S_PER_100_000 = 20.0
 
 def fill(path: Path, streams: int) -> list[int]:
     """A store with so many streams, each with a few messages and a producer, all saved."""
-    storage = FileStorage(RealFilesystem(), path, durable=False, settings=StoreSettings(reserve_bytes=0))
+    storage = file_storage(RealFilesystem(), path, durable=False, settings=StoreSettings(reserve_bytes=0))
     catalog: Catalog[StreamState] = Catalog(StreamState)
     list(storage.recover())
 
@@ -61,7 +62,7 @@ def test_idle_streams_are_cheap_and_start_fast(tmp_path: Path, long: bool) -> No
     ids = fill(tmp_path, streams)
     gc.collect()
     tracemalloc.start()
-    storage = FileStorage(RealFilesystem(), tmp_path, durable=False, settings=StoreSettings(reserve_bytes=0))
+    storage = file_storage(RealFilesystem(), tmp_path, durable=False, settings=StoreSettings(reserve_bytes=0))
     catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in storage.recover():
         catalog.apply(record)
@@ -74,7 +75,7 @@ def test_idle_streams_are_cheap_and_start_fast(tmp_path: Path, long: bool) -> No
         assert b"".join(storage.read(id_, 0, 50)) == b"0123456789" * 5
     storage.close()
     started = time.process_time()
-    storage = FileStorage(RealFilesystem(), tmp_path, durable=False, settings=StoreSettings(reserve_bytes=0))
+    storage = file_storage(RealFilesystem(), tmp_path, durable=False, settings=StoreSettings(reserve_bytes=0))
     catalog = Catalog(StreamState)
     for record in storage.recover():
         catalog.apply(record)

@@ -15,8 +15,9 @@ from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Delete, Image, Record
 from headwater.storage.filesystem import Appender, Bytes, RealFilesystem
 from headwater.storage.interface import Committed, ImageOf, StorageError
-from headwater.storage.journaled_store import FileStorage, StoreSettings
-from headwater.storage.packs.check import check
+from headwater.storage.journaled_store import JournaledStorage, StoreSettings
+from headwater.storage.packs.offline import find_damage
+from headwater.storage.packs.pack_store import file_storage
 from headwater.storage.worker import Job, Outcome, ThreadWorker
 from tests.waiting import LIMIT_S, wait_until
 
@@ -61,7 +62,7 @@ class SlowPacks(RealFilesystem):
         return SlowAppender(super().extend(path), self.SYNC_S)
 
 
-def opened(storage: FileStorage) -> Catalog[StreamState]:
+def opened(storage: JournaledStorage) -> Catalog[StreamState]:
     catalog: Catalog[StreamState] = Catalog(StreamState)
     for record in storage.recover():
         catalog.apply(record)
@@ -83,7 +84,7 @@ def wait_for(outcome: Outcome) -> None:
     wait_until(lambda: outcome.done, what="the job ends", every_s=0.001)
 
 
-def tend_until(storage: FileStorage, image: ImageOf, done: Callable[[], bool]) -> None:
+def tend_until(storage: JournaledStorage, image: ImageOf, done: Callable[[], bool]) -> None:
     def look() -> bool:
         storage.maintain(image)
         return done()
@@ -94,7 +95,7 @@ def tend_until(storage: FileStorage, image: ImageOf, done: Callable[[], bool]) -
 class Server:
     """A stand-in for the engine: one batch at a time, written on a thread, absorbed and tended here."""
 
-    def __init__(self, storage: FileStorage) -> None:
+    def __init__(self, storage: JournaledStorage) -> None:
         self.storage = storage
         self.catalog = opened(storage)
         self.pending: set[int] = set()
@@ -138,7 +139,7 @@ class Server:
 @pytest.mark.parametrize("durable", [True, False], ids=["file-durable", "file-fast"])
 def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, durable: bool) -> None:
     random = Random(7)
-    server = Server(FileStorage(RealFilesystem(), tmp_path, durable=durable, settings=SMALL))
+    server = Server(file_storage(RealFilesystem(), tmp_path, durable=durable, settings=SMALL))
     storage = server.storage
     contents: dict[int, bytearray] = {}
     for stream_id in range(1, 25):
@@ -158,11 +159,11 @@ def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, du
         start = random.randint(0, end)
         assert b"".join(storage.read(stream_id, start, end)) == contents[stream_id][start:end]
     server.pending = set()
-    tend_until(storage, server.image, lambda: storage._tender is not None and storage._tender._steps is None)
-    assert storage.stats().packs > 0
+    tend_until(storage, server.image, lambda: storage._maintenance is not None and storage._maintenance._steps is None)
+    assert storage.parts()["packs"] > 0
     storage.close()
-    assert check(RealFilesystem(), tmp_path) == []
-    again = FileStorage(RealFilesystem(), tmp_path, durable=durable, settings=SMALL)
+    assert list(find_damage(RealFilesystem(), tmp_path)) == []
+    again = file_storage(RealFilesystem(), tmp_path, durable=durable, settings=SMALL)
     catalog = opened(again)
     for stream_id, content in contents.items():
         assert catalog.by_id[stream_id].byte_position == len(content)
@@ -172,7 +173,7 @@ def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, du
 
 def test_memory_stays_bounded_when_checkpoints_cannot_keep_up(tmp_path: Path) -> None:
     """The store is busy then, and no write waits for the checkpoint under way: neither its own nor one before it."""
-    server = Server(FileStorage(SlowPacks(), tmp_path, durable=False, settings=SMALL))
+    server = Server(file_storage(SlowPacks(), tmp_path, durable=False, settings=SMALL))
     longest_s = busy_times = 0.0
     creates: list[Create | Append] = [Create(number, f"s{number}", 1, "text/plain") for number in range(1, 6)]
     for create in creates:
@@ -202,7 +203,7 @@ def test_a_store_that_is_too_full_says_so_and_recovers_by_itself(tmp_path: Path)
 
     now = [0.0]
     disk = Filling()
-    storage = FileStorage(disk, tmp_path, durable=False, clock=lambda: now[0])
+    storage = file_storage(disk, tmp_path, durable=False, clock=lambda: now[0])
     opened(storage)
     assert storage.refusal() is None
     disk.free = 1000
@@ -219,11 +220,11 @@ def test_a_store_that_is_too_full_says_so_and_recovers_by_itself(tmp_path: Path)
 
 
 def test_two_processes_cannot_have_the_same_store(tmp_path: Path) -> None:
-    first = FileStorage(RealFilesystem(), tmp_path, durable=True)
+    first = file_storage(RealFilesystem(), tmp_path, durable=True)
     with pytest.raises(StorageError, match="in use by process"):
-        FileStorage(RealFilesystem(), tmp_path, durable=True)
+        file_storage(RealFilesystem(), tmp_path, durable=True)
     first.close()
-    FileStorage(RealFilesystem(), tmp_path, durable=True).close()
+    file_storage(RealFilesystem(), tmp_path, durable=True).close()
 
 
 def test_urgent_jobs_go_between_the_steps_of_others() -> None:
@@ -284,7 +285,7 @@ def test_what_a_job_raises_is_kept_for_whoever_asked() -> None:
 def test_many_dead_packs_are_removed_with_few_descriptors(tmp_path: Path) -> None:
     """Two descriptors for each of them would be more than there are."""
     settings = StoreSettings(segment_bytes=256 * 1024, reserve_bytes=0, fanout=10**6, open_packs_max=4)
-    storage = FileStorage(RealFilesystem(), tmp_path, durable=False, settings=settings)
+    storage = file_storage(RealFilesystem(), tmp_path, durable=False, settings=settings)
     server = Server(storage)
     count = 80
     for stream_id in range(1, count + 1):
@@ -292,7 +293,7 @@ def test_many_dead_packs_are_removed_with_few_descriptors(tmp_path: Path) -> Non
         server.catalog.apply(create)
         server.commit([create], set())
         storage.checkpoint_soon()
-        tend_until(storage, server.image, lambda packs=stream_id: storage.stats().packs == packs)  # type: ignore[misc]
+        tend_until(storage, server.image, lambda packs=stream_id: storage.parts()["packs"] == packs)  # type: ignore[misc]
     deletions = [Delete(stream_id, 2) for stream_id in range(1, count + 1)]
     batch = [Committed(deletion, server.catalog.apply(deletion)) for deletion in deletions]
     storage.write(batch)

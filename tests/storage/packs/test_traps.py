@@ -327,8 +327,8 @@ def test_t10_removal_returns_every_byte_to_every_counter() -> None:
     bench.save()
     life.rest()
     bench.save()
-    stats = life.storage.stats()
-    assert (stats.streams, stats.payload_bytes, stats.memory_bytes) == (0, 0, 0)
-    assert (stats.packs, stats.live_bytes, stats.dead_bytes) == (0, 0, 0)
-    unsaved = life.storage._unsaved
-    assert not any((unsaved.dirty, unsaved.condemned, unsaved.doomed, unsaved.gone, unsaved.documents))
+    unsaved, parts = life.storage._unsaved, life.storage.parts()
+    assert not unsaved.streams
+    assert life.storage.usage() == (0, 0)
+    assert (parts["packs"], parts["live_bytes"], parts["dead_bytes"]) == (0, 0, 0)
+    assert not any((unsaved.dirty, unsaved.removed, unsaved.being_forgotten, unsaved.removed_ids, unsaved.documents))

@@ -1,5 +1,1 @@
-"""Storage mode `acid`, on LMDB. See `store` for how it works and `layout` for what lies where."""
-
-from headwater.storage.acid.store import AcidStorage
-
-__all__ = ["AcidStorage"]
+"""Storage mode `acid`: a file journal and LMDB shards. See `shard_store` for how it works, `layout` for the files."""

@@ -1,8 +1,8 @@
-"""The changes that one transaction makes to a shard, worked out stream by stream.
+"""Apply records of the journal to a shard, in one transaction.
 
-The rules of what a record does to a stream are the catalog's; here they run on a catalog that holds only the streams
-touched. What changed is then written once per stream, however many records touched it: its row, the producers that
-moved, and its new bytes joined into pieces.
+What a record does to a stream is decided by `Catalog.apply`, here on a catalog that holds only the streams that the
+transaction touches. Then each of them is written once, however many records touched it: its row, the producers that
+changed, and its new bytes joined into pieces.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ class _Touched:
     def __init__(self, stream: StreamState, row_crc: int | None) -> None:
         self.stream = stream
         self.row_crc = row_crc
-        """The checksum of its row as it lies in the shard, or None while it has none."""
+        """The checksum of its row in the shard, or None while it has none."""
         self.added: list[Append | Create] = []
-        """What brings new bytes, in order."""
+        """The records with new bytes, in order."""
         self.start = (0, 0)
         """Index and position at which the new bytes begin."""
         self.producers_replaced = False
 
 
-class _Taken(NamedTuple):
-    """A piece that is to be written again, together with what follows it."""
+class _JoinedPiece(NamedTuple):
+    """A piece that is written again, joined with the bytes after it."""
 
     start_index: int
     position: int
@@ -59,7 +59,7 @@ class _Taken(NamedTuple):
     body: bytes
 
 
-class Changes:
+class Applier:
     def __init__(self, txn: lmdb.Transaction[memoryview], databases: Databases, path: Path) -> None:
         self._txn = txn
         self._databases = databases
@@ -76,8 +76,8 @@ class Changes:
             stream = touched.stream
             if (stream.message_index, stream.byte_position) != (record.message_index, record.byte_position):
                 raise CorruptError(
-                    f"{self._path}: stream {stream.name!r} ends at {stream.tail}, and the journal goes on at"
-                    f" position {record.byte_position}: something between them is missing."
+                    f"{self._path}: stream {stream.name!r} ends at {stream.tail}, and the journal continues at"
+                    f" position {record.position}: something between them is missing."
                 )
             if record.producer_id is not None:
                 self._recall(touched, record.producer_id)
@@ -87,19 +87,20 @@ class Changes:
         elif type(record) is Create:
             self._create(record)
         elif type(record) is Delete:
-            # Whether anything is removed for good is in the journal; without that, forks keep the stream alive.
+            # The journal says what is removed for good; otherwise forks keep the stream. The catalog here cannot
+            # decide that, because it does not hold the forks.
             self._touch(record.id).stream.deleted = True
         elif type(record) is Image:
             self._replace(record)
         elif type(record) is Document:
             self._write_document(record)
         else:
-            assert type(record) is Touch or type(record) is Retain, f"no rule to carry {record!r}"
+            assert type(record) is Touch or type(record) is Retain, f"no rule to apply {record!r}"
             self._touch(record.id)
             self._catalog.apply(record)
 
     def remove(self, stream_id: int) -> None:
-        """Take a stream away for good. Its bytes go as fast as one transaction allows, the rest later."""
+        """Remove a stream for good. Its pieces are deleted later, some in each transaction."""
         touched = self._touched.pop(stream_id, None)
         self._catalog.by_id.pop(stream_id, None)
         if touched is not None and touched.row_crc is None:
@@ -107,21 +108,21 @@ class Changes:
         key = ID.pack(stream_id)
         row = self._txn.get(key, db=self._databases.streams)
         if row is None:
-            raise CorruptError(f"{self._path}: stream id {key.hex()} is to be removed and is not there.")
+            raise CorruptError(f"{self._path}: stream id {key.hex()} is to be removed and does not exist.")
         self.row_sum -= crc_of(row)
         self._txn.delete(key, db=self._databases.streams)
         self._txn.put(key, b"", db=self._databases.graves)
         self.graves_dug.append(stream_id)
 
-    def flush(self) -> list[tuple[int, int]]:
-        """Write what changed; returns the index that each stream touched has reached."""
+    def flush(self) -> list[StreamState]:
+        """Write what changed; returns the streams that were touched."""
         for stream_id in sorted(self._touched):
             touched = self._touched[stream_id]
             self._write_row(touched)
             self._write_producers(touched)
             if touched.added:
                 self._write_bytes(touched)
-        return [(stream_id, touched.stream.message_index) for stream_id, touched in self._touched.items()]
+        return [touched.stream for touched in self._touched.values()]
 
     def _touch(self, stream_id: int) -> _Touched:
         touched = self._touched.get(stream_id)
@@ -138,7 +139,7 @@ class Changes:
         return self._install(image, crc_of(row))
 
     def _recall(self, touched: _Touched, producer_id: str) -> None:
-        """Let a stream know a producer as the shard does. Only those that move are read, and then written."""
+        """Read a producer of the stream from the shard. Only those that change are read, and then written."""
         stream = touched.stream
         if touched.row_crc is None or touched.producers_replaced or producer_id in (stream.producers or ()):
             return
@@ -169,7 +170,7 @@ class Changes:
             self._add(touched, stream.base.message_index, stream.base.byte_position, record)
 
     def _replace(self, image: Image) -> None:
-        """A whole state, as a copy from another store brings it: new, or in place of what is there."""
+        """A whole state, as a copy from another store has it: new, or in place of the present one."""
         key = ID.pack(image.id)
         known = self._touched.get(image.id)
         if known is not None:
@@ -203,14 +204,14 @@ class Changes:
                     f"{self._path}: stream {touched.stream.name!r} has bytes beyond its end, where new ones belong."
                 )
 
-    def _take_small_pieces(self, stream_id: int, index: int, position: int, size: int) -> list[_Taken]:
-        """Take away pieces before the new bytes that are no larger than what is written anyway; the newest comes first.
+    def _take_small_pieces(self, stream_id: int, index: int, position: int, size: int) -> list[_JoinedPiece]:
+        """Delete and return the pieces before the new bytes that are no larger than these, the newest first.
 
         They are written again, joined with the new bytes. So the pieces at the end of a stream at least double in size
-        from one to the next older one: a reader walks few of them however many rounds wrote them, and a byte is
+        from one to the next older one: a reader meets few of them however many checkpoints wrote them, and a byte is
         written again at most as often as its piece can double.
         """
-        taken: list[_Taken] = []
+        taken: list[_JoinedPiece] = []
         with self._txn.cursor(self._databases.data) as cursor:
             found = cursor.prev() if cursor.set_range(KEY.pack(stream_id, position)) else cursor.last()
             while found and cursor.key()[: ID.size] == ID.pack(stream_id):
@@ -220,10 +221,10 @@ class Changes:
                     if not joins or len(piece.body) >= PIECE_BYTES or len(piece.body) > size:
                         break
                     taken.append(
-                        _Taken(piece.start_index, piece.position, list(piece.ends), bytes(piece.verified_body()))
+                        _JoinedPiece(piece.start_index, piece.position, list(piece.ends), bytes(piece.verified_body()))
                     )
                 except DamagedPieceError:
-                    # Left where it is: its copy would look sound. A read or a check will say so.
+                    # It stays: its copy would look sound. A read or a check reports it.
                     break
                 index, position = piece.start_index, piece.position
                 size += len(piece.body)

@@ -1,13 +1,15 @@
-"""Where an `acid` store keeps what: its directories, its manifest, and which shard a stream belongs to.
+"""The files of an `acid` store: its directories, its manifest, its checkpoint file, and the shard of each stream.
 
-    acid/manifest.json   format, shard count, routing, and the store's own id
-    acid/journal/        LMDB: the batches that are committed and not yet in every shard
+    acid/manifest.json   format, shard count, routing, and the store's id
+    acid/checkpoint      up to which record all shards have the journal, and from which segment it is needed
     acid/shard-00/ …     LMDB: the streams whose name routes there
+    log/                 the journal, as in the file modes
+    acid/journal/        format 1 only: the journal as an LMDB database
 
 A stream's shard is `crc32(name as UTF-8) & (shard_count - 1)`: the same in every run and easy to redo in any language.
 A store is made under another name and renamed when all of it is durable, so `acid/` is whole whenever it exists.
-Invariant: a store is never opened with another shard count, routing or format than it was made with, and never with
-a shard of another store (each database carries the store's id).
+Invariant: a store is never opened with another shard count or routing than it was made with, and never with a shard or
+a checkpoint file of another store (each carries the store's id).
 """
 
 from __future__ import annotations
@@ -18,24 +20,27 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from headwater.storage.directory import write_file
 from headwater.storage.filesystem import Filesystem
-from headwater.storage.interface import StorageError
+from headwater.storage.interface import CorruptError, StorageError
 
 DIRECTORY: Final = "acid"
 UNFINISHED: Final = "acid.new"
 MANIFEST: Final = "manifest.json"
-JOURNAL: Final = "journal"
-FORMAT: Final = 1
+CHECKPOINT: Final = "checkpoint"
+FORMAT: Final = 2
+FIRST_FORMAT: Final = 1
+"""With the journal as an LMDB database; read and upgraded, never written."""
+_OLD_MANIFEST: Final = "manifest-1.json"
 ROUTING: Final = "crc32"
 SHARD_COUNT_MAX: Final = 256
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AcidManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a store was made with."""
 
     format: int
@@ -57,8 +62,8 @@ def shard_path(root: Path, shard: int) -> Path:
     return root / f"shard-{shard:02x}"
 
 
-def journal_path(root: Path) -> Path:
-    return root / JOURNAL
+def old_journal_path(root: Path) -> Path:
+    return root / "journal"
 
 
 def check_shard_count(count: int) -> None:
@@ -66,11 +71,7 @@ def check_shard_count(count: int) -> None:
         raise StorageError(f"storage.acid_shard_count must be a power of two from 1 to {SHARD_COUNT_MAX}, not {count}.")
 
 
-def new_manifest(shard_count: int) -> Manifest:
-    return Manifest(FORMAT, shard_count, ROUTING, uuid.uuid4().hex)
-
-
-def read_manifest(root: Path) -> Manifest:
+def read_manifest(root: Path) -> AcidManifest:
     path = root / MANIFEST
     try:
         text = path.read_bytes()
@@ -82,9 +83,12 @@ def read_manifest(root: Path) -> Manifest:
         raise StorageError(f"{path} cannot be read: {error}.") from error
     try:
         fields = msgspec.json.decode(text)
-        if isinstance(fields, dict) and fields.get("format") != FORMAT:
-            raise StorageError(f"{path} is of format {fields.get('format')}; this version reads format {FORMAT}.")
-        manifest = msgspec.convert(fields, Manifest)
+        if isinstance(fields, dict) and fields.get("format") not in (FIRST_FORMAT, FORMAT):
+            raise StorageError(
+                f"{path} has format {fields.get('format')}; this Headwater reads formats {FIRST_FORMAT} to {FORMAT}."
+                " Open it with the Headwater that wrote it."
+            )
+        manifest = msgspec.convert(fields, AcidManifest)
         uuid.UUID(hex=manifest.store_id)
     except (msgspec.MsgspecError, ValueError) as error:
         raise StorageError(f"{path} is not a manifest of an acid store: {error}.") from error
@@ -94,7 +98,7 @@ def read_manifest(root: Path) -> Manifest:
     return manifest
 
 
-def check_manifest(root: Path, manifest: Manifest, shard_count: int) -> None:
+def check_manifest(root: Path, manifest: AcidManifest, shard_count: int) -> None:
     """Refuse a store that was made with another shard count, and say the way out."""
     if manifest.shard_count != shard_count:
         raise StorageError(
@@ -106,11 +110,11 @@ def check_manifest(root: Path, manifest: Manifest, shard_count: int) -> None:
 
 @contextmanager
 def making(filesystem: Filesystem, root: Path) -> Iterator[Path]:
-    """Where to put the parts of a store that is to be at `root`; it is there, whole and durable, when this ends."""
+    """Where to put the parts of a store; at the end they are renamed to `root`, whole and durable."""
     unfinished = root.with_name(UNFINISHED)
     try:
         if unfinished.exists():
-            # Left by a run that died before it could rename it, so nothing in it was ever acknowledged.
+            # Left by a process that died before it could rename it: nothing in it was acknowledged.
             shutil.rmtree(unfinished)
         filesystem.make_directory(unfinished)
         yield unfinished
@@ -123,7 +127,84 @@ def making(filesystem: Filesystem, root: Path) -> Iterator[Path]:
         raise StorageError(f"{root} cannot be made: {error}") from error
 
 
-def write_manifest(filesystem: Filesystem, root: Path, manifest: Manifest) -> None:
+def write_manifest(filesystem: Filesystem, root: Path, manifest: AcidManifest, name: str = MANIFEST) -> None:
     """Its name is durable once the directory is synced."""
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    write_file(filesystem, root / MANIFEST, text)
+    write_file(filesystem, root / name, text)
+
+
+# -- the checkpoint file -----------------------------------------------------------------------------------------------
+
+
+class Mark(NamedTuple):
+    """What the checkpoint file says."""
+
+    lsn: int
+    """Every shard has every record up to this one."""
+    segment: int
+    """The journal is needed from this segment on."""
+    salt: int
+    """Of that segment: the journal of another store has another one."""
+    shard_lsns: tuple[int, ...]
+    """The record that each shard had reached: one that is behind it later was replaced by an older copy."""
+
+
+_Packed: TypeAlias = tuple[bytes, int, int, int, tuple[int, ...]]
+_encode_mark: Final = msgspec.msgpack.Encoder().encode
+_decode_mark: Final = msgspec.msgpack.Decoder(_Packed).decode
+
+
+def write_mark(filesystem: Filesystem, root: Path, manifest: AcidManifest, mark: Mark) -> None:
+    """Replace the checkpoint file; it is durable when this returns."""
+    content = _encode_mark((manifest.id_bytes, *mark))
+    _replace(filesystem, root, CHECKPOINT, zlib.crc32(content).to_bytes(4, "big") + content)
+
+
+def read_mark(root: Path, manifest: AcidManifest) -> Mark:
+    path = root / CHECKPOINT
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CorruptError(f"{path} is missing. Restore the store from a backup.") from None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}.") from error
+    if len(data) <= 4 or zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
+        raise CorruptError(f"{path} does not match its checksum.")
+    try:
+        store_id, lsn, segment, salt, shard_lsns = _decode_mark(data[4:])
+    except msgspec.MsgspecError as error:
+        raise CorruptError(f"{path} cannot be decoded: {error}.") from error
+    if store_id != manifest.id_bytes or len(shard_lsns) != manifest.shard_count:
+        raise StorageError(f"{path} belongs to another store; its files were mixed up.")
+    return Mark(lsn, segment, salt, shard_lsns)
+
+
+# -- from format 1 to format 2 -----------------------------------------------------------------------------------------
+
+
+def upgrade_manifest(filesystem: Filesystem, root: Path, manifest: AcidManifest) -> AcidManifest:
+    """Make a store format 2. From here on older versions refuse it. The manifest of before stays as a hard link."""
+    old = root / _OLD_MANIFEST
+    if not old.exists():
+        filesystem.link(root / MANIFEST, old)
+    upgraded = msgspec.structs.replace(manifest, format=FORMAT)
+    text = msgspec.json.format(msgspec.json.encode(upgraded), indent=2) + b"\n"
+    _replace(filesystem, root, MANIFEST, text)
+    return upgraded
+
+
+def remove_old_format(filesystem: Filesystem, root: Path) -> None:
+    """Remove what an upgrade has kept of format 1, if anything."""
+    old = root / _OLD_MANIFEST
+    if old.exists():
+        shutil.rmtree(old_journal_path(root), ignore_errors=True)
+        filesystem.unlink(old)
+
+
+def _replace(filesystem: Filesystem, root: Path, name: str, data: bytes) -> None:
+    fresh = root / f"{name}.new"
+    if filesystem.exists(fresh):
+        filesystem.unlink(fresh)
+    write_file(filesystem, fresh, data)
+    filesystem.replace(fresh, root / name)
+    filesystem.sync_directory(root)

@@ -1,8 +1,8 @@
-"""Reading the bytes of a stream from its shard: boundaries, lengths and ranges, none of it unverified.
+"""Read the bytes of a stream from its shard: boundaries, lengths and ranges, all of it verified.
 
-Every call is one short read transaction; what it returns is copied out, because LMDB may reuse a page once the
-transaction that sees it is over. Invariant: the pieces walked follow each other without a gap, each belongs to the
-stream and carries its checksum, or the call raises `CorruptError` with the stream's name and the position.
+Every call is one short read transaction; what it returns is copied, because LMDB may reuse a page when the transaction
+that sees it has ended. Invariant: the pieces that are read follow each other without a gap, and each belongs to the
+stream and matches its checksum, or the call raises `CorruptError` with the stream's name and the position.
 """
 
 from __future__ import annotations
@@ -19,9 +19,34 @@ from headwater.storage.acid.environment import reading
 from headwater.storage.acid.pieces import KEY, DamagedPieceError, Piece, decode_piece
 from headwater.storage.acid.rows import ID, DamagedRowError, decode_image
 from headwater.storage.acid.shard import Shard
-from headwater.storage.interface import CorruptError
+from headwater.storage.extents import Extent
+from headwater.storage.interface import CorruptError, StorageError
 
 _AFTER_ANY_POSITION: Final = b"\xff" * 9
+
+
+class ShardRun:
+    """The bytes of one stream in a shard, as stream data reads them."""
+
+    __slots__ = ("_reader", "_stream_id", "end_index", "end_position")
+
+    def __init__(self, reader: ShardReader, stream_id: int, extent: Extent) -> None:
+        self._reader = reader
+        self._stream_id = stream_id
+        self.end_index = extent.end_index
+        self.end_position = extent.end_position
+
+    def boundary(self, index: int) -> int | None:
+        return self._reader.boundary(self._stream_id, index) if index <= self.end_index else None
+
+    def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        return self._reader.cut(self._stream_id, index, position, end_index, max_bytes)
+
+    def lengths(self, index: int, end_index: int) -> list[int]:
+        return self._reader.lengths(self._stream_id, index, end_index)
+
+    def read(self, position: int, end_position: int) -> list[bytes]:
+        return self._reader.read(self._stream_id, position, end_position)
 
 
 class ShardReader:
@@ -31,7 +56,7 @@ class ShardReader:
         self._data: Final = shard.databases.data
 
     def read(self, stream_id: int, position: int, end_position: int) -> list[bytes]:
-        """The bytes of a range that is wholly in this shard."""
+        """The bytes of a range that is entirely in this shard."""
         parts: list[bytes] = []
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
             for piece in self._walk(txn, stream_id, position):
@@ -95,6 +120,14 @@ class ShardReader:
                 raise self._missing(txn, stream_id, index)
             return None
 
+    def name_of(self, stream_id: int) -> str | None:
+        """The name of a stream, if its state can be read."""
+        try:
+            with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
+                return self._image(txn, stream_id).name
+        except StorageError:
+            return None
+
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _find(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> int | None:
@@ -129,7 +162,7 @@ class ShardReader:
         raise self._missing(txn, stream_id, index)
 
     def _walk(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int) -> Iterator[Piece]:
-        """The pieces from the one that holds `position` on; never ends quietly, so the caller stops it."""
+        """The pieces from the one that holds `position` on; the caller stops it; a missing piece is an error."""
         with txn.cursor(self._data) as cursor:
             piece = self._at(txn, cursor, stream_id, position)
             while True:

@@ -1,22 +1,23 @@
-"""A shard: one LMDB environment with the streams that route to it, and the transaction that carries journal entries in.
+"""A shard: one LMDB environment with the streams that route to it, and the transaction that applies records to it.
 
     streams    id                  -> the state of a stream, without its producers
     producers  id, digest          -> what a stream remembers of one producer
     data       id, position        -> a piece of a stream's bytes
     documents  digest of a key     -> a document
-    graves     id                  -> a removed stream whose pieces are still being taken away
-    (main)     ledger              -> up to which journal entry the shard has come, and the sum of all row checksums
+    graves     id                  -> a removed stream whose pieces are still being deleted
+    (main)     ledger              -> the last record that the shard has, and the sum of all row checksums
 
-Invariant: one transaction moves the ledger from entry n to entry m together with everything that the entries between
-them change here, so carrying them in again after a crash is harmless: entries up to the ledger are passed over. The
-sum in the ledger is checked when the rows are read at boot, so a row that is missing or out of date is found even if
-it is intact in itself.
+Invariant: one transaction moves the ledger from record n to record m together with everything that the records between
+them change here, so applying them again after a crash is harmless: records up to the ledger are skipped. The sum in
+the ledger is checked when the rows are read at startup, so a row that is missing or out of date is found even if its
+own checksum is right.
 """
 
 from __future__ import annotations
 
 import struct
 import time
+import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,34 +28,54 @@ import msgspec
 
 from headwater.core.producers import ProducerState
 from headwater.core.records import Document, Image, Record
-from headwater.storage.acid.applier import Changes
+from headwater.storage.acid.applier import Applier
 from headwater.storage.acid.environment import open_environment, reading, room_bytes, unused_bytes, writing
-from headwater.storage.acid.layout import shard_of
+from headwater.storage.acid.layout import (
+    FORMAT,
+    ROUTING,
+    AcidManifest,
+    Mark,
+    making,
+    shard_of,
+    shard_path,
+    write_manifest,
+    write_mark,
+)
 from headwater.storage.acid.pieces import KEY, DamagedPieceError, decode_piece
 from headwater.storage.acid.rows import ID, DamagedRowError, crc_of, decode_document, decode_image, decode_producer
-from headwater.storage.filesystem import DIRECTORY_MODE
+from headwater.storage.filesystem import DIRECTORY_MODE, Filesystem
 from headwater.storage.interface import CorruptError, StorageError
+from headwater.storage.journal.segments import Segment
 
 REAPED_AT_ONCE: Final = 512
-"""Rows and pieces of removed streams that one transaction takes away: about 32 MiB, some milliseconds."""
+"""Rows and pieces of removed streams that one transaction deletes: about 32 MiB, some milliseconds."""
 
 YIELD_EVERY: Final = 32
-"""Records after which the thread lets go of the interpreter lock, so that the event loop need not wait for it."""
+"""Records after which the thread releases the interpreter lock, so that the event loop does not wait for it."""
 
 LEDGER_KEY: Final = b"\0ledger"
 _LEDGER: Final = struct.Struct(">16sHQQ")
 SUM_MASK: Final = 2**64 - 1
 
 
-class Change(NamedTuple):
-    """What one record of the journal does to this shard."""
+class ShardChange(NamedTuple):
+    """What one record of the journal does to a shard."""
 
     record: Record | None
     removed: tuple[int, ...]
 
 
+class Reached(NamedTuple):
+    """A stream is in its shard up to here."""
+
+    stream_id: int
+    shard: int
+    end_index: int
+    end_position: int
+
+
 class Ledger(NamedTuple):
-    seq: int
+    lsn: int
     row_sum: int
 
 
@@ -88,15 +109,12 @@ class Shard:
             self.environment.close()
             raise
 
-    # -- writing, on the thread that carries the journal in --------------------------------------------------------
+    # -- writing, on the store's worker ----------------------------------------------------------------------------
 
-    def apply(self, seq: int, changes: Sequence[Change]) -> list[tuple[int, int]]:
-        """Carry changes in, in one transaction, and move the ledger to `seq`.
-
-        Returns the incarnations that gained data, each with its index up to which it is now here.
-        """
+    def apply(self, lsn: int, changes: Sequence[ShardChange]) -> list[Reached]:
+        """Apply changes in one transaction and move the ledger to `lsn`; returns the streams that changed."""
         with writing(self.path), self.environment.begin(write=True, buffers=True) as txn:
-            work = Changes(txn, self.databases, self.path)
+            work = Applier(txn, self.databases, self.path)
             for number, (record, removed) in enumerate(changes):
                 if not number % YIELD_EVERY:
                     time.sleep(0)
@@ -104,25 +122,25 @@ class Shard:
                     work.apply(record)
                 for stream_id in removed:
                     work.remove(stream_id)
-            reached = work.flush()
+            streams = work.flush()
             more, reaped_sum = self._reap(txn, REAPED_AT_ONCE) if work.graves_dug else (self.has_graves, 0)
-            ledger = Ledger(seq, (self.ledger.row_sum + work.row_sum - reaped_sum) & SUM_MASK)
+            ledger = Ledger(lsn, (self.ledger.row_sum + work.row_sum - reaped_sum) & SUM_MASK)
             self._put_ledger(txn, ledger)
         self.ledger = ledger
         self.has_graves = more
-        return reached
+        return [Reached(stream.id, self.number, stream.index, stream.position) for stream in streams]
 
     def reap(self) -> None:
-        """Take away some more of what removed streams left."""
+        """Delete some more of what removed streams left."""
         with writing(self.path), self.environment.begin(write=True, buffers=True) as txn:
             more, reaped_sum = self._reap(txn, REAPED_AT_ONCE)
-            ledger = Ledger(self.ledger.seq, (self.ledger.row_sum - reaped_sum) & SUM_MASK)
+            ledger = Ledger(self.ledger.lsn, (self.ledger.row_sum - reaped_sum) & SUM_MASK)
             self._put_ledger(txn, ledger)
         self.ledger = ledger
         self.has_graves = more
 
     def trim(self, stream_id: int, position: int) -> bool:
-        """Take away some of the pieces that end at or before `position`; True when none are left."""
+        """Delete some of the pieces that end at or before `position`; True when none are left."""
         prefix = ID.pack(stream_id)
         with (
             writing(self.path),
@@ -155,7 +173,7 @@ class Shard:
                 graves.delete()
         return False, row_sum
 
-    # -- reading back, at boot and when checking -------------------------------------------------------------------
+    # -- reading back, at startup and by the offline tools ---------------------------------------------------------
 
     def states(self) -> Iterator[Image | Document]:
         """The state of every stream, and every document. Raises `CorruptError` where one is damaged, missing or old."""
@@ -190,10 +208,14 @@ class Shard:
         ledger = txn.get(LEDGER_KEY)
         if ledger is None or len(ledger) != 4 + _LEDGER.size or zlib.crc32(ledger[4:]) != crc_of(ledger):
             raise CorruptError(f"{self.path}: its ledger is missing or does not match its checksum.")
-        store_id, number, seq, row_sum = _LEDGER.unpack_from(ledger, 4)
+        store_id, number, lsn, row_sum = _LEDGER.unpack_from(ledger, 4)
         if store_id != self._store_id or number != self.number:
             raise StorageError(f"{self.path} belongs to another store, or is another shard; files were mixed up.")
-        return Ledger(seq, row_sum)
+        return Ledger(lsn, row_sum)
+
+    def has_stream(self, stream_id: int) -> bool:
+        with reading(self.path), self.environment.begin() as txn:
+            return txn.get(ID.pack(stream_id), db=self.databases.streams) is not None
 
     def has_room(self, reserve_bytes: int) -> bool:
         with reading(self.path):
@@ -255,7 +277,7 @@ class Shard:
 
 
 def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> bool:
-    """Whether the piece under the cursor ends by `position`: where the next begins, so its bytes need no look."""
+    """Whether the piece under the cursor ends by `position`; the start of the next piece usually tells."""
     key = bytes(cursor.key())
     if cursor.next():
         following = bytes(cursor.key())
@@ -267,12 +289,22 @@ def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> b
     try:
         return decode_piece(key, cursor.value()).end_position <= position
     except DamagedPieceError:
-        # Left where it is: a read or a check will say so, and trimming is no reason to fail.
+        # It stays: a read or a check reports it, and trimming must not fail because of it.
         return False
 
 
+def make_store(filesystem: Filesystem, root: Path, shard_count: int, segment: Segment) -> None:
+    """An empty store. Its journal must exist already, with this segment: a store without one is damaged."""
+    manifest = AcidManifest(FORMAT, shard_count, ROUTING, uuid.uuid4().hex)
+    with making(filesystem, root) as unfinished:
+        for number in range(shard_count):
+            make_shard(shard_path(unfinished, number), number, manifest.id_bytes)
+        write_mark(filesystem, unfinished, manifest, Mark(0, segment.number, segment.salt, (0,) * shard_count))
+        write_manifest(filesystem, unfinished, manifest)
+
+
 def make_shard(path: Path, number: int, store_id: bytes) -> None:
-    """A shard with nothing in it, durable but for its name."""
+    """An empty shard, durable except for its name."""
     path.mkdir(mode=DIRECTORY_MODE)
     environment = open_environment(path, 1_048_576, len(Databases._fields), new=True)
     try:

@@ -1,12 +1,12 @@
-"""Reading the log back: which batches count, where a torn tail begins, and what is damage.
+"""Read the journal: which batches count, where a torn tail begins, and what is damage.
 
-Reading changes nothing on the disk. What must be cut or removed is gathered on the way, and done by `settle` once the
-whole of the log has been read and found good. The rules:
+Reading changes nothing on the disk. What must be cut or removed is collected, and done by `repair` when the whole
+journal has been read and found good. The rules:
 
 - A bad frame with nothing sound after it is a torn tail: its write was never acknowledged. It is cut.
 - A bad frame with a sound frame or a further segment after it was acknowledged once. That is damage, and an error.
 - In segments that were never synced (`file-fast`) a restart of the machine may have kept any part of what was
-  written. Where the machine has been restarted since, the log ends at the first bad frame, and the rest is dropped.
+  written. Where the machine has been restarted since, the journal ends at the first bad frame, and the rest is dropped.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from headwater.storage.filesystem import Filesystem
+from headwater.storage.filesystem import Filesystem, Mapped
 from headwater.storage.interface import CorruptError
-from headwater.storage.journal.frames import Frame, Logged, find_frame, read_batch, read_frame, suspects
+from headwater.storage.journal.frames import FRAME, Frame, find_frame, read_frame, suspects
 from headwater.storage.journal.renewal import renew
 from headwater.storage.journal.segments import (
     HEADER_BYTES,
@@ -30,6 +30,9 @@ from headwater.storage.journal.segments import (
 
 log = logging.getLogger("headwater.storage")
 
+READ_BYTES: Final = 1024 * 1024
+"""Read back from the journal at a time."""
+
 
 class Cut(NamedTuple):
     path: Path
@@ -38,13 +41,13 @@ class Cut(NamedTuple):
 
 
 class Replay:
-    """One pass over the log from segment `first_number` on. Iterate over `batches` to the end, then `settle`."""
+    """One pass over the journal from segment `first_number` on. Iterate over `batches` to the end, then `repair`."""
 
     def __init__(
         self, filesystem: Filesystem, directory: Path, first_number: int, name_of: Callable[[int], str | None]
     ) -> None:
         self._filesystem = filesystem
-        self._directory = directory
+        self.directory: Final = directory
         self._name_of = name_of
         self._losable: dict[int, bool] = {}
         self._follows_a_loss = False
@@ -71,17 +74,17 @@ class Replay:
     def batches(self) -> Iterator[Frame]:
         for expected, number in enumerate(self.numbers, self.first_number):
             if number != expected:
-                raise CorruptError(f"{segment_path(self._directory, expected)} is missing, but later segments exist.")
+                raise CorruptError(f"{segment_path(self.directory, expected)} is missing, but later segments exist.")
         if not self.numbers:
-            raise CorruptError(f"{segment_path(self._directory, self.first_number)} is missing.")
+            raise CorruptError(f"{segment_path(self.directory, self.first_number)} is missing.")
         self._leave_out_prepared()
         for number in self.numbers:
             yield from self._segment(number)
             if self.dropped or self.cut is not None:
                 break
 
-    def settle(self) -> None:
-        """Do what reading found necessary, and make sure of what may only be in the page cache.
+    def repair(self) -> None:
+        """Do what reading found necessary, and write again what may only be in the page cache.
 
         A killed process may have left a batch or a header written but not synced, and one that met an error may have
         left a batch that never will be. What is relied on from now on must stay, in every mode: further segments come
@@ -89,22 +92,22 @@ class Replay:
         """
         for number in sorted(self.dropped + self._prepared, reverse=True):
             # The last first: whatever of it a crash leaves undone, the next boot comes to the same decision.
-            self._filesystem.unlink(segment_path(self._directory, number))
-            self._filesystem.sync_directory(self._directory)
+            self._filesystem.unlink(segment_path(self.directory, number))
+            self._filesystem.sync_directory(self.directory)
         if self.cut is not None:
             log.warning("cut %d bytes of an unfinished write from %s", self.cut.lost_bytes, self.cut.path)
         for segment in self.segments[:-1]:
-            self._filesystem.sync(segment_path(self._directory, segment.number))
+            self._filesystem.sync(segment_path(self.directory, segment.number))
         if self.segments:
-            path = segment_path(self._directory, self.segments[-1].number)
+            path = segment_path(self.directory, self.segments[-1].number)
             renew(self._filesystem, path, self.cut.size if self.cut is not None else self._filesystem.size(path))
         else:
-            self._filesystem.sync_directory(self._directory)
+            self._filesystem.sync_directory(self.directory)
 
     def _leave_out_prepared(self) -> None:
         """The last file may have been created in advance and never used: then the log ends before it."""
         number = self.numbers[-1]
-        path = segment_path(self._directory, number)
+        path = segment_path(self.directory, number)
         if len(self.numbers) > 1 and not self._filesystem.size(path):
             self.numbers.pop()
             self._prepared = [number]
@@ -112,7 +115,7 @@ class Replay:
             self._begun_up_to = number - 1
 
     def _segment(self, number: int) -> Iterator[Frame]:
-        path = segment_path(self._directory, number)
+        path = segment_path(self.directory, number)
         data = self._filesystem.read(path)
         header = unpack_header(data)
         is_last = number == self.numbers[-1]
@@ -120,7 +123,7 @@ class Replay:
             if self._is_unbegun(number, data):
                 self.dropped.append(number)
                 return
-            raise CorruptError(f"{path} has a damaged header.")
+            raise CorruptError(f"{path} has a damaged header: it is damaged, or from an older copy.")
         if header.number != number:
             raise CorruptError(f"{path} is really segment {header.number}.")
         if self.segments and header.previous_lsn != self.last_lsn:
@@ -128,9 +131,9 @@ class Replay:
                 self._drop_from(number)
                 return
             raise CorruptError(
-                f"{path} goes on from record {header.previous_lsn}, but the log before ends at {self.last_lsn}."
+                f"{path} continues from record {header.previous_lsn}, but the journal before ends at {self.last_lsn}."
             )
-        self.segments.append(Segment(number, header.first_lsn))
+        self.segments.append(Segment(number, header.first_lsn, header.salt))
         self._follows_a_loss |= header.follows_a_loss
         self.last_lsn = header.first_lsn - 1
         at = HEADER_BYTES
@@ -153,7 +156,7 @@ class Replay:
 
     def _may_be_lost(self, number: int) -> bool:
         if number not in self._losable:
-            data = self._filesystem.read(segment_path(self._directory, number))
+            data = self._filesystem.read(segment_path(self.directory, number))
             header = unpack_header(data)
             self._losable[number] = (
                 self._is_unbegun(number, data)
@@ -172,7 +175,7 @@ class Replay:
     def _drop_from(self, number: int) -> None:
         self.dropped = [later for later in self.numbers if later >= number]
         if self.dropped:
-            log.warning("the machine was restarted: log segments from %d on are lost", number)
+            log.warning("the machine was restarted: journal segments from %d on are lost", number)
 
     def _damage(self, path: Path, view: memoryview, at: int) -> CorruptError:
         names = ", ".join(filter(None, map(self._name_of, suspects(view, at))))
@@ -183,21 +186,59 @@ class Replay:
         )
 
 
-def records_of(filesystem: Filesystem, directory: Path, first_number: int, wanted: dict[int, int]) -> Iterator[Logged]:
-    """The records of these streams, each up to the given one, from a log that is being written meanwhile."""
-    last_wanted = max(wanted.values(), default=0)
-    for number in segment_numbers(filesystem, directory):
-        if number < first_number:
-            continue
-        data = memoryview(filesystem.read(segment_path(directory, number)))
-        header = unpack_header(data)
-        if header is None:
-            break
-        at = HEADER_BYTES
-        while (frame := read_frame(data, at, header.salt)) is not None:
-            if frame.number > last_wanted:
+class JournalReader:
+    """Reads batches back from a journal that is being written, from the start of a segment on, and remembers where."""
+
+    def __init__(self, filesystem: Filesystem, directory: Path, number: int) -> None:
+        self._filesystem = filesystem
+        self._directory = directory
+        self._number = number
+        self._offset = 0
+        self._salt = 0
+        self._lsn = -1
+
+    def batches(self, last_lsn: int) -> Iterator[Frame]:
+        """The batches up to record `last_lsn`, which must be in the journal."""
+        while self._lsn < last_lsn:
+            mapped = self._filesystem.map(segment_path(self._directory, self._number))
+            try:
+                for frame in self._frames(mapped):
+                    yield frame
+                    if self._lsn >= last_lsn:
+                        return
+            finally:
+                mapped.close()
+            if self._lsn < last_lsn:
+                self._next_segment()
+
+    def _frames(self, mapped: Mapped) -> Iterator[Frame]:
+        size = len(mapped.view)
+        if not self._offset:
+            header = unpack_header(mapped.read(0, min(size, HEADER_BYTES)))
+            if header is None:
+                raise CorruptError(f"{segment_path(self._directory, self._number)} has a damaged header.")
+            self._offset, self._salt, self._lsn = HEADER_BYTES, header.salt, header.first_lsn - 1
+        data, start = memoryview(b""), self._offset
+        while True:
+            frame = read_frame(data, self._offset - start, self._salt)
+            if frame is not None:
+                self._offset += frame.end - frame.start
+                self._lsn += frame.entries
+                yield frame
+                continue
+            left = size - self._offset
+            if left < FRAME.size:
                 return
-            for logged in read_batch(frame):
-                if logged.lsn <= wanted.get(logged.stream_id, 0):
-                    yield logged
-            at = frame.end
+            needed = FRAME.size + FRAME.unpack_from(mapped.read(self._offset, FRAME.size))[2]
+            if needed > left or needed <= start + len(data) - self._offset:
+                return
+            start = self._offset
+            data = memoryview(mapped.read(start, min(left, max(needed, READ_BYTES))))
+
+    def _next_segment(self) -> None:
+        following = segment_path(self._directory, self._number + 1)
+        if not self._filesystem.exists(following):
+            path = segment_path(self._directory, self._number)
+            raise CorruptError(f"{path} ends or is damaged after record {self._lsn}, before the journal does.")
+        self._number += 1
+        self._offset = 0

@@ -1,4 +1,4 @@
-"""The write-ahead log: all streams in one file at a time, one write (and in `file-durable` one sync) per batch.
+"""The write-ahead journal: all streams in one file at a time, one write (and where it is synced, one sync) per batch.
 
 Invariants: a segment's header and name are durable before its first batch; a segment is begun only when every batch
 before it is as durable as the mode promises; no segment with content is ever written by a second process, re-created or
@@ -10,6 +10,7 @@ or sync left behind is unknown, and a second sync can report success for pages t
 
 from __future__ import annotations
 
+import logging
 import secrets
 import struct
 import threading
@@ -22,8 +23,12 @@ from headwater.storage.filesystem import Appender, Bytes, Filesystem
 from headwater.storage.interface import Committed, WriteFailedError
 from headwater.storage.journal.frames import FRAME, BatchEncoder, seal
 
+log = logging.getLogger("headwater.storage")
+
+JOURNAL_NAME: Final = "log"
+"""The directory of the journal, within a data directory."""
 SEGMENT_MAX_BYTES: Final = 2**30
-"""A segment is read whole at boot; a larger setting is taken as this."""
+"""A segment is read whole at startup; a larger setting is taken as this."""
 
 _HEADER: Final = struct.Struct("<8sQQQQ16sI")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -44,14 +49,15 @@ class SegmentHeader(NamedTuple):
     synced: bool
     """Whether each batch was synced before it was acknowledged."""
     follows_a_loss: bool = False
-    """Whether the log before it lost its end to a restart of the machine."""
+    """Whether the journal before it lost its end in a restart of the machine."""
 
 
 class Segment(NamedTuple):
-    """A segment of the running log, as far as dropping it is concerned."""
+    """A segment that exists. Its salt is random, so it tells the segments of one journal from those of another."""
 
     number: int
     first_lsn: int
+    salt: int
 
 
 def segment_path(directory: Path, number: int) -> Path:
@@ -86,7 +92,7 @@ def unpack_header(data: Bytes) -> SegmentHeader | None:
 
 
 class FileJournal:
-    """The end of the log. `write` and `rest` may be called from any thread."""
+    """The end of the journal. `append` and `mark_whole` may be called from any thread."""
 
     def __init__(
         self,
@@ -107,8 +113,8 @@ class FileJournal:
         self._durable = durable
         self._encoder = BatchEncoder()
         self._lock = threading.Lock()
-        self._at_rest = True
-        # Read now: at the time of a roll there may be no descriptor to read it with.
+        self._is_marked = True
+        # Read now: when a segment is full there may be no descriptor to read it with.
         self._boot_id = filesystem.boot_id()
         self._next: Appender | None = None
         self._next_is_named = False
@@ -123,7 +129,7 @@ class FileJournal:
             file.close()
             raise
 
-    def write(self, batch: Sequence[Committed]) -> None:
+    def append(self, batch: Sequence[Committed]) -> None:
         """Append a batch; when this returns it is as durable as the mode promises."""
         with self._lock:
             self._check()
@@ -133,12 +139,12 @@ class FileJournal:
             except BaseException as error:
                 raise self._fail(error) from error
             self.last_lsn += len(batch)
-            self._at_rest = False
+            self._is_marked = False
 
-    def rest(self) -> None:
-        """Mark that all before is whole, so that damage at rest to the last batch cannot pass for a torn write."""
+    def mark_whole(self) -> None:
+        """Mark that everything before is whole, so that later damage to the last batch cannot pass for a torn write."""
         with self._lock:
-            if self._at_rest or self.failure is not None:
+            if self._is_marked or self.failure is not None:
                 return
             frame = bytearray(FRAME.size)
             seal(frame, self._salt, self.last_lsn + 1, 0)
@@ -146,7 +152,7 @@ class FileJournal:
                 self._append(frame)
             except BaseException as error:
                 raise self._fail(error) from error
-            self._at_rest = True
+            self._is_marked = True
 
     @property
     def wants_next(self) -> bool:
@@ -165,9 +171,19 @@ class FileJournal:
         self._filesystem.sync_directory(self._directory)
         self._next_is_named = True
 
+    def trim(self, first_needed: int) -> None:
+        """Remove the segments before this one. Called by one thread only."""
+        while self.segments and self.segments[0].number < first_needed:
+            path = segment_path(self._directory, self.segments[0].number)
+            try:
+                self._filesystem.unlink(path)
+            except OSError as error:
+                log.warning("%s is no longer needed and will be removed at the next start: %s", path, error)
+            del self.segments[0]
+
     @property
-    def at_rest(self) -> bool:
-        return self._at_rest
+    def is_marked_whole(self) -> bool:
+        return self._is_marked
 
     @property
     def size_bytes(self) -> int:
@@ -175,7 +191,7 @@ class FileJournal:
         return self._size
 
     def fail(self, reason: str) -> None:
-        """Take no more writes, because something else that the log relies on has failed."""
+        """Refuse further writes, because something that the journal relies on has failed."""
         self.failure = self.failure or reason
 
     def close(self) -> None:
@@ -193,7 +209,7 @@ class FileJournal:
             self._next = None
             self._next_is_named = False
             full.close()
-            # The frame carries the salt of the segment that it was meant for.
+            # The frame carries the salt of the segment before.
             _, _, _, number, count = FRAME.unpack_from(frame)
             seal(frame, self._salt, number, count)
         write_whole(self._file, frame)
@@ -210,7 +226,7 @@ class FileJournal:
         )
         write_whole(file, pack_header(header))
         file.sync()
-        self.segments.append(Segment(number, self.last_lsn + 1))
+        self.segments.append(Segment(number, self.last_lsn + 1, salt))
         return file, HEADER_BYTES, salt
 
     def _check(self) -> None:
@@ -223,8 +239,28 @@ class FileJournal:
         return WriteFailedError(self.failure)
 
 
+def create_journal(filesystem: Filesystem, directory: Path, last_lsn: int = 0) -> Segment:
+    """An empty journal that continues after record `last_lsn`. Segments that exist were never used, and are removed."""
+    filesystem.make_directory(directory)
+    filesystem.sync_directory(directory.parent)
+    for number in segment_numbers(filesystem, directory):
+        filesystem.unlink(segment_path(directory, number))
+    journal = FileJournal(
+        filesystem, directory, number=1, last_lsn=last_lsn, previous_lsn=last_lsn, segment_bytes=1, durable=True
+    )
+    journal.close()
+    return journal.segments[0]
+
+
+def remove_segments_before(filesystem: Filesystem, directory: Path, first_needed: int) -> None:
+    """Remove segments that a crash left after the checkpoint that made them unnecessary."""
+    for number in segment_numbers(filesystem, directory):
+        if number < first_needed:
+            filesystem.unlink(segment_path(directory, number))
+
+
 def write_whole(file: Appender, data: Bytes) -> None:
-    """Write all of it, in as many calls as the system needs."""
+    """Write all of the data, in as many calls as the system needs."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -1,7 +1,7 @@
-"""Bringing a whole store into a directory: all of it appears there, or nothing that could be taken for a store.
+"""Install a whole store in a directory atomically: all of it appears, or nothing that could be taken for a store.
 
 It is built in a hidden directory within the target, so that the target may be a mount point. At the end its parts are
-moved up, `FORMAT` last: a directory without that file is refused by every start, so an arrival that was broken off at
+moved up, `FORMAT` last: every start refuses a directory without that file, so an installation that was interrupted at
 any point is never served as if it were complete.
 """
 
@@ -20,6 +20,11 @@ from headwater.storage.interface import StorageError
 
 UNFINISHED: Final = ".unfinished"
 
+
+class StoreExistsError(StorageError):
+    """The target has a store, and it was not said that it may be replaced."""
+
+
 _OURS: Final = frozenset(
     {
         FORMAT_NAME,
@@ -37,14 +42,14 @@ _OURS: Final = frozenset(
         "packs",
     }
 )
-"""What a data directory can hold: what goes when it is replaced. Anything else is somebody else's."""
+"""The names that a data directory can have, which are removed when it is replaced. Anything else is not ours."""
 
 
 @contextmanager
 def atomic_install(target: Path, *, replace: bool = False) -> Iterator[Path]:
-    """Where to build the store that is to be in `target`. With `replace` it takes the place of one that is there.
+    """Where to build the store that is installed in `target`. With `replace` it replaces the one that is there.
 
-    Raises `StorageError` when the target is in use or holds something that may not go.
+    Raises `StorageError` when the target is in use or has something that must not be removed.
     """
     filesystem = RealFilesystem()
     was_there = target.exists()
@@ -77,13 +82,13 @@ def _check_room_for(target: Path, *, replace: bool) -> None:
         return
     strangers = sorted(names - _OURS - FOREIGN_NAMES)
     if not strangers and FORMAT_NAME not in names and UNFINISHED in names:
-        # An arrival that was broken off while it moved in: what is there was never a store, or was to be replaced.
+        # An installation that was interrupted: what is there was never a store, or was to be replaced.
         return
     if strangers or FORMAT_NAME not in names:
         listed = ", ".join((strangers or present)[:3])
-        raise StorageError(f"{target} is not empty and not a data directory of ours: it holds {listed}.")
+        raise StorageError(f"{target} is not empty and not a Headwater data directory: it has {listed}.")
     if not replace:
-        raise StorageError(f"{target} holds a store already.")
+        raise StoreExistsError(f"{target} already has a store.")
 
 
 def _move_in(filesystem: RealFilesystem, place: Path, target: Path) -> None:

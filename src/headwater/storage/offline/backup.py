@@ -1,10 +1,9 @@
-"""Backups: a consistent copy of a data directory, taken while a server writes to it or at rest, and brought back.
+"""Backups: a consistent copy of a data directory, taken while a server writes to it or offline, and restored.
 
-A backup is a data directory itself, with one file more: `BACKUP` says when it was taken and lists every file with its
-size and SHA-256. So it can be checked, counted and copied from like any other directory, and on its way back not a byte
-comes along that is not the one that was put there.
+A backup is a data directory with one more file: `BACKUP` says when it was taken and lists every file with its size and
+SHA-256. So it can be checked, counted and copied from like any other directory, and a restore verifies every byte.
 
-While a server runs it must hold its files (see `storage.keeping`) from before `take_backup` to its end.
+While a server runs it must hold its files (see `storage.deferred_unlink`) from before `take_backup` to its end.
 """
 
 from __future__ import annotations
@@ -17,15 +16,12 @@ from typing import Final
 
 import msgspec
 
-from headwater.storage.acid.layout import DIRECTORY as ACID_DIRECTORY
-from headwater.storage.acid.live_copy import copy_store
 from headwater.storage.blobs import BLOBS_NAME, is_finished
 from headwater.storage.directory import FORMAT_NAME, LOCK_NAME, write_file
 from headwater.storage.filesystem import FILE_MODE, RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.offline.atomic_install import atomic_install
-from headwater.storage.offline.check import family_of
-from headwater.storage.packs.live_copy import copy_log
+from headwater.storage.offline.families import family_of, tools_of
 
 BACKUP_NAME: Final = "BACKUP"
 BACKUP_VERSION: Final = 1
@@ -33,7 +29,7 @@ BACKUP_VERSION: Final = 1
 _READ_BYTES: Final = 1024 * 1024
 
 
-class File(msgspec.Struct, frozen=True):
+class BackupFile(msgspec.Struct, frozen=True):
     path: str
     size: int
     sha256: str
@@ -45,7 +41,7 @@ class Backup(msgspec.Struct, frozen=True):
     version: int
     family: str
     taken: str
-    files: tuple[File, ...]
+    files: tuple[BackupFile, ...]
 
     @property
     def size(self) -> int:
@@ -58,14 +54,9 @@ def take_backup(source: Path, target: Path) -> Backup:
     _check_apart(source, target)
     filesystem = RealFilesystem()
     with atomic_install(target) as place:
-        if family == "log":
-            _copy_file(source / FORMAT_NAME, place / FORMAT_NAME)
-            copy_log(filesystem, source, place, _copy_file)
-        elif (source / ACID_DIRECTORY).exists():
-            copy_store(source, place)
-        else:
-            _copy_file(source / FORMAT_NAME, place / FORMAT_NAME)
-        # After the records that name them: a blob is there before its record, and is held from then on.
+        _copy_file(source / FORMAT_NAME, place / FORMAT_NAME)
+        tools_of(source).copy(filesystem, source, place, _copy_file)
+        # After the records that name them: a blob exists before its record, and is held from then on.
         _copy_blobs(filesystem, source, place)
         taken = datetime.now(UTC).isoformat(timespec="milliseconds")
         backup = Backup(BACKUP_VERSION, family, taken, tuple(_listed(place)))
@@ -74,7 +65,7 @@ def take_backup(source: Path, target: Path) -> Backup:
 
 
 def read_backup(directory: Path) -> Backup:
-    """What a backup says of itself. Raises `StorageError` if it is none, or one that this version cannot read."""
+    """The list of a backup. Raises `StorageError` if there is none, or this version cannot read it."""
     path = directory / BACKUP_NAME
     try:
         found = msgspec.json.decode(path.read_bytes(), type=Backup)
@@ -92,7 +83,7 @@ def read_backup(directory: Path) -> Backup:
 
 
 def restore_backup(source: Path, target: Path, *, replace: bool = False) -> Backup:
-    """Bring a backup back into `target`, every byte held against the list; nothing is replaced before all were."""
+    """Restore a backup into `target`. Every file is verified before anything is replaced."""
     backup = read_backup(source)
     _check_apart(source, target)
     filesystem = RealFilesystem()
@@ -113,13 +104,13 @@ def restore_backup(source: Path, target: Path, *, replace: bool = False) -> Back
 def _check_apart(source: Path, target: Path) -> None:
     here, there = source.resolve(), target.resolve()
     if here == there or here in there.parents or there in here.parents:
-        raise StorageError(f"{target} and {source} lie within each other; give a directory apart.")
+        raise StorageError(f"{target} and {source} contain each other; give a separate directory.")
 
 
 def _inside(text: str) -> Path:
     path = Path(text)
     if path.is_absolute() or ".." in path.parts:
-        raise StorageError(f"The backup lists {text!r}, which leads out of it.")
+        raise StorageError(f"The backup lists {text!r}, which is outside of it.")
     return path
 
 
@@ -132,15 +123,15 @@ def _copy_blobs(filesystem: RealFilesystem, source: Path, place: Path) -> None:
             _copy_file(source / BLOBS_NAME / name, place / BLOBS_NAME / name)
 
 
-def _listed(place: Path) -> Iterator[File]:
+def _listed(place: Path) -> Iterator[BackupFile]:
     for path in sorted(place.rglob("*")):
-        # LMDB makes its lock file anew.
+        # LMDB creates its lock file again.
         if path.is_file() and path.name not in {LOCK_NAME, "lock.mdb"}:
-            yield File(str(path.relative_to(place)), path.stat().st_size, _digest(path))
+            yield BackupFile(str(path.relative_to(place)), path.stat().st_size, _digest(path))
 
 
 def _copy_file(source: Path, target: Path) -> str:
-    """Copy a file as far as it reaches now, durable but for its name; returns the digest of what was written."""
+    """Copy a file as far as it reaches now, durable except for its name; returns the digest of what was written."""
     digest = hashlib.sha256()
     target.touch(FILE_MODE, exist_ok=False)
     with source.open("rb") as reader, target.open("wb") as writer:

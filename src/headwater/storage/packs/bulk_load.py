@@ -1,4 +1,4 @@
-"""A new store of the log, filled from elsewhere: packs and a manifest at once, as if one checkpoint had made them.
+"""Fill a new pack store from another store: packs and a manifest, as if one checkpoint had made them.
 
 Invariant: the manifest comes last and is renamed into place, so an unfinished store has none, and is refused.
 """
@@ -6,50 +6,38 @@ Invariant: the manifest comes last and is renamed into place, so an unfinished s
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from headwater.core.records import Document, Image
 from headwater.storage.directory import open_directory
-from headwater.storage.filesystem import Bytes, Filesystem
-from headwater.storage.journal.segments import FileJournal
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.journal.segments import JOURNAL_NAME, create_journal
+from headwater.storage.offline.interface import MessageRun
 from headwater.storage.packs.manifest import Commit, Kept, Manifest
 from headwater.storage.packs.pack import PackInfo, PackWriter
 from headwater.storage.packs.pack_set import BIG
-from headwater.storage.packs.recovery import LOG_NAME, PACKS_NAME
+from headwater.storage.packs.pack_store import FAMILY
+from headwater.storage.packs.recovery import PACKS_NAME
 
 PACK_BYTES: Final = 512 * 2**20
 """A pack is finished once it holds this much: a later rewrite takes a whole pack at a time."""
 
-FAMILY: Final = "log"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Consecutive messages of a stream."""
-
-    index: int
-    position: int
-    pieces: Sequence[Bytes]
-    lengths: Sequence[int]
-
 
 class PackBulkLoad:
-    """Streams come in order of their ids, and the runs of each in order; then `finish`."""
+    """Streams are added in order of their ids, and the runs of each in order; then `finish`."""
 
     def __init__(self, filesystem: Filesystem, directory: Path) -> None:
         self._filesystem = filesystem
         self._path = directory
         self._directory = open_directory(filesystem, directory, FAMILY)
-        for name in (LOG_NAME, PACKS_NAME):
-            filesystem.make_directory(directory / name)
+        filesystem.make_directory(directory / PACKS_NAME)
         self._kept: list[Kept] = []
         self._infos: list[PackInfo] = []
         self._writer: PackWriter | None = None
 
-    def add_stream(self, image: Image, runs: Iterable[Run]) -> None:
+    def add_stream(self, image: Image, runs: Iterable[MessageRun]) -> None:
         for run in runs:
             ends = array("I")
             end = 0
@@ -65,16 +53,7 @@ class PackBulkLoad:
     def finish(self) -> None:
         self._finish_pack()
         self._filesystem.sync_directory(self._path / PACKS_NAME)
-        writer = FileJournal(
-            self._filesystem,
-            self._path / LOG_NAME,
-            number=1,
-            last_lsn=0,
-            previous_lsn=0,
-            segment_bytes=1,
-            durable=True,
-        )
-        writer.close()
+        create_journal(self._filesystem, self._path / JOURNAL_NAME)
         manifest = Manifest(self._filesystem, self._path)
         for _ in manifest.save(Commit(True, 0, 1, tuple(self._infos)), self._kept):
             pass
@@ -90,7 +69,7 @@ class PackBulkLoad:
             self._finish_pack()
         if self._writer is None:
             number = len(self._infos) + 1
-            # As large extents: what is written in one go needs no merging.
+            # As large extents: what is written at once needs no merging.
             self._writer = PackWriter(self._filesystem, self._path / PACKS_NAME, number, BIG, number)
         return self._writer
 

@@ -1,17 +1,16 @@
-"""A checkpoint: what is only in the log and in memory goes into packs and the manifest, and the log grows shorter.
+"""A checkpoint of a pack store: save unsaved bytes in packs and unsaved states in the manifest.
 
-It is fuzzy. A checkpoint has a record up to which it holds; the streams that changed before it are frozen one by one,
-while all go on, and each is saved as of its own last record. That is sound because bytes, state and the number of that
-record are taken in the same moment, and replay leaves out, stream by stream, what an image already takes in.
+It is fuzzy. A checkpoint covers everything up to its record; the streams that changed before it are frozen one by one,
+while writes continue, and each is saved as of its own last record. That is correct because bytes, state and the number
+of that record are taken in the same moment, and replay skips, stream by stream, what an image already includes.
 
-Which streams there are is not fuzzy: it is saved exactly as of the checkpoint's record, with streams that were removed
-while it was being made, and without those created meanwhile. Creations and deletions after it are replayed in order,
-because what a deletion takes with it depends on all the forks there are at that moment.
+The set of streams is not fuzzy: it is saved exactly as of the checkpoint's record, with streams that were removed while
+it was made, and without those created since. Creations and deletions after it are replayed in order, because what a
+deletion removes depends on the forks that exist at that moment.
 """
 
 from __future__ import annotations
 
-import logging
 from array import array
 from collections.abc import Callable, Generator
 from operator import itemgetter
@@ -23,14 +22,12 @@ from headwater.core.records import Delete, Document, Image
 from headwater.storage import extents
 from headwater.storage.extents import Extent
 from headwater.storage.filesystem import Filesystem
-from headwater.storage.journal.replay import records_of
-from headwater.storage.journal.segments import Segment, segment_path
+from headwater.storage.journal.frames import read_batch
+from headwater.storage.journal.replay import JournalReader
 from headwater.storage.packs.manifest import Commit, Kept, Key, Manifest
 from headwater.storage.packs.pack import EXTENT_MAX_BYTES, PackInfo, PackWriter
 from headwater.storage.packs.pack_set import BIG
 from headwater.storage.tail import Tail
-
-log = logging.getLogger("headwater.storage")
 
 _STEP_EXTENTS: Final = 64
 _HEAPS: Final = 128
@@ -38,9 +35,9 @@ _STREAM_ID: Final = itemgetter(0)
 
 
 class Frozen(NamedTuple):
-    """A stream as of record `lsn`, but for its end: whether it is deleted is told as of the checkpoint's record.
+    """A stream as of record `lsn`; only whether it is deleted is as of the checkpoint's record.
 
-    Without an image, the stream was too busy (or too soon gone) to give one: the log tells.
+    Without an image, the stream was too busy (or removed too soon) to give one: its state comes from the journal.
     """
 
     stream_id: int
@@ -50,41 +47,40 @@ class Frozen(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A checkpoint to be made. It can be carried out again after a failure: every attempt writes other files."""
+    """A checkpoint to be made. It can be repeated after a failure: every attempt writes other files."""
 
     lsn: int
     segment: int
     frozen: list[Frozen]
     documents: dict[str, bytes | None]
     """As of record `lsn`; None for one that was removed."""
-    gone: tuple[int, ...]
+    removed: tuple[int, ...]
 
 
 class Saved(NamedTuple):
-    """What came of it: the extents in which each frozen tail was saved."""
+    """The result: the extents in which each frozen tail was saved."""
 
     blobs: list[tuple[int, bytes]]
     packs: tuple[PackInfo, ...]
 
 
-class MaintenanceContext(NamedTuple):
-    """What the jobs of the store's worker work with."""
+class PackContext(NamedTuple):
+    """What the jobs of a pack store work with."""
 
     filesystem: Filesystem
-    log_directory: Path
+    journal_directory: Path
     pack_directory: Path
     manifest: Manifest
-    segments: list[Segment]
     next_pack: Callable[[], int]
     extents_of: Callable[[int], bytes]
-    """The present extents of a stream, none when the manifest does not know it any more. Safe from any thread."""
+    """The present extents of a stream, none when the manifest no longer has it. Safe from any thread."""
     big_bytes: int
 
 
 class PackPair:
-    """The packs that one job fills: one for extents that will be merged on, one for large ones."""
+    """The packs that one job fills: one for extents that will be merged later, one for large ones."""
 
-    def __init__(self, context: MaintenanceContext, tier: int, born: int | None = None) -> None:
+    def __init__(self, context: PackContext, tier: int, born: int | None = None) -> None:
         self._context = context
         self._tier = tier
         self._born = born
@@ -112,11 +108,11 @@ class PackPair:
             writer.abandon()
 
 
-def save_checkpoint(context: MaintenanceContext, plan: Plan) -> Generator[None, None, Saved]:
-    """The job: packs first, then the manifest that names them, then the log may go."""
+def save_checkpoint(context: PackContext, plan: Plan) -> Generator[None, None, Saved]:
+    """The job: first the packs, then the manifest that names them."""
     kept = yield from _kept(context, plan)
     kept += [Kept(key, plan.lsn, Document(key, value)) for key, value in plan.documents.items() if value is not None]
-    removed: list[Key] = [*plan.gone, *(key for key, value in plan.documents.items() if value is None)]
+    removed: list[Key] = [*plan.removed, *(key for key, value in plan.documents.items() if value is None)]
     gone = tuple(key for key in removed if key in context.manifest.at)
     blobs: list[tuple[int, bytes]] = []
     packs = PackPair(context, tier=0)
@@ -133,9 +129,8 @@ def save_checkpoint(context: MaintenanceContext, plan: Plan) -> Generator[None, 
         raise
     # From here on the packs stay: should this fail, the manifest may or may not name them after a crash.
     yield from context.manifest.save(Commit(True, plan.lsn, plan.segment, infos, (), gone), kept)
-    _drop_segments(context, plan.segment)
     while kept:
-        # Letting go of a hundred thousand states takes time too, and would be felt if done at once.
+        # Releasing a hundred thousand states takes time too, and would be noticed if done at once.
         del kept[-256:]
         yield
     return Saved(blobs, infos)
@@ -175,23 +170,21 @@ def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
     return saved
 
 
-def _kept(context: MaintenanceContext, plan: Plan) -> Generator[None, None, list[Kept]]:
+def _kept(context: PackContext, plan: Plan) -> Generator[None, None, list[Kept]]:
     starved = {each.stream_id: each.lsn for each in plan.frozen if each.image is None}
-    told = (yield from _from_journal(context, starved, plan.lsn)) if starved else {}
+    found_in_journal = (yield from _from_journal(context, starved, plan.lsn)) if starved else {}
     kept = []
     for steps, (stream_id, lsn, image, tail) in enumerate(plan.frozen, 1):
-        found = image if image is not None else told[stream_id]
-        assert tail is None or (found.message_index, found.byte_position) == (tail.end_index, tail.end_position)
+        found = image if image is not None else found_in_journal[stream_id]
+        assert tail is None or (found.index, found.position) == (tail.end_index, tail.end_position)
         kept.append(Kept(stream_id, lsn, found))
         if steps % 256 == 0:
             yield
     return kept
 
 
-def _from_journal(
-    context: MaintenanceContext, wanted: dict[int, int], lsn: int
-) -> Generator[None, None, dict[int, Image]]:
-    """The state of streams as of given records: their last image, and what the log adds to it."""
+def _from_journal(context: PackContext, wanted: dict[int, int], lsn: int) -> Generator[None, None, dict[int, Image]]:
+    """The state of streams as of given records: their last image, and what the journal adds to it."""
     catalog: Catalog[StreamState] = Catalog(StreamState)
     known: dict[int, int] = {}
     for stream_id in wanted:
@@ -199,26 +192,17 @@ def _from_journal(
         if kept is not None:
             catalog.apply(kept.state)
             known[stream_id] = kept.lsn
-    records = records_of(context.filesystem, context.log_directory, context.manifest.segment, wanted)
-    for steps, logged in enumerate(records, 1):
-        if logged.lsn > context.manifest.lsn:
+    reader = JournalReader(context.filesystem, context.journal_directory, context.manifest.segment)
+    for frame in reader.batches(max(wanted.values())):
+        for logged in read_batch(frame):
+            if not context.manifest.lsn < logged.lsn <= wanted.get(logged.stream_id, 0):
+                continue
             record = logged.record
             assert not isinstance(record, Document)
             if isinstance(record, Delete):
-                # It lives on for its forks. An end after the checkpoint is left to the replay: see `Frozen`.
+                # It is kept for its forks. A deletion after the checkpoint is left to the replay: see `Frozen`.
                 catalog.by_id[record.id].deleted |= logged.lsn <= lsn
             elif logged.lsn > known.get(record.id, 0):
                 catalog.apply(record)
-        if steps % 256 == 0:
-            yield
+        yield
     return {stream_id: catalog.by_id[stream_id].image() for stream_id in wanted}
-
-
-def _drop_segments(context: MaintenanceContext, first_needed: int) -> None:
-    while context.segments and context.segments[0].number < first_needed:
-        path = segment_path(context.log_directory, context.segments[0].number)
-        try:
-            context.filesystem.unlink(path)
-        except OSError as error:
-            log.warning("%s is no longer needed but stays until the next start: %s", path, error)
-        del context.segments[0]

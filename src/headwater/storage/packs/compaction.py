@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from headwater.storage import extents
 from headwater.storage.extents import Extent
 from headwater.storage.interface import CorruptError
-from headwater.storage.packs.checkpoint import MaintenanceContext, PackPair
+from headwater.storage.packs.checkpoint import PackContext, PackPair
 from headwater.storage.packs.manifest import Commit
 from headwater.storage.packs.pack import Pack, PackInfo
 from headwater.storage.packs.pack_set import BIG, Rewrite
@@ -44,7 +44,7 @@ class Rewritten(NamedTuple):
     dropped: tuple[int, ...]
 
 
-def rewrite_packs(context: MaintenanceContext, rewrite: Rewrite) -> Generator[None, None, Rewritten]:
+def rewrite_packs(context: PackContext, rewrite: Rewrite) -> Generator[None, None, Rewritten]:
     """The job."""
     sources: dict[int, Pack] = {}
     small_tier = 0 if rewrite.tier == BIG else rewrite.tier
@@ -82,14 +82,14 @@ def rewrite_packs(context: MaintenanceContext, rewrite: Rewrite) -> Generator[No
     return Rewritten(moves, added, dropped)
 
 
-def forget_packs(context: MaintenanceContext, numbers: tuple[int, ...]) -> Generator[None, None, Rewritten]:
+def forget_packs(context: PackContext, numbers: tuple[int, ...]) -> Generator[None, None, Rewritten]:
     """The job that takes packs out of the manifest in which nothing counts any more. It does not open them."""
     _replace(context, (), numbers)
     yield
     return Rewritten([], (), numbers)
 
 
-def _replace(context: MaintenanceContext, added: tuple[PackInfo, ...], dropped: tuple[int, ...]) -> None:
+def _replace(context: PackContext, added: tuple[PackInfo, ...], dropped: tuple[int, ...]) -> None:
     manifest = context.manifest
     for _ in manifest.save(Commit(True, manifest.lsn, manifest.segment, added, dropped), []):
         # In one step: a checkpoint that came in between would be undone by what this says of the log.

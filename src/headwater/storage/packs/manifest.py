@@ -169,7 +169,7 @@ class Manifest:
         self._fresh_size = sum(_entry_size(view, entry_at) for entry_at in self.at.values())
         return (self._decode(view, entry_at, entry_at) for entry_at in self.at.values())
 
-    def settle(self) -> None:
+    def repair(self) -> None:
         """After a successful load: cut an unfinished checkpoint, and make sure of what was read before acting on it.
 
         A section that was written and not synced, or whose sync failed, is one that a power loss may still take.

@@ -58,12 +58,12 @@ class PackSet:
         return sum(info.data_bytes for info in self._infos.values())
 
     def add(self, info: PackInfo) -> None:
-        """A pack that can be read from now on. Until `settle`, not all that live in it have been counted."""
+        """A pack that can be read from now on. Until `complete`, not all that live in it have been counted."""
         self._infos[info.number] = info
         self._live[info.number] = 0
         self._settling.add(info.number)
 
-    def settle(self, infos: Iterable[PackInfo]) -> None:
+    def complete(self, infos: Iterable[PackInfo]) -> None:
         """All that live in these packs have been counted: what is not counted is garbage."""
         self._settling.difference_update(info.number for info in infos)
 

@@ -1,8 +1,8 @@
-"""Recovery: from what a crash left on the disk to a store that goes on, without losing or inventing anything.
+"""Recovery of a pack store after a shutdown or a crash, without losing or inventing anything.
 
-Reading comes first and changes nothing. Only when the manifest, the packs and the log have been found sound and in
-agreement are they put in order: what was torn is cut, what was read is synced before anyone can rely on it, and what
-nothing refers to is removed. A crash in the middle of that leaves a directory that recovers to the same.
+Reading comes first and changes nothing. Only when the manifest, the packs and the journal have been found sound and in
+agreement are they repaired: what was torn is cut, what was read is synced before anything relies on it, and what
+nothing refers to is removed. A crash in the middle of that leaves a directory that recovers to the same state.
 """
 
 from __future__ import annotations
@@ -18,22 +18,28 @@ from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError
 from headwater.storage.journal.frames import Logged, read_batch
 from headwater.storage.journal.replay import Replay
-from headwater.storage.journal.segments import HEADER_BYTES, FileJournal, segment_numbers, segment_path
+from headwater.storage.journal.segments import (
+    HEADER_BYTES,
+    JOURNAL_NAME,
+    FileJournal,
+    remove_segments_before,
+    segment_numbers,
+    segment_path,
+)
 from headwater.storage.packs.manifest import NAME, NEW_NAME, Kept, Manifest
 from headwater.storage.packs.pack import Pack, pack_numbers, pack_path
 from headwater.storage.stream_data import StreamData
 
-LOG_NAME: Final = "log"
 PACKS_NAME: Final = "packs"
 
 
 class Recovery:
-    """One recovery. Run `records` to its end, then `settle`; the fields then say what the store begins with."""
+    """One recovery. Run `records` to its end, then `open_journal`; the fields then say what the store begins with."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, manifest: Manifest) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        self._log_directory = directory / LOG_NAME
+        self._journal_directory = directory / JOURNAL_NAME
         self._pack_directory = directory / PACKS_NAME
         self._manifest = manifest
         self._replay: Replay | None = None
@@ -43,17 +49,17 @@ class Recovery:
         self.streams: dict[int, StreamData] = {}
         self.dirty: set[int] = set()
         self.documents: dict[str, bytes | None] = {}
-        self.condemned: dict[int, StreamData] = {}
+        self.removed: dict[int, StreamData] = {}
         self.last_lsn = 0
         self.last_pack = 0
 
     def records(self) -> Iterator[Record]:
-        """What rebuilds the catalog: states as of the last checkpoint, then what the log adds to them."""
+        """The records that rebuild the catalog: states as of the last checkpoint, then the records of the journal."""
         if not self._filesystem.exists(self._directory / NAME):
             self._check_empty()
             return
         if not self._filesystem.exists(self._pack_directory):
-            # Copies of a directory tend to leave out what is empty.
+            # Tools that copy directories often leave out empty ones.
             self._filesystem.make_directory(self._pack_directory)
         states = self._manifest.load()
         saved = self._saved_extents()
@@ -61,7 +67,7 @@ class Recovery:
         for kept in states:
             self._keep(kept, saved)
             yield kept.state
-        replay = Replay(self._filesystem, self._log_directory, self._manifest.segment, self.name_of)
+        replay = Replay(self._filesystem, self._journal_directory, self._manifest.segment, self.name_of)
         for frame in replay.batches():
             if frame.number + frame.entries > self._manifest.lsn + 1:
                 for logged in read_batch(frame):
@@ -74,15 +80,15 @@ class Recovery:
         self._replay = replay
         self.last_lsn = max(self.last_lsn, replay.last_lsn)
 
-    def settle(self, *, durable: bool, segment_bytes: int) -> FileJournal:
-        """Put the directory in order, and begin a new segment."""
+    def open_journal(self, *, durable: bool, segment_bytes: int) -> FileJournal:
+        """Repair the directory, and begin a new segment."""
         if self._replay is None:
             return self._create(durable=durable, segment_bytes=segment_bytes)
-        self._manifest.settle()
-        self._replay.settle()
+        self._manifest.repair()
+        self._replay.repair()
         writer = FileJournal(
             self._filesystem,
-            self._log_directory,
+            self._journal_directory,
             number=self._replay.next_number,
             last_lsn=self.last_lsn,
             previous_lsn=self._replay.last_lsn,
@@ -95,7 +101,7 @@ class Recovery:
         return writer
 
     def name_of(self, stream_id: int) -> str | None:
-        """A stream for an operator's eye, if there is such a stream."""
+        """A stream in an error message, if there is such a stream."""
         name = self._names.get(stream_id)
         if name is None and stream_id not in self._manifest.at:
             return None
@@ -105,15 +111,15 @@ class Recovery:
 
     def _check_empty(self) -> None:
         """Without a manifest the store must be one that was never used."""
-        for directory, numbers in ((self._log_directory, segment_numbers), (self._pack_directory, pack_numbers)):
+        for directory, numbers in ((self._journal_directory, segment_numbers), (self._pack_directory, pack_numbers)):
             if self._filesystem.exists(directory):
                 for number in numbers(self._filesystem, directory):
                     path = segment_path(directory, number)
                     if directory == self._pack_directory or self._filesystem.size(path) > HEADER_BYTES:
-                        raise CorruptError(f"{self._directory / NAME} is missing, though {directory} holds data.")
+                        raise CorruptError(f"{self._directory / NAME} is missing, but {directory} has data.")
 
     def _saved_extents(self) -> dict[int, bytes]:
-        """The extents of all streams, dead ones too, as the directories of the packs tell them."""
+        """The extents of all streams, removed ones too, from the directories of the packs."""
         saved: dict[int, bytes] = {}
         get = saved.get
         pack_extent = EXTENT.pack
@@ -145,7 +151,7 @@ class Recovery:
             first = extents.at(blob, 0)
             start = (first.first_index, first.position)
         if start > base and not state.deleted:
-            # Rightly so only if what is missing was trimmed, and so cannot be asked for any more.
+            # That is right only if the missing part was trimmed, so that it cannot be read any more.
             self._missing[state.id] = (state.name, start, state.accessed_ms)
             self._note_retained(state.id, state.retained_position)
         self.streams[state.id] = StreamData(*start, blob)
@@ -172,8 +178,8 @@ class Recovery:
             stored = self.streams[record.id]
         else:
             raise CorruptError(
-                f"{self._log_directory} has record {logged.lsn} of stream {record.id:016x}, which no checkpoint knows"
-                " and no earlier record created."
+                f"{self._journal_directory} has record {logged.lsn} of stream {record.id:016x}, which is in no"
+                " checkpoint and was created by no earlier record."
             )
         if isinstance(record, Create | Append) and record.payload:
             stored.growing_tail().extend(record.payload, record.lengths)
@@ -196,33 +202,33 @@ class Recovery:
         self.dirty.discard(stream_id)
         if stream_id in self._manifest.at:
             stored.tail = None
-            self.condemned[stream_id] = stored
+            self.removed[stream_id] = stored
 
     def _check_complete(self, replay: Replay) -> None:
         if replay.segments and replay.last_lsn < self._manifest.lsn:
             raise CorruptError(
-                f"{self._log_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
+                f"{self._journal_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
             )
         for stream_id, (name, start, _) in self._missing.items():
             raise CorruptError(f"Stream {name!r} ({stream_id:016x}): bytes before position {start[1]} are in no pack.")
 
     def _retained_as_found(self) -> Iterator[Record]:
-        """The log has lost its end, and with it what was said of bytes that are gone since: say it again."""
+        """The journal lost its end, and with it the `Retain` records of bytes that are gone: repeat them."""
         for stream_id, (_, start, accessed_ms) in self._missing.items():
             self.dirty.add(stream_id)
             yield Retain(stream_id, accessed_ms, *start)
 
     def _create(self, *, durable: bool, segment_bytes: int) -> FileJournal:
-        """The first start. The manifest comes last: with it, the store exists."""
+        """The first start. The manifest comes last: a store exists when it has one."""
         filesystem = self._filesystem
-        for directory in (self._log_directory, self._pack_directory):
+        for directory in (self._journal_directory, self._pack_directory):
             filesystem.make_directory(directory)
         filesystem.sync_directory(self._directory)
-        for number in segment_numbers(filesystem, self._log_directory):
-            filesystem.unlink(segment_path(self._log_directory, number))
+        for number in segment_numbers(filesystem, self._journal_directory):
+            filesystem.unlink(segment_path(self._journal_directory, number))
         writer = FileJournal(
             filesystem,
-            self._log_directory,
+            self._journal_directory,
             number=1,
             last_lsn=0,
             previous_lsn=0,
@@ -234,12 +240,8 @@ class Recovery:
 
     def _remove_leftovers(self) -> None:
         filesystem = self._filesystem
+        remove_segments_before(filesystem, self._journal_directory, self._manifest.segment)
         leftovers = [
-            segment_path(self._log_directory, number)
-            for number in segment_numbers(filesystem, self._log_directory)
-            if number < self._manifest.segment
-        ]
-        leftovers += [
             pack_path(self._pack_directory, number)
             for number in pack_numbers(filesystem, self._pack_directory)
             if number not in self._manifest.packs
@@ -251,7 +253,7 @@ class Recovery:
 
 
 def name_of(manifest: Manifest, stream_id: int, name: str | None = None) -> str:
-    """A stream for an operator's eye: by its name where it can be found out."""
+    """A stream in an error message: with its name where that is known."""
     if name is None:
         try:
             kept = manifest.kept(stream_id)

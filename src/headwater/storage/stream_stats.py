@@ -1,4 +1,4 @@
-"""What the streams of a store come to, in numbers."""
+"""Figures about the streams of a store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headwater.core.floors import floors, own_start
 
 @dataclass(frozen=True, slots=True)
 class StreamStats:
-    """What the streams of a store come to."""
+    """How many streams, forks, documents and snapshots a store has, and their sizes."""
 
     streams: int = 0
     forks: int = 0

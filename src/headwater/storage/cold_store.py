@@ -1,0 +1,169 @@
+"""What a cold store is: where the journal's data is saved, and where older bytes are read from.
+
+A storage mode is a journal and a cold store. The journal makes batches durable; what is only in the journal is held in
+memory (`UnsavedState`) for readers. A checkpoint moves it into the cold store, and then the journal is trimmed:
+
+1. `freeze`, on the event loop in slices: take aside what this checkpoint saves.
+2. `save`, a job of the worker: make it durable. It can be run again after an error that passes.
+3. `publish`, on the event loop in slices: give each stream its new extents, and give memory back.
+
+Between `freeze` and `publish` readers use what is in memory. There is one checkpoint at a time.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from headwater.core.records import Record
+from headwater.storage.extents import NO_EXTENTS
+from headwater.storage.interface import ImageOf
+from headwater.storage.journal.segments import FileJournal
+from headwater.storage.stream_data import ColdRuns, StreamData
+from headwater.storage.worker import Job
+
+
+class Step(enum.Enum):
+    """What follows in a piece of work on the event loop: more of it, or a wait for a job."""
+
+    MORE = enum.auto()
+    WAIT = enum.auto()
+
+
+Steps: TypeAlias = Iterator[Step]
+
+
+class Checkpoint(NamedTuple):
+    """What one checkpoint saves: everything up to record `lsn`."""
+
+    lsn: int
+    segment: int
+    """The journal is needed from this segment on once the checkpoint is durable."""
+    dirty: set[int]
+    """Streams that changed since the checkpoint before."""
+    documents: dict[str, bytes | None]
+    """Documents that changed, as of record `lsn`; None for one that was deleted."""
+    removed: tuple[int, ...]
+    """Streams that were removed for good since the checkpoint before."""
+
+
+class Chore(NamedTuple):
+    """Background work of a cold store: a job, and what the event loop does with its result."""
+
+    what: str
+    job: Job
+    complete: Callable[[Any], Steps]
+    failed: Callable[[BaseException], None]
+
+
+class UnsavedState:
+    """What is in the journal and not yet in the cold store, and where the data of every stream lies.
+
+    It belongs to the event loop; only `find` and `extents_of` may be called from other threads.
+    """
+
+    __slots__ = (
+        "being_forgotten",
+        "bytes",
+        "deleted",
+        "dirty",
+        "documents",
+        "frozen_bytes",
+        "image_of",
+        "lsn",
+        "removed",
+        "removed_bytes",
+        "removed_ids",
+        "streams",
+    )
+
+    def __init__(self) -> None:
+        self.streams: dict[int, StreamData] = {}
+        self.dirty: set[int] = set()
+        self.documents: dict[str, bytes | None] = {}
+        self.removed_ids: list[int] = []
+        """Streams that were removed since the last checkpoint began."""
+        self.deleted: set[int] = set()
+        """Streams that were deleted since the last checkpoint began, but are kept for their forks."""
+        self.removed: dict[int, StreamData] = {}
+        """Removed streams that the last checkpoint still knows: their bytes stay until it has forgotten them."""
+        self.being_forgotten: dict[int, StreamData] = {}
+        """Removed streams that the running checkpoint forgets."""
+        self.removed_bytes = 0
+        self.lsn = 0
+        """The last record that was published."""
+        self.bytes = 0
+        self.frozen_bytes = 0
+        self.image_of: ImageOf | None = None
+        """Set while maintenance runs on the event loop."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.bytes + self.frozen_bytes
+
+    def find(self, stream_id: int) -> StreamData | None:
+        """The data of a stream, removed or not."""
+        return self.streams.get(stream_id) or self.removed.get(stream_id) or self.being_forgotten.get(stream_id)
+
+    def extents_of(self, stream_id: int) -> bytes:
+        # The extents of a stream are replaced as a whole, never changed, so any thread may look at them.
+        stored = self.find(stream_id)
+        return stored.extents if stored is not None else NO_EXTENTS
+
+    def begin_checkpoint(self, segment: int) -> Checkpoint:
+        checkpoint = Checkpoint(self.lsn, segment, self.dirty, self.documents, tuple(self.removed_ids))
+        self.bytes -= sum(document_bytes(key, value) for key, value in self.documents.items())
+        self.dirty = set()
+        self.documents = {}
+        self.removed_ids = []
+        self.being_forgotten, self.removed, self.removed_bytes = self.removed, {}, 0
+        self.deleted.clear()
+        return checkpoint
+
+    def end_checkpoint(self) -> None:
+        self.being_forgotten = {}
+        self.frozen_bytes = 0
+
+
+class ColdStore(ColdRuns, Protocol):
+    """Saved states and bytes of all streams."""
+
+    save_after_s: float | None
+    """A checkpoint begins when something has been unsaved for this long; None leaves it to the amount alone."""
+
+    def recover(self, unsaved: UnsavedState) -> Iterator[Record]:
+        """The records that rebuild the catalog, from the cold store and the journal. Fills `unsaved`."""
+
+    def open_journal(self, *, segment_bytes: int, durable: bool) -> FileJournal:
+        """After `recover`: repair what a crash left, and begin a new segment."""
+
+    def name_of(self, stream_id: int) -> str:
+        """A stream in an error message: with its name where that is known."""
+
+    def capture(self, stream_id: int, stored: StreamData, lsn: int) -> None:
+        """A stream is about to be removed by record `lsn` + 1: the last moment to freeze it for a checkpoint."""
+
+    def freeze(self, checkpoint: Checkpoint) -> Steps: ...
+
+    def save(self, checkpoint: Checkpoint) -> Job: ...
+
+    def publish(self, saved: Any) -> Steps: ...
+
+    def next_chore(self) -> Chore | None: ...
+
+    def refusal(self) -> str | None:
+        """Why new writes should be refused before they begin, or None."""
+
+    def parts(self) -> dict[str, int]:
+        """Figures about the files, as `headwater store stats` names them."""
+
+    def finish(self) -> None:
+        """The store closes in good order: save what should not be left to the next start."""
+
+    def close(self) -> None: ...
+
+
+def document_bytes(key: str, value: bytes | None) -> int:
+    """About how much memory an unsaved document takes."""
+    return 200 + len(key) + len(value or b"")

@@ -1,0 +1,42 @@
+"""The offline tools of the family that a data directory belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from headwater.storage.acid.offline import AcidTools
+from headwater.storage.directory import FAMILY_OF_MODE, Directory, open_directory, read_format
+from headwater.storage.filesystem import Filesystem, RealFilesystem
+from headwater.storage.interface import StorageError
+from headwater.storage.offline.interface import OfflineTools
+from headwater.storage.packs.offline import PackTools
+
+TOOLS: Final[Mapping[str, OfflineTools]] = {"log": PackTools(), "acid": AcidTools()}
+
+
+def family_of(directory: Path, mode: str | None = None) -> str:
+    """The family of a data directory. Raises `StorageError` if it is not one of ours, or does not fit the mode."""
+    filesystem = RealFilesystem()
+    found = read_format(filesystem, directory)
+    if found.family not in TOOLS:
+        raise StorageError(f"Data directory {directory} was written by an unknown storage mode ({found.family!r}).")
+    if mode is not None and FAMILY_OF_MODE[mode] != found.family:
+        # Fails with the message of a start.
+        open_directory(filesystem, directory, FAMILY_OF_MODE[mode], create=False).close()
+    return found.family
+
+
+def tools_of(directory: Path) -> OfflineTools:
+    return TOOLS[family_of(directory)]
+
+
+def tools_of_mode(mode: str) -> OfflineTools:
+    return TOOLS[FAMILY_OF_MODE[mode]]
+
+
+def locked(filesystem: Filesystem, directory: Path) -> closing[Directory]:
+    """Lock a data directory of any family; it must exist."""
+    return closing(open_directory(filesystem, directory, family_of(directory), create=False))

@@ -1,0 +1,213 @@
+"""The offline tools for pack stores: check, read, count, copy and fill a directory of the file modes.
+
+A check reads all there is: every frame of the journal, every section and entry of the manifest, every page, index and
+directory of every pack, each against its checksum and against the others. It changes nothing, and continues after what
+it finds: one report names all damage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from headwater.core.records import Image
+from headwater.storage.cold_store import UnsavedState
+from headwater.storage.extents import split
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.interface import CorruptError, StorageError
+from headwater.storage.journal.copy import copy_journal
+from headwater.storage.journal.replay import Replay
+from headwater.storage.journal.segments import JOURNAL_NAME, segment_numbers, segment_path
+from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.offline.interface import CopyFile
+from headwater.storage.packs.bulk_load import PackBulkLoad
+from headwater.storage.packs.manifest import NAME, Manifest
+from headwater.storage.packs.pack import PAGE_BYTES, DamagedPageError, Located, Pack, PackInfo, pack_numbers, pack_path
+from headwater.storage.packs.pack_store import PackStore
+from headwater.storage.packs.recovery import PACKS_NAME, Recovery
+
+
+class Finding(NamedTuple):
+    """Something that is not as it was written."""
+
+    path: Path
+    stream: str | None
+    """The stream that is affected, where it is known."""
+    position: int | None
+    """The first position of the stream that may be affected."""
+    what: str
+
+    def __str__(self) -> str:
+        if self.stream is None:
+            return self.what
+        return f"{self.stream} is damaged from position {self.position} on: {self.what}"
+
+
+class PackTools:
+    """The tools for the family of `file-fast` and `file-durable`."""
+
+    def problems(self, filesystem: Filesystem, directory: Path) -> Iterator[str]:
+        return map(str, find_damage(filesystem, directory))
+
+    def open(self, filesystem: Filesystem, directory: Path) -> PackStore:
+        return PackStore(filesystem, directory, StoreSettings())
+
+    def parts(self, filesystem: Filesystem, directory: Path) -> dict[str, int]:
+        store = self.open(filesystem, directory)
+        unsaved = UnsavedState()
+        for _ in store.recover(unsaved):
+            pass
+        found = store.parts()
+        live = sum(extent.length for stored in unsaved.streams.values() for extent in split(stored.extents))
+        found |= {"live_bytes": live, "dead_bytes": found["live_bytes"] + found["dead_bytes"] - live}
+        store.close()
+        return {**self.live_parts(filesystem, directory), **found}
+
+    def live_parts(self, filesystem: Filesystem, directory: Path) -> dict[str, int]:
+        log, packs = directory / JOURNAL_NAME, directory / PACKS_NAME
+        segments = [segment_path(log, number) for number in _numbers(filesystem, log, segment_numbers)]
+        files = [pack_path(packs, number) for number in _numbers(filesystem, packs, pack_numbers)]
+        return {
+            "segments": len(segments),
+            "log_bytes": _sizes(filesystem, segments),
+            "packs": len(files),
+            "pack_bytes": _sizes(filesystem, files),
+        }
+
+    def copy(self, filesystem: Filesystem, source: Path, target: Path, copy_file: CopyFile) -> None:
+        """First the manifest, then the packs that it names, then the journal from the segment that it names.
+
+        A server that runs keeps its files meanwhile (`deferred_unlink`). So the journal is at least as new as the
+        manifest, and together they are the store as of the last whole batch of that journal.
+        """
+        for name in (JOURNAL_NAME, PACKS_NAME):
+            filesystem.make_directory(target / name)
+        if not filesystem.exists(source / NAME):
+            # A store that was never started has nothing else either.
+            return
+        copy_file(source / NAME, target / NAME)
+        manifest = Manifest(filesystem, target)
+        for _ in manifest.load():
+            pass
+        for number in manifest.packs:
+            copy_file(pack_path(source / PACKS_NAME, number), pack_path(target / PACKS_NAME, number))
+        copy_journal(filesystem, source / JOURNAL_NAME, target / JOURNAL_NAME, manifest.segment, copy_file)
+
+    def bulk_load(
+        self,
+        filesystem: Filesystem,
+        directory: Path,
+        *,
+        shard_count: int,
+        map_bytes: int,
+    ) -> PackBulkLoad:
+        return PackBulkLoad(filesystem, directory)
+
+
+def find_damage(filesystem: Filesystem, path: Path) -> Iterator[Finding]:
+    """Everything that is wrong with a directory; nothing means that it is sound."""
+    if not filesystem.exists(path / NAME):
+        try:
+            # Either it was never used, or its manifest is lost.
+            _exhaust(Recovery(filesystem, path, Manifest(filesystem, path)))
+        except CorruptError as error:
+            yield Finding(path / NAME, None, None, str(error))
+        return
+    manifest = Manifest(filesystem, path)
+    names: dict[int, str] = {}
+    try:
+        for saved in manifest.load():
+            if isinstance(saved.state, Image):
+                names[saved.state.id] = saved.state.name
+    except (CorruptError, OSError) as error:
+        # Without it nobody knows which packs count, and where the journal begins.
+        yield Finding(path / NAME, None, None, str(error))
+        return
+
+    def name_of(stream_id: int) -> str | None:
+        name = names.get(stream_id)
+        return f"stream {name!r} ({stream_id:016x})" if name is not None else None
+
+    packs_are_whole = True
+    for info in manifest.packs.values():
+        for finding in _pack_findings(filesystem, path / PACKS_NAME, info, name_of):
+            packs_are_whole = packs_are_whole and finding.stream is not None
+            yield finding
+    try:
+        if packs_are_whole:
+            # Reads the manifest and the packs' directories again, now against each other and the journal.
+            _exhaust(Recovery(filesystem, path, Manifest(filesystem, path)))
+        else:
+            for _ in Replay(filesystem, path / JOURNAL_NAME, manifest.segment, name_of).batches():
+                pass
+    except (StorageError, OSError) as error:
+        yield Finding(path / JOURNAL_NAME, None, None, str(error))
+
+
+def _exhaust(recovery: Recovery) -> None:
+    for _ in recovery.records():
+        pass
+
+
+def _pack_findings(
+    filesystem: Filesystem, directory: Path, info: PackInfo, name_of: Callable[[int], str | None]
+) -> Iterator[Finding]:
+    path = pack_path(directory, info.number)
+    try:
+        pack = Pack(filesystem, directory, info)
+    except (CorruptError, OSError) as error:
+        yield Finding(path, None, None, str(error))
+        return
+    try:
+        found = list(pack.extents())
+        damage = list(pack.check_all())
+        for each in damage:
+            yield from _affected(path, each, found, name_of)
+        if not damage:
+            yield from _index_findings(path, pack, found, name_of)
+    except (CorruptError, OSError) as error:
+        yield Finding(path, None, None, str(error))
+    finally:
+        pack.close()
+
+
+def _affected(
+    path: Path, damage: DamagedPageError, found: list[Located], name_of: Callable[[int], str | None]
+) -> Iterator[Finding]:
+    """The streams that have bytes or index in a damaged page."""
+    is_unused = True
+    for stream_id, extent in found:
+        index_end = extent.offset + extent.length + 3 + 4 * extent.messages
+        if extent.offset < damage.offset + PAGE_BYTES and damage.offset < index_end and name_of(stream_id) is not None:
+            is_unused = False
+            position = extent.position + min(max(damage.offset - extent.offset, 0), extent.length)
+            yield Finding(path, name_of(stream_id), position, str(damage))
+    if is_unused:
+        yield Finding(path, None, None, f"{damage} (no existing stream has bytes there)")
+
+
+def _index_findings(
+    path: Path, pack: Pack, found: list[Located], name_of: Callable[[int], str | None]
+) -> Iterator[Finding]:
+    for stream_id, extent in found:
+        ends = pack.ends(extent).slice(0, extent.messages).tolist()
+        if ends[-1] != extent.length or any(later <= earlier for earlier, later in pairwise([0, *ends])):
+            name = name_of(stream_id) or f"stream {stream_id:016x}"
+            yield Finding(path, name, extent.position, f"{path}: the index at byte {extent.offset} is invalid")
+
+
+def _numbers(filesystem: Filesystem, directory: Path, numbers: Callable[[Filesystem, Path], list[int]]) -> list[int]:
+    return numbers(filesystem, directory) if filesystem.exists(directory) else []
+
+
+def _sizes(filesystem: Filesystem, paths: list[Path]) -> int:
+    total = 0
+    for path in paths:
+        try:
+            total += filesystem.size(path)
+        except FileNotFoundError:
+            # A server that runs may have removed it just now.
+            continue
+    return total

@@ -1,0 +1,260 @@
+"""The cold store of the file modes: packs of bytes in a directory, and a manifest of states.
+
+A checkpoint is fuzzy: see `checkpoint`. On the event loop it freezes the streams that changed one by one, each with its
+bytes and its state of the same moment; a job writes them into packs and the manifest; then each stream gets its new
+extents. Until then it reads from what was frozen. Packs are merged and removed as chores.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headwater.core.records import Image, Record
+from headwater.storage.cold_store import Checkpoint, Chore, Step, Steps, UnsavedState
+from headwater.storage.directory import open_directory
+from headwater.storage.extents import NO_EXTENTS, Extent, join, merge
+from headwater.storage.filesystem import Filesystem
+from headwater.storage.journal.segments import JOURNAL_NAME, FileJournal
+from headwater.storage.journaled_store import JournaledStorage, StoreSettings
+from headwater.storage.packs.checkpoint import Frozen, PackContext, Plan, Saved, save_checkpoint
+from headwater.storage.packs.compaction import DamagedPackError, Rewritten, forget_packs, rewrite_packs
+from headwater.storage.packs.images import is_large
+from headwater.storage.packs.manifest import Manifest
+from headwater.storage.packs.pack import pack_path
+from headwater.storage.packs.pack_run import PackRun
+from headwater.storage.packs.pack_set import PackSet
+from headwater.storage.packs.recovery import PACKS_NAME, Recovery, name_of
+from headwater.storage.stream_data import StreamData, memory_of
+from headwater.storage.worker import Job, Worker
+
+log = logging.getLogger("headwater.storage")
+
+FAMILY: Final = "log"
+"""What the file FORMAT of a data directory calls the file modes."""
+
+ASKS_MAX: Final = 8
+"""How often a busy stream is asked for its state before it is read back from the journal."""
+
+
+class PackStore:
+    save_after_s: float | None = None
+
+    def __init__(self, filesystem: Filesystem, directory: Path, settings: StoreSettings) -> None:
+        self._filesystem = filesystem
+        self._path = directory
+        self._look_every = settings.look_every
+        self._manifest = Manifest(filesystem, directory, rewrite_floor=settings.manifest_floor_bytes)
+        self.pack_set: Final = PackSet(
+            filesystem, directory / PACKS_NAME, fanout=settings.fanout, open_max=settings.open_packs_max
+        )
+        self._big_bytes = settings.big_bytes
+        self._unsaved = UnsavedState()
+        self._recovery = Recovery(filesystem, directory, self._manifest)
+        self._context: PackContext | None = None
+        self._to_freeze: set[int] = set()
+        self._frozen: list[Frozen] = []
+        self._to_unlink: tuple[int, ...] = ()
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def recover(self, unsaved: UnsavedState) -> Iterator[Record]:
+        recovery = self._recovery
+        yield from recovery.records()
+        self._unsaved = unsaved
+        unsaved.streams = recovery.streams
+        unsaved.dirty = recovery.dirty
+        unsaved.documents = recovery.documents
+        unsaved.removed_ids = list(recovery.removed)
+        unsaved.removed = recovery.removed
+        unsaved.lsn = recovery.last_lsn
+        for info in self._manifest.packs.values():
+            self.pack_set.add(info)
+        for stored in itertools.chain(unsaved.streams.values(), unsaved.removed.values()):
+            self.pack_set.hold(stored.extents)
+        self.pack_set.complete(self._manifest.packs.values())
+
+    def open_journal(self, *, segment_bytes: int, durable: bool) -> FileJournal:
+        journal = self._recovery.open_journal(durable=durable, segment_bytes=segment_bytes)
+        self._context = PackContext(
+            self._filesystem,
+            self._path / JOURNAL_NAME,
+            self._path / PACKS_NAME,
+            self._manifest,
+            itertools.count(self._recovery.last_pack + 1).__next__,
+            self._unsaved.extents_of,
+            self._big_bytes,
+        )
+        return journal
+
+    def name_of(self, stream_id: int) -> str:
+        return name_of(self._manifest, stream_id)
+
+    def refusal(self) -> str | None:
+        return None
+
+    def parts(self) -> dict[str, int]:
+        live = self.pack_set.live_bytes
+        return {"packs": len(self.pack_set), "live_bytes": live, "dead_bytes": self.pack_set.data_bytes - live}
+
+    def finish(self) -> None:
+        """Nothing: the next start replays the journal."""
+
+    def close(self) -> None:
+        self._manifest.close()
+        self.pack_set.close()
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def run(self, stream_id: int, extent: Extent) -> PackRun:
+        return PackRun(self.pack_set.pack(extent.pack), extent)
+
+    def release(self, stream_id: int, blob: bytes, position: int) -> None:
+        self.pack_set.release(blob)
+
+    # -- a checkpoint ----------------------------------------------------------------------------------------------
+
+    def freeze(self, checkpoint: Checkpoint) -> Steps:
+        """Freeze each stream's bytes and state in the same moment. Busy ones are asked again, and in the end not."""
+        self._to_freeze = checkpoint.dirty
+        self._frozen = []
+        for asks in range(ASKS_MAX, -1, -1):
+            for steps, stream_id in enumerate(tuple(self._to_freeze), 1):
+                # A stream that was removed in the meantime was captured then.
+                large = stream_id in self._to_freeze and self._freeze_one(stream_id, insist=not asks)
+                if large or steps % self._look_every == 0:
+                    yield Step.MORE
+            if not self._to_freeze:
+                break
+            yield Step.WAIT
+
+    def capture(self, stream_id: int, stored: StreamData, lsn: int) -> None:
+        if stream_id in self._to_freeze:
+            self._set_aside(stream_id, stored, lsn, None)
+
+    def _freeze_one(self, stream_id: int, *, insist: bool) -> bool:
+        """Returns whether that took noticeably long."""
+        unsaved = self._unsaved
+        assert unsaved.image_of is not None
+        image = unsaved.image_of(stream_id)
+        if image is None and not insist:
+            return False
+        stored = unsaved.streams[stream_id]
+        assert image is None or (image.index, image.position) == stored.end
+        if stream_id not in unsaved.deleted:
+            unsaved.dirty.discard(stream_id)
+        elif image is not None:
+            # Its deletion is left to the replay, and to the next checkpoint.
+            image = msgspec.structs.replace(image, deleted=False)
+        self._set_aside(stream_id, stored, unsaved.lsn, image)
+        return is_large(image)
+
+    def _set_aside(self, stream_id: int, stored: StreamData, lsn: int, image: Image | None) -> None:
+        tail = stored.freeze()
+        size = memory_of(tail)
+        self._unsaved.bytes -= size
+        self._unsaved.frozen_bytes += size
+        self._to_freeze.discard(stream_id)
+        self._frozen.append(Frozen(stream_id, lsn, image, tail))
+
+    def save(self, checkpoint: Checkpoint) -> Job:
+        assert self._context is not None
+        plan = Plan(checkpoint.lsn, checkpoint.segment, self._frozen, checkpoint.documents, checkpoint.removed)
+        return save_checkpoint(self._context, plan)
+
+    def publish(self, saved: Saved) -> Steps:
+        unsaved = self._unsaved
+        for info in saved.packs:
+            self.pack_set.add(info)
+        for steps, (stream_id, blob) in enumerate(saved.blobs, 1):
+            stored = unsaved.find(stream_id)
+            assert stored is not None
+            unsaved.frozen_bytes -= memory_of(stored.frozen)
+            self.pack_set.hold(blob)
+            stored.extents += blob
+            stored.frozen = None
+            stored.trim_extents(self, stream_id)
+            if steps % self._look_every == 0:
+                yield Step.MORE
+        self.pack_set.complete(saved.packs)
+        frozen, self._frozen = self._frozen, []
+        while frozen:
+            # Memory is given back in slices too: it takes as long as the rest.
+            large = is_large(frozen.pop().image)
+            del saved.blobs[-1:]
+            if large or len(frozen) % self._look_every == 0:
+                yield Step.MORE
+        for stored in unsaved.being_forgotten.values():
+            self.pack_set.release(stored.extents)
+
+    # -- chores ----------------------------------------------------------------------------------------------------
+
+    def next_chore(self) -> Chore | None:
+        assert self._context is not None
+        if self._to_unlink:
+            paths = [pack_path(self._path / PACKS_NAME, number) for number in self._to_unlink]
+            self._to_unlink = ()
+            return Chore("removing packs", _unlink(self._filesystem, paths), lambda _: iter(()), lambda _: None)
+        if dead := self.pack_set.dead():
+            return self._rewrite(forget_packs(self._context, dead), dead)
+        if (rewrite := self.pack_set.next_rewrite()) is not None:
+            return self._rewrite(rewrite_packs(self._context, rewrite), tuple(info.number for info in rewrite.sources))
+        return None
+
+    def _rewrite(self, job: Job, numbers: tuple[int, ...]) -> Chore:
+        def failed(error: BaseException) -> None:
+            if isinstance(error, DamagedPackError):
+                # The others can still be rewritten.
+                self.pack_set.spare([error.number])
+            elif not isinstance(error, OSError):
+                self.pack_set.spare(numbers)
+
+        return Chore(f"rewriting packs {list(numbers)}", job, self._complete_rewrite, failed)
+
+    def _complete_rewrite(self, rewritten: Rewritten) -> Steps:
+        for info in rewritten.added:
+            self.pack_set.add(info)
+        for steps, move in enumerate(rewritten.moves, 1):
+            stored = self._unsaved.find(move.stream_id)
+            before = stored.extents if stored is not None else NO_EXTENTS
+            after = merge(before, move.merged)
+            if stored is not None and after != before:
+                stored.extents = after
+                self.pack_set.hold(join((move.merged,)))
+            if steps % self._look_every == 0:
+                yield Step.MORE
+        self.pack_set.complete(rewritten.added)
+        for number in rewritten.dropped:
+            self.pack_set.remove(number)
+        self._to_unlink = rewritten.dropped
+
+
+def file_storage(
+    filesystem: Filesystem,
+    directory: Path,
+    *,
+    durable: bool,
+    settings: StoreSettings | None = None,
+    worker: Worker | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> JournaledStorage:
+    """Open a data directory in mode `file-durable`, or in `file-fast` when it is not to be durable."""
+    opened = open_directory(filesystem, directory, FAMILY)
+    settings = settings if settings is not None else StoreSettings()
+    cold = PackStore(filesystem, directory, settings)
+    return JournaledStorage(filesystem, opened, cold, durable=durable, settings=settings, worker=worker, clock=clock)
+
+
+def _unlink(filesystem: Filesystem, paths: list[Path]) -> Job:
+    for path in paths:
+        try:
+            filesystem.unlink(path)
+        except OSError as error:
+            log.warning("%s is no longer needed and will be removed at the next start: %s", path, error)
+        yield
