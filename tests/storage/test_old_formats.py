@@ -57,8 +57,8 @@ def contents(store: Storage) -> tuple[Catalog[StreamState], dict[str, Any]]:
         start = own_start(stream, floor_of[stream.id])
         streams[stream.name] = {
             "id": stream.id,
-            "index": stream.index,
-            "position": stream.position,
+            "index": stream.message_index,
+            "position": stream.byte_position,
             "closed": stream.closed,
             "closed_by": list(stream.closed_by) if stream.closed_by is not None else None,
             "deleted": stream.deleted,
@@ -67,8 +67,8 @@ def contents(store: Storage) -> tuple[Catalog[StreamState], dict[str, Any]]:
             "producers": {key: [state.epoch, state.seq] for key, state in (stream.producers or {}).items()},
             "fork_of": stream.fork.source_name if stream.fork is not None else None,
             "accessed_ms": stream.accessed_ms,
-            "data": b"".join(store.read(stream.id, start.position, stream.position)).decode(),
-            "lengths": list(store.lengths(stream.id, start.index, stream.index)),
+            "data": b"".join(store.read(stream.id, start.byte_position, stream.byte_position)).decode(),
+            "lengths": list(store.lengths(stream.id, start.message_index, stream.message_index)),
         }
     documents = {key: value.decode() for key, value in catalog.documents.items()}
     return catalog, {"streams": streams, "documents": documents}
@@ -85,7 +85,7 @@ def test_an_old_directory_opens_and_continues(tmp_path: Path, name: str) -> None
         catalog, found = contents(store)
         assert found == EXPECTED
         stream = catalog.by_name["s0"]
-        batch = [Committed(Append(stream.id, 2 * 10**12, stream.index, stream.position, b"new", (3,)))]
+        batch = [Committed(Append(stream.id, 2 * 10**12, stream.message_index, stream.byte_position, b"new", (3,)))]
         store.write(batch)
         store.publish(batch)
     with closing(open_store(name, directory)) as store:

@@ -30,7 +30,7 @@ from headwater.storage.interface import (
 )
 from headwater.storage.journal.segments import FileJournal
 from headwater.storage.maintenance import SEGMENTS_MAX, Maintenance
-from headwater.storage.stream_data import DamagedRangeError, StreamData, memory_of
+from headwater.storage.stream_data import DamagedRangeError, memory_of, new_stream
 from headwater.storage.worker import ThreadWorker, Worker
 
 log = logging.getLogger("headwater.storage")
@@ -263,9 +263,7 @@ class JournaledStorage:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _publish_create(self, record: Create) -> None:
-        fork = record.fork
-        stored = StreamData(fork.message_index, fork.byte_position) if fork is not None else StreamData(0, 0)
-        self._streams[record.id] = stored
+        stored = self._streams[record.id] = new_stream(record.fork)
         if record.payload:
             tail = stored.growing_tail()
             tail.extend(record.payload, record.lengths)

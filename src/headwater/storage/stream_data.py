@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
+from headwater.core.records import ForkPoint
 from headwater.storage import extents
 from headwater.storage.extents import NO_EXTENTS, Extent
 from headwater.storage.interface import CorruptError
@@ -187,6 +188,11 @@ class StreamData:
                 yield cold.run(stream_id, extent)
             except (OSError, CorruptError) as error:
                 raise DamagedRangeError(extent.position, f"pack {extent.pack} cannot be opened: {error}") from error
+
+
+def new_stream(fork: ForkPoint | None) -> StreamData:
+    """A stream without data of its own yet."""
+    return StreamData(fork.message_index, fork.byte_position) if fork is not None else StreamData(0, 0)
 
 
 def memory_of(tail: Tail | None) -> int:

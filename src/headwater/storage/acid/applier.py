@@ -77,7 +77,7 @@ class Applier:
             if (stream.message_index, stream.byte_position) != (record.message_index, record.byte_position):
                 raise CorruptError(
                     f"{self._path}: stream {stream.name!r} ends at {stream.tail}, and the journal continues at"
-                    f" position {record.position}: something between them is missing."
+                    f" position {record.byte_position}: something between them is missing."
                 )
             if record.producer_id is not None:
                 self._recall(touched, record.producer_id)
@@ -89,7 +89,9 @@ class Applier:
         elif type(record) is Delete:
             # The journal says what is removed for good; otherwise forks keep the stream. The catalog here cannot
             # decide that, because it does not hold the forks.
-            self._touch(record.id).stream.deleted = True
+            touched = self._touch(record.id)
+            self._catalog.apply(msgspec.structs.replace(touched.stream.image(), deleted=True))
+            touched.stream = self._catalog.by_id[record.id]
         elif type(record) is Image:
             self._replace(record)
         elif type(record) is Document:

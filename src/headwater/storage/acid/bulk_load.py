@@ -80,5 +80,12 @@ class ShardBulkLoad:
 def _without_bytes(image: Image, index: int, position: int) -> Image:
     """A stream before any of its bytes are stored."""
     return msgspec.structs.replace(
-        image, index=index, position=position, closed=False, closed_by=None, producers={}, ages=None, deleted=False
+        image,
+        message_index=index,
+        byte_position=position,
+        closed=False,
+        closed_by=None,
+        producers={},
+        ages=None,
+        deleted=False,
     )

@@ -175,4 +175,4 @@ def _graves(shard: Shard) -> list[int]:
 
 
 def _base(image: Image) -> tuple[int, int]:
-    return (image.fork.index, image.fork.position) if image.fork is not None else (0, 0)
+    return (image.fork.message_index, image.fork.byte_position) if image.fork is not None else (0, 0)

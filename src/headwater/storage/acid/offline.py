@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import lmdb
+import msgspec
 
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Delete, Document, Image
@@ -44,7 +45,7 @@ from headwater.storage.journal.copy import copy_journal
 from headwater.storage.journal.replay import JournalReader, Replay
 from headwater.storage.journal.segments import JOURNAL_NAME, segment_numbers, segment_path
 from headwater.storage.offline.interface import CopyFile
-from headwater.storage.stream_data import StreamData
+from headwater.storage.stream_data import StreamData, new_stream
 
 TRIES: Final = 100
 """How often a copy begins again because the server trimmed the journal meanwhile."""
@@ -185,14 +186,13 @@ class AcidSource:
         if shard is not None and self._shards[shard].ledger.lsn < lsn:
             if isinstance(record, Delete):
                 # What is removed with it is listed: the catalog cannot know it while some shards are ahead.
-                catalog.by_id[record.id].deleted = True
+                catalog.apply(msgspec.structs.replace(catalog.by_id[record.id].image(), deleted=True))
             else:
                 catalog.apply(record)
             if isinstance(record, Create):
-                fork = record.fork
-                streams[record.id] = StreamData(fork.index, fork.position) if fork is not None else StreamData(0, 0)
+                streams[record.id] = new_stream(record.fork)
             elif isinstance(record, Image) and record.id not in streams:
-                streams[record.id] = StreamData(record.index, record.position)
+                streams[record.id] = StreamData(record.message_index, record.byte_position)
             if isinstance(record, Create | Append) and record.payload:
                 streams[record.id].growing_tail().extend(record.payload, record.lengths)
         for stream_id in removed:

@@ -128,7 +128,7 @@ class Shard:
             self._put_ledger(txn, ledger)
         self.ledger = ledger
         self.has_graves = more
-        return [Reached(stream.id, self.number, stream.index, stream.position) for stream in streams]
+        return [Reached(stream.id, self.number, stream.message_index, stream.byte_position) for stream in streams]
 
     def reap(self) -> None:
         """Delete some more of what removed streams left."""

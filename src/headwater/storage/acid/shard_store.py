@@ -486,8 +486,8 @@ def _rounds(pending: Iterable[Pending]) -> Iterator[list[Pending]]:
 
 def saved_stream(image: Image, shard: int) -> StreamData:
     """A stream that is wholly in its shard."""
-    base = (image.fork.index, image.fork.position) if image.fork is not None else (0, 0)
-    end = (image.index, image.position)
+    base = (image.fork.message_index, image.fork.byte_position) if image.fork is not None else (0, 0)
+    end = (image.message_index, image.byte_position)
     return StreamData(*base, _extent(shard, base, end) if end > base else NO_EXTENTS)
 
 

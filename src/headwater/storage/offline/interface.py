@@ -92,11 +92,13 @@ class OfflineReader:
     def runs(self, stream: StreamState, max_bytes: int) -> Iterator[MessageRun]:
         """A stream's own messages from the first that can still be read, about `max_bytes` at a time."""
         start = own_start(stream, self._floors[stream.id])
-        index, position = start.index, start.position
+        index, position = start.message_index, start.byte_position
         stored, source = self._unsaved.streams[stream.id], self._source
         try:
-            while index < stream.index:
-                end_index, end_position = stored.cut(source, stream.id, index, position, stream.index, max_bytes)
+            while index < stream.message_index:
+                end_index, end_position = stored.cut(
+                    source, stream.id, index, position, stream.message_index, max_bytes
+                )
                 pieces = stored.read(source, stream.id, position, end_position)
                 yield MessageRun(index, position, pieces, stored.lengths(source, stream.id, index, end_index))
                 index, position = end_index, end_position
@@ -111,17 +113,17 @@ class OfflineReader:
             if stored is None:
                 yield f"Stream {stream.name!r}: its bytes are missing."
                 continue
-            start = own_start(stream, self._floors[stream.id]).position
+            start = own_start(stream, self._floors[stream.id]).byte_position
             if stored.base_position > start:
                 yield f"Stream {stream.name!r}: its bytes from position {start} to {stored.base_position} are missing."
             yield from _chain_gaps(stream, stored)
 
 
 def _chain_gaps(stream: StreamState, stored: StreamData) -> Iterator[str]:
-    if stored.end != (stream.index, stream.position):
+    if stored.end != (stream.message_index, stream.byte_position):
         yield (
-            f"Stream {stream.name!r} ends at position {stream.position} after {stream.index} messages, but its"
-            f" bytes end at {stored.end[1]} after {stored.end[0]}."
+            f"Stream {stream.name!r} ends at position {stream.byte_position} after {stream.message_index} messages,"
+            f" but its bytes end at {stored.end[1]} after {stored.end[0]}."
         )
     at = stored.base_index, stored.base_position
     for extent in extents.split(stored.extents):

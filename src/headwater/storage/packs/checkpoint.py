@@ -17,6 +17,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Delete, Document, Image
 from headwater.storage import extents
@@ -176,7 +178,7 @@ def _kept(context: PackContext, plan: Plan) -> Generator[None, None, list[Kept]]
     kept = []
     for steps, (stream_id, lsn, image, tail) in enumerate(plan.frozen, 1):
         found = image if image is not None else found_in_journal[stream_id]
-        assert tail is None or (found.index, found.position) == (tail.end_index, tail.end_position)
+        assert tail is None or (found.message_index, found.byte_position) == (tail.end_index, tail.end_position)
         kept.append(Kept(stream_id, lsn, found))
         if steps % 256 == 0:
             yield
@@ -200,8 +202,9 @@ def _from_journal(context: PackContext, wanted: dict[int, int], lsn: int) -> Gen
             record = logged.record
             assert not isinstance(record, Document)
             if isinstance(record, Delete):
-                # It is kept for its forks. A deletion after the checkpoint is left to the replay: see `Frozen`.
-                catalog.by_id[record.id].deleted |= logged.lsn <= lsn
+                if logged.lsn <= lsn:
+                    # It is kept for its forks. A deletion after the checkpoint is left to the replay: see `Frozen`.
+                    catalog.apply(msgspec.structs.replace(catalog.by_id[record.id].image(), deleted=True))
             elif logged.lsn > known.get(record.id, 0):
                 catalog.apply(record)
         yield

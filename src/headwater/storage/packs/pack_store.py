@@ -146,7 +146,7 @@ class PackStore:
         if image is None and not insist:
             return False
         stored = unsaved.streams[stream_id]
-        assert image is None or (image.index, image.position) == stored.end
+        assert image is None or (image.message_index, image.byte_position) == stored.end
         if stream_id not in unsaved.deleted:
             unsaved.dirty.discard(stream_id)
         elif image is not None:

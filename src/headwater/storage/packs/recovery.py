@@ -28,7 +28,7 @@ from headwater.storage.journal.segments import (
 )
 from headwater.storage.packs.manifest import NAME, NEW_NAME, Kept, Manifest
 from headwater.storage.packs.pack import Pack, pack_numbers, pack_path
-from headwater.storage.stream_data import StreamData
+from headwater.storage.stream_data import StreamData, new_stream
 
 PACKS_NAME: Final = "packs"
 
@@ -171,9 +171,7 @@ class Recovery:
         assert not isinstance(record, Image)
         if isinstance(record, Create):
             self._names[record.id] = record.name
-            fork = record.fork
-            stored = StreamData(fork.message_index, fork.byte_position) if fork is not None else StreamData(0, 0)
-            self.streams[record.id] = stored
+            stored = self.streams[record.id] = new_stream(record.fork)
         elif record.id in self.streams:
             stored = self.streams[record.id]
         else:
