@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.http.protocol import Stream
 from tests.http.raw import RawConnection, connect, encode
 from tests.http.sse_reader import SseReader
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +90,53 @@ def test_a_certificate_that_is_missing_stops_the_start(tmp_path: Path, certifica
         serve(DS_TLS__CERT_PATH=str(tmp_path / "none.crt"), DS_TLS__KEY_PATH=str(certificate.key_path)),
     ):
         pass
+
+
+def client_certificate(certificate: Certificate, own: Certificate) -> ssl.SSLContext:
+    context = certificate.client_context()
+    context.load_cert_chain(own.cert_path, own.key_path)
+    return context
+
+
+def test_only_clients_of_a_trusted_authority_can_connect(
+    certificate: Certificate, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    trusted = make_certificate(tmp_path_factory.mktemp("trusted"))
+    foreign = make_certificate(tmp_path_factory.mktemp("foreign"))
+    with serve(
+        DS_TLS__CERT_PATH=str(certificate.cert_path),
+        DS_TLS__KEY_PATH=str(certificate.key_path),
+        DS_TLS__CLIENT_CA_PATH=str(trusted.cert_path),
+    ) as server:
+        address = f"https://localhost:{server.port}/healthz"
+        assert httpx.get(address, verify=client_certificate(certificate, trusted)).text == "ok"
+        for verify in (certificate.client_context(), client_certificate(certificate, foreign)):
+            with pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)):
+                httpx.get(address, verify=verify)
+
+
+def test_a_hangup_reloads_the_certificate_and_the_log_level(tmp_path: Path) -> None:
+    first = make_certificate(tmp_path)
+    (tmp_path / "settings.toml").write_text('[log]\nrust_log = "info"\n')
+    with serve(
+        arguments=("--config", str(tmp_path / "settings.toml")),
+        DS_TLS__CERT_PATH=str(first.cert_path),
+        DS_TLS__KEY_PATH=str(first.key_path),
+    ) as server:
+        address = f"https://localhost:{server.port}/healthz"
+        old = first.client_context()
+        with httpx.Client(verify=old) as kept:
+            kept.get(address).raise_for_status()
+            (tmp_path / "server.key").write_text("not a key")
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "the settings were not reloaded" in server.log())
+            assert httpx.get(address, verify=old).text == "ok", "a wrong file changes nothing"
+            renewed = make_certificate(tmp_path)
+            (tmp_path / "settings.toml").write_text('[log]\nrust_log = "debug"\n')
+            server.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "reloaded certificate" in server.log())
+            assert kept.get(address).text == "ok", "open connections stay open"
+            assert httpx.get(address, verify=renewed.client_context()).text == "ok"
+            with pytest.raises(httpx.ConnectError):
+                httpx.get(address, verify=old)
+        wait_until(lambda: "answered" in server.log())

@@ -71,7 +71,7 @@ def serve(
 
     set_up_logging(settings.log.filter, settings.log.format)
     try:
-        run(settings)
+        run(settings, lambda: settings_from(profile, config_file, given).settings)
     except StorageError as error:
         raise CommandError(f"storage: {error}") from None
     except ssl.SSLError as error:
@@ -85,13 +85,15 @@ def serve(
 
 
 def _check_tls_files(settings: Settings) -> None:
-    for key, path in (("tls.cert_path", settings.tls.cert_path), ("tls.key_path", settings.tls.key_path)):
+    tls = settings.tls
+    files = (("cert_path", tls.cert_path), ("key_path", tls.key_path), ("client_ca_path", tls.client_ca_path))
+    for key, path in files:
         if path is None:
             continue
         try:
             path.open("rb").close()
         except OSError as error:
-            raise CommandError(f"{key}: cannot read {path}: {error.strerror}", USAGE) from None
+            raise CommandError(f"tls.{key}: cannot read {path}: {error.strerror}", USAGE) from None
 
 
 def _listen_error(error: OSError, settings: Settings) -> str | None:

@@ -251,11 +251,18 @@ class TlsSettings(SettingsSection):
 
     cert_path: OptionalPath = Field(None, description="PEM certificate chain. Set together with `key_path`.")
     key_path: OptionalPath = Field(None, description="PEM private key. Set together with `cert_path`.")
+    client_ca_path: OptionalPath = Field(
+        None,
+        description="PEM certificates of authorities (mutual TLS). Clients must present a certificate that one of them"
+        " has signed; others cannot connect. Unset: no client certificate is needed.",
+    )
 
     @model_validator(mode="after")
     def _both_or_none(self) -> TlsSettings:
         if (self.cert_path is None) != (self.key_path is None):
             raise ValueError("cert_path and key_path go together: set both or neither")
+        if self.client_ca_path is not None and self.cert_path is None:
+            raise ValueError("client_ca_path needs cert_path and key_path")
         return self
 
     @property

@@ -118,7 +118,7 @@ class Context:
         self.head_cache = HeadCache()
         self.long_poll_deadlines = Deadlines(loop, limits.long_poll_timeout_s)
         self.sse_deadlines = Deadlines(loop, limits.sse_reconnect_s) if limits.sse_reconnect_s else None
-        self.debug = log.isEnabledFor(logging.DEBUG)
+        self.set_debug()
         self._cursor_interval_secs = cursor_interval_secs
         self.current_cursor = self.cursor(None)
         """The cursor of now, to about half a second."""
@@ -136,6 +136,10 @@ class Context:
     def census(self) -> Census:
         """The state of all subscriptions, for metrics."""
         return Census() if self._subscriptions is None else self._subscriptions.census()
+
+    def set_debug(self) -> None:
+        """Check once whether requests are logged, not for every request."""
+        self.debug = log.isEnabledFor(logging.DEBUG)
 
     def cursor(self, echoed: str | None) -> str:
         """The cursor of a live answer to a client that holds `echoed`."""

@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -35,7 +35,7 @@ from headwater.http.context import Context, HttpLimits
 from headwater.http.origins import Hosts, Origins
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
-from headwater.telemetry import request_id
+from headwater.telemetry import request_id, set_up_logging
 
 if TYPE_CHECKING:
     from headwater.config import Settings
@@ -47,19 +47,52 @@ BACKLOG: Final = 4096
 GC_YOUNG_MAX: Final = 10_000
 
 
-def run(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises OSError if the address cannot be bound."""
+class Reloader:
+    """Applies changed settings to a running server: certificate, client authorities, log levels.
+
+    Invariant: if the settings or the files are wrong, an error is logged and the server keeps the previous ones.
+    """
+
+    def __init__(self, load: Callable[[], Settings]) -> None:
+        self._load = load
+        self._context: Context | None = None
+        self._tls: ssl.SSLContext | None = None
+
+    def attach(self, context: Context, tls: ssl.SSLContext | None) -> None:
+        self._context, self._tls = context, tls
+
+    def reload(self) -> None:
+        if self._context is None:
+            return
+        try:
+            settings = self._load()
+            if self._tls is not None:
+                _load_tls_files(self._tls, settings)
+        except Exception as error:
+            log.error("the settings were not reloaded: %s", error)
+            return
+        set_up_logging(settings.log.filter, settings.log.format)
+        self._context.set_debug()
+        log.info("reloaded certificate, client authorities and log levels; other settings need a restart")
+
+
+def run(settings: Settings, load: Callable[[], Settings] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Raises OSError if the address cannot be bound.
+
+    On SIGHUP, `load` reads the settings again.
+    """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings))
+        runner.run(_serve(settings, Reloader(load or (lambda: settings))))
 
 
-async def _serve(settings: Settings) -> None:
+async def _serve(settings: Settings, reloader: Reloader) -> None:
     loop = asyncio.get_running_loop()
     open_files_max = raise_limit()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with serving(settings, open_files_max):
+    loop.add_signal_handler(signal.SIGHUP, reloader.reload)
+    async with serving(settings, open_files_max, reloader):
         # What recovery built stays in memory: keep the garbage collector from scanning it, and from running too often.
         gc.collect()
         gc.freeze()
@@ -68,7 +101,7 @@ async def _serve(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, open_files_max: int) -> AsyncIterator[str]:
+async def serving(settings: Settings, open_files_max: int, reloader: Reloader | None = None) -> AsyncIterator[str]:
     """Listen within the running event loop; yields the address, and drains at the end.
 
     Nothing here changes the process: limits, signals and the garbage collector are the caller's.
@@ -90,11 +123,14 @@ async def serving(settings: Settings, open_files_max: int) -> AsyncIterator[str]
         control = await open_control_socket(engine, store, subscriptions, settings.storage)
         context = _build_context(settings, engine, subscriptions, loop, connections_max(settings, open_files_max))
         router = Router(ROUTES)
+        tls = _tls(settings)
+        if reloader is not None:
+            reloader.attach(context, tls)
         server = await loop.create_server(
             lambda: Connection(context, router),
             settings.server.host,
             settings.server.port,
-            ssl=_tls(settings),
+            ssl=tls,
             backlog=BACKLOG,
             reuse_address=True,
         )
@@ -277,9 +313,20 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     if settings.tls.cert_path is None or settings.tls.key_path is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(settings.tls.cert_path, settings.tls.key_path)
     context.set_alpn_protocols(["http/1.1"])
+    if settings.tls.client_ca_path is not None:
+        context.verify_mode = ssl.CERT_REQUIRED
+    _load_tls_files(context, settings)
     return context
+
+
+def _load_tls_files(context: ssl.SSLContext, settings: Settings) -> None:
+    """Load certificate and authorities; new connections use them. Authorities are added, never removed."""
+    if settings.tls.cert_path is None:
+        raise ValueError("TLS cannot be disabled without a restart")
+    context.load_cert_chain(settings.tls.cert_path, settings.tls.key_path)
+    if settings.tls.client_ca_path is not None:
+        context.load_verify_locations(settings.tls.client_ca_path)
 
 
 def _address(context: Context, server: asyncio.Server, settings: Settings) -> str:

@@ -62,6 +62,11 @@ class StackPlan:
 
 
 def check_settings(settings: Settings) -> None:
+    if settings.tls.client_ca_path is not None:
+        raise StackSettingsError(
+            "tls.client_ca_path: the services of the stack have no client certificates. Use mutual TLS without `up`, or"
+            " between clients and your own proxy."
+        )
     if settings.server.port == 0:
         raise StackSettingsError(
             "server.port is 0 (a random port), but the other services of the stack must know the port; set a fixed one"
