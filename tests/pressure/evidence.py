@@ -168,8 +168,14 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def commit() -> str:
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPOSITORY, capture_output=True, text=True)
-    return done.stdout.strip()
+    """The commit that is tried. Results that earlier runs added do not count as a change."""
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", *arguments], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{RESULTS.relative_to(REPOSITORY)}")
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 
 
 def keep(name: str, entry: Counts, results: Path = RESULTS) -> None:
