@@ -36,6 +36,13 @@ def brief() -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def patient() -> Iterator[Server]:
+    """A server that leaves events open for a minute: the asynchronous client does not reconnect when they end."""
+    with serve() as running:
+        yield running
+
+
 @pytest.fixture
 def url(brief: Server, stream_name: Callable[[], str]) -> str:
     return brief.stream_url(stream_name())
@@ -249,7 +256,9 @@ def test_the_asynchronous_client_creates_appends_and_reads(url: str) -> None:
 
 
 @pytest.mark.parametrize("live", LIVE_MODES)
-def test_the_asynchronous_client_reads_live(url: str, live: LiveMode) -> None:
+def test_the_asynchronous_client_reads_live(patient: Server, stream_name: Callable[[], str], live: LiveMode) -> None:
+    url = patient.stream_url(stream_name())
+
     async def scenario() -> list[Any]:
         async with await AsyncDurableStream.create(url, content_type="application/json", batching=False) as handle:
 
