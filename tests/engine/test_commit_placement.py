@@ -17,6 +17,7 @@ from headwater.engine.committer import (
     CommitEntry,
     CommitMode,
     Committer,
+    record_bytes,
 )
 from headwater.engine.metrics import Metrics
 from headwater.engine.results import Created
@@ -62,7 +63,7 @@ class Bench:
 
     def submit(self, size_bytes: int, answer: object = None) -> None:
         record = Document("key", b"x" * (size_bytes - RECORD_OVERHEAD_BYTES))
-        self.committer.submit(CommitEntry(None, record, (), self.answers.append, answer))
+        self.committer.submit(CommitEntry(None, record, (), self.answers.append, answer), record_bytes(record))
 
     def runs_inline(self, size_bytes: int = 1000) -> bool:
         """Whether a batch of this size is written within the tick."""
@@ -155,7 +156,7 @@ def test_message_lengths_count() -> None:
     bench = Bench(max_batch_bytes=10_000)
     for _ in range(2):
         record = Append(1, 1, 0, 0, b"0," * 1000, (2,) * 1000)
-        bench.committer.submit(CommitEntry(None, record, (), None, None))
+        bench.committer.submit(CommitEntry(None, record, (), None, None), record_bytes(record))
     bench.scheduler.settle()
     assert bench.storage.sizes == [1, 1]
 

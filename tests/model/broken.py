@@ -56,12 +56,12 @@ class AnswersBeforeDurable(Engine):
         super().__init__(*args, **more)
         submit = self._committer.submit
 
-        def hasty(entry: CommitEntry) -> None:
-            submit(msgspec.structs.replace(entry, done=None))
+        def hasty(entry: CommitEntry, size_bytes: int) -> None:
+            submit(msgspec.structs.replace(entry, done=None), size_bytes)
             if entry.done is not None:
                 entry.done(entry.result)
 
-        self._committer.submit = hasty  # type: ignore[method-assign]
+        self._committer.submit = hasty
 
 
 class AnswersRepeatsAtOnce(Engine):

@@ -160,7 +160,7 @@ class Catalog(Generic[StreamT]):
     def apply(self, record: Record) -> tuple[int, ...]:
         """Change the state as the record says; returns the incarnations whose bytes can be removed."""
         if type(record) is Append:
-            self.apply_append(self.by_id[record.id], record)
+            self._append(self.by_id[record.id], record)
         elif type(record) is Touch:
             stream = self.by_id[record.id]
             stream.accessed_ms = max(stream.accessed_ms, record.at_ms)
@@ -181,7 +181,7 @@ class Catalog(Generic[StreamT]):
             raise AssertionError(f"no rule to apply {record!r}")
         return ()
 
-    def apply_append(self, stream: StreamState, record: Append) -> None:
+    def _append(self, stream: StreamState, record: Append) -> None:
         if record.message_index != stream.message_index or record.byte_position != stream.byte_position:
             raise AssertionError(
                 f"append at {record.message_index}_{record.byte_position} to {stream.name!r} at {stream.tail}"

@@ -84,7 +84,9 @@ class Committer:
         """Called for every durable record except appends, before any answer that depends on it is given."""
         self._publish = publish
         self._mode = mode
-        self._gathers = storage.waits_for_disk
+        self.submit: Callable[[CommitEntry, int], None] = self._enqueue if storage.waits_for_disk else self._commit_now
+        """Commit an entry whose record has this size: at the end of this iteration of the event loop, or at once where
+        there is no disk to wait for."""
         self._max_batch_bytes = max_batch_bytes
         self._timer = timer
         self._queue: list[CommitEntry] = []
@@ -102,21 +104,14 @@ class Committer:
     def idle(self) -> bool:
         return not self._queue and self._writing is None
 
-    def submit(self, entry: CommitEntry) -> None:
-        """Queue an entry; it is committed at the end of this tick, or at once where no disk is waited for."""
-        if not self._gathers:
-            self._commit_now(entry)
-            return
+    def _enqueue(self, entry: CommitEntry, size_bytes: int) -> None:
         self._queue.append(entry)
-        self._queued_bytes += record_bytes(entry.record)
-        self._flush_soon()
-
-    def _flush_soon(self) -> None:
+        self._queued_bytes += size_bytes
         if not self._flush_is_due and self._writing is None:
             self._flush_is_due = True
             self._scheduler.soon(self._flush)
 
-    def _commit_now(self, entry: CommitEntry) -> None:
+    def _commit_now(self, entry: CommitEntry, size_bytes: int) -> None:
         record = entry.record
         stream = entry.stream
         if record is not None:
@@ -154,8 +149,9 @@ class Committer:
             self._write_on_thread(batch, committed, size_bytes)
         else:
             self._write_inline(batch, committed, size_bytes)
-        if self._queue:
-            self._flush_soon()
+        if self._queue and not self._flush_is_due and self._writing is None:
+            self._flush_is_due = True
+            self._scheduler.soon(self._flush)
 
     def _next_batch(self) -> tuple[list[CommitEntry], int]:
         """Take what is queued, up to the limit in bytes; an entry that is larger than that is a separate batch."""

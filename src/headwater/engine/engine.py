@@ -26,7 +26,7 @@ from headwater.engine.background import AtOnce, Background
 from headwater.engine.buckets import Buckets
 from headwater.engine.clock import AdjustableClock
 from headwater.engine.clock_guard import DOCUMENT_KEY, ClockGuard, JumpRule
-from headwater.engine.committer import MAX_BATCH_BYTES, CommitEntry, CommitMode, Committer, guarded
+from headwater.engine.committer import MAX_BATCH_BYTES, CommitEntry, CommitMode, Committer, guarded, record_bytes
 from headwater.engine.creation import new_fork, new_stream
 from headwater.engine.durable_view import DurableView
 from headwater.engine.metrics import Metrics
@@ -35,7 +35,7 @@ from headwater.engine.quota import (
     PRODUCER_BYTES,
     EngineLimits,
     Quota,
-    check_record,
+    checked_size,
     document_bytes,
     metadata_of,
     stream_bytes,
@@ -222,7 +222,7 @@ class Engine:
                 " the name is free again when the data is deleted."
             )
         record = self._decide_create(request, now_ms)
-        check_record(record)
+        checked_size(record)
         metadata_bytes = stream_bytes(record.name)
         if record.name not in self.server_streams:
             self.quota.check_stream(len(record.payload))
@@ -284,11 +284,12 @@ class Engine:
         if decision.producer_id is not None and decision.producer_id not in (stream.producers or ()):
             self.quota.check_producers(len(stream.producers or ()))
             metadata_bytes = PRODUCER_BYTES
-        check_record(decision)
+        record_size = checked_size(decision)
         size = len(decision.payload)
-        if name not in self.server_streams:
-            self.quota.check_stream(stream.byte_position - stream.floor_position + size)
-        self.quota.check(size, metadata_bytes)
+        if by_server:
+            self.quota.check(size, metadata_bytes)
+        else:
+            self.quota.check_append(stream.byte_position - stream.floor_position, size, metadata_bytes)
         self.catalog.apply(decision)
         self.quota.content_bytes += size
         self.quota.metadata_bytes += metadata_bytes
@@ -302,7 +303,7 @@ class Engine:
         result = Appended(
             AppendOutcome.ACCEPTED, stream.message_index, stream.byte_position, stream.closed, producer, stream.id
         )
-        self._committer.submit(CommitEntry(stream, decision, (), done, result))
+        self._committer.submit(CommitEntry(stream, decision, (), done, result), record_size)
 
     def delete(self, name: str, done: OnDeleted, *, by_server: bool = False) -> None:
         if name in self.server_streams and not by_server:
@@ -382,17 +383,17 @@ class Engine:
         """Store a small value under a key. It is durable when `done` is called. None removes the value."""
         self.check_writable()
         record = Document(key, value)
-        check_record(record)
+        size = checked_size(record)
         self.quota.metadata_bytes += document_bytes(key, value) - document_bytes(key, self.catalog.documents.get(key))
         self.catalog.apply(record)
-        self._committer.submit(CommitEntry(None, record, (), done, result))
+        self._committer.submit(CommitEntry(None, record, (), done, result), size)
 
     def after_all_pending(self, done: Callable[..., None], result: object) -> None:
         """Answer once everything that was decided so far is durable: for answers that depend on documents."""
         if self._committer.idle:
             done(result)
         else:
-            self._committer.submit(CommitEntry(None, None, (), done, result))
+            self._committer.submit(CommitEntry(None, None, (), done, result), 0)
 
     def split(self, stream: LiveStream, start: Offset, end: Offset, count: int, done: OnSplit) -> None:
         """Cut a range into about `count` runs of equal size, a slice of the work at a time; `done` gets their ends."""
@@ -467,12 +468,12 @@ class Engine:
         result: object,
     ) -> None:
         stream.in_flight += 1
-        self._committer.submit(CommitEntry(stream, record, removed, done, result))
+        self._committer.submit(CommitEntry(stream, record, removed, done, result), record_bytes(record))
 
     def _after_pending(self, stream: LiveStream, done: Callable[..., None], result: object) -> None:
         """Answer now, or once what the answer depends on is durable."""
         if stream.in_flight:
-            self._committer.submit(CommitEntry(stream, None, (), done, result))
+            self._committer.submit(CommitEntry(stream, None, (), done, result), 0)
         else:
             done(result)
 

@@ -63,6 +63,14 @@ class Quota:
                 f" (limits.max_metadata_bytes); it takes {self.metadata_bytes} bytes now."
             )
 
+    def check_append(self, stream_bytes: int, content_bytes: int, metadata_bytes: int) -> None:
+        """Refuse an append that would go beyond a limit, of its stream (which has `stream_bytes` now) or of all."""
+        limits = self._limits
+        if limits.max_stream_bytes and stream_bytes + content_bytes > limits.max_stream_bytes:
+            self.check_stream(stream_bytes + content_bytes)
+        if limits.max_total_bytes or metadata_bytes:
+            self.check(content_bytes, metadata_bytes)
+
     def check_stream(self, size: int) -> None:
         """Refuse an append that would make one stream larger than its limit."""
         limit = self._limits.max_stream_bytes
@@ -78,11 +86,12 @@ class Quota:
             )
 
 
-def check_record(record: Record) -> None:
-    """Refuse a record that no journal can take, before anything depends on it."""
+def checked_size(record: Record) -> int:
+    """The size of a record in a journal. Refuses one that no journal can take, before anything depends on it."""
     size = record_bytes(record)
     if size > RECORD_MAX_BYTES:
         raise TooLarge(f"The request takes {size} bytes in the journal; one record can take {RECORD_MAX_BYTES}.")
+    return size
 
 
 def metadata_of(stream: StreamState) -> int:

@@ -16,7 +16,7 @@ from headwater.engine.scheduler import Scheduler
 
 log = logging.getLogger("headwater.engine")
 
-SLICE_S: Final = 0.01
+SLICE_S: Final = 0.005
 """Time for one slice. A request may hold the loop for 50 ms, and writing what a slice saved takes as long again."""
 STEPS_MAX: Final = 2_000
 """Steps in one slice. Each may save something, and all of it is one commit."""

@@ -377,7 +377,12 @@ class Connection(asyncio.Protocol):
         if self._request is not request or self._writing is not SERVING:
             return  # The client is gone.
         try:
-            self._send(problem(result) if isinstance(result, Refusal) else render(result))
+            response = problem(result) if isinstance(result, Refusal) else render(result)
+            if type(response) is Response:
+                self._write_whole(response)
+                self._finish()
+            else:
+                self._send(response)
         except Refusal as refusal:
             self._send(problem(refusal))
         except Exception as error:

@@ -79,6 +79,8 @@ NO_STORE: Final = b"Cache-Control: no-store\r\n"
 NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
 STREAM_CLOSED: Final = b"Stream-Closed: true\r\n"
 UP_TO_DATE: Final = b"Stream-Up-To-Date: true\r\n"
+NEXT_OFFSET: Final = b"Stream-Next-Offset: %016x_%016x_%016x\r\n"
+"""Takes message index, byte position and incarnation."""
 JSON_TYPE: Final = b"Content-Type: application/json\r\n"
 _SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\nVary: Origin\r\n"
 """`Vary`: the CORS headers depend on the origin, and caches must know it."""
@@ -136,7 +138,7 @@ def offset_text(stream_id: int, offset: Offset) -> str:
 
 def next_offset(stream_id: int, index: int, position: int) -> bytes:
     """Where to read on after this answer."""
-    return b"Stream-Next-Offset: %016x_%016x_%016x\r\n" % (index, position, stream_id)
+    return NEXT_OFFSET % (index, position, stream_id)
 
 
 def next_position(index: int) -> bytes:

@@ -108,7 +108,7 @@ async def serving(settings: Settings, open_files_max: int, reloader: Reloader | 
     """
     loop = asyncio.get_running_loop()
     store = open_store(settings.storage, packs_max(open_files_max), settings.hot_tail_bytes)
-    engine = _build_engine(settings, store, loop)
+    engine = build_engine(settings, store, loop)
     engine.start()
     registry = StreamRegistry(engine, LoopScheduler(loop)) if settings.registry.enabled else None
     if registry is not None:
@@ -121,7 +121,7 @@ async def serving(settings: Settings, open_files_max: int, reloader: Reloader | 
     control: ControlServer | None = None
     try:
         control = await open_control_socket(engine, store, subscriptions, settings.storage)
-        context = _build_context(settings, engine, subscriptions, loop, connections_max(settings, open_files_max))
+        context = build_context(settings, engine, subscriptions, loop, connections_max(settings, open_files_max))
         router = Router(ROUTES)
         tls = _tls(settings)
         if reloader is not None:
@@ -183,7 +183,7 @@ async def _drain(context: Context, server: asyncio.Server, timeout_s: float) -> 
     log.info("stopped")
 
 
-def _build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> Engine:
+def build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> Engine:
     retention = settings.retention
     return Engine(
         store.storage,
@@ -241,7 +241,7 @@ def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.Abstr
     )
 
 
-def _build_context(
+def build_context(
     settings: Settings,
     engine: Engine,
     subscriptions: Subscriptions | None,

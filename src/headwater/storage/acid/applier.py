@@ -81,7 +81,7 @@ class Applier:
                 )
             if record.producer_id is not None:
                 self._recall(touched, record.producer_id)
-            self._catalog.apply_append(stream, record)
+            self._catalog.apply(record)
             if record.payload:
                 self._add(touched, record.message_index, record.byte_position, record)
         elif type(record) is Create:

@@ -1,0 +1,208 @@
+"""Python calls of one append, one read and one event to each live reader: a cost that noise does not change.
+
+    python -m bench.calls            print the counts
+    python -m bench.calls --write    write them to bench/calls.json as the new limits
+
+The server runs in this process: connections with a transport that keeps what is written, the real engine, and storage
+in memory or in files. `sys.setprofile` counts calls of Python functions and of functions written in C. The test
+`tests/test_call_counts.py` fails when an operation needs more calls than `bench/calls.json` allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headwater.config import Settings, StorageSettings
+from headwater.engine.engine import Engine
+from headwater.engine.stores import open_store
+from headwater.http.connection import Connection
+from headwater.http.context import Context
+from headwater.http.routes import ROUTES
+from headwater.http.routing import Router
+from headwater.http.server import build_context, build_engine
+
+LIMITS = Path(__file__).with_name("calls.json")
+REPEATS = 200
+"""Operations that are counted together, so that what happens once in a while is spread over them."""
+READERS = 50
+
+
+class KeptTransport:
+    """A socket that keeps what is written to it, and is never full."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        raise AssertionError("no operation here fills a queue")
+
+    def resume_reading(self) -> None:
+        raise AssertionError("reading was not paused")
+
+    def close(self) -> None:
+        raise AssertionError("no operation here closes its connection")
+
+
+class Counter:
+    """Counts calls between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def start(self) -> None:
+        sys.setprofile(self._on_event)
+
+    def stop(self) -> None:
+        sys.setprofile(None)
+        self.calls -= 1  # `setprofile` itself.
+
+    def _on_event(self, frame: object, event: str, argument: object) -> None:
+        if event in ("call", "c_call"):
+            self.calls += 1
+
+
+class World:
+    """A server without sockets: what connections receive is passed in, what they send is kept."""
+
+    def __init__(self, engine: Engine, context: Context) -> None:
+        self.engine = engine
+        self.context = context
+        self.router = Router(ROUTES)
+
+    def connect(self) -> tuple[Connection, KeptTransport]:
+        connection = Connection(self.context, self.router)
+        transport = KeptTransport()
+        connection.connection_made(transport)  # type: ignore[arg-type]
+        return connection, transport
+
+    async def request(self, connection: Connection, transport: KeptTransport, data: bytes, status: bytes) -> None:
+        """Send one request and wait until it is answered."""
+        before = len(transport.written)
+        connection.data_received(data)
+        while len(transport.written) == before:  # noqa: ASYNC110 - the next iteration is what is waited for
+            await asyncio.sleep(0)
+        assert transport.written[before].startswith(b"HTTP/1.1 " + status), transport.written[before]
+
+
+def encode(method: str, target: str, body: bytes = b"", content_type: str = "text/plain") -> bytes:
+    head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def count_appends(world: World, body: bytes, content_type: str = "text/plain") -> float:
+    connection, transport = world.connect()
+    await world.request(connection, transport, encode("PUT", "/v1/stream/a", b"", content_type), b"201")
+    append = encode("POST", "/v1/stream/a", body, content_type)
+    await world.request(connection, transport, append, b"204")
+    counter = Counter()
+    for _ in range(REPEATS):
+        before = len(transport.written)
+        counter.start()
+        connection.data_received(append)
+        counter.stop()
+        while len(transport.written) == before:
+            # The commit is a callback of the event loop; only what it calls is counted.
+            counter.start()
+            await asyncio.sleep(0)
+            counter.stop()
+    return counter.calls / REPEATS
+
+
+async def count_reads(world: World) -> float:
+    connection, transport = world.connect()
+    await world.request(connection, transport, encode("PUT", "/v1/stream/r"), b"201")
+    await world.request(connection, transport, encode("POST", "/v1/stream/r", b"x" * 100), b"204")
+    read = encode("GET", "/v1/stream/r?offset=-1")
+    await world.request(connection, transport, read, b"200")
+    counter = Counter()
+    for _ in range(REPEATS):
+        counter.start()
+        connection.data_received(read)
+        counter.stop()
+    assert transport.written[-1].endswith(b"x" * 100)
+    return counter.calls / REPEATS
+
+
+async def count_events(world: World) -> float:
+    """Calls for each of the readers of one event."""
+    writer, transport = world.connect()
+    await world.request(writer, transport, encode("PUT", "/v1/stream/e"), b"201")
+    readers = [world.connect() for _ in range(READERS)]
+    for reader, received in readers:
+        await world.request(reader, received, encode("GET", "/v1/stream/e?offset=-1&live=sse"), b"200")
+    append = encode("POST", "/v1/stream/e", b"x" * 100)
+    await world.request(writer, transport, append, b"204")
+    counter = Counter()
+    repeats = REPEATS // 10
+    for _ in range(repeats):
+        events = sum(len(received.written) for _, received in readers) + READERS
+        counter.start()
+        writer.data_received(append)
+        counter.stop()
+        while sum(len(received.written) for _, received in readers) < events:
+            counter.start()
+            await asyncio.sleep(0)
+            counter.stop()
+    return counter.calls / (repeats * READERS)
+
+
+JSON_BATCH = b"[" + b",".join(b'{"number":%d,"text":"some text"}' % number for number in range(100)) + b"]"
+
+OPERATIONS: dict[str, tuple[str, Callable[[World], Any]]] = {
+    "append-memory": ("memory", lambda world: count_appends(world, b"x" * 100)),
+    "append-durable": ("file-durable", lambda world: count_appends(world, b"x" * 100)),
+    "json-100-memory": ("memory", lambda world: count_appends(world, JSON_BATCH, "application/json")),
+    "read-memory": ("memory", count_reads),
+    "read-durable": ("file-durable", count_reads),
+    "fan-out-memory": ("memory", count_events),
+    "fan-out-durable": ("file-durable", count_events),
+}
+
+
+async def _measure(mode: str, count: Callable[[World], Any]) -> float:
+    loop = asyncio.get_running_loop()
+    with tempfile.TemporaryDirectory() as directory:
+        storage = StorageSettings(mode=mode, data_dir=Path(directory) / "data", commit="inline")
+        settings = Settings(storage=storage)
+        store = open_store(storage)
+        engine = build_engine(settings, store, loop)
+        engine.start()
+        try:
+            calls: float = await count(World(engine, build_context(settings, engine, None, loop, 10_000)))
+            return calls
+        finally:
+            engine.stop()
+
+
+def measure(name: str) -> float:
+    """Calls of one operation."""
+    mode, count = OPERATIONS[name]
+    return round(asyncio.run(_measure(mode, count)), 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the counts as the new limits")
+    chosen = parser.parse_args()
+    counts = {name: measure(name) for name in OPERATIONS}
+    for name, calls in counts.items():
+        print(f"{name:18} {calls:8.1f}")
+    if chosen.write:
+        LIMITS.write_text(json.dumps(counts, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
