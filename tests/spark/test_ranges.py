@@ -12,7 +12,7 @@ from headwater.spark import bounded_ranges, counted_ranges
 from headwater.spark.arrow import MessageRun
 from headwater.spark.counted_ranges import MessageCounter
 from headwater.spark.errors import DataShorterThanPlannedError
-from headwater.spark.offsets import START, Place, SplitPlan, bytes_between, places_from_json, places_to_json
+from headwater.spark.offsets import START, Place, SplitPlan, bytes_between, offset_to_json, places_from_json
 from headwater.spark.options import ConnectionOptions
 from headwater.spark.planner import tail_of
 from headwater.spark.protocol import StreamsClient
@@ -30,7 +30,7 @@ def values(runs: list[MessageRun]) -> list[bytes]:
 
 def test_a_place_spells_itself_and_reads_itself() -> None:
     places = {"b": Place("0000000000000002_0000000000000008", 2), "a": Place("-1", 5, 5)}
-    spelled = places_to_json(places)
+    spelled = offset_to_json(places)
     assert list(spelled) == ["a", "b"]
     assert spelled["b"] == {"offset": "0000000000000002_0000000000000008", "position": 2}
     assert places_from_json(spelled) == places

@@ -34,6 +34,10 @@ class MessageCounter:
         self._client = client
         self._kept: OrderedDict[tuple[str, str], Chunk] = OrderedDict()
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._kept
+
     def advance(self, stream: str, start: Place, rows_max: float, bytes_max: float) -> Place:
         """The end of a batch that begins at `start`: at most the end of one response of the server."""
         chunk = self._chunk(stream, start)

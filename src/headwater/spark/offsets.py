@@ -8,9 +8,13 @@ Invariant: a place always has the same JSON text, because Spark compares offsets
 
 from __future__ import annotations
 
+import base64
+import functools
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from headwater.spark.errors import HeadwaterError
@@ -58,29 +62,71 @@ class SplitPlan:
         """Empty for the defaults of the options, which must therefore not change."""
         if self == SplitPlan():
             return {}
-        return {_PLAN: {"splitBytes": self.split_bytes, "minPartitions": self.tasks_min}}
+        return {"splitBytes": self.split_bytes, "minPartitions": self.tasks_min}
 
     @classmethod
     def from_json(cls, spelled: Mapping[str, Any]) -> SplitPlan:
         """The plan of the batch that ends at this offset."""
-        plan = spelled.get(_PLAN)
-        return cls() if plan is None else cls(int(plan["splitBytes"]), int(plan["minPartitions"]))
+        plan = spelled.get(_META, {})
+        return cls(int(plan["splitBytes"]), int(plan["minPartitions"])) if "splitBytes" in plan else cls()
 
 
-_PLAN: Final = ""
-"""The member of an offset that holds the plan; not the name of any stream."""
+_META: Final = ""
+"""The member of an offset that is not a stream: it has the plan, and the places if they are packed."""
+_PACKED: Final = "packed"
+PACKED_ABOVE: Final = 200
+"""Streams from which on an offset is packed: Spark stores it with every batch, and compares it in every look."""
+_PACKED_LEVEL: Final = 3
 
 START: Final = Place(BEGINNING)
 
 Places = dict[str, Place]
 
 
-def places_from_json(spelled: Mapping[str, Any]) -> Places:
-    return {stream: Place.from_json(place) for stream, place in spelled.items() if stream != _PLAN}
+def places_from_json(spelled: Mapping[str, Any]) -> Mapping[str, Place]:
+    """The places of an offset."""
+    packed = spelled.get(_META, {}).get(_PACKED)
+    if packed is not None:
+        return _unpacked(str(packed))
+    return {stream: Place.from_json(place) for stream, place in spelled.items() if stream != _META}
 
 
-def places_to_json(places: Mapping[str, Place]) -> dict[str, Any]:
-    return {stream: places[stream].to_json() for stream in sorted(places)}
+def offset_to_json(places: Mapping[str, Place], plan: SplitPlan | None = None) -> dict[str, Any]:
+    """An offset: a member for each stream, or all of them in one text if there are many."""
+    meta = plan.to_json() if plan is not None else {}
+    if len(places) <= PACKED_ABOVE:
+        spelled = {stream: places[stream].to_json() for stream in sorted(places)}
+        return {_META: meta} | spelled if meta else spelled
+    return {_META: meta | {_PACKED: _packed(places)}}
+
+
+def _packed(places: Mapping[str, Place]) -> str:
+    """Names, tokens and counts as lines, compressed. Equal places give equal texts."""
+    lines = []
+    for stream in sorted(places):
+        place = places[stream]
+        counts = f"\t{place.position}\t{place.skip}" if place != _counted(place.offset) else ""
+        lines.append(f"{stream}\t{place.offset}{counts}")
+    return base64.b85encode(zlib.compress("\n".join(lines).encode(), _PACKED_LEVEL)).decode()
+
+
+@functools.lru_cache(maxsize=4)
+def _unpacked(packed: str) -> Mapping[str, Place]:
+    """The places of a packed text; Spark passes the same offsets several times."""
+    try:
+        lines = zlib.decompress(base64.b85decode(packed)).decode().split("\n")
+        places: Places = {}
+        for line in lines:
+            stream, offset, *counts = line.split("\t")
+            places[stream] = Place(offset, *map(int, counts)) if counts else _counted(offset)
+    except (ValueError, zlib.error) as error:
+        raise HeadwaterError("The checkpoint has an offset that is not of this source.") from error
+    return MappingProxyType(places)
+
+
+def _counted(offset: str) -> Place:
+    """The place of an offset whose first part is the number of messages, as it is on our servers."""
+    return Place(offset, split_token(offset)[0] if _TOKEN.fullmatch(offset) else 0)
 
 
 def split_token(token: str) -> tuple[int, int]:

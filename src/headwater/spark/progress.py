@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from headwater.spark.errors import HeadwaterError
-from headwater.spark.offsets import START, Place, Places, are_of_two_streams, places_from_json
+from headwater.spark.offsets import START, Place, are_of_two_streams, places_from_json
 from headwater.spark.query_errors import error_sentence
 from headwater.spark.status import PIPELINE, State, StatusStream
 
@@ -220,7 +220,7 @@ def _messages_read(tail: Place, end: Place) -> int:
     return 0 if are_of_two_streams(end.offset, tail.offset) else end.position
 
 
-def _places(offset: str | None) -> Places:
+def _places(offset: str | None) -> Mapping[str, Place]:
     """An offset from the progress of a query; empty for sources of other kinds."""
     try:
         return places_from_json(json.loads(offset or "{}"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,11 @@ from headwater.client import (
     Retry,
     Stream,
     StreamClosedError,
+    StreamEntry,
     StreamNotFoundError,
     StreamRecreatedError,
     digest_of,
+    listing,
 )
 from headwater.spark.errors import (
     BatchFencedError,
@@ -51,6 +54,9 @@ log = logging.getLogger("headwater.spark")
 Producer = ProducerStamp
 Appended = AppendResult
 
+_BOUNDING: Final = frozenset(("until", "splits", "frames", "position"))
+"""The extensions that planned ranges need."""
+_PARALLEL_HEADS: Final = 8
 _FIRST_DELAY_S: Final = 0.05
 _MAX_DELAY_S: Final = 3.0
 
@@ -71,7 +77,17 @@ class Head:
     @property
     def bounds_reads(self) -> bool:
         """Whether the server has what a planned range needs: an end, its place in the stream, message boundaries."""
-        return {"until", "splits", "frames", "position"} <= self.extensions
+        return self.extensions >= _BOUNDING
+
+
+@dataclass(frozen=True, slots=True)
+class HeadChanges:
+    """Streams that changed after a cursor; None for the head of a deleted one."""
+
+    heads: dict[str, Head | None]
+    cursor: str
+    is_reset: bool
+    """The server did not know the cursor, so all streams must be listed again."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -154,6 +170,39 @@ class StreamsClient:
         except StreamMissingError as missing:
             reason = f"There is no bucket {self._connection.bucket!r} at {self._connection.bucket_root}."
             raise ServerRefusedError(reason, status=404, code=missing.code) from None
+
+    def tails(self, prefix: str) -> dict[str, Head]:
+        """The heads of all streams with a prefix, from the listing of the server."""
+        if self._connection.bucket:
+            # The listing of a bucket does not have everything that a head has.
+            names = list(self.listed_tails(prefix))
+            with ThreadPoolExecutor(_PARALLEL_HEADS, thread_name_prefix="headwater-heads") as pool:
+                found = pool.map(self._head_if_exists, names)
+                return {name: head for name, head in zip(names, found, strict=True) if head is not None}
+        with self._explained("GET", "__ds/streams"):
+            entries = self._client.iterate(listing.listed_streams(self._client.policy, self._listing_url, prefix))
+            return {entry.name: _head_of(entry) for entry in entries}
+
+    def changes(self, prefix: str, cursor: str | None) -> HeadChanges | None:
+        """Wait for streams that change after a cursor; None if none did for a while. Without a cursor, only get one."""
+        operation = listing.changed_streams(self._client.policy, self._listing_url, prefix, cursor)
+        with self._explained("GET", "__ds/streams"):
+            changed = self._client.run(operation)
+        if changed is None:
+            return None
+        heads = {entry.name: None if entry.attributes.get("deleted") else _head_of(entry) for entry in changed.streams}
+        return HeadChanges(heads, changed.cursor, changed.reset)
+
+    @property
+    def _listing_url(self) -> str:
+        connection = self._connection
+        return f"{connection.root}/streams" if connection.bucket else f"{connection.root}/__ds/streams"
+
+    def _head_if_exists(self, stream: str) -> Head | None:
+        try:
+            return self.head(stream)
+        except StreamMissingError:
+            return None
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -248,6 +297,19 @@ class StreamsClient:
         if isinstance(error, StreamClosedError):
             hint = " The stream is closed; nothing can be appended."
         return ServerRefusedError(f"{method} {called}: {status}, {said.rstrip('.')}.{hint}", status=status, code=code)
+
+
+def _head_of(entry: StreamEntry) -> Head:
+    """The head of a stream in a listing. Servers with that listing have all extensions."""
+    return Head(
+        entry.content_type,
+        entry.next_offset,
+        split_token(entry.next_offset)[0],
+        bool(entry.attributes.get("closed")),
+        _BOUNDING,
+        entry.attributes.get("snapshot_offset"),
+        entry.attributes.get("earliest_offset"),
+    )
 
 
 def _log_retry(error: ClientError, delay_s: float) -> None:

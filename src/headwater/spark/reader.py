@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from headwater.spark.arrow import Layout
 from headwater.spark.counted_ranges import TO_THE_TAIL, MessageCounter
 from headwater.spark.discovery import Discovery
-from headwater.spark.errors import OptionError, SourceRecreatedError, StreamMissingError
+from headwater.spark.errors import OptionError, ServerRefusedError, SourceRecreatedError, StreamMissingError
 from headwater.spark.offsets import BEGINNING, Place, Places, are_of_two_streams, at
 from headwater.spark.options import LATEST, SourceOptions
 from headwater.spark.planner import Planner, ask_each, beginning_of, read_batches, tail_of
@@ -32,18 +32,12 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         client = connect(self._options.connection)
-        discovery = Discovery(client, self._options)
-        discovery.refresh()
+        heads = self._heads(client)
         starts: Places = {}
         ends: Places = {}
-        heads: dict[str, Head] = {}
-        streams = sorted(discovery.names)
-        for stream, head in zip(streams, ask_each(self._head, streams), strict=True):
-            if head is None:
-                continue
+        for stream, head in heads.items():
             starts[stream] = starting_place(client, self._options, stream, head)
             ends[stream] = self._ending_place(client, stream, head)
-            heads[stream] = head
             _check_range(stream, starts[stream], ends[stream])
         check_names(self._options, heads)
         tasks: list[InputPartition] = []
@@ -54,6 +48,19 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadTask)
         return read_batches(connect(self._options.connection), self._layout, partition.spans)
+
+    def _heads(self, client: StreamsClient) -> dict[str, Head]:
+        """The heads of all streams: from the listing of the server, or by a request for each."""
+        if not self._options.streams:
+            try:
+                return client.tails(self._options.prefix)
+            except ServerRefusedError as refused:
+                log.debug("no listing of streams: %s", refused)
+        discovery = Discovery(client, self._options)
+        discovery.refresh()
+        streams = sorted(discovery.names)
+        found = zip(streams, ask_each(self._head, streams), strict=True)
+        return {stream: head for stream, head in found if head is not None}
 
     def _head(self, stream: str) -> Head | None:
         try:

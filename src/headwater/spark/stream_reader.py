@@ -9,7 +9,8 @@ from __future__ import annotations
 import bisect
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,16 +26,12 @@ from pyspark.sql.types import StructType
 
 from headwater.spark import bounded_ranges
 from headwater.spark.arrow import Layout
-from headwater.spark.counted_ranges import MessageCounter
-from headwater.spark.discovery import REGISTRY, Discovery
 from headwater.spark.errors import (
     DataGoneError,
     DataShorterThanPlannedError,
     OptionError,
     SourceRecreatedError,
-    StreamMissingError,
 )
-from headwater.spark.long_polls import LongPolls
 from headwater.spark.offsets import (
     START,
     Place,
@@ -44,19 +41,19 @@ from headwater.spark.offsets import (
     at,
     bytes_between,
     incarnation_of,
+    offset_to_json,
     places_from_json,
-    places_to_json,
 )
 from headwater.spark.options import LATEST, SourceOptions
 from headwater.spark.planner import Planner, ask_each, beginning_of, read_batches, tail_of
 from headwater.spark.protocol import READ_AGAIN, Head, StreamsClient, connect
 from headwater.spark.read_tasks import ReadTask
 from headwater.spark.reader import check_names, starting_place, starts_at_tail
+from headwater.spark.stream_heads import StreamHeads, stream_heads
 
 log = logging.getLogger("headwater.spark")
 
 _NO_LIMIT: Final = float("inf")
-_ABSENT_AGAIN_S: Final = 2.0
 _CUTS_MAX: Final = 64
 """Streams that are cut for one batch: each costs up to three requests."""
 
@@ -71,8 +68,13 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             check_names(options, options.streams)
         self._options = options
         self._layout = Layout(schema, options.metadata_prefix, options.bad_records)
-        self._tails: _StreamHeads | None = None
-        self._last_tails: Places = {}
+        self._tails: StreamHeads | None = None
+        self._start: dict[str, Any] | None = None
+        self._end: dict[str, Any] | None = None
+        self._unread: AbstractSet[str] = frozenset()
+        """Streams that may have messages after `_start`."""
+        self._unread_after: AbstractSet[str] = frozenset()
+        """The same for `_end`, the last offset that was returned."""
         self._until: Places | None = None
         self._served = ""
         """The stream that was cut last: the next batch begins with those after it."""
@@ -86,11 +88,12 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if self._initial is None:
             tails = self._follow()
-            heads = tails.refresh({})
+            tails.refresh({})
             places = {
-                stream: starting_place(tails.client, self._options, stream, head) for stream, head in heads.items()
+                stream: starting_place(tails.client, self._options, stream, head)
+                for stream, head in tails.heads.items()
             }
-            self._initial = places_to_json(places)
+            self._initial = offset_to_json(places)
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -101,15 +104,21 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        heads = self._follow().refresh({})
-        self._until = {stream: tail_of(head) for stream, head in heads.items()}
+        tails = self._follow()
+        tails.refresh({})
+        self._until = {stream: tail_of(head) for stream, head in tails.heads.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begun = places_from_json(start)
         tails = self._follow()
+        if start != self._start:
+            # What may be unread is known only after a batch that was planned here.
+            self._unread = self._unread_after if start == self._end and self._start is not None else tails.heads.keys()
+            self._start = start
         deadline = time.monotonic() + self._options.idle_wait_s
         while True:
-            ends = self._ends(begun, tails.refresh(begun), limit)
+            self._unread = self._unread | tails.refresh(begun)
+            ends = self._ends(begun, {name: tails.heads[name] for name in self._unread & tails.heads.keys()}, limit)
             if self._is_first:
                 # If the first batch is planned again after a crash, it begins where the streams end then. So it reads
                 # nothing from streams that start at their tail.
@@ -118,14 +127,23 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if ends != begun or self._is_first or self._until is not None or left_s <= 0:
                 break
             tails.wait(left_s)
-        tails.look_again(stream for stream, place in ends.items() if place != begun.get(stream))
-        self._last_tails = {stream: tail_of(head) for stream, head in tails.heads.items()}
-        # Spark takes another spelling for another offset, so without new data the plan of the last batch stays in it.
-        return start if ends == begun else self._options.plan.to_json() | places_to_json(ends)
+        if ends == begun:
+            # Spark compares offsets as text, and another plan would be another text.
+            return start
+        tails.look_again(stream for stream in self._unread if ends.get(stream) != begun.get(stream))
+        self._unread_after = {
+            stream
+            for stream in self._unread
+            if stream in tails.heads and ends.get(stream) != tail_of(tails.heads[stream])
+        }
+        self._end = offset_to_json(ends, self._options.plan)
+        return self._end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The tails at the time of the last `latestOffset`, from which Spark computes the lag."""
-        return places_to_json(self._last_tails) if self._last_tails else None
+        """The current tails, as far as they are known, from which Spark computes the lag."""
+        if self._tails is None or not self._tails.heads:
+            return None
+        return offset_to_json({stream: tail_of(head) for stream, head in self._tails.heads.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         starts, ends = places_from_json(start), places_from_json(end)
@@ -145,7 +163,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return tasks
 
     def commit(self, end: dict[str, Any]) -> None:
-        if self._tails is not None:
+        if self._tails is not None and not self._tails.counter.is_empty:
             for stream, place in places_from_json(end).items():
                 self._tails.counter.forget(stream, place)
 
@@ -153,9 +171,9 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tails is not None:
             self._tails.close()
 
-    def _follow(self) -> _StreamHeads:
+    def _follow(self) -> StreamHeads:
         if self._tails is None:
-            self._tails = _StreamHeads(self._options)
+            self._tails = stream_heads(self._options)
         return self._tails
 
     @property
@@ -165,7 +183,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- how far a batch goes ------------------------------------------------------------------------------------
 
-    def _ends(self, begun: Places, heads: dict[str, Head], limit: ReadLimit) -> Places:
+    def _ends(self, begun: Mapping[str, Place], heads: dict[str, Head], limit: ReadLimit) -> Places:
         limited = not isinstance(limit, ReadAllAvailable)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.rows_per_batch_max
         size = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_per_batch_max
@@ -298,82 +316,3 @@ class _Budget:
     def take(self, rows: int, size: int) -> None:
         self._rows -= rows
         self._bytes -= size
-
-
-class _StreamHeads:
-    """The heads of all streams of a query, requested only for streams that may have changed."""
-
-    def __init__(self, options: SourceOptions) -> None:
-        self.client = connect(options.connection)
-        self.counter = MessageCounter(self.client)
-        self.heads: dict[str, Head] = {}
-        self._options = options
-        self._discovery = Discovery(self.client, options)
-        self._watch = LongPolls(self.client, options.connection)
-        self._stale: set[str] = set()
-        self._absent_until: dict[str, float] = {}
-        self._last_heads: dict[str, Head] = {}
-        self._closed_until = 0.0
-
-    def refresh(self, begun: Places) -> dict[str, Head]:
-        """The current head of every stream, including streams of the checkpoint."""
-        self._stale |= self._watch.take(0.0)
-        if self._discovery.is_due or REGISTRY in self._stale:
-            self._stale.discard(REGISTRY)
-            self._discovery.refresh()
-            self._stale |= self._discovery.take_created()
-        self._look_at_closed()
-        names = self._discovery.names if self._options.streams else self._discovery.names | begun.keys()
-        now = time.monotonic()
-        asked = sorted(
-            name
-            for name in names
-            if (name not in self.heads or name in self._stale) and self._absent_until.get(name, 0.0) <= now
-        )
-        for name, head in zip(asked, ask_each(self._head, asked), strict=True):
-            self._stale.discard(name)
-            if head is None:
-                self.heads.pop(name, None)
-                self._absent_until[name] = now + _ABSENT_AGAIN_S
-            else:
-                self.heads[name] = head
-                self._last_heads[name] = head
-        return self.heads
-
-    def _look_at_closed(self) -> None:
-        """Closed streams have no long-poll, but may be deleted and created again."""
-        now = time.monotonic()
-        if self._options.streams and now >= self._closed_until:
-            self._closed_until = now + _ABSENT_AGAIN_S
-            self._stale.update(name for name, head in self.heads.items() if head.closed)
-
-    def look_again(self, streams: Iterable[str]) -> None:
-        """Check these streams again: after a batch they may have more messages."""
-        self._stale.update(streams)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until a stream may have changed, or the timeout."""
-        offsets = {stream: head.offset for stream, head in self.heads.items() if not head.closed}
-        if (registry_offset := self._discovery.registry_offset) is not None:
-            offsets[REGISTRY] = registry_offset
-        self._watch.open_polls(offsets)
-        self._stale |= self._watch.take(timeout_s)
-
-    def head(self, stream: str) -> Head:
-        """The last known head of a stream, which may have been deleted since."""
-        if stream not in self._last_heads:
-            self._last_heads[stream] = self.client.head(stream)
-        return self._last_heads[stream]
-
-    def close(self) -> None:
-        self._watch.close()
-
-    def _head(self, stream: str) -> Head | None:
-        try:
-            return self.client.head(stream)
-        except StreamMissingError as missing:
-            if not self._options.waits_for_streams:
-                raise
-            if stream not in self._absent_until:
-                log.warning("%s Skipped.", missing)
-            return None
