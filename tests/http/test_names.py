@@ -27,9 +27,12 @@ AMBIGUOUS = [
     "a//b",
     "/a",
     "a/",
-    "a%2fb",
-    "a%2Fb",
     "%2f",
+    "a%2f",
+    "%2Fa",
+    "a%2f%2Fb",
+    "a%2f..%2fb",
+    "__ds%2Fsubscriptions",
     "a%5cb",
     "a%00b",
     "%00",
@@ -73,6 +76,16 @@ def test_t29_two_spellings_of_a_name_are_one_stream(server: Server, stream: Stre
     for name in (spelled, upper, f"%{ord(stream.name[0]):x}{stream.name[1:]}"):
         assert send(server, "GET", name).body == b"data"
     assert send(server, "PUT", spelled).status == 200
+
+
+def test_t29_an_encoded_slash_is_a_slash(server: Server, stream: Stream) -> None:
+    """TanStack's adapter encodes a name as one segment: `runs%2F{id}`."""
+    assert send(server, "PUT", f"{stream.name}%2Fruns%2f7", b"data").status == 201
+    for name in (f"{stream.name}/runs/7", f"{stream.name}%2fruns/7", f"{stream.name}/runs%2F7"):
+        assert send(server, "GET", name).body == b"data"
+        assert send(server, "PUT", name).status == 200
+    assert send(server, "DELETE", f"{stream.name}/runs%2F7").status == 204
+    assert send(server, "GET", f"{stream.name}/runs/7").status == 404
 
 
 def test_t29_a_name_is_decoded_once(server: Server, stream: Stream) -> None:

@@ -92,6 +92,7 @@ def test_a_namespaced_token_works_in_its_namespace_on_both_surfaces(proxy: Proxi
     assert proxy.raw("GET", "/v1/stream/tenant-a/mine", token=token).status == 200
     assert proxy.raw("PUT", "/v1/stream/tenant-a/deep/er", TEXT, token=token).status == 201
     assert proxy.raw("GET", "/v1/stream/tenant%2Da/mine", token=token).status == 200
+    assert proxy.raw("GET", "/v1/stream/tenant-a%2Fmine", token=token).status == 200
     assert proxy.raw("GET", "/ds/tenant-a/notes", token=token).status == 200
     assert proxy.raw("GET", "/ds/tenant-a/streams", token=token).status == 200
     assert proxy.raw("GET", "/ds/tenant-a", token=token).status == 200
@@ -111,6 +112,13 @@ def test_a_namespaced_token_works_in_its_namespace_on_both_surfaces(proxy: Proxi
         "/v1/stream/tenant-a/%2E./tenant-b/theirs",
         "/v1/stream/tenant-a/..%2ftenant-b/theirs",
         "/v1/stream/tenant-a/..%2Ftenant-b%2Ftheirs",
+        "/v1/stream/tenant-b%2Ftheirs",
+        "/v1/stream/tenant-a%2F..%2Ftenant-b%2Ftheirs",
+        "/v1/stream/tenant-a%2F%2E%2E%2Ftenant-b%2Ftheirs",
+        "/v1/stream/%2Ftenant-b/theirs",
+        "/v1/stream/tenant-a%2F",
+        "/v1/stream/__ds%2Fsubscriptions",
+        "/v1/stream/__registry__%2F",
         "/v1/stream/tenant-a/..%5ctenant-b/theirs",
         "/v1/stream/tenant-a/..\\tenant-b\\theirs",
         "/v1/stream/tenant-a/%252e%252e/tenant-b/theirs",

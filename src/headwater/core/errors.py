@@ -38,7 +38,7 @@ class InvalidOffset(Refusal):
 
 
 class InvalidName(Refusal):
-    """The path is not a valid stream name: an empty, `.` or `..` segment, an encoded slash, a control character, or
+    """The path is not a valid stream name: an empty, `.` or `..` segment, a backslash, a control character, or
     too long.
 
     Choose another name; `limits.max_name_bytes` limits its length.

@@ -17,9 +17,7 @@ RESERVED_SEGMENT: Final = "__ds"
 
 def canonical_name(raw_path: bytes, max_bytes: int) -> str:
     """The stream name that a percent-encoded path (below the stream root, no leading slash) stands for."""
-    lowered = raw_path.lower()
-    if b"%2f" in lowered or b"%5c" in lowered:
-        raise InvalidName("A stream name may not contain an encoded slash or backslash.")
+    # An encoded slash is a slash: some clients encode a whole name as one segment.
     return check_name(decode_segment(raw_path), max_bytes)
 
 

@@ -182,8 +182,7 @@ def _connection_manager(settings: Settings, endpoints: EnvoyEndpoints, name: str
                 "headers_with_underscores_action": "DROP_HEADER",
             },
             "max_request_headers_kb": max(1, min(8192, settings.http.max_header_bytes // 1024)),
-            # Normalize each path before any check. The policy script rejects encoded slashes, except in the one route
-            # that allows them.
+            # Normalize each path before any check. The policy script decodes slashes as the server does.
             "normalize_path": True,
             "merge_slashes": True,
             "path_with_escaped_slashes_action": "KEEP_UNCHANGED",

@@ -21,8 +21,6 @@ end
 
 -- Decode a path, or return nil if it is ambiguous.
 local function decoded(raw)
-  local lowered = raw:lower()
-  if lowered:find("%2f", 1, true) or lowered:find("%5c", 1, true) then return nil end
   if raw:gsub("%%%x%x", ""):find("%", 1, true) then return nil end
   local text = raw:gsub("%%(%x%x)", function(pair) return string.char(tonumber(pair, 16)) end)
   if text:find("[%z\1-\31\127\\]") then return nil end
@@ -52,7 +50,10 @@ local function parse_target(path)
   end
   local root = (starts_with(path, STREAMS) and STREAMS) or (starts_with(path, BUCKETS) and BUCKETS)
   if not root then return { kind = "page", names = {} } end
-  local text = decoded(path:sub(#root + 1))
+  local below = path:sub(#root + 1)
+  -- In the name of a stream an encoded slash is a slash. The parts of a bucket's path cannot contain one.
+  if root == BUCKETS and below:lower():find("%2f", 1, true) then return nil end
+  local text = decoded(below)
   local names = text and segments_of(text)
   if not names then return nil end
   if root == BUCKETS then
@@ -215,7 +216,7 @@ local function judge(handle)
   local resource = parse_target(path)
   if not resource then
     return refusal(400, "invalid_name",
-      "The path contains an encoded slash, an empty segment or a control character.")
+      "The path contains an empty segment, '.', '..', a backslash or a control character.")
   end
   local source, wrong = source_of_fork(headers)
   if wrong then return wrong end
