@@ -49,7 +49,7 @@ _WITH_INCARNATION: Final = r"^[0-9a-f]{16}_[0-9a-f]{16}_[0-9a-f]{16}$"
 _PLACE_LENGTH: Final = 33
 
 
-class LoadStatements(msgspec.Struct, frozen=True):
+class LoadStatements(msgspec.Struct, frozen=True, tag=True):
     """How events become rows of one table (see `postgres.tables`)."""
 
     table: str
@@ -84,7 +84,7 @@ class LoadResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _DeadLetter:
+class DeadLetter:
     row: int
     reason: str
     detail: str
@@ -94,23 +94,34 @@ def load(
     connection: Connection, how: LoadStatements, part: BatchPart, events: pa.Table, event_bytes_max: int
 ) -> LoadResult:
     """`events` has the columns stream, offset, position, content_type and value (bytes), each stream in order."""
-    events = _with_places(events)
-    letters, rows = _sorted_out(events, event_bytes_max)
+    events = split_offsets(events)
+    letters, rows = sort_out(events, event_bytes_max)
     with connection.transaction():
         if rows.num_rows:
-            connection.execute(_STAGE)
-            with connection.cursor().copy(_COPY) as copy:
-                copy.write(_as_csv(rows))
+            stage(connection, rows)
             insertion = how.insertion
             if _may_be_there(connection, how, rows):
                 insertion = insertion.replace(ONLY_NEW, how.only_new)
-            letters = letters + _insert(connection, insertion, rows)
-        for letter in letters:
-            _post(connection, part.job, events.slice(letter.row, 1).to_pylist()[0], letter)
-        connection.execute(
-            _NOTE, [part.job, part.query, part.partition, part.batch, events.num_rows - len(letters), len(letters)]
-        )
+            letters = letters + insert_range(connection, insertion, rows)
+        post_letters(connection, part.job, events, letters)
+        note_batch(connection, part, events.num_rows - len(letters), len(letters))
     return LoadResult(events.num_rows - len(letters), len(letters))
+
+
+def stage(connection: Connection, rows: pa.Table) -> None:
+    """Copy rows, as `sort_out` returns them, to the temporary table that statements select from."""
+    connection.execute(_STAGE)
+    with connection.cursor().copy(_COPY) as copy:
+        copy.write(_as_csv(rows))
+
+
+def post_letters(connection: Connection, job: str, events: pa.Table, letters: list[DeadLetter]) -> None:
+    for letter in letters:
+        _post(connection, job, events.slice(letter.row, 1).to_pylist()[0], letter)
+
+
+def note_batch(connection: Connection, part: BatchPart, events: int, dead: int) -> None:
+    connection.execute(_NOTE, [part.job, part.query, part.partition, part.batch, events, dead])
 
 
 def _may_be_there(connection: Connection, how: LoadStatements, rows: pa.Table) -> bool:
@@ -134,10 +145,15 @@ def _may_be_there(connection: Connection, how: LoadStatements, rows: pa.Table) -
     return any(decided[stream] == incarnation for stream, incarnation in incarnations.items())
 
 
-def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_DeadLetter]:
-    """Everything at once; where that fails because of a row, halves, until the row is alone."""
+def insert_range(
+    connection: Connection, insertion: str, rows: pa.Table, counts: list[int] | None = None
+) -> list[DeadLetter]:
+    """Run a statement on all of these staged rows; where that fails because of a row, on halves, until it is alone.
+
+    The number of rows that each run changed is added to `counts`.
+    """
     numbers: list[int] = rows["n"].to_pylist()
-    letters: list[_DeadLetter] = []
+    letters: list[DeadLetter] = []
     waiting = [(0, len(numbers) - 1)]
     while waiting:
         first, last = waiting.pop()
@@ -145,12 +161,14 @@ def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_Dea
         try:
             with connection.transaction():
                 # Bytes: whatever signs names and paths have, nothing in it is a placeholder.
-                connection.execute(statement.encode())
+                done = connection.execute(statement.encode())
+            if counts is not None:
+                counts.append(done.rowcount)
         except psycopg.Error as error:
             if not is_about_a_row(error):
                 raise
             if first == last:
-                letters.append(_DeadLetter(numbers[first], _reason(error), _detail(error)))
+                letters.append(DeadLetter(numbers[first], _reason(error), _detail(error)))
                 continue
             middle = (first + last) // 2
             # The left half is taken first, so that rows keep their order.
@@ -158,7 +176,7 @@ def _insert(connection: Connection, insertion: str, rows: pa.Table) -> list[_Dea
     return letters
 
 
-def _sorted_out(events: pa.Table, event_bytes_max: int) -> tuple[list[_DeadLetter], pa.Table]:
+def sort_out(events: pa.Table, event_bytes_max: int) -> tuple[list[DeadLetter], pa.Table]:
     """Events that cannot be rows, told without the database; and the others, numbered, as staging takes them."""
     count = events.num_rows
     values = events["value"].combine_chunks()
@@ -186,7 +204,7 @@ def _sorted_out(events: pa.Table, event_bytes_max: int) -> tuple[list[_DeadLette
     return letters, rows.filter(pc.invert(bad)) if letters else rows
 
 
-def _with_places(events: pa.Table) -> pa.Table:
+def split_offsets(events: pa.Table) -> pa.Table:
     """The events with their offsets in two columns: the place, as it was always spelled, and the incarnation."""
     offsets = events["offset"].combine_chunks()
     if isinstance(offsets, pa.ChunkedArray):
@@ -218,12 +236,12 @@ def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, pa.BooleanArray]:
         return pa.array(texts, pa.string()), pa.array(spoiled)
 
 
-def _why(number: int, is_json: bool, too_big: bool, event_bytes_max: int) -> _DeadLetter:
+def _why(number: int, is_json: bool, too_big: bool, event_bytes_max: int) -> DeadLetter:
     if not is_json:
-        return _DeadLetter(number, "not-json", "The stream's content type is not application/json.")
+        return DeadLetter(number, "not-json", "The stream's content type is not application/json.")
     if too_big:
-        return _DeadLetter(number, "too-big", f"The event has more than {event_bytes_max} bytes.")
-    return _DeadLetter(number, "not-an-object", "The event is not a JSON object, so it has no fields.")
+        return DeadLetter(number, "too-big", f"The event has more than {event_bytes_max} bytes.")
+    return DeadLetter(number, "not-an-object", "The event is not a JSON object, so it has no fields.")
 
 
 def _reason(error: psycopg.Error) -> str:
@@ -235,7 +253,7 @@ def _detail(error: psycopg.Error) -> str:
     return " ".join(part for part in parts if part)[:_DETAIL_MAX]
 
 
-def _post(connection: Connection, job: str, event: dict[str, object], letter: _DeadLetter) -> None:
+def _post(connection: Connection, job: str, event: dict[str, object], letter: DeadLetter) -> None:
     values = {name: event[name] for name in ("stream", "incarnation", "content_type", "value")}
     told = {"job": job, "offset": event["ds_offset"], "reason": letter.reason, "detail": letter.detail}
     connection.execute(_LETTER, values | told)

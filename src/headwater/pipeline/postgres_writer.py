@@ -17,7 +17,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from headwater.pipeline.loading import BatchPart, LoadResult, LoadStatements, load
-from headwater.postgres.connecting import Waiting
+from headwater.pipeline.upserting import upsert
+from headwater.postgres.connecting import Connection, Waiting
+from headwater.postgres.upserts import UpsertStatements
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -29,7 +31,7 @@ class WriterPlan(msgspec.Struct, frozen=True):
     """What a task must know to fill a table."""
 
     job: str
-    statements: LoadStatements
+    statements: LoadStatements | UpsertStatements
     event_bytes_max: int
     wait_max_s: float
 
@@ -68,10 +70,12 @@ class PostgresWriter(DataSourceStreamArrowWriter):
             task.partitionId(),
         )
 
-        def bring(connection: object) -> LoadResult:
-            return load(connection, filling.statements, part, events, filling.event_bytes_max)  # type: ignore[arg-type]
+        def write(connection: Connection) -> LoadResult:
+            if isinstance(filling.statements, UpsertStatements):
+                return upsert(connection, filling.statements, part, events, filling.event_bytes_max)
+            return load(connection, filling.statements, part, events, filling.event_bytes_max)
 
-        loaded = waiting(self._url, filling.wait_max_s).run(bring)
+        loaded = waiting(self._url, filling.wait_max_s).run(write)
         return WriteResult(loaded.events, loaded.dead)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -13,10 +13,11 @@ from headwater.pipeline.postgres_source import NAME, PLAN, register
 from headwater.pipeline.postgres_writer import WriterPlan
 from headwater.pipeline.server import create_streams
 from headwater.pipeline.stream_job import MIB, JobName, StreamJob
-from headwater.postgres import tables
+from headwater.postgres import tables, upserts
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connecting import Connection, Waiting
 from headwater.postgres.tables import OFFSET, SESSION_EVENTS, STREAM, Mapped
+from headwater.postgres.upserts import UpsertMapping, UpsertStatements
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +34,12 @@ class ToPostgres(StreamJob):
         description="Column = what fills it: `@stream`, `@offset`, `@incarnation` (`ds_incarnation` if left out),"
         " `@position`, `@payload`, or a field's path.",
     )
+    mode: Literal["append", "upsert"] = Field(
+        "append",
+        description="`append`: a row for each event. `upsert`: events are changes with a key, and the table has the"
+        " current row of each key.",
+    )
+    key: tuple[str, ...] = Field((), description="For `upsert`: the columns that identify a row.")
     types: dict[str, str] = Field({}, description="Types of columns, for a table that is created; otherwise text.")
     batch_bytes_max: int = Field(32 * MIB, ge=1024, description="Most bytes in one batch.")
     event_bytes_max: int = Field(16 * MIB, ge=1, description="Larger events go to the dead letters.")
@@ -46,6 +53,14 @@ class ToPostgres(StreamJob):
     @model_validator(mode="after")
     def _has_a_key(self) -> Self:
         sources = list(self.columns.values())
+        if self.mode == "upsert":
+            if not self.key or not set(self.key) <= self.columns.keys():
+                raise ValueError('the mode upsert needs a key, of columns that are in "columns"')
+            if (len(self.streams) != 1) and STREAM not in sources:
+                raise ValueError('several streams in one table need a column for "@stream": a reset deletes by it')
+            return self
+        if self.key:
+            raise ValueError("a key is for the mode upsert")
         if STREAM not in sources or OFFSET not in sources:
             raise ValueError('columns must have one for "@stream" and one for "@offset": they are the key')
         return self
@@ -57,9 +72,12 @@ class ToPostgres(StreamJob):
     def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
         register(spark)
         create_streams(self.connection(environment), self.streams)
-        mapped = Mapped(table_name(self.table), self.columns, self.types)
+        table = table_name(self.table)
+        mapped = Mapped(table, self.columns, self.types)
 
-        def prepare(connection: Connection) -> LoadStatements:
+        def prepare(connection: Connection) -> LoadStatements | UpsertStatements:
+            if self.mode == "upsert":
+                return upserts.prepare(connection, UpsertMapping(table, self.columns, self.types, self.key))
             tables.prepare(connection, mapped)
             return statements(connection, mapped)
 

@@ -53,13 +53,13 @@ def made_types(connection: Connection) -> dict[int, MadeType]:
 
 
 def exists(connection: Connection, table: TableName) -> bool:
-    found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [_regclass(table)]).fetchone()
+    found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [regclass(table)]).fetchone()
     return bool(found and found[0])
 
 
 def table_oid(connection: Connection, table: TableName) -> int | None:
     """The id of the table, which changes when it is dropped and created again; None if it does not exist."""
-    found = connection.execute("SELECT to_regclass(%s)::oid::bigint", [_regclass(table)]).fetchone()
+    found = connection.execute("SELECT to_regclass(%s)::oid::bigint", [regclass(table)]).fetchone()
     return None if found is None else found[0]
 
 
@@ -69,7 +69,7 @@ def identity_columns(connection: Connection, table: TableName) -> tuple[str, fro
         "SELECT relreplident::text, array(SELECT attname::text FROM pg_index JOIN pg_attribute ON attrelid = indrelid"
         " AND attnum = ANY (indkey::int2[]) WHERE indrelid = pg_class.oid AND (relreplident = 'd' AND indisprimary OR"
         " relreplident = 'i' AND indisreplident)) FROM pg_class WHERE oid = to_regclass(%s)",
-        [_regclass(table)],
+        [regclass(table)],
     ).fetchone()
     if row is None:
         raise SetUpWrong(f"There is no table {table.text} in the database.")
@@ -81,7 +81,7 @@ def with_partitions(connection: Connection, table: TableName) -> list[TableName]
     rows = connection.execute(
         "SELECT nspname::text, relname::text FROM pg_partition_tree(to_regclass(%s)) AS part"
         " JOIN pg_class ON pg_class.oid = part.relid JOIN pg_namespace ON pg_namespace.oid = relnamespace",
-        [_regclass(table)],
+        [regclass(table)],
     ).fetchall()
     return [TableName(*row) for row in rows] or [table]
 
@@ -90,7 +90,7 @@ def columns(connection: Connection, table: TableName) -> list[TableColumn]:
     rows = connection.execute(
         "SELECT attname, atttypid, format_type(atttypid, NULL), attgenerated <> ''"
         " FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
-        [_regclass(table)],
+        [regclass(table)],
     ).fetchall()
     if not rows:
         raise SetUpWrong(f"There is no table {table.text} in the database, or it has no columns.")
@@ -103,11 +103,11 @@ def primary_key(connection: Connection, table: TableName) -> tuple[str, ...]:
         "SELECT attname FROM pg_index, unnest(indkey) WITH ORDINALITY AS keyed(attnum, place), pg_attribute"
         " WHERE indrelid = to_regclass(%s) AND indisprimary AND attrelid = indrelid"
         " AND pg_attribute.attnum = keyed.attnum ORDER BY place",
-        [_regclass(table)],
+        [regclass(table)],
     ).fetchall()
     return tuple(str(row[0]) for row in rows)
 
 
-def _regclass(table: TableName) -> str:
+def regclass(table: TableName) -> str:
     """As to_regclass reads it: quoted, so that capitals and dots mean themselves."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.table))

@@ -15,7 +15,7 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableName, columns, exists
+from headwater.postgres.catalog import TableName, columns, exists, regclass
 from headwater.postgres.connecting import Connection, SetUpWrong
 
 log = logging.getLogger("headwater.pipeline")
@@ -25,7 +25,7 @@ OFFSET: Final = "@offset"
 POSITION: Final = "@position"
 PAYLOAD: Final = "@payload"
 INCARNATION: Final = "@incarnation"
-_WHOLE: Final = {STREAM: "text", OFFSET: "text", POSITION: "bigint", PAYLOAD: "jsonb", INCARNATION: "text"}
+COLUMN_TYPES: Final = {STREAM: "text", OFFSET: "text", POSITION: "bigint", PAYLOAD: "jsonb", INCARNATION: "text"}
 
 INCARNATION_COLUMN: Final = "ds_incarnation"
 """The column that is added where a mapping names none. Empty: written before offsets named the incarnation."""
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS {} (
     created_at TIMESTAMPTZ DEFAULT NOW()
 )"""
 
-_BOOKS: Final = """
+BOOKS: Final = """
 CREATE SCHEMA IF NOT EXISTS headwater;
 CREATE TABLE IF NOT EXISTS headwater.dead_letters (
     id BIGSERIAL PRIMARY KEY,
@@ -126,11 +126,11 @@ class Mapped:
 
 def prepare(connection: Connection, mapped: Mapped) -> None:
     """Make what is missing: the table, its key, the dead letters and the book of batches."""
-    _once(connection, sql.SQL(_BOOKS))
+    create_once(connection, sql.SQL(BOOKS))
     if INCARNATION_COLUMN not in _column_names(connection, TableName("headwater", "dead_letters")):
-        _once(connection, sql.SQL(_LETTERS_MIGRATION))
+        create_once(connection, sql.SQL(_LETTERS_MIGRATION))
     if not exists(connection, mapped.table):
-        _once(connection, _creation(mapped))
+        create_once(connection, _creation(mapped))
     there = _column_names(connection, mapped.table)
     for name in mapped.columns:
         if name not in there:
@@ -139,7 +139,7 @@ def prepare(connection: Connection, mapped: Mapped) -> None:
     if not steps:
         return
     try:
-        _once(connection, sql.SQL("; ").join(steps))
+        create_once(connection, sql.SQL("; ").join(steps))
     except psycopg.errors.UniqueViolation as error:
         key = mapped.key if mapped.key[2] in there else mapped.key[:2]
         raise SetUpWrong(
@@ -168,7 +168,7 @@ def _key_migration(connection: Connection, mapped: Mapped) -> list[sql.Composed]
     """A key of stream and offset alone would refuse the events of a stream that was created again: it is replaced."""
     key = sql.SQL(", ").join(map(sql.Identifier, mapped.key))
     steps: list[sql.Composed] = []
-    for index, constraint, is_primary in _unique_indexes(connection, mapped, mapped.key[:2]):
+    for index, constraint, is_primary in unique_indexes(connection, mapped.table, mapped.key[:2]):
         if constraint is None:
             steps.append(sql.SQL("DROP INDEX {}").format(sql.Identifier(mapped.table.schema, index)))
             continue
@@ -176,7 +176,7 @@ def _key_migration(connection: Connection, mapped: Mapped) -> list[sql.Composed]
         name = sql.Identifier(constraint)
         change = sql.SQL("ALTER TABLE {} DROP CONSTRAINT {}, ADD CONSTRAINT {} {} ({})")
         steps.append(change.format(mapped.table.quoted, name, name, kind, key))
-    if not _unique_indexes(connection, mapped, mapped.key):
+    if not unique_indexes(connection, mapped.table, mapped.key):
         index_name = sql.Identifier(f"{mapped.table.table[:40]}_event_key")
         creation = sql.SQL("CREATE UNIQUE INDEX IF NOT EXISTS {} ON {} ({})")
         steps.append(creation.format(index_name, mapped.table.quoted, key))
@@ -185,7 +185,7 @@ def _key_migration(connection: Connection, mapped: Mapped) -> list[sql.Composed]
 
 def prepare_items(connection: Connection, table: TableName) -> None:
     """The reference's source table, if it is missing."""
-    _once(connection, sql.SQL(_ITEMS).format(table.quoted))
+    create_once(connection, sql.SQL(_ITEMS).format(table.quoted))
 
 
 def insertion(connection: Connection, mapped: Mapped) -> str:
@@ -195,7 +195,7 @@ def insertion(connection: Connection, mapped: Mapped) -> str:
     """
     types = {column.name: column.type_name for column in columns(connection, mapped.table)}
     names = list(mapped.filled)
-    values = sql.SQL(", ").join(_value(mapped, name, types[name]) for name in names)
+    values = sql.SQL(", ").join(value_of(mapped, name, types[name]) for name in names)
     # OFFSET 0 keeps the inner query by itself, so that each payload is parsed once and not for each column.
     statement = sql.SQL(
         "INSERT INTO {table} ({names}) SELECT {values} FROM (SELECT n, stream, ds_offset, incarnation, position,"
@@ -283,7 +283,7 @@ def _column_names(connection: Connection, table: TableName) -> set[str]:
     return {column.name for column in columns(connection, table)}
 
 
-def _value(mapped: Mapped, name: str, type_name: str) -> sql.Composable:
+def value_of(mapped: Mapped, name: str, type_name: str) -> sql.Composable:
     source = mapped.filled[name]
     cast = sql.SQL(type_name)
     match source:
@@ -313,7 +313,7 @@ def _creation(mapped: Mapped) -> sql.Composed:
     required = {STREAM, PAYLOAD}  # As the reference has it: an application may insert rows without an offset.
     described: list[sql.Composable] = list(lines)
     for name, source in mapped.filled.items():
-        type_name = mapped.types.get(name) or _WHOLE.get(source, "text")
+        type_name = mapped.types.get(name) or COLUMN_TYPES.get(source, "text")
         suffix = " NOT NULL DEFAULT ''" if source == INCARNATION else " NOT NULL" if source in required else ""
         described.append(sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(type_name + suffix)))
     if "received_at" not in mapped.columns:
@@ -328,7 +328,7 @@ def _deletion(connection: Connection, mapped: Mapped, key: Sequence[str]) -> str
     return statement.format(mapped.table.quoted, same).as_string(connection)
 
 
-def _unique_indexes(connection: Connection, mapped: Mapped, key: Sequence[str]) -> list[tuple[str, str | None, bool]]:
+def unique_indexes(connection: Connection, table: TableName, key: Sequence[str]) -> list[tuple[str, str | None, bool]]:
     """The unique indexes over just these columns: name, the constraint that each belongs to, whether it is primary."""
     return connection.execute(
         "SELECT relname::text, conname::text, indisprimary FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
@@ -336,11 +336,11 @@ def _unique_indexes(connection: Connection, mapped: Mapped, key: Sequence[str]) 
         " AND indisunique AND indpred IS NULL AND indexprs IS NULL AND indnkeyatts = %s"
         " AND (SELECT array_agg(attname::text ORDER BY attname) FROM pg_attribute WHERE attrelid = indrelid"
         " AND attnum = ANY (indkey::int2[])) = %s",
-        [f'"{mapped.table.schema}"."{mapped.table.table}"', len(key), sorted(key)],
+        [regclass(table), len(key), sorted(key)],
     ).fetchall()
 
 
-def _once(connection: Connection, statement: sql.SQL | sql.Composed) -> None:
+def create_once(connection: Connection, statement: sql.SQL | sql.Composed) -> None:
     """Two makers at the same moment may trip over each other although both say IF NOT EXISTS; then it is there."""
     try:
         with connection.transaction():
