@@ -15,7 +15,7 @@ from headwater.pipeline.application import Application
 from headwater.pipeline.settings import load
 from headwater.pipeline.status import QueryStatus
 from headwater.postgres import slots
-from headwater.postgres.connecting import connect
+from headwater.postgres.connections import connect
 from tests.pipeline.test_to_postgres import count, rows
 from tests.serving import Server, serve
 from tests.spark.streams import Streams

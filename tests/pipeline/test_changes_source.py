@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from headwater.pipeline import postgres_reader
 from headwater.pipeline.postgres_reader import FollowedTable, PostgresReader, ReaderPlan
 from headwater.postgres import slots
-from headwater.postgres.connecting import SetUpWrong, connect
+from headwater.postgres.connections import PostgresSetupError, connect
 
 TABLES = (
     FollowedTable("busy", "busy", "changes"),
@@ -219,17 +219,17 @@ def test_a_slot_that_somebody_moved_or_dropped_stops_the_query(tables: str) -> N
         pass
 
     def expect(work: Callable[[], object], said: str) -> None:
-        with pytest.raises(slots.SlotLost, match=said):
+        with pytest.raises(slots.SlotLostError, match=said):
             work()
 
     with connect(tables) as connection:
         connection.execute("INSERT INTO log (t) VALUES ('missed')")
         slots.advance(connection, "by_hand", slots.flushed_lsn(connection))
-        expect(query.step, "somebody else advanced it")
+        expect(query.step, "another client advanced it")
         slots.drop(connection, "by_hand")
-        expect(query.step, "is gone")
+        expect(query.step, "does not exist")
         slots.create(connection, "by_hand")
-        expect(query.step, "made it anew")
+        expect(query.step, "created it again")
     query.reader.stop()
 
 
@@ -289,7 +289,7 @@ def test_a_table_without_a_key_can_still_be_updated_by_its_application(tables: s
     ]
     query.reader.stop()
     keyed = Query(tables, (FollowedTable("nokey", "nokey", "changes"),))
-    with pytest.raises(SetUpWrong, match="has no primary key"):
+    with pytest.raises(PostgresSetupError, match="has no primary key"):
         keyed.step()
     keyed.reader.stop()
 

@@ -12,7 +12,7 @@ from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.postgres_reader import FollowedTable
 from headwater.postgres import slots
-from headwater.postgres.connecting import connect
+from headwater.postgres.connections import connect
 from tests.pipeline.test_to_postgres import running
 from tests.pipeline.waiting import eventually
 from tests.postgres.databases import database
@@ -80,6 +80,6 @@ def test_a_crash_of_postgres_repeats_and_loses_nothing_and_a_dropped_slot_stops_
             slots.drop(connection, job.slot)
         with running(spark, job, around) as query:
             failure = eventually(query.exception, lambda found: found is not None)
-            assert "The slot headwater is gone" in str(failure)
+            assert "The slot headwater does not exist" in str(failure)
     with pytest.raises(psycopg.OperationalError):
         psycopg.connect(own.url, connect_timeout=2).close()

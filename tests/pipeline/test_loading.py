@@ -13,11 +13,11 @@ import pytest
 from headwater.pipeline.loading import BatchPart, LoadResult, load, statements
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
-from headwater.postgres.connecting import Connection, SetUpWrong, connect
-from headwater.postgres.tables import SESSION_EVENTS, Mapped
+from headwater.postgres.connections import Connection, PostgresSetupError, connect
+from headwater.postgres.tables import SESSION_EVENTS, EventMapping
 
 LIMIT = 10_000
-REFERENCE = Mapped(table_name("session_events"), SESSION_EVENTS, {})
+REFERENCE = EventMapping(table_name("session_events"), SESSION_EVENTS, {})
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused
     connection.execute(
         "INSERT INTO session_events (stream_name, payload, ds_offset) SELECT 's', '{}', 'o' FROM generate_series(1, 2)"
     )
-    with pytest.raises(SetUpWrong, match="holds some events twice") as refused:
+    with pytest.raises(PostgresSetupError, match="holds some events twice") as refused:
         tables.prepare(connection, REFERENCE)
     connection.execute(str(refused.value).rpartition("with: ")[2])
     assert connection.execute("SELECT id FROM session_events").fetchall() == [(1,)], "the first one is kept"
@@ -107,8 +107,8 @@ def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused
     tables.prepare(connection, REFERENCE)
     loaded = load(connection, statements(connection, REFERENCE), BatchPart("j", "q", 0, 0), batch([b"{}"]), LIMIT)
     assert loaded == LoadResult(1, 0)
-    with pytest.raises(SetUpWrong, match="no column nowhere"):
-        tables.prepare(connection, Mapped(REFERENCE.table, {**SESSION_EVENTS, "nowhere": "x"}, {}))
+    with pytest.raises(PostgresSetupError, match="no column nowhere"):
+        tables.prepare(connection, EventMapping(REFERENCE.table, {**SESSION_EVENTS, "nowhere": "x"}, {}))
 
 
 def test_a_table_that_we_make_is_the_documents_and_takes_rows_of_an_application(connection: Connection) -> None:
@@ -133,7 +133,9 @@ def test_a_table_that_we_make_is_the_documents_and_takes_rows_of_an_application(
 # -- incarnations ---------------------------------------------------------------------------------------------------
 
 OLD, NEW = "00000000000000aa", "00000000000000bb"
-ORDERS = Mapped(table_name("orders"), {"s": "@stream", "o": "@offset", "amount": "amount", "note": "note.text"}, {})
+ORDERS = EventMapping(
+    table_name("orders"), {"s": "@stream", "o": "@offset", "amount": "amount", "note": "note.text"}, {}
+)
 BEFORE_THE_UPGRADE = """
 CREATE SCHEMA headwater;
 CREATE TABLE headwater.dead_letters (
@@ -167,7 +169,7 @@ def upgraded(connection: Connection, numbers: range = range(3)) -> None:
     tables.prepare(connection, REFERENCE)
 
 
-def bring(connection: Connection, events: pa.Table, mapped: Mapped = REFERENCE) -> None:
+def bring(connection: Connection, events: pa.Table, mapped: EventMapping = REFERENCE) -> None:
     loaded = load(connection, statements(connection, mapped), BatchPart("job", "q", 0, 0), events, LIMIT)
     assert loaded.events + loaded.dead == events.num_rows
 
@@ -276,7 +278,7 @@ def test_a_role_that_may_not_change_the_table_is_told_what_its_owner_must_run(
         connection.execute(f'GRANT CREATE ON DATABASE "{connection.info.dbname}" TO pipeline_guest')
         connection.execute("GRANT ALL ON SCHEMA headwater, public TO pipeline_guest")
         connection.execute("SET ROLE pipeline_guest")
-        with pytest.raises(SetUpWrong, match=r"ALTER TABLE .*ADD COLUMN .*ds_incarnation"):
+        with pytest.raises(PostgresSetupError, match=r"ALTER TABLE .*ADD COLUMN .*ds_incarnation"):
             tables.prepare(connection, REFERENCE)
     finally:
         connection.execute("RESET ROLE; DROP OWNED BY pipeline_guest; DROP ROLE pipeline_guest")
@@ -294,7 +296,7 @@ def test_dead_letters_are_kept_for_each_incarnation_and_once_over_the_upgrade(co
 def test_json_lists_fill_array_columns(connection: Connection) -> None:
     connection.execute("CREATE TABLE tagged (s text, o text, tags text[], grid int[][], whens timestamptz[])")
     columns = {"s": "@stream", "o": "@offset", "tags": "value.tags", "grid": "grid", "whens": "whens"}
-    mapped = Mapped(table_name("tagged"), columns, {})
+    mapped = EventMapping(table_name("tagged"), columns, {})
     tables.prepare(connection, mapped)
     how = statements(connection, mapped)
     events = [

@@ -13,7 +13,7 @@ from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.settings import load
 from headwater.pipeline.supervisor import COMMAND, SERVICE
 from headwater.pipeline.to_postgres import ToPostgres
-from headwater.postgres.slots import SlotLost
+from headwater.postgres.slots import SlotLostError
 
 
 def written(directory: Path, text: str) -> Path:
@@ -116,5 +116,5 @@ def test_a_command_restarts_only_after_errors_that_pass() -> None:
     assert not COMMAND.allows(gone, 5)
     assert not COMMAND.allows(bad, 0)
     assert SERVICE.allows(bad, 1000)
-    assert not SERVICE.allows(SlotLost("the slot is gone"), 0)
-    assert not SERVICE.allows(RuntimeError("…\nheadwater.postgres.slots.SlotLost: gone"), 0)
+    assert not SERVICE.allows(SlotLostError("the slot is gone"), 0)
+    assert not SERVICE.allows(RuntimeError("…\nheadwater.postgres.slots.SlotLostError: gone"), 0)

@@ -16,14 +16,14 @@ from headwater.pipeline.loading import BatchPart, load, statements
 from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
-from headwater.postgres.connecting import Connection, connect
-from headwater.postgres.tables import SESSION_EVENTS, Mapped
+from headwater.postgres.connections import Connection, connect
+from headwater.postgres.tables import SESSION_EVENTS, EventMapping
 from tests.ports import free_port
 from tests.serving import serve
 from tests.spark.driving import Query, stop_all, without_incarnation
 from tests.spark.streams import Streams
 
-MAPPED = Mapped(table_name("session_events"), SESSION_EVENTS, {})
+MAPPED = EventMapping(table_name("session_events"), SESSION_EVENTS, {})
 ON_GONE = ToPostgres(streams=("s",)).on_gone
 
 

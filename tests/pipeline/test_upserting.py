@@ -21,7 +21,7 @@ from headwater.pipeline.to_postgres import ToPostgres
 from headwater.pipeline.upserting import upsert
 from headwater.postgres import upserts
 from headwater.postgres.catalog import table_name
-from headwater.postgres.connecting import Connection, SetUpWrong, connect
+from headwater.postgres.connections import Connection, PostgresSetupError, connect
 from headwater.postgres.upserts import UpsertMapping, UpsertStatements
 from tests.pipeline.buckets import Bucket
 from tests.pipeline.test_loading import batch
@@ -159,7 +159,7 @@ def test_any_cut_into_batches_and_any_repeat_gives_the_same_table(connection: Co
 def test_a_table_without_the_key_gets_it_or_says_how(connection: Connection) -> None:
     connection.execute("CREATE TABLE users (id int, name text, tags text[], about text)")
     connection.execute("INSERT INTO users (id) VALUES (1), (1)")
-    with pytest.raises(SetUpWrong, match="Create it with: CREATE UNIQUE INDEX"):
+    with pytest.raises(PostgresSetupError, match="Create it with: CREATE UNIQUE INDEX"):
         upserts.prepare(connection, USERS)
     connection.execute("TRUNCATE users")
     upserts.prepare(connection, USERS)

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from headwater.postgres import slots, snapshots
-from headwater.postgres.catalog import made_types, table_name
-from headwater.postgres.connecting import Connection, connect
-from headwater.postgres.formats import Origin, TableFormat, told
+from headwater.postgres.catalog import table_name, user_types
+from headwater.postgres.connections import Connection, connect
+from headwater.postgres.formats import ChangeOrigin, TableFormat, messages_of
 from headwater.postgres.pgoutput import Transaction
 from headwater.stack.database import Database
 from tests.postgres.databases import database
@@ -109,7 +109,7 @@ def test_every_type_comes_over_exactly(connection: Connection) -> None:
     copy = snapshots.take(connection, SLOT, table_name("typed"), with_rows=True)
     (copied,) = snapshots.read(connection, copy, 1, 1)
     assert msgspec.json.encode(copied) == msgspec.json.encode(transaction.changes[0].new)
-    assert made_types(connection), "the domain and the arrays of made types were read from the catalog"
+    assert user_types(connection), "the domain and the arrays of made types were read from the catalog"
 
 
 def test_every_kind_of_change_and_none_of_what_was_rolled_back(connection: Connection) -> None:
@@ -181,10 +181,10 @@ def test_reading_repeats_until_the_slot_is_advanced_and_start_and_end_hold(conne
     state = slots.state(connection, SLOT)
     assert state is not None
     assert state.confirmed_lsn == found[2].end_lsn
-    with pytest.raises(slots.SlotLost, match="somebody else advanced it"):
+    with pytest.raises(slots.SlotLostError, match="another client advanced it"):
         slots.check(state, SLOT, start)
     assert slots.drop(connection, SLOT)
-    with pytest.raises(slots.SlotLost, match="is gone"):
+    with pytest.raises(slots.SlotLostError, match="does not exist"):
         slots.check(slots.state(connection, SLOT), SLOT, start)
 
 
@@ -217,7 +217,7 @@ def test_a_slot_that_kept_more_than_the_ceiling_is_lost_and_says_so() -> None:
         state = slots.state(c, SLOT)
         assert state is not None
         assert state.is_lost
-        with pytest.raises(slots.SlotLost, match="max_slot_wal_keep_size"):
+        with pytest.raises(slots.SlotLostError, match="max_slot_wal_keep_size"):
             slots.check(state, SLOT, start)
 
 
@@ -274,7 +274,7 @@ def test_formats_tell_a_change_as_row_state_change_and_envelope(connection: Conn
             (target, json.loads(message))
             for one in found
             for change in one.changes
-            for target, message in told(change, Origin(one.xid, one.end_lsn, one.committed_at), how)
+            for target, message in messages_of(change, ChangeOrigin(one.xid, one.end_lsn, one.committed_at), how)
         ]
 
     assert as_("rows", operations="insert") == [("s", {"id": 1, "title": "a"})]

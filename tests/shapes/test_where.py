@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from headwater.postgres.catalog import TableName
-from headwater.postgres.connecting import Connection, connect
+from headwater.postgres.connections import Connection, connect
 from headwater.shapes.definition import filter_of
 from headwater.shapes.errors import Invalid
 from headwater.shapes.snapshot import at_one_moment, read_rows

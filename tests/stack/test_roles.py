@@ -15,7 +15,7 @@ import pytest
 
 from headwater.postgres import slots, snapshots, tables
 from headwater.postgres.catalog import table_name
-from headwater.postgres.connecting import SetUpWrong, connect
+from headwater.postgres.connections import PostgresSetupError, connect
 from headwater.stack.database import Database, LocalPostgresError
 from headwater.stack.roles import FORMER_DEFAULT, resolve_credentials, stored_credentials
 from headwater.stack.state import StackDirectory
@@ -65,7 +65,8 @@ def test_the_pipelines_role_is_not_a_superuser_and_can_do_all_that_the_pipeline_
         assert is_super.fetchone() == (False, False, False)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("COPY (SELECT 1) TO PROGRAM 'true'")
-        items, events = table_name("items"), tables.Mapped(table_name("session_events"), tables.SESSION_EVENTS, {})
+        items = table_name("items")
+        events = tables.EventMapping(table_name("session_events"), tables.SESSION_EVENTS, {})
         tables.prepare(connection, events)
         tables.prepare_items(connection, items)
         slots.create(connection, "of_this_test")
@@ -87,7 +88,7 @@ def test_a_table_of_the_superuser_is_refused_with_the_statement_that_helps(stack
         connect(running.pipeline_url) as connection,
     ):
         superuser.execute("CREATE TABLE theirs (n int PRIMARY KEY)")
-        with pytest.raises(SetUpWrong, match=r"ALTER TABLE .* OWNER TO") as refused:
+        with pytest.raises(PostgresSetupError, match=r"ALTER TABLE .* OWNER TO") as refused:
             slots.publish(connection, "p", [table_name("theirs")], full_rows=False)
         superuser.execute(str(refused.value).rpartition("run: ")[2])
         slots.publish(connection, "p", [table_name("theirs")], full_rows=False)
@@ -98,7 +99,7 @@ def test_data_made_with_the_former_password_is_migrated(stack_directory: StackDi
     with Database(stack_directory.root / "postgres", port, password=FORMER_DEFAULT, sync=False) as before:
         with connect(before.url) as connection:
             tables.prepare_items(connection, table_name("items"))
-            tables.prepare(connection, tables.Mapped(table_name("session_events"), tables.SESSION_EVENTS, {}))
+            tables.prepare(connection, tables.EventMapping(table_name("session_events"), tables.SESSION_EVENTS, {}))
             slots.publish(connection, "headwater_items", [table_name("items")], full_rows=False)
             connection.execute("CREATE VIEW titles AS SELECT title FROM items")
             connection.execute("CREATE SEQUENCE alone")

@@ -136,20 +136,20 @@ def _settings(config: Path | None, flags: dict[str, Any]) -> PipelineSettings:
 def _database(config: Path | None, postgres: str | None) -> Any:
     import psycopg
 
-    from headwater.postgres.connecting import connect, named
+    from headwater.postgres.connections import connect, display_address
 
     url = _settings(config, {"postgres": postgres}).pipeline.postgres
     try:
         return connect(url)
     except psycopg.Error as error:
-        raise CommandError(f"Postgres at {named(url)}: {error}") from None
+        raise CommandError(f"Postgres at {display_address(url)}: {error}") from None
 
 
 def _say_what_would_run(settings: PipelineSettings) -> None:
-    from headwater.postgres.connecting import named
+    from headwater.postgres.connections import display_address
 
     typer.echo(f"server   {settings.pipeline.server}")
-    typer.echo(f"postgres {named(settings.pipeline.postgres)}")
+    typer.echo(f"postgres {display_address(settings.pipeline.postgres)}")
     typer.echo(f"spark    {settings.pipeline.master}")
     for job in settings.jobs():
         typer.echo(f"{job.name}: {printable(job.source)} -> {printable(job.target)}")

@@ -20,7 +20,7 @@ from headwater.pipeline.slot_monitor import SlotMonitor
 from headwater.pipeline.status import QueryStatus, StatusMetrics
 from headwater.pipeline.supervisor import POLL_S, JobSupervisor, RestartPolicy, stop_on_signals
 from headwater.pipeline.to_postgres import ToPostgres
-from headwater.postgres.connecting import named
+from headwater.postgres.connections import display_address
 from headwater.spark.status import StatusStream
 
 log = logging.getLogger("headwater.pipeline")
@@ -58,7 +58,12 @@ class Application:
             ) as spark,
         ):
             log.info("metrics and readiness on http://%s:%d", general.metrics_host, endpoint.port)
-            log.info("Spark %s on %s; database %s", spark.version, spark.sparkContext.master, named(general.postgres))
+            log.info(
+                "Spark %s on %s; database %s",
+                spark.version,
+                spark.sparkContext.master,
+                display_address(general.postgres),
+            )
             policy = RestartPolicy(general.restart_wait, general.restart_wait_max)
             supervisor = JobSupervisor(
                 spark, settings.environment, jobs, policy, lambda name: metrics.failures.labels(name).inc()

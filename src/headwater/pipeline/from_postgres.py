@@ -14,7 +14,7 @@ from headwater.pipeline.server import create_streams
 from headwater.pipeline.stream_job import MIB, JobName
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
-from headwater.postgres.connecting import Connection, Waiting
+from headwater.postgres.connections import Connection, RetryingConnection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ class FromPostgres(BaseModel):
                 if one.table.rpartition(".")[2] == "items":
                     tables.prepare_items(connection, table_name(one.table))
 
-        database = Waiting(environment.postgres, self.wait_max)
+        database = RetryingConnection(environment.postgres, self.wait_max)
         try:
             database.run(make)
         finally:

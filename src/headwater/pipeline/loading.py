@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from headwater.postgres import tables
-from headwater.postgres.connecting import Connection, is_about_a_row
-from headwater.postgres.tables import ONLY_NEW, STAGED_FIRST, STAGED_LAST, Mapped
+from headwater.postgres.connections import Connection, is_row_error
+from headwater.postgres.tables import ONLY_NEW, STAGED_FIRST, STAGED_LAST, EventMapping
 
 _STAGE: Final = (
     "CREATE TEMP TABLE IF NOT EXISTS headwater_staged (n bigint, stream text, ds_offset text, incarnation text,"
@@ -58,7 +58,7 @@ class LoadStatements(msgspec.Struct, frozen=True, tag=True):
     adoption: str
 
 
-def statements(connection: Connection, mapped: Mapped) -> LoadStatements:
+def statements(connection: Connection, mapped: EventMapping) -> LoadStatements:
     return LoadStatements(
         mapped.table.text,
         tables.insertion(connection, mapped),
@@ -137,7 +137,7 @@ def _may_be_there(connection: Connection, how: LoadStatements, rows: pa.Table) -
             with connection.transaction():
                 connection.execute(how.adoption.encode(), [undecided, [incarnations[one] for one in undecided]])
         except psycopg.Error as error:
-            if not is_about_a_row(error):
+            if not is_row_error(error):
                 raise
             # Staged values that cannot be compared are not what the table holds.
             connection.execute(_UNRELATED, [how.table, undecided])
@@ -165,7 +165,7 @@ def insert_range(
             if counts is not None:
                 counts.append(done.rowcount)
         except psycopg.Error as error:
-            if not is_about_a_row(error):
+            if not is_row_error(error):
                 raise
             if first == last:
                 letters.append(DeadLetter(numbers[first], _reason(error), _detail(error)))

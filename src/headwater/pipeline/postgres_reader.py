@@ -21,13 +21,13 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 
 from headwater.pipeline.postgres_writer import waiting
 from headwater.postgres import slots, snapshots
-from headwater.postgres.catalog import TableName, made_types, primary_key, table_name, table_oid
-from headwater.postgres.connecting import Connection, SetUpWrong
-from headwater.postgres.formats import Format, Origin, TableFormat, snapshot_row, told
+from headwater.postgres.catalog import TableName, primary_key, table_name, table_oid, user_types
+from headwater.postgres.connections import Connection, PostgresSetupError
+from headwater.postgres.formats import ChangeOrigin, Format, TableFormat, messages_of, snapshot_row
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
-from headwater.postgres.pgoutput import Change, Decoder, Operation, Relation, StreamedTransaction
-from headwater.postgres.snapshots import Copy
-from headwater.postgres.values import MadeType
+from headwater.postgres.pgoutput import Decoder, Operation, Relation, RowChange, StreamedTransaction
+from headwater.postgres.snapshots import TableCopy
+from headwater.postgres.values import UserType
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -90,7 +90,7 @@ class ReaderPlan(msgspec.Struct, frozen=True):
 class _Piece(msgspec.Struct, frozen=True):
     """Rows of a first copy: numbers first to last."""
 
-    copy: Copy
+    copy: TableCopy
     first: int
     last: int
     begins: bool
@@ -106,9 +106,9 @@ class ChangesTask(InputPartition):
         end: int,
         pieces: tuple[_Piece, ...],
         inline: list[bytes] | None,
-        made: dict[int, MadeType],
+        made: dict[int, UserType],
         formats: dict[str, TableFormat],
-        copies: dict[str, Copy],
+        copies: dict[str, TableCopy],
     ) -> None:
         super().__init__(None)
         self.start = start
@@ -136,7 +136,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._url = url
         self._settings = plan
         self._tables = {table_name(one.table): one for one in plan.tables}
-        self._copies: dict[TableName, Copy] = {}
+        self._copies: dict[TableName, TableCopy] = {}
         self._first_offset: dict[str, Any] | None = None
         self._looked_to = 0
         self._moved_at = 0.0
@@ -144,7 +144,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._found: tuple[int, int, list[bytes]] | None = None
         self._checked_at = float("-inf")
         self._missing: set[TableName] = set()
-        self._catalog: tuple[dict[int, MadeType], dict[str, TableFormat]] = {}, {}
+        self._catalog: tuple[dict[int, UserType], dict[str, TableFormat]] = {}, {}
 
     # -- the driver's side ---------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for table in self._tables:
             how = self._catalog[1][table.text]
             if how.needs_key and not how.key and table not in self._missing:
-                raise SetUpWrong(
+                raise PostgresSetupError(
                     f"Table {table.text} has no primary key, and its changes are published by key. Name the columns"
                     ' that identify a row in the settings, such as key = ["email"], or use the format envelopes.'
                 )
@@ -279,7 +279,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._copies[table] = copy
         self._catalog = self._described(connection)
 
-    def _described(self, connection: Connection) -> tuple[dict[int, MadeType], dict[str, TableFormat]]:
+    def _described(self, connection: Connection) -> tuple[dict[int, UserType], dict[str, TableFormat]]:
         formats = {
             table.text: TableFormat(
                 one.stream,
@@ -290,7 +290,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for table, one in self._tables.items()
             if table in self._copies
         }
-        return made_types(connection), formats
+        return user_types(connection), formats
 
     def _plan(self, connection: Connection, start: dict[str, Any], begun: int) -> dict[str, Any]:
         copied = dict(start["copied"])
@@ -353,21 +353,21 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             how = partition.formats[piece.copy.table.text]
             relation = snapshots.relation_of(piece.copy, how.key)
             if piece.begins:
-                rows.add(told(Change("truncate", relation), None, how))
+                rows.add(messages_of(RowChange("truncate", relation), None, how))
 
             def copied(connection: Connection, piece: _Piece = piece) -> list[dict[str, Any]]:
                 return list(snapshots.read(connection, piece.copy, piece.first, piece.last))
 
             for row in self._run(copied) if piece.first <= piece.last else ():
-                rows.add(told(snapshot_row(relation, row), None, how))
+                rows.add(messages_of(snapshot_row(relation, row), None, how))
             yield from rows.full()
         if partition.end > partition.start:
             for transaction in self._transactions(partition):
-                origin = Origin(transaction.xid, transaction.end_lsn, transaction.committed_at)
+                origin = ChangeOrigin(transaction.xid, transaction.end_lsn, transaction.committed_at)
                 for change in transaction.changes:
                     how_changed = partition.formats.get(change.relation.name)
                     if how_changed is not None and not partition.has_copied(change.relation, origin.xid, origin.lsn):
-                        rows.add(told(change, origin, how_changed))
+                        rows.add(messages_of(change, origin, how_changed))
                         yield from rows.full()
         yield from rows.rest()
 

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from headwater.pipeline.loading import BatchPart, LoadResult, LoadStatements, load
 from headwater.pipeline.upserting import upsert
-from headwater.postgres.connecting import Connection, Waiting
+from headwater.postgres.connections import Connection, RetryingConnection
 from headwater.postgres.upserts import UpsertStatements
 
 log = logging.getLogger("headwater.pipeline")
@@ -43,9 +43,9 @@ class WriteResult(WriterCommitMessage):
 
 
 @functools.lru_cache(maxsize=8)
-def waiting(url: str, wait_max_s: float) -> Waiting:
+def waiting(url: str, wait_max_s: float) -> RetryingConnection:
     """The connection of this process: Python workers live on between tasks, and so does it."""
-    return Waiting(url, wait_max_s)
+    return RetryingConnection(url, wait_max_s)
 
 
 class PostgresWriter(DataSourceStreamArrowWriter):

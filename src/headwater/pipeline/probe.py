@@ -20,7 +20,7 @@ from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.server import JSON, client
 from headwater.pipeline.to_postgres import ToPostgres
 from headwater.postgres.catalog import table_name
-from headwater.postgres.connecting import connect
+from headwater.postgres.connections import connect
 from headwater.spark.errors import ServerRefusedError
 from headwater.spark.protocol import Producer
 

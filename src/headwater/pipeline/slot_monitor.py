@@ -12,7 +12,7 @@ from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.status import error_state, slot_value
 from headwater.pipeline.supervisor import JobSupervisor, SupervisedJob
 from headwater.postgres import slots, snapshots
-from headwater.postgres.connecting import Connection, connect
+from headwater.postgres.connections import Connection, connect
 
 log = logging.getLogger("headwater.pipeline")
 

@@ -27,7 +27,7 @@ log = logging.getLogger("headwater.pipeline")
 
 POLL_S: Final = 0.25
 _ERROR_SHOWN_S: Final = 30.0
-_PERMANENT: Final = ("SlotLost", "SetUpWrong")
+_PERMANENT: Final = ("SlotLostError", "PostgresSetupError")
 """Errors that only an operator can cure, by the class names in the text that Spark makes of them."""
 _TRANSIENT: Final = ("DataGoneError", "failed to connect back")
 """Errors that a restart cures. `DataGoneError`: an executor was lost, with rows that a snapshot has replaced; the

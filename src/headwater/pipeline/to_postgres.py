@@ -15,8 +15,8 @@ from headwater.pipeline.server import create_streams
 from headwater.pipeline.stream_job import MIB, JobName, StreamJob
 from headwater.postgres import tables, upserts
 from headwater.postgres.catalog import table_name
-from headwater.postgres.connecting import Connection, Waiting
-from headwater.postgres.tables import OFFSET, SESSION_EVENTS, STREAM, Mapped
+from headwater.postgres.connections import Connection, RetryingConnection
+from headwater.postgres.tables import OFFSET, SESSION_EVENTS, STREAM, EventMapping
 from headwater.postgres.upserts import UpsertMapping, UpsertStatements
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ToPostgres(StreamJob):
         register(spark)
         create_streams(self.connection(environment), self.streams)
         table = table_name(self.table)
-        mapped = Mapped(table, self.columns, self.types)
+        mapped = EventMapping(table, self.columns, self.types)
 
         def prepare(connection: Connection) -> LoadStatements | UpsertStatements:
             if self.mode == "upsert":
@@ -81,7 +81,7 @@ class ToPostgres(StreamJob):
             tables.prepare(connection, mapped)
             return statements(connection, mapped)
 
-        database = Waiting(environment.postgres, self.wait_max)
+        database = RetryingConnection(environment.postgres, self.wait_max)
         try:
             prepared = database.run(prepare)
         finally:

@@ -26,7 +26,7 @@ from headwater.pipeline.loading import (
     stage,
 )
 from headwater.postgres import upserts
-from headwater.postgres.connecting import Connection
+from headwater.postgres.connections import Connection
 from headwater.postgres.tables import STAGED_FIRST
 from headwater.postgres.upserts import StreamPosition, UpsertStatements
 

@@ -1,1 +1,1 @@
-"""Postgres as the pipeline meets it: logical decoding, replication slots, snapshots and sink tables."""
+"""Postgres for the pipeline and the shapes: logical decoding, replication slots, first copies and sink tables."""

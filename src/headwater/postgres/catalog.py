@@ -1,4 +1,4 @@
-"""What a database says about its tables and types: columns, keys, and types of its own making."""
+"""The catalog of a database: tables, columns, keys and user-defined types."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from headwater.postgres.connecting import Connection, SetUpWrong
-from headwater.postgres.values import MadeType
+from headwater.postgres.connections import Connection, PostgresSetupError
+from headwater.postgres.values import UserType
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class TableColumn:
     name: str
     type_oid: int
     type_name: str
-    """Without modifiers: a cast to varchar(5) would cut in silence what an assignment refuses."""
+    """Without modifiers: a cast to varchar(5) truncates silently what an assignment refuses."""
     generated: bool
     """Computed by Postgres from other columns; not in the change feed."""
 
@@ -40,7 +40,7 @@ def table_name(text: str) -> TableName:
     return TableName(schema, table) if dot else TableName("public", schema)
 
 
-def made_types(connection: Connection) -> dict[int, MadeType]:
+def user_types(connection: Connection) -> dict[int, UserType]:
     """The domains and arrays that this database has beyond Postgres's own."""
     rows = connection.execute(
         "SELECT oid, typbasetype, CASE WHEN typcategory = 'A' THEN typelem ELSE 0 END, typdelim FROM pg_type"
@@ -49,7 +49,7 @@ def made_types(connection: Connection) -> dict[int, MadeType]:
     delimiters: dict[int, str] = dict(
         connection.execute("SELECT oid, typdelim FROM pg_type WHERE typdelim <> ','").fetchall()
     )
-    return {oid: MadeType(base, element, delimiters.get(element, ",")) for oid, base, element, _ in rows}
+    return {oid: UserType(base, element, delimiters.get(element, ",")) for oid, base, element, _ in rows}
 
 
 def exists(connection: Connection, table: TableName) -> bool:
@@ -72,7 +72,7 @@ def identity_columns(connection: Connection, table: TableName) -> tuple[str, fro
         [regclass(table)],
     ).fetchone()
     if row is None:
-        raise SetUpWrong(f"There is no table {table.text} in the database.")
+        raise PostgresSetupError(f"There is no table {table.text} in the database.")
     return row[0], frozenset(row[1])
 
 
@@ -93,12 +93,12 @@ def columns(connection: Connection, table: TableName) -> list[TableColumn]:
         [regclass(table)],
     ).fetchall()
     if not rows:
-        raise SetUpWrong(f"There is no table {table.text} in the database, or it has no columns.")
+        raise PostgresSetupError(f"There is no table {table.text} in the database, or it has no columns.")
     return [TableColumn(*row) for row in rows]
 
 
 def primary_key(connection: Connection, table: TableName) -> tuple[str, ...]:
-    """Its columns in the order of the key; none where there is no primary key."""
+    """The columns of the primary key, in its order; empty without one."""
     rows = connection.execute(
         "SELECT attname FROM pg_index, unnest(indkey) WITH ORDINALITY AS keyed(attnum, place), pg_attribute"
         " WHERE indrelid = to_regclass(%s) AND indisprimary AND attrelid = indrelid"
@@ -109,5 +109,5 @@ def primary_key(connection: Connection, table: TableName) -> tuple[str, ...]:
 
 
 def regclass(table: TableName) -> str:
-    """As to_regclass reads it: quoted, so that capitals and dots mean themselves."""
+    """The name as to_regclass reads it: quoted, so that capitals and dots are taken literally."""
     return ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.table))

@@ -1,7 +1,7 @@
-"""How a change is told in a stream: as a row (like the reference sync service), a state change, or an envelope.
+"""The messages for a change: a row (as the reference sync service has it), a state change, or an envelope.
 
-Invariant: a format is a pure function of the change and its transaction, so that a change that is read again is told
-in the same bytes.
+Invariant: a format is a pure function of the change and its transaction, so a change that is read again gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from urllib.parse import quote
 import msgspec
 
 from headwater.postgres.lsn import lsn_to_text
-from headwater.postgres.pgoutput import Change, Relation, Row
+from headwater.postgres.pgoutput import Relation, Row, RowChange
 
 Format = Literal["rows", "changes", "envelopes"]
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
-"""What envelopes have in place of a large value that did not change and is not in the log."""
+"""In envelopes, the place of a large value that did not change and is therefore not in the log."""
 _KEY_HOLE: Final = "{key}"
 _OP: Final = {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
 
@@ -32,8 +32,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
-    """Which transaction a change came with; none for rows of the snapshot."""
+class ChangeOrigin:
+    """The transaction of a change; rows of the first copy have none."""
 
     xid: int
     lsn: int
@@ -42,14 +42,14 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class TableFormat:
-    """How the changes of one table are told, and where."""
+    """How the changes of one table are published, and to which stream."""
 
     stream: str
-    """A name, or one with `{key}` for a stream for each key."""
+    """A name, or one with `{key}` for one stream per key."""
     format: Format
     key: tuple[str, ...]
     operations: frozenset[str]
-    """What is told; inserts alone, for the reference's rows."""
+    """The operations that are published; inserts alone, for the reference's rows."""
 
     @property
     def per_key(self) -> bool:
@@ -60,14 +60,14 @@ class TableFormat:
         return self.per_key or self.format == "changes"
 
 
-def told(change: Change, origin: Origin | None, how: TableFormat) -> Iterator[tuple[str, bytes]]:
+def messages_of(change: RowChange, origin: ChangeOrigin | None, how: TableFormat) -> Iterator[tuple[str, bytes]]:
     """The messages for a change, each with its stream."""
     if change.operation not in how.operations:
         return
     if change.operation == "truncate":
-        # Which keys there were nobody knows, so streams of single keys cannot be told.
+        # The keys of the deleted rows are not known, so nothing can be published to streams of single keys.
         if not how.per_key:
-            message = _TELL[how.format](change, origin, "")
+            message = _FORMATTERS[how.format](change, origin, "")
             if message is not None:
                 yield how.stream, _encode(message)
         return
@@ -81,21 +81,21 @@ def told(change: Change, origin: Origin | None, how: TableFormat) -> Iterator[tu
     if change.new is not None and change.old is not None and change.old.keys() >= set(how.key):
         before = key_text(change.old, how.key)
     if before != key and (how.per_key or how.format != "rows") and "delete" in how.operations:
-        # The row under the old key is gone; whoever folds by key must hear of it.
+        # The row under the old key does not exist any more; a reader that folds by key needs its deletion.
         assert change.old is not None
-        gone = Change("delete", change.relation, None, change.old)
-        message = _TELL[how.format](gone, origin, before)
+        gone = RowChange("delete", change.relation, None, change.old)
+        message = _FORMATTERS[how.format](gone, origin, before)
         if message is not None:
             yield _target(how, before), _encode(message)
         if how.format == "changes":
-            change = Change("insert", change.relation, change.new, None, change.unchanged)
-    message = _TELL[how.format](change, origin, key)
+            change = RowChange("insert", change.relation, change.new, None, change.unchanged)
+    message = _FORMATTERS[how.format](change, origin, key)
     if message is not None:
         yield _target(how, key), _encode(message)
 
 
 def key_text(row: Row, key: Sequence[str]) -> str:
-    """A single column as its text, several as a JSON list."""
+    """The key as text: the value of a single column, or a JSON list of several."""
     values = [row.get(name) for name in key]
     if len(values) == 1:
         value = values[0]
@@ -109,18 +109,18 @@ def _target(how: TableFormat, key: str) -> str:
     return how.stream.replace(_KEY_HOLE, quote(key, safe="")) if how.per_key else how.stream
 
 
-def _as_row(change: Change, _: Origin | None, __: str) -> Any:
+def _as_row(change: RowChange, _: ChangeOrigin | None, __: str) -> Any:
     return change.new
 
 
-def _as_change(change: Change, origin: Origin | None, key: str) -> Any:
+def _as_change(change: RowChange, origin: ChangeOrigin | None, key: str) -> Any:
     headers: dict[str, Any] = {}
     if change.operation == "truncate":
         headers["control"] = "reset"
     else:
         headers["operation"] = change.operation
     if origin is not None:
-        headers |= _spelled(origin)
+        headers |= _headers_of(origin)
     if change.unchanged:
         headers["unchanged"] = list(change.unchanged)
     if change.operation == "truncate":
@@ -134,7 +134,7 @@ def _as_change(change: Change, origin: Origin | None, key: str) -> Any:
     return message
 
 
-def _as_envelope(change: Change, origin: Origin | None, _: str) -> Any:
+def _as_envelope(change: RowChange, origin: ChangeOrigin | None, _: str) -> Any:
     after = change.new
     if after is not None and change.unchanged:
         after = after | dict.fromkeys(change.unchanged, UNAVAILABLE)
@@ -155,7 +155,7 @@ def _as_envelope(change: Change, origin: Origin | None, _: str) -> Any:
     }
 
 
-_TELL: Final[dict[Format, Callable[[Change, Origin | None, str], Any]]] = {
+_FORMATTERS: Final[dict[Format, Callable[[RowChange, ChangeOrigin | None, str], Any]]] = {
     "rows": _as_row,
     "changes": _as_change,
     "envelopes": _as_envelope,
@@ -163,8 +163,8 @@ _TELL: Final[dict[Format, Callable[[Change, Origin | None, str], Any]]] = {
 
 
 @functools.lru_cache(maxsize=4)
-def _spelled(origin: Origin) -> dict[str, str]:
-    """Spelled once for all changes of a transaction."""
+def _headers_of(origin: ChangeOrigin) -> dict[str, str]:
+    """The headers of a transaction, formatted once for all of its changes."""
     return {
         "txid": str(origin.xid),
         "timestamp": origin.committed_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
@@ -172,9 +172,9 @@ def _spelled(origin: Origin) -> dict[str, str]:
     }
 
 
-def _milliseconds(origin: Origin) -> int:
+def _milliseconds(origin: ChangeOrigin) -> int:
     return int(origin.committed_at.timestamp() * 1000)
 
 
-def snapshot_row(relation: Relation, row: Row) -> Change:
-    return Change("insert", relation, row)
+def snapshot_row(relation: Relation, row: Row) -> RowChange:
+    return RowChange("insert", relation, row)

@@ -1,7 +1,7 @@
-"""What Postgres's own output plugin says (protocol 1, text values), put together into transactions.
+"""Decode the messages of Postgres's own output plugin (protocol 1, text values) into transactions.
 
-Bytes in, transactions out; nothing here talks to a database. Invariant: a transaction is handed over when its commit
-was seen, and whole; a value that is not in the log (a large one that did not change) is never mistaken for NULL.
+Bytes in, transactions out; nothing here talks to a database. Invariant: a transaction is returned after its commit was
+seen, and complete; a value that is not in the log (a large one that did not change) is never mistaken for NULL.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, Final, Literal
 
-from headwater.postgres.values import Convert, MadeType, converter
+from headwater.postgres.values import Convert, UserType, converter
 
 Operation = Literal["insert", "update", "delete", "truncate"]
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ _commit: Final = struct.Struct("!BQQq").unpack_from
 _length: Final = struct.Struct("!I")
 
 
-class OutputError(Exception):
+class PgoutputError(Exception):
     """Bytes that are not what the output plugin sends: another protocol, or a message of a future version."""
 
 
@@ -39,7 +39,7 @@ UNCHANGED: Final = _Missing.UNCHANGED
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class RelationColumn:
     name: str
     type_oid: int
     in_key: bool
@@ -48,18 +48,18 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as it was when the changes behind it were made."""
+    """A table as it was when the following changes were made."""
 
     oid: int
     schema: str
     table: str
     identity: str
     """`d` default (primary key), `n` nothing, `f` full, `i` index."""
-    columns: tuple[Column, ...]
+    columns: tuple[RelationColumn, ...]
     converters: tuple[Convert, ...] = field(repr=False, compare=False)
     name: str = field(init=False, compare=False)
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """Of the columns; kept, because every value of every change asks for one."""
+    """Of the columns; stored, because every value of every change needs one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", f"{self.schema}.{self.table}")
@@ -71,7 +71,7 @@ class Relation:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     operation: Operation
     relation: Relation
     new: Row | None = None
@@ -85,9 +85,9 @@ class Change:
 class Transaction:
     xid: int
     committed_at: dt.datetime
-    changes: list[Change] = field(default_factory=list)
+    changes: list[RowChange] = field(default_factory=list)
     end_lsn: int = 0
-    """Behind its commit: whoever has everything up to here has it."""
+    """The position after its commit."""
     commit_lsn: int = 0
     """Where its commit begins: no change of a later transaction has one before it."""
 
@@ -99,19 +99,19 @@ class StreamedTransaction:
     xid: int
     committed_at: dt.datetime
     end_lsn: int
-    changes: Iterator[Change]
+    changes: Iterator[RowChange]
 
 
 class Decoder:
-    """Feed it messages in the order they came; it answers with a transaction when one is complete."""
+    """Feed it messages in their order; it returns a transaction when one is complete."""
 
-    def __init__(self, made_types: Mapping[int, MadeType] | None = None, *, as_text: bool = False) -> None:
-        self._made_types = made_types or {}
+    def __init__(self, user_types: Mapping[int, UserType] | None = None, *, as_text: bool = False) -> None:
+        self._made_types = user_types or {}
         self._as_text = as_text
         """Leave every value as the text that Postgres wrote."""
         self._relations: dict[int, Relation] = {}
         self._open: Transaction | None = None
-        self._readers: dict[int, Callable[[bytes], Sequence[Change]]] = {
+        self._readers: dict[int, Callable[[bytes], Sequence[RowChange]]] = {
             ord("R"): self._on_relation,
             ord("I"): self._on_insert,
             ord("U"): self._on_update,
@@ -159,7 +159,7 @@ class Decoder:
                     spool.truncate()
                 elif message[0] == 67:
                     if begun is None:
-                        raise OutputError("Postgres sent a commit without a begin.")
+                        raise PgoutputError("Postgres sent a commit without a begin.")
                     end_lsn = _commit(message, 1)[2]
                     spool.seek(0)
                     if start < end_lsn <= end:
@@ -175,30 +175,30 @@ class Decoder:
                     spool.write(_length.pack(len(message)))
                     spool.write(message)
 
-    def _spooled(self, spool: IO[bytes], kind: int | None) -> Iterator[Change]:
+    def _spooled(self, spool: IO[bytes], kind: int | None) -> Iterator[RowChange]:
         while head := spool.read(_length.size):
             message = spool.read(_length.unpack(head)[0])
             if kind is None or message[0] == kind:
                 yield from self._decoded(message)
 
-    def _decoded(self, message: bytes) -> Sequence[Change]:
+    def _decoded(self, message: bytes) -> Sequence[RowChange]:
         reader = self._readers.get(message[0])
         if reader is None:
-            raise OutputError(f"Postgres sent a message of kind {chr(message[0])!r}, which protocol 1 does not have.")
+            raise PgoutputError(f"Postgres sent a message of kind {chr(message[0])!r}, which protocol 1 does not have.")
         return reader(message)
 
-    def _on_relation(self, message: bytes) -> Sequence[Change]:
+    def _on_relation(self, message: bytes) -> Sequence[RowChange]:
         (oid,) = _u32(message, 1)
         schema, at = _string(message, 5)
         table, at = _string(message, at)
         identity = chr(message[at])
         (count,) = _u16(message, at + 1)
         at += 3
-        columns: list[Column] = []
+        columns: list[RelationColumn] = []
         for _ in range(count):
             in_key = bool(message[at] & 1)
             name, at = _string(message, at + 1)
-            columns.append(Column(name, _u32(message, at)[0], in_key))
+            columns.append(RelationColumn(name, _u32(message, at)[0], in_key))
             at += 8
         converters = tuple(
             _same if self._as_text else converter(column.type_oid, self._made_types) for column in columns
@@ -207,12 +207,12 @@ class Decoder:
         self._relations[oid] = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns), converters)
         return ()
 
-    def _on_insert(self, message: bytes) -> Sequence[Change]:
+    def _on_insert(self, message: bytes) -> Sequence[RowChange]:
         relation = self._relation(message)
         new, _, _ = _tuple(message, 6, relation)
-        return (Change("insert", relation, new),)
+        return (RowChange("insert", relation, new),)
 
-    def _on_update(self, message: bytes) -> Sequence[Change]:
+    def _on_update(self, message: bytes) -> Sequence[RowChange]:
         relation = self._relation(message)
         at = 5
         old: Row | None = None
@@ -228,30 +228,30 @@ class Decoder:
                 new[name] = old[name]
             else:
                 missing.append(name)
-        return (Change("update", relation, new, old, tuple(missing)),)
+        return (RowChange("update", relation, new, old, tuple(missing)),)
 
-    def _on_delete(self, message: bytes) -> Sequence[Change]:
+    def _on_delete(self, message: bytes) -> Sequence[RowChange]:
         relation = self._relation(message)
         old, _, _ = _tuple(message, 6, relation)
         if message[5] == ord("K"):
             old = _key_of(old, relation)
-        return (Change("delete", relation, None, old),)
+        return (RowChange("delete", relation, None, old),)
 
-    def _on_truncate(self, message: bytes) -> Sequence[Change]:
+    def _on_truncate(self, message: bytes) -> Sequence[RowChange]:
         (count,) = _u32(message, 1)
         relations = (self._relations[_u32(message, 6 + 4 * number)[0]] for number in range(count))
-        return [Change("truncate", relation) for relation in relations]
+        return [RowChange("truncate", relation) for relation in relations]
 
     def _current(self) -> Transaction:
         if self._open is None:
-            raise OutputError("Postgres sent a change outside of a transaction.")
+            raise PgoutputError("Postgres sent a change outside of a transaction.")
         return self._open
 
     def _relation(self, message: bytes) -> Relation:
         return self._relations[_u32(message, 1)[0]]
 
 
-def _nothing(_: bytes) -> Sequence[Change]:
+def _nothing(_: bytes) -> Sequence[RowChange]:
     return ()
 
 
@@ -270,7 +270,7 @@ def _string(message: bytes, at: int) -> tuple[str, int]:
 
 
 def _tuple(message: bytes, at: int, relation: Relation) -> tuple[Row, int, list[str]]:
-    """The row, the place behind it, and the columns that are not in the log."""
+    """The row, the position after it, and the columns that are not in the log."""
     (count,) = _u16(message, at)
     at += 2
     row: Row = {}
@@ -289,10 +289,10 @@ def _tuple(message: bytes, at: int, relation: Relation) -> tuple[Row, int, list[
         elif kind == 117:  # u: unchanged and not in the log
             unchanged.append(names[number])
         else:
-            raise OutputError(f"A value of kind {chr(kind)!r}: only text was asked for.")
+            raise PgoutputError(f"A value of kind {chr(kind)!r}: only text was asked for.")
     return row, at, unchanged
 
 
 def _key_of(row: Row, relation: Relation) -> Row:
-    """Of an old key only its columns mean something; the others come as NULL."""
+    """The columns of an old key; the others are sent as NULL and have no meaning."""
     return {name: row[name] for name in relation.key_columns if name in row}

@@ -1,10 +1,10 @@
-"""A replication slot as a place to read changes from: create, look, plan, read, advance, drop.
+"""Read changes from a replication slot: create, inspect, plan, read, advance, drop.
 
-Reading does not move a slot; only `advance` does, and only to where everything was delivered. Traps that this module
-knows: after a crash a slot may stand further back than it was advanced to, so reads drop what lies at or before their
-start; only what is flushed can be decoded, so plans end at the flushed end of the log at most; and a read may go one
-transaction beyond its limit, so what ends behind the end is dropped. Invariant: `peek(start, end)` gives the same
-transactions every time, until the slot is advanced.
+Reading does not move a slot; only `advance` does, and only to where everything was delivered. Three traps: after a
+crash a slot may be further back than it was advanced to, so reads drop what ends at or before their start; only what
+is flushed can be decoded, so plans end at the flushed end of the log at most; and a read may return one transaction
+beyond its limit, so what ends after the end is dropped. Invariant: a read of (start, end] returns the same transactions
+every time, until the slot is advanced.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableName, exists, identity_columns, made_types, with_partitions
-from headwater.postgres.connecting import Connection, SetUpWrong
+from headwater.postgres.catalog import TableName, exists, identity_columns, user_types, with_partitions
+from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
 from headwater.postgres.pgoutput import Decoder, Transaction
 
@@ -33,8 +33,8 @@ _LISTS_RUNNING_TRANSACTIONS: Final = 160000
 """The release from which a session may have the running transactions logged, which lets a slot's restart point move."""
 
 
-class SlotLost(SetUpWrong):
-    """Changes are gone from the log before they were read; only a new snapshot can help."""
+class SlotLostError(PostgresSetupError):
+    """Changes were removed from the log before they were read; only a new first copy can help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SlotState:
 
     @property
     def lag_bytes(self) -> int:
-        """Log that Postgres keeps for this slot."""
+        """How much of its log Postgres keeps for this slot."""
         return max(0, self.current_lsn - self.restart_lsn)
 
     @property
@@ -90,28 +90,28 @@ def state(connection: Connection, name: str) -> SlotState | None:
 
 
 def create(connection: Connection, name: str) -> SlotState:
-    """The slot of this name, made if there is none."""
+    """The slot of this name, created if it does not exist."""
     found = state(connection, name)
     if found is not None:
         return found
     level = connection.execute("SELECT current_setting('wal_level')").fetchone()
     if level is None or level[0] != "logical":
-        raise SetUpWrong(
+        raise PostgresSetupError(
             f"Postgres has wal_level={level and level[0]}; reading changes needs wal_level=logical and a restart."
         )
     try:
         connection.execute("SELECT pg_create_logical_replication_slot(%s, %s)", [name, PLUGIN])
     except psycopg.errors.DuplicateObject:
-        raise SetUpWrong(f"A slot {name} exists for another database; choose another name.") from None
+        raise PostgresSetupError(f"A slot {name} exists for another database; choose another name.") from None
     except psycopg.errors.InsufficientPrivilege as error:
-        raise SetUpWrong(f"Reading changes needs a role with REPLICATION: {error}") from None
+        raise PostgresSetupError(f"Reading changes needs a role with REPLICATION: {error}") from None
     made = state(connection, name)
     assert made is not None
     return made
 
 
 def drop(connection: Connection, name: str) -> bool:
-    """Drop the slot; whether there was one. A reader that is just ending is waited for."""
+    """Drop the slot, after waiting for a reader that is ending; whether there was one."""
     deadline = time.monotonic() + _BUSY_WAIT_S
     while True:
         try:
@@ -143,7 +143,7 @@ def publish(
     """
     for table in tables:
         if not exists(connection, table):
-            raise SetUpWrong(f"There is no table {table.text} to read changes of.")
+            raise PostgresSetupError(f"There is no table {table.text} to read changes of.")
     name = sql.Identifier(publication)
     if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
         with contextlib.suppress(psycopg.errors.DuplicateObject):  # Another reader was quicker.
@@ -160,7 +160,7 @@ def publish(
                 _set_identity(connection, table, full_rows=full_rows, key=key)
         except psycopg.errors.InsufficientPrivilege as error:
             role = sql.Identifier(connection.info.user).as_string(connection)
-            raise SetUpWrong(
+            raise PostgresSetupError(
                 f"Only the owner of table {table.text} can publish its changes ({error.diag.message_primary}). As its"
                 f" owner or a superuser, run: ALTER TABLE {table.quoted.as_string(connection)} OWNER TO {role};"
             ) from None
@@ -195,7 +195,7 @@ def _set_identity(connection: Connection, table: TableName, *, full_rows: bool, 
 
 
 def flushed_lsn(connection: Connection) -> int:
-    """Up to here, and no further, changes can be decoded."""
+    """The end of the log up to which changes can be decoded."""
     row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
     return lsn_from_text(row[0])
@@ -261,7 +261,7 @@ def stream_messages(connection: Connection, slot: str, publication: str, end: in
 
 def transactions(connection: Connection, said: Sequence[bytes], start: int, end: int) -> Iterator[Transaction]:
     """Those that end in (start, end]."""
-    decoder = Decoder(made_types(connection))
+    decoder = Decoder(user_types(connection))
     for message in said:
         done = decoder.feed(message)
         if done is not None and start < done.end_lsn <= end:
@@ -269,7 +269,7 @@ def transactions(connection: Connection, said: Sequence[bytes], start: int, end:
 
 
 def advance(connection: Connection, slot: str, lsn: int) -> None:
-    """Everything up to here was delivered. Going back is not possible, and asking for it does nothing."""
+    """Record that everything up to here was delivered. A slot never moves back."""
     now = state(connection, slot)
     if now is None or now.confirmed_lsn >= lsn:
         return
@@ -285,18 +285,20 @@ def let_restart_move(connection: Connection) -> None:
 
 
 def check(found: SlotState | None, name: str, start: int) -> SlotState:
-    """That the slot still has everything behind `start`."""
+    """Check that the slot still has everything after `start`."""
     again = f" Drop it and its checkpoint to begin with a new snapshot: headwater sync slots drop {name}."
     if found is None:
-        raise SlotLost(f"The slot {name} is gone: somebody dropped it, or the database was restored without it.{again}")
+        raise SlotLostError(
+            f"The slot {name} does not exist: it was dropped, or the database was restored without it.{again}"
+        )
     if found.is_lost:
-        raise SlotLost(
-            f"The slot {name} is lost: more log was written than max_slot_wal_keep_size while nobody read.{again}"
+        raise SlotLostError(
+            f"The slot {name} is lost: Postgres wrote more than max_slot_wal_keep_size while it was not read.{again}"
         )
     if found.confirmed_lsn > start:
-        raise SlotLost(
+        raise SlotLostError(
             f"The slot {name} stands at {lsn_to_text(found.confirmed_lsn)}, but only changes up to"
-            f" {lsn_to_text(start)} were delivered: somebody else advanced it, or made it anew.{again}"
+            f" {lsn_to_text(start)} were delivered: another client advanced it or created it again.{again}"
         )
     return found
 
@@ -304,7 +306,7 @@ def check(found: SlotState | None, name: str, start: int) -> SlotState:
 def _busy(
     connection: Connection, query: str, parameters: Sequence[object], *, binary: bool = False
 ) -> psycopg.Cursor[tuple[Any, ...]]:
-    """One at a time may read a slot: a reader of a task that was given up may need a moment to end."""
+    """Retry while another reader has the slot: that of an abandoned task may need a moment to end."""
     deadline = time.monotonic() + _BUSY_WAIT_S
     while True:
         try:

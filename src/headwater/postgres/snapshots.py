@@ -1,8 +1,8 @@
-"""What was in a table before its changes were followed: copied once, within the database, and told apart from changes.
+"""The first copy of a table: its rows before its changes were followed, copied once within the database.
 
-A copy is a table of its own, made in one transaction with the note of what that transaction saw. So it can be read in
-pieces, by any node, again after any crash, always alike. Invariant: a transaction's changes of a table are in its copy
-or in the change feed, never in both: those that the copy saw are dropped from the feed.
+A copy is a separate table, made in one transaction with a note of the transactions that it saw. It can be read in
+pieces, by any node, again after any crash, always with the same result. Invariant: a transaction's changes of a table
+are in its copy or in the change feed, never in both: those that the copy saw are dropped from the feed.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Final
 import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableColumn, TableName, columns, made_types, primary_key, table_oid
-from headwater.postgres.connecting import Connection
+from headwater.postgres.catalog import TableColumn, TableName, columns, primary_key, table_oid, user_types
+from headwater.postgres.connections import Connection
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
-from headwater.postgres.pgoutput import Column, Relation, Row
+from headwater.postgres.pgoutput import Relation, RelationColumn, Row
 from headwater.postgres.values import converter
 
 SCHEMA: Final = "headwater"
@@ -27,14 +27,14 @@ _XIDS_PER_EPOCH: Final = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a transaction could see of others."""
+class VisibleTransactions:
+    """Which other transactions a transaction saw."""
 
     xmin: int
     xmax: int
     running: frozenset[int]
     lsn: int
-    """The end of the log a moment later: whoever commits behind it was not seen."""
+    """The end of the log shortly after: a transaction that commits later was not seen."""
 
     def has(self, xid: int, end_lsn: int) -> bool:
         """Whether the changes of this transaction were seen; `xid` as the log has it, without its epoch."""
@@ -48,14 +48,14 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """The rows of a table when its changes began to be followed."""
+class TableCopy:
+    """The rows of a table at the time when its changes began to be followed."""
 
     table: TableName
     copy: TableName
     rows: int
-    seen: Seen
-    columns: tuple[Column, ...]
+    seen: VisibleTransactions
+    columns: tuple[RelationColumn, ...]
     oid: int
     """Of the table that was copied: one of the same name that was created later has another."""
     key: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Copy:
 
 
 def prepare(connection: Connection) -> None:
-    """The place for copies and for what is known of them."""
+    """Create the schema for copies and the tables that describe them."""
     try:
         with connection.transaction():
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
@@ -87,11 +87,11 @@ def prepare(connection: Connection) -> None:
                 f"CREATE TABLE IF NOT EXISTS {SCHEMA}.beginnings (slot text PRIMARY KEY, lsn pg_lsn NOT NULL)"
             )
     except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema):
-        pass  # Somebody else made it in the same moment.
+        pass  # Another reader created it at the same time.
 
 
 def note_beginning(connection: Connection, slot: str, lsn: int) -> None:
-    """Keep where a query begins: its first batch, planned again after a crash, must begin there too."""
+    """Note where a query begins: its first batch, planned again after a crash, must begin there too."""
     connection.execute(
         f"INSERT INTO {SCHEMA}.beginnings (slot, lsn) VALUES (%s, %s)"
         " ON CONFLICT (slot) DO UPDATE SET lsn = excluded.lsn",
@@ -100,7 +100,7 @@ def note_beginning(connection: Connection, slot: str, lsn: int) -> None:
 
 
 def beginning(connection: Connection, slot: str) -> int | None:
-    """Where the query of this slot began, if everything that its first batch was planned from is still there."""
+    """Where the query of this slot began, if everything that its first batch was planned from still exists."""
     row = connection.execute(f"SELECT lsn::text FROM {SCHEMA}.beginnings WHERE slot = %s", [slot]).fetchone()
     if row is None:
         return None
@@ -112,7 +112,7 @@ def beginning(connection: Connection, slot: str) -> int | None:
     return lsn_from_text(row[0]) if missing is None else None
 
 
-def take(connection: Connection, slot: str, table: TableName, *, with_rows: bool) -> Copy:
+def take(connection: Connection, slot: str, table: TableName, *, with_rows: bool) -> TableCopy:
     """The copy for this slot, made if there is none. Without rows, changes alone are followed, from now on.
 
     A table that was dropped and created again is copied again.
@@ -145,7 +145,7 @@ def take(connection: Connection, slot: str, table: TableName, *, with_rows: bool
     return taken
 
 
-def load(connection: Connection, slot: str, table: TableName) -> Copy | None:
+def load(connection: Connection, slot: str, table: TableName) -> TableCopy | None:
     row = connection.execute(
         "SELECT copy, rows, snapshot, lsn::text, columns, oid, generation"
         f" FROM {SCHEMA}.snapshots WHERE slot = %s AND relation = %s",
@@ -160,16 +160,18 @@ def load(connection: Connection, slot: str, table: TableName) -> Copy | None:
             f"UPDATE {SCHEMA}.snapshots SET oid = %s WHERE slot = %s AND relation = %s", [oid, slot, table.text]
         )
     xmin, xmax, running = snapshot.split(":")
-    seen = Seen(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(lsn))
-    known = tuple(Column(one["name"], one["type_oid"], in_key=False) for one in described)
+    seen = VisibleTransactions(
+        int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(lsn)
+    )
+    known = tuple(RelationColumn(one["name"], one["type_oid"], in_key=False) for one in described)
     keyed = sorted((one["key"], one["name"]) for one in described if one.get("key") is not None)
     key = tuple(column for _, column in keyed)
-    return Copy(table, TableName(SCHEMA, name), rows, seen, known, oid, key, generation)
+    return TableCopy(table, TableName(SCHEMA, name), rows, seen, known, oid, key, generation)
 
 
-def read(connection: Connection, copy: Copy, first: int, last: int) -> Iterator[Row]:
-    """The rows numbered first to last, both counted in, as the change feed would spell them."""
-    made = made_types(connection)
+def read(connection: Connection, copy: TableCopy, first: int, last: int) -> Iterator[Row]:
+    """The rows numbered first to last, inclusive, with values as in the change feed."""
+    made = user_types(connection)
     converters = [converter(column.type_oid, made) for column in copy.columns]
     names = [column.name for column in copy.columns]
     query = sql.SQL("COPY (SELECT {} FROM {} WHERE {} BETWEEN {} AND {} ORDER BY {}) TO STDOUT").format(
@@ -189,19 +191,19 @@ def read(connection: Connection, copy: Copy, first: int, last: int) -> Iterator[
             }
 
 
-def relation_of(copy: Copy, key: tuple[str, ...]) -> Relation:
-    """The copied table as the change feed would describe it."""
-    known = tuple(Column(column.name, column.type_oid, column.name in key) for column in copy.columns)
+def relation_of(copy: TableCopy, key: tuple[str, ...]) -> Relation:
+    """The copied table as the change feed describes it."""
+    known = tuple(RelationColumn(column.name, column.type_oid, column.name in key) for column in copy.columns)
     return Relation(copy.oid, copy.table.schema, copy.table.table, "d", known, ())
 
 
-def discard_rows(connection: Connection, copy: Copy) -> None:
-    """The rows were delivered; what the copy saw stays known."""
+def discard_rows(connection: Connection, copy: TableCopy) -> None:
+    """Delete the rows after their delivery; the note of what the copy saw is kept."""
     connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(copy.copy.quoted))
 
 
 def forget(connection: Connection, slot: str) -> None:
-    """Everything of this slot, rows included."""
+    """Delete everything of this slot, rows included."""
     if connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.snapshots"]).fetchone() == (None,):
         return
     with connection.transaction():

@@ -1,8 +1,7 @@
-"""Tables that take the events of streams: which column is filled from what, and the statement that does it.
+"""Tables with one row per event: what fills each column, and the statement that inserts the rows.
 
-Invariant: every such table has a unique key of the stream's name, the event's place in it and the incarnation of the
-stream, so that an event that is brought again changes nothing, and the events of a stream that was deleted and created
-again are rows of their own.
+Invariant: every such table has a unique key of the stream's name, the event's offset and the incarnation of the stream,
+so an event that is written again has no effect, and the events of a stream that was deleted and recreated are new rows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.postgres.catalog import TableName, columns, exists, regclass
-from headwater.postgres.connecting import Connection, SetUpWrong
+from headwater.postgres.connections import Connection, PostgresSetupError
 
 log = logging.getLogger("headwater.pipeline")
 
@@ -95,7 +94,7 @@ _TEXT_TYPES: Final = frozenset(("text", "character varying", "smallint", "intege
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class EventMapping:
     """A table, and for each of its columns what fills it: `@stream`, `@offset`, `@incarnation`, `@position`,
     `@payload`, or the path of a field of the event, such as `value.status`."""
 
@@ -118,13 +117,13 @@ class Mapped:
         try:
             return by_source[STREAM], by_source[OFFSET], by_source[INCARNATION]
         except KeyError as missing:
-            raise SetUpWrong(
+            raise PostgresSetupError(
                 f"The mapping of table {self.table.text} has no column for {missing}: events are known by their stream"
                 " and offset, so both must be written."
             ) from None
 
 
-def prepare(connection: Connection, mapped: Mapped) -> None:
+def prepare(connection: Connection, mapped: EventMapping) -> None:
     """Make what is missing: the table, its key, the dead letters and the book of batches."""
     create_once(connection, sql.SQL(BOOKS))
     if INCARNATION_COLUMN not in _column_names(connection, TableName("headwater", "dead_letters")):
@@ -134,7 +133,9 @@ def prepare(connection: Connection, mapped: Mapped) -> None:
     there = _column_names(connection, mapped.table)
     for name in mapped.columns:
         if name not in there:
-            raise SetUpWrong(f"Table {mapped.table.text} has no column {name}; it has {', '.join(sorted(there))}.")
+            raise PostgresSetupError(
+                f"Table {mapped.table.text} has no column {name}; it has {', '.join(sorted(there))}."
+            )
     steps = [*_column_migration(mapped, there), *_key_migration(connection, mapped)]
     if not steps:
         return
@@ -142,20 +143,20 @@ def prepare(connection: Connection, mapped: Mapped) -> None:
         create_once(connection, sql.SQL("; ").join(steps))
     except psycopg.errors.UniqueViolation as error:
         key = mapped.key if mapped.key[2] in there else mapped.key[:2]
-        raise SetUpWrong(
+        raise PostgresSetupError(
             f"Table {mapped.table.text} holds some events twice, so it cannot get its key:"
             f" {error.diag.message_detail} Keep one row of each event with: {_deletion(connection, mapped, key)}"
         ) from None
     except psycopg.errors.InsufficientPrivilege:
         spelled = sql.SQL("; ").join(steps).as_string(connection)
-        raise SetUpWrong(
+        raise PostgresSetupError(
             f"Table {mapped.table.text} needs a key with the incarnation of the stream, and the pipeline's role may not"
             f" change the table. Let its owner run: {spelled};"
         ) from None
     log.info("table %s: its key has the incarnation of the stream now", mapped.table.text)
 
 
-def _column_migration(mapped: Mapped, there: set[str]) -> list[sql.Composed]:
+def _column_migration(mapped: EventMapping, there: set[str]) -> list[sql.Composed]:
     """Rows from before have an empty incarnation. A constant default changes no row on the disk."""
     column = mapped.key[2]
     if column in there:
@@ -164,7 +165,7 @@ def _column_migration(mapped: Mapped, there: set[str]) -> list[sql.Composed]:
     return [statement.format(mapped.table.quoted, sql.Identifier(column))]
 
 
-def _key_migration(connection: Connection, mapped: Mapped) -> list[sql.Composed]:
+def _key_migration(connection: Connection, mapped: EventMapping) -> list[sql.Composed]:
     """A key of stream and offset alone would refuse the events of a stream that was created again: it is replaced."""
     key = sql.SQL(", ").join(map(sql.Identifier, mapped.key))
     steps: list[sql.Composed] = []
@@ -188,7 +189,7 @@ def prepare_items(connection: Connection, table: TableName) -> None:
     create_once(connection, sql.SQL(_ITEMS).format(table.quoted))
 
 
-def insertion(connection: Connection, mapped: Mapped) -> str:
+def insertion(connection: Connection, mapped: EventMapping) -> str:
     """The statement that moves staged rows, numbered from STAGED_FIRST to STAGED_LAST, into the table, in order.
 
     Where ONLY_NEW is replaced by `only_new`, rows whose event is in the table under another key are left out.
@@ -211,7 +212,7 @@ def insertion(connection: Connection, mapped: Mapped) -> str:
     ).as_string(connection)
 
 
-def only_new(connection: Connection, mapped: Mapped) -> str:
+def only_new(connection: Connection, mapped: EventMapping) -> str:
     """The condition that an event is not in the table under another key, from before offsets named the incarnation.
 
     Rows without an incarnation belong to the one that `earlier_rows` names. An event without one (of a batch that was
@@ -233,7 +234,7 @@ def only_new(connection: Connection, mapped: Mapped) -> str:
     ).as_string(connection)
 
 
-def adoption(connection: Connection, mapped: Mapped) -> str:
+def adoption(connection: Connection, mapped: EventMapping) -> str:
     """The statement that decides, once for each stream, which incarnation the rows without one belong to.
 
     It takes the streams and their incarnations as two arrays. Rows belong to the incarnation of the staged events if
@@ -265,7 +266,7 @@ def adoption(connection: Connection, mapped: Mapped) -> str:
     return spelled.replace("%", "%%").replace("/*asked*/", "%s::text[], %s::text[]")
 
 
-def _same_event(connection: Connection, mapped: Mapped) -> sql.Composable:
+def _same_event(connection: Connection, mapped: EventMapping) -> sql.Composable:
     """Whether a row (`there`) holds a staged event (`event`), by the columns whose values can be compared as text."""
     types = {column.name: column.type_name for column in columns(connection, mapped.table)}
     comparisons: list[sql.Composable] = []
@@ -283,7 +284,7 @@ def _column_names(connection: Connection, table: TableName) -> set[str]:
     return {column.name for column in columns(connection, table)}
 
 
-def value_of(mapped: Mapped, name: str, type_name: str) -> sql.Composable:
+def value_of(mapped: EventMapping, name: str, type_name: str) -> sql.Composable:
     source = mapped.filled[name]
     cast = sql.SQL(type_name)
     match source:
@@ -308,7 +309,7 @@ def value_of(mapped: Mapped, name: str, type_name: str) -> sql.Composable:
             return sql.SQL("(payload {} {}::text[])::{}").format(arrow, path, cast)
 
 
-def _creation(mapped: Mapped) -> sql.Composed:
+def _creation(mapped: EventMapping) -> sql.Composed:
     lines = [sql.SQL("id SERIAL PRIMARY KEY")] if "id" not in mapped.columns else []
     required = {STREAM, PAYLOAD}  # As the reference has it: an application may insert rows without an offset.
     described: list[sql.Composable] = list(lines)
@@ -321,7 +322,7 @@ def _creation(mapped: Mapped) -> sql.Composed:
     return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(mapped.table.quoted, sql.SQL(", ").join(described))
 
 
-def _deletion(connection: Connection, mapped: Mapped, key: Sequence[str]) -> str:
+def _deletion(connection: Connection, mapped: EventMapping, key: Sequence[str]) -> str:
     """The statement that deletes all but the first row of each event."""
     same = sql.SQL(" AND ").join(sql.SQL("a.{0} = b.{0}").format(sql.Identifier(name)) for name in key)
     statement = sql.SQL("DELETE FROM {0} a USING {0} b WHERE {1} AND a.ctid > b.ctid;")

@@ -15,14 +15,14 @@ import psycopg
 from psycopg import sql
 
 from headwater.postgres.catalog import TableName, columns, exists
-from headwater.postgres.connecting import Connection, SetUpWrong
+from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.tables import (
     BOOKS,
     COLUMN_TYPES,
     STAGED_FIRST,
     STAGED_LAST,
     STREAM,
-    Mapped,
+    EventMapping,
     create_once,
     unique_indexes,
     value_of,
@@ -54,7 +54,7 @@ class UpsertMapping:
 
     table: TableName
     columns: Mapping[str, str]
-    """As in `Mapped`; `key` and `type` are those of the message, `value.…` the fields of its value."""
+    """As in `EventMapping`; `key` and `type` are those of the message, `value.…` the fields of its value."""
     types: Mapping[str, str]
     key: tuple[str, ...]
 
@@ -85,7 +85,9 @@ def prepare(connection: Connection, mapping: UpsertMapping) -> UpsertStatements:
     types = {column.name: column.type_name for column in columns(connection, mapping.table)}
     for name in mapping.columns:
         if name not in types:
-            raise SetUpWrong(f"Table {mapping.table.text} has no column {name}; it has {', '.join(sorted(types))}.")
+            raise PostgresSetupError(
+                f"Table {mapping.table.text} has no column {name}; it has {', '.join(sorted(types))}."
+            )
     if not unique_indexes(connection, mapping.table, mapping.key):
         key = sql.SQL(", ").join(map(sql.Identifier, mapping.key))
         index = sql.Identifier(f"{mapping.table.table[:40]}_upsert_key")
@@ -93,7 +95,7 @@ def prepare(connection: Connection, mapping: UpsertMapping) -> UpsertStatements:
         try:
             create_once(connection, statement)
         except (psycopg.errors.UniqueViolation, psycopg.errors.InsufficientPrivilege) as error:
-            raise SetUpWrong(
+            raise PostgresSetupError(
                 f"Table {mapping.table.text} needs a unique index over {', '.join(mapping.key)}, which cannot be"
                 f" created ({error.diag.message_primary}). Create it with: {statement.as_string(connection)};"
             ) from None
@@ -206,7 +208,7 @@ def _reset(mapping: UpsertMapping) -> sql.Composed:
 
 
 def _value(mapping: UpsertMapping, name: str, type_name: str) -> sql.Composable:
-    return value_of(Mapped(mapping.table, mapping.columns, mapping.types), name, type_name)
+    return value_of(EventMapping(mapping.table, mapping.columns, mapping.types), name, type_name)
 
 
 def _key_value(mapping: UpsertMapping, name: str, type_name: str) -> sql.Composable:

@@ -1,7 +1,7 @@
-"""From the text that Postgres writes for a value to the JSON that stands for it, losing no digit on the way.
+"""Convert the text that Postgres writes for a value to JSON, without losing a digit.
 
-Numbers that JSON has go over as they are spelled, json and jsonb as they are stored; what JSON has no number for (NaN,
-numeric, dates, bytes) stays the text that Postgres would read back. Invariant: one text always gives the same JSON.
+Integers and floats stay as they are written, json and jsonb as they are stored; what JSON has no number for (NaN,
+numeric, dates, bytes) stays the text that Postgres reads back. Invariant: one text always gives the same JSON.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SESSION_SETTINGS: Final[Mapping[str, str]] = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
 }
-"""What fixes how Postgres spells values. Every session that reads any must have them."""
+"""Settings that fix the text of values. Every session that reads values must have them."""
 
 _NOT_IN_JSON: Final = frozenset({"NaN", "Infinity", "-Infinity"})
 
 
 @dataclass(frozen=True, slots=True)
-class MadeType:
-    """A type that a database made itself: a domain, or an array of something."""
+class UserType:
+    """A user-defined type: a domain, or an array."""
 
     base: int = 0
     """What a domain restricts."""
@@ -101,8 +101,8 @@ _ARRAYS: Final[dict[int, int]] = {
 _BOX_ARRAY: Final = 1020
 
 
-def converter(oid: int, made: Mapping[int, MadeType]) -> Convert:
-    """How values of a type become JSON. Types that are not known stay text."""
+def converter(oid: int, made: Mapping[int, UserType]) -> Convert:
+    """The conversion of a type to JSON. Unknown types stay text."""
     for _ in range(8):  # a domain over a domain over …
         kind = made.get(oid)
         if kind is None or not kind.base:
@@ -120,7 +120,7 @@ def converter(oid: int, made: Mapping[int, MadeType]) -> Convert:
     return _text
 
 
-def _array_of(element: int, delimiter: str, made: Mapping[int, MadeType]) -> Convert:
+def _array_of(element: int, delimiter: str, made: Mapping[int, UserType]) -> Convert:
     convert = converter(element, made)
     return lambda text: parse_array(text, convert, delimiter)
 

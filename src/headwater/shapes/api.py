@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import psycopg
 
-from headwater.postgres.connecting import Connection
+from headwater.postgres.connections import Connection
 from headwater.shapes import responses
 from headwater.shapes.database import Database
 from headwater.shapes.definition import Definition, filter_of

@@ -13,9 +13,9 @@ from typing import Final
 import msgspec
 import psycopg
 
-from headwater.postgres.connecting import Connection
+from headwater.postgres.connections import Connection
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
-from headwater.postgres.snapshots import SCHEMA, Seen
+from headwater.postgres.snapshots import SCHEMA, VisibleTransactions
 from headwater.shapes.definition import Wanted
 
 NEW: Final = "new"
@@ -29,7 +29,7 @@ class Stored:
     state: str
     wanted: Wanted
     identity: str
-    seen: Seen | None
+    seen: VisibleTransactions | None
     chunks: tuple[str, ...]
 
 
@@ -89,7 +89,7 @@ class Catalog:
             [self._slot, handle, NEW, msgspec.json.encode(wanted).decode(), identity],
         )
 
-    def complete(self, connection: Connection, handle: str, seen: Seen, chunks: Sequence[str]) -> None:
+    def complete(self, connection: Connection, handle: str, seen: VisibleTransactions, chunks: Sequence[str]) -> None:
         running = ",".join(map(str, sorted(seen.running)))
         connection.execute(
             f"UPDATE {SCHEMA}.shapes SET state = %s, snapshot = %s, lsn = %s, chunks = %s WHERE handle = %s",
@@ -106,6 +106,8 @@ class Catalog:
         connection.execute(f"DELETE FROM {SCHEMA}.shapes WHERE handle = %s", [handle])
 
 
-def _seen(snapshot: str, lsn: str) -> Seen:
+def _seen(snapshot: str, lsn: str) -> VisibleTransactions:
     xmin, xmax, running = snapshot.split(":")
-    return Seen(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(lsn))
+    return VisibleTransactions(
+        int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(lsn)
+    )

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
-from headwater.postgres.connecting import Connection, connect, is_away, named
+from headwater.postgres.connections import Connection, connect, display_address, is_unavailable
 from headwater.shapes.errors import Unavailable
 
 Result = TypeVar("Result")
@@ -38,7 +38,7 @@ class Database:
                 return work(kept)
             except psycopg.Error as error:
                 self._discard(kept)
-                if not is_away(error) or error.sqlstate is not None:
+                if not is_unavailable(error) or error.sqlstate is not None:
                     raise self._translated(error) from error
                 # The connection was broken while nobody used it: once more on a new one.
             except BaseException:
@@ -60,8 +60,10 @@ class Database:
             raise
 
     def _translated(self, error: psycopg.Error) -> Exception:
-        if is_away(error):
-            return Unavailable(f"Postgres at {named(self.url)} cannot be used: {' '.join(str(error).split())}")
+        if is_unavailable(error):
+            return Unavailable(
+                f"Postgres at {display_address(self.url)} cannot be used: {' '.join(str(error).split())}"
+            )
         return error
 
     def _discard(self, connection: Connection) -> None:

@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.postgres.catalog import TableName
-from headwater.postgres.connecting import Connection, is_about_a_row
+from headwater.postgres.connections import Connection, is_row_error
 from headwater.shapes.errors import Invalid
 from headwater.shapes.table import Table, chosen_columns, describe
 from headwater.shapes.where import (
@@ -123,7 +123,7 @@ def _spelled(connection: Connection, condition: Condition) -> list[str | None]:
     try:
         cursor = connection.execute(query, [value.text for value in condition.values])
     except psycopg.Error as error:
-        if is_about_a_row(error):
+        if is_row_error(error):
             raise Unsupported(error.diag.message_primary or "a constant does not fit its type") from None
         raise
     result = cursor.pgresult

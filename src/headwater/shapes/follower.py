@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.postgres import slots
-from headwater.postgres.connecting import Connection, SetUpWrong
+from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.shapes.catalog import Catalog
 from headwater.shapes.database import Database
 from headwater.shapes.errors import Unavailable
@@ -59,7 +59,7 @@ class Follower:
         while True:
             try:
                 await self._follow()
-            except (Unavailable, SetUpWrong, psycopg.Error) as error:
+            except (Unavailable, PostgresSetupError, psycopg.Error) as error:
                 if self._connected.is_set():
                     wait_s = _RETRY_FIRST_S
                 self.trouble = " ".join(str(error).split())

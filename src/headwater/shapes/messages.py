@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from headwater.postgres.pgoutput import Change, Row, Transaction
+from headwater.postgres.pgoutput import Row, RowChange, Transaction
 from headwater.shapes.definition import Definition
 from headwater.shapes.offsets import LogOffset
 
@@ -103,7 +103,7 @@ class ChangeWriter:
             entries.append((LogOffset(transaction.commit_lsn, position), encode(message)))
         return entries
 
-    def _check(self, change: Change) -> None:
+    def _check(self, change: RowChange) -> None:
         if change.operation == "truncate":
             raise Stale("the table was truncated")
         if not self._table.matches(change.relation):
@@ -111,7 +111,7 @@ class ChangeWriter:
         if self._definition.needs_old_rows and change.relation.identity != "f":
             raise Stale("the table no longer has REPLICA IDENTITY FULL")
 
-    def _messages(self, change: Change) -> Iterator[dict[str, Any]]:
+    def _messages(self, change: RowChange) -> Iterator[dict[str, Any]]:
         old, new = change.old, change.new
         was_in = old is not None if self._matches is None else old is not None and self._matches(old)
         is_in = new is not None if self._matches is None else new is not None and self._matches(new)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeVar
 
 from headwater.postgres.catalog import TableName
-from headwater.postgres.connecting import Connection
+from headwater.postgres.connections import Connection
 from headwater.postgres.pgoutput import Transaction
-from headwater.postgres.snapshots import Seen
+from headwater.postgres.snapshots import VisibleTransactions
 from headwater.shapes.catalog import COMPLETE, Catalog, Stored
 from headwater.shapes.database import Database
 from headwater.shapes.definition import Definition, Wanted, define
@@ -69,7 +69,7 @@ class Shape:
         self.log = shape_log
         self.writer = ChangeWriter(definition)
         self.schema_header = definition.schema_header
-        self.seen: Seen | None = None
+        self.seen: VisibleTransactions | None = None
         self.is_dropped = False
         self.failure: ShapeError | None = None
         """Why it could not be made."""
@@ -93,7 +93,7 @@ class Shape:
     def idle_s(self) -> float:
         return 0.0 if self._readers else time.monotonic() - self._used_at
 
-    def set_seen(self, seen: Seen | None) -> None:
+    def set_seen(self, seen: VisibleTransactions | None) -> None:
         """What the snapshot saw; None when it is not known (yet, or again)."""
         self.seen = seen
         self._seen_known.set()
@@ -240,7 +240,7 @@ class Registry:
                     return
             time.sleep(_INVISIBLE_WAIT_S)
 
-    def _write_rows(self, connection: Connection, shape: Shape, seen: Seen, call: Any) -> None:
+    def _write_rows(self, connection: Connection, shape: Shape, seen: VisibleTransactions, call: Any) -> None:
         definition = shape.definition
         pieces: list[bytes] = []
         size = 0
@@ -265,7 +265,7 @@ class Registry:
         shape.followed_after = self._applied
         self._followed.setdefault(shape.definition.table.oid, {})[shape.handle] = shape
 
-    async def _accept(self, shape: Shape, seen: Seen) -> bool:
+    async def _accept(self, shape: Shape, seen: VisibleTransactions) -> bool:
         """Whether the snapshot has everything that was applied before the shape was followed."""
         earlier = (one for one in self._recent if one.number <= shape.followed_after)
         if any(not seen.has(one.xid, one.end_lsn) for one in earlier):

@@ -18,7 +18,7 @@ import psycopg
 from psycopg import pq, sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from headwater.postgres.connecting import connect
+from headwater.postgres.connections import connect
 from headwater.postgres.pgoutput import Decoder, Transaction
 from headwater.shapes.errors import Unavailable
 

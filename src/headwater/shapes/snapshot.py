@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from typing import Final
 
 from headwater.postgres.catalog import TableName
-from headwater.postgres.connecting import Connection
+from headwater.postgres.connections import Connection
 from headwater.postgres.lsn import lsn_from_text
-from headwater.postgres.snapshots import Seen
+from headwater.postgres.snapshots import VisibleTransactions
 from headwater.shapes.where.rendering import Rendered, quoted
 
 _FETCH_BYTES: Final = 512 << 10
@@ -22,14 +22,16 @@ _FETCH_ROWS_MAX: Final = 2_000
 
 
 @contextmanager
-def at_one_moment(connection: Connection) -> Iterator[Seen]:
+def at_one_moment(connection: Connection) -> Iterator[VisibleTransactions]:
     """A transaction in which nothing changes, and what it sees."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         row = connection.execute("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text").fetchone()
         assert row is not None
         xmin, xmax, running = row[0].split(":")
-        yield Seen(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(row[1]))
+        yield VisibleTransactions(
+            int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))), lsn_from_text(row[1])
+        )
 
 
 def read_rows(

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from headwater.postgres import slots
 from headwater.postgres.catalog import TableName
-from headwater.postgres.connecting import Connection, SetUpWrong
+from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.pgoutput import Relation
 from headwater.shapes.errors import Invalid
 from headwater.shapes.where import WhereColumn
@@ -176,7 +176,7 @@ def prepare(connection: Connection, publication: str, table: Table, *, needs_old
     connection.execute(sql.SQL("SET lock_timeout = {}").format(LOCK_TIMEOUT))
     try:
         slots.publish(connection, publication, [table.name], full_rows=False)
-    except SetUpWrong as error:
+    except PostgresSetupError as error:
         raise Invalid("table", str(error)) from None
     if table.has_full_identity:
         return

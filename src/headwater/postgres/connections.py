@@ -1,7 +1,7 @@
-"""Connections to Postgres, what its errors mean, and waiting for one that is away.
+"""Connections to Postgres, the classes of its errors, and retries while it is unavailable.
 
-Invariant: an error is exactly one of three: the database is away or short of something (wait, and nothing is lost), a
-row is not acceptable (only that row is set aside), or the set-up is wrong (stop and say so).
+Invariant: an error is exactly one of three: the database is unavailable or out of a resource (retry, and nothing is
+lost), a row is not acceptable (only that row is set aside), or the setup is wrong (stop, with the reason).
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ _BACK_OFF_MAX_S: Final = 5.0
 
 # By class or by code of SQLSTATE: connection exceptions, serialization and deadlock, out of resources (a full disk
 # among them), shut down or not yet up, read-only (a standby that is about to be promoted), a slot in use.
-_AWAY: Final = ("08", "40", "53", "57", "58", "25006", "55006", "55P03")
+_UNAVAILABLE: Final = ("08", "40", "53", "57", "58", "25006", "55006", "55P03")
 # Data, constraints, limits of a value or row, a trigger's refusal, and a generated or restricted column.
 _ROW: Final = ("21", "22", "23", "27", "38", "39", "44", "54", "P0001", "P0004", "428C9")
 
 
-class PostgresAway(Exception):
-    """No usable database for as long as was allowed."""
+class PostgresUnavailableError(Exception):
+    """The database could not be used for the time allowed."""
 
 
-class SetUpWrong(Exception):
-    """Something that waiting does not cure; the message says what to do."""
+class PostgresSetupError(Exception):
+    """A mistake in the setup that retries do not cure; the message says what to do."""
 
 
-def is_away(error: psycopg.Error) -> bool:
-    """Whether trying again later may help."""
+def is_unavailable(error: psycopg.Error) -> bool:
+    """Whether a retry may succeed."""
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
-    return error.sqlstate.startswith(_AWAY)
+    return error.sqlstate.startswith(_UNAVAILABLE)
 
 
-def is_about_a_row(error: psycopg.Error) -> bool:
-    """Whether the fault is with a value or row, so that the others can go on."""
+def is_row_error(error: psycopg.Error) -> bool:
+    """Whether the error is about one value or row, so that the other rows can be written."""
     return error.sqlstate is not None and error.sqlstate.startswith(_ROW)
 
 
 def connect(url: str, *, autocommit: bool = True) -> Connection:
-    """A session that spells values as `values` expects them."""
+    """Connect with the settings that `values` needs for the text of values."""
     options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
     given = conninfo_to_dict(url)
     before = str(given.get("options") or "")
@@ -67,15 +67,15 @@ def connect(url: str, *, autocommit: bool = True) -> Connection:
     )
 
 
-def named(url: str) -> str:
-    """The address without its secret, for logs and pages."""
+def display_address(url: str) -> str:
+    """The address without its password, for logs and pages."""
     parts = conninfo_to_dict(url)
     host, port = parts.get("host") or "localhost", parts.get("port") or 5432
     return f"{host}:{port}/{parts.get('dbname') or ''}"
 
 
-class Waiting:
-    """Keeps one connection, and tries again, with back-off, while the database is away."""
+class RetryingConnection:
+    """One connection that is reopened, with back-off, while the database is unavailable."""
 
     def __init__(self, url: str, wait_max_s: float) -> None:
         self._url = url
@@ -83,7 +83,7 @@ class Waiting:
         self._connection: Connection | None = None
 
     def run(self, work: Callable[[Connection], Result]) -> Result:
-        """`work` may be called several times, each on a connection with nothing open; it must bear that."""
+        """Call `work`, again on a new connection if the database became unavailable: `work` must be repeatable."""
         deadline = time.monotonic() + self._wait_max_s
         back_off_s = _BACK_OFF_FIRST_S
         while True:
@@ -93,15 +93,15 @@ class Waiting:
                 return work(self._connection)
             except psycopg.Error as error:
                 self.close()
-                if not is_away(error):
+                if not is_unavailable(error):
                     raise
-                trouble = " ".join(str(error).split())
+                reason = " ".join(str(error).split())
                 if time.monotonic() + back_off_s > deadline:
-                    raise PostgresAway(
-                        f"Postgres at {named(self._url)} could not be used for {self._wait_max_s:.0f} s; the last"
-                        f" trouble was: {trouble}"
+                    raise PostgresUnavailableError(
+                        f"Postgres at {display_address(self._url)} could not be used for {self._wait_max_s:.0f} s;"
+                        f" the last error was: {reason}"
                     ) from None
-                log.warning("Postgres at %s: %s; trying again in %.1f s", named(self._url), trouble, back_off_s)
+                log.warning("Postgres at %s: %s; retrying in %.1f s", display_address(self._url), reason, back_off_s)
             except BaseException:
                 self.close()
                 raise
