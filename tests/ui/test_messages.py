@@ -161,7 +161,7 @@ def test_offsets_are_shown_and_lead_on(ui: Pages, http: httpx.Client) -> None:
     ends = [post(http, "read/offsets", {"n": number}) for number in range(3)]
     ui.open_stream("read/offsets")
     ui.loaded(3)
-    expect(ui.page.locator("#next-offset")).to_contain_text(ends[2])
+    expect(ui.page.locator("#next-offset")).to_have_attribute("title", f"Stream-Next-Offset: {ends[2]}")
     ui.messages.nth(1).click()
     expect(ui.page.locator("#detail")).to_contain_text(ends[0])
     expect(ui.page.locator("#detail")).to_contain_text(ends[1])

@@ -46,41 +46,41 @@ class ServerSettings(SettingsSection):
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on. `0.0.0.0` opens it to the network.")
     port: Count = Field(4437, ge=0, le=65535, description="TCP port to listen on; 0 picks a free one.")
     long_poll_timeout_secs: Seconds = Field(
-        30.0, description="How long a long-poll waits for data before it answers 204."
+        30.0, description="Maximum time that a long-poll waits for data before it returns 204."
     )
     sse_reconnect_interval_secs: SecondsOrOff = Field(
         60.0,
-        description="After this the server ends an SSE response, so that caches and proxies can collapse"
-        " readers; 0 never does.",
+        description="Time after which the server ends an SSE response, so that caches and proxies can combine"
+        " readers. 0: never.",
     )
     read_timeout_secs: Seconds = Field(
         30.0, description="A request must be received completely within this time, else 408."
     )
-    idle_timeout_secs: Seconds = Field(
-        75.0, description="A kept-alive connection without a request is closed after this."
-    )
+    idle_timeout_secs: Seconds = Field(75.0, description="Time after which an idle connection is closed.")
     write_timeout_secs: Seconds = Field(
-        60.0, description="A response of which the reader takes nothing for this long is dropped."
+        60.0, description="A connection whose client reads nothing of its response for this long is closed."
     )
-    drain_timeout_secs: SecondsOrOff = Field(10.0, description="How long a shutdown waits for requests in flight.")
+    drain_timeout_secs: SecondsOrOff = Field(
+        10.0, description="Maximum time that a shutdown waits for requests in progress."
+    )
     allowed_hosts: str = Field(
         "",
-        description="Host names that requests may be addressed to, comma-separated, besides loopback names; `*` is"
-        " any. Empty: loopback names only while the server listens on a loopback address, else any.",
+        description="Accepted host names, comma-separated, in addition to loopback names; `*` accepts all. Empty: only"
+        " loopback names if the server listens on a loopback address, otherwise all.",
         json_schema_extra=takes("`*`, or a comma-separated list of names like streams.example.com"),
     )
     public_url: str = Field(
         "",
-        description="Scheme and host under which clients reach this server, for `Location` and webhook callbacks."
-        " Empty: as each client did.",
+        description="Public URL of this server, for `Location` and webhook callbacks. Empty: the one that each client"
+        " used.",
         json_schema_extra=takes("empty, or a URL like https://streams.example.com"),
     )
     max_connections: Count = Field(
         10_000,
         ge=1,
         le=1_000_000,
-        description="Connections held at once; more are refused with 503. Fewer where the limit on open files"
-        " (`ulimit -n`) leaves no room for so many; the log then says how many.",
+        description="Maximum number of connections; more get 503. Fewer if the limit on open files (`ulimit -n`) does"
+        " not allow as many; the number is then logged.",
     )
 
     @field_validator("public_url")
@@ -110,8 +110,8 @@ class HttpSettings(SettingsSection):
 
     cors_origins: str = Field(
         "",
-        description="Origins whose web pages may read and write, comma-separated, besides the server's own. `*` is any:"
-        " then every page that a user visits can use this server.",
+        description="Origins whose web pages can read and write, comma-separated, in addition to the server's own. `*`"
+        " allows all: every page that a user visits can then use this server.",
         json_schema_extra=takes("`*`, or a comma-separated list of origins like https://app.example.com"),
     )
     loopback_origins: bool = Field(
@@ -124,9 +124,9 @@ class HttpSettings(SettingsSection):
         description="`Cache-Control` of reads. With `private` and `public` only full chunks below the tail and"
         " long-polls that return data may be cached, and never beyond the end of the stream.",
     )
-    max_header_bytes: Bytes = Field(32_768, ge=1024, description="All header fields together; more is 431.")
-    max_url_bytes: Bytes = Field(8_192, ge=256, description="The request target; longer is 414.")
-    max_body_bytes: Bytes = Field(67_108_864, description="One request body; larger is 413.")
+    max_header_bytes: Bytes = Field(32_768, ge=1024, description="Maximum size of all headers together; more is 431.")
+    max_url_bytes: Bytes = Field(8_192, ge=256, description="Maximum length of the request target; longer is 414.")
+    max_body_bytes: Bytes = Field(67_108_864, description="Maximum size of a request body; larger is 413.")
 
     @field_validator("cors_origins")
     @classmethod
@@ -148,49 +148,56 @@ class LimitsSettings(SettingsSection):
 
     max_memory_bytes: Bytes = Field(
         104_857_600,
-        description="Memory for streams, all together. In `memory` mode it counts messages, snapshots and metadata"
-        " (about 1.5 KiB a stream), and more is 413. In the other modes messages are on disk: there it caps"
+        description="Memory for all streams together. In `memory` mode it includes messages, snapshots and metadata"
+        " (about 1.5 KiB for each stream), and more is 413. In the other modes messages are on disk; there it limits"
         " `storage.hot_tail_bytes`, and `limits.max_metadata_bytes` limits the metadata.",
     )
     max_metadata_bytes: BytesOrOff = Field(
         536_870_912,
-        description="Memory for metadata in the modes other than `memory`: about 1.5 KiB a stream, 0.5 KiB a producer"
-        " or document. New streams, producers and buckets beyond it are 413; 0 is no limit.",
+        description="Memory for metadata in the modes other than `memory`: about 1.5 KiB for each stream, 0.5 KiB for"
+        " each producer or document. New streams, producers and buckets beyond it are 413. 0: no limit.",
     )
     max_stream_bytes: OptionalBytes = Field(
         None,
-        description="Bytes in one stream; 0 is no limit. Unset: 10485760 in `memory` mode, else none.",
+        description="Maximum size of one stream; 0: no limit. Unset: 10485760 in `memory` mode, otherwise no limit.",
         json_schema_extra=takes("a whole number of bytes, 0 for no limit, or empty for the mode's default"),
     )
     max_request_bodies_bytes: Bytes = Field(
         268_435_456,
-        description="Request bodies in memory, all connections together; more is 503 with `Retry-After`.",
+        description="Memory for the request bodies of all connections; more is 503 with `Retry-After`.",
     )
     max_append_messages: Count = Field(
-        100_000, ge=1, le=10_000_000, description="Messages in one request to a JSON stream; more is 413."
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description="Maximum number of messages in one append to a JSON stream; more is 413.",
     )
     max_json_message_bytes: Bytes = Field(
         16_777_216,
         ge=65_536,
-        description="One message in a JSON body above 1 MiB; larger is 413. Checking a message cannot be interrupted.",
+        description="Maximum size of one message in a JSON body above 1 MiB; larger is 413. The check of one message"
+        " cannot be interrupted, so it must be short.",
     )
     max_chunk_bytes: Bytes = Field(
         4_194_304,
         description="One read returns at most this much, cut at a message boundary, or one larger message.",
     )
-    max_name_bytes: Count = Field(1_024, ge=1, le=65_535, description="A stream's name, percent-decoded, in UTF-8.")
+    max_name_bytes: Count = Field(
+        1_024, ge=1, le=65_535, description="Maximum length of a stream name, percent-decoded, in UTF-8."
+    )
     max_snapshot_bytes: Bytes = Field(
-        1_073_741_824, description="One snapshot; larger is 413. It is never held in memory but in `memory` mode."
+        1_073_741_824,
+        description="Maximum size of a snapshot; larger is 413. Except in `memory` mode it is not held in memory.",
     )
     max_fork_depth: Count = Field(
         1_000,
         ge=1,
         le=1_000_000,
-        description="Forks of forks: how many sources a fork may have above it; deeper is 409. Each one that a read"
-        " touches costs it some microseconds.",
+        description="Maximum depth of forks of forks; deeper is 409. Each level that a read touches takes some"
+        " microseconds.",
     )
     max_producers_per_stream: Count = Field(
-        100_000, ge=1, le=100_000_000, description="Producer ids that one stream remembers; more is 413."
+        100_000, ge=1, le=100_000_000, description="Maximum number of producer ids of one stream; more is 413."
     )
 
 
@@ -201,7 +208,7 @@ class StorageSettings(SettingsSection):
         "memory",
         description="`memory`, `file-fast` (no fsync), `file-durable` (group commit), `acid` (LMDB; alias `redb`).",
     )
-    data_dir: Path = Field(Path("./data/streams"), description="Root directory of the persistent modes.")
+    data_dir: Path = Field(Path("./data/streams"), description="Data directory of the modes that store on disk.")
     acid_shard_count: Count = Field(
         16,
         ge=1,
@@ -210,15 +217,15 @@ class StorageSettings(SettingsSection):
         json_schema_extra=takes("a power of two from 1 to 256"),
     )
     hot_tail_bytes: Bytes = Field(
-        67_108_864, description="Newest data kept in memory by the file modes, all streams together."
+        67_108_864, description="Memory for the newest data of all streams in the file modes."
     )
     segment_bytes: Bytes = Field(
-        67_108_864, ge=65_536, description="Log segment size at which the file modes begin a new one."
+        67_108_864, ge=65_536, description="Maximum size of a journal segment in the file modes."
     )
     acid_map_bytes: Bytes = Field(
         1_099_511_627_776,
         ge=1_048_576,
-        description="Largest size of one `acid` database. Address space only; the file grows as needed.",
+        description="Maximum size of one `acid` database. Only address space is reserved; the file grows as needed.",
     )
     commit: Literal["auto", "inline", "thread"] = Field(
         "auto",
@@ -229,8 +236,8 @@ class StorageSettings(SettingsSection):
         16_777_216,
         ge=65_536,
         le=1_073_741_824,
-        description="Data committed in one write. More than this in one tick is committed in several; a single"
-        " larger request is committed alone.",
+        description="Maximum data of one commit. More data is committed in several steps; a single larger request is"
+        " committed alone.",
     )
 
     @field_validator("mode", mode="before")
@@ -247,7 +254,7 @@ class StorageSettings(SettingsSection):
 
 
 class TlsSettings(SettingsSection):
-    """Direct TLS; unset, the server speaks plain HTTP."""
+    """TLS of the server itself. Unset: plain HTTP."""
 
     cert_path: OptionalPath = Field(None, description="PEM certificate chain. Set together with `key_path`.")
     key_path: OptionalPath = Field(None, description="PEM private key. Set together with `cert_path`.")
@@ -276,10 +283,10 @@ class LogSettings(SettingsSection):
     rust_log: str = Field(
         "info",
         validation_alias=AliasChoices("rust_log", "level"),
-        description="Level, or a list like `warn,headwater.http=debug`. The variable `RUST_LOG` wins.",
+        description="Level, or a list like `warn,headwater.http=debug`. The variable `RUST_LOG` overrides it.",
         json_schema_extra=takes("trace, debug, info, warn, error or off, or a list like info,headwater.http=debug"),
     )
-    format: Literal["text", "json"] = Field("text", description="Lines for people, or one JSON object a line.")
+    format: Literal["text", "json"] = Field("text", description="Text lines, or one JSON object in each line.")
 
     @field_validator("rust_log")
     @classmethod
@@ -302,17 +309,18 @@ class ExpirySettings(SettingsSection):
     """The background sweep of expired streams."""
 
     sweep_interval_secs: Seconds = Field(
-        1.0, description="How often expired streams are looked for. On access they are gone at once anyway."
+        1.0,
+        description="Interval at which expired streams are deleted. On access they are treated as deleted immediately.",
     )
     clock_jump_secs: AgeOrOff = Field(
         3600.0,
-        description="A clock that is suddenly this far ahead (at a start, or after a suspend) has jumped: streams that"
-        " expired by it answer 404, but their data is kept for `clock_jump_grace_secs`. 0 deletes it at once.",
+        description="A clock that is suddenly ahead by more than this (at startup, after a suspend) has jumped: streams"
+        " that expired by it return 404, but their data is kept for `clock_jump_grace_secs`. 0: delete it.",
     )
     clock_jump_grace_secs: AgeOrOff = Field(
         86_400.0,
         description="How long data that expired by a clock jump is kept, unless `headwater store confirm-expiry`"
-        " deletes it sooner.",
+        " deletes it earlier.",
     )
 
 
@@ -328,25 +336,25 @@ class SubscriptionsSettings(SettingsSection):
     enabled: bool = Field(True, description="Serve `/v1/stream/__ds/…`.")
     allow_local_webhooks: OptionalBool = Field(
         False,
-        description="Let webhooks call `http://localhost` and 127.0.0.0/8. For development only: anyone who can create"
+        description="Allow webhooks to `http://localhost` and 127.0.0.0/8. For development only: anyone who can create"
         " a subscription, also through a proxy, can then make the server POST to any port of this machine.",
         json_schema_extra=takes("true or false; empty is false"),
     )
     public_url: str = Field(
         "",
-        description="Scheme and host under which webhook receivers reach this server. Empty: as the client did"
-        " that created the subscription.",
+        description="URL of this server for webhook receivers. Empty: the one that the creator of the subscription"
+        " used.",
         json_schema_extra=takes("empty, or a URL like https://streams.example.com"),
     )
     key_rotation_secs: AgeOrOff = Field(
-        0.0, description="Age at which the webhook signing key gets a successor; 0 keeps it."
+        0.0, description="Age at which the key that signs webhooks is replaced; 0: never."
     )
-    webhook_timeout_secs: Seconds = Field(30.0, description="How long one webhook call may take.")
+    webhook_timeout_secs: Seconds = Field(30.0, description="Maximum duration of a webhook call.")
     webhook_concurrency: Count = Field(
         64,
         ge=1,
         le=4096,
-        description="Webhook calls made at the same time. Receivers that do not answer get a quarter.",
+        description="Maximum number of concurrent webhook calls. Receivers that do not respond get a quarter of them.",
     )
     webhook_concurrency_per_host: Count = Field(
         8,

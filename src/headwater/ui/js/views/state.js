@@ -9,7 +9,7 @@ import { StreamReader } from "../reader.js";
 import { VirtualList } from "../virtual.js";
 import { tree } from "./tree.js";
 
-const ROW_PX = 30;
+const ROW_PX = 26;
 const COLUMNS_MAX = 6;
 const SAMPLED = 200;
 

@@ -3,7 +3,7 @@
 import { Address, explain, Refused } from "../client.js";
 import { badge, button, field, form, h, replace, select, toast } from "../dom.js";
 import { count, plural } from "../format.js";
-import { parseOffset } from "../messages.js";
+import { parseOffset, shortOffset } from "../messages.js";
 import { describe } from "../reader.js";
 import { answerPanel } from "./answer.js";
 import { openConfirm, requestDialog } from "./dialogs.js";
@@ -189,8 +189,8 @@ export class SubscriptionView {
           { "data-stream": link.path },
           h("td", {}, h("a", { class: "mono", href: addressOf(link.path).hash, text: link.path })),
           h("td", { text: link.link_type }),
-          h("td", { class: "mono muted", text: link.acked_offset }),
-          h("td", { class: "mono muted", text: tail ?? "–" }),
+          h("td", { class: "mono muted", text: shortOffset(link.acked_offset), title: link.acked_offset }),
+          h("td", { class: "mono muted", text: tail === null ? "–" : shortOffset(tail), title: tail ?? "" }),
           h("td", {}, lagBadge(link.acked_offset, tail)),
           h("td", {}, link.link_type === "explicit" && button("", () => this.#unlink(link.path), { symbol: "close", kind: "quiet small", title: `Unlink ${link.path}` })),
         );
