@@ -17,7 +17,7 @@ from headwater.engine import committer
 from headwater.engine.committer import Committer
 from headwater.engine.engine import Engine
 from headwater.engine.wakes import Wakes
-from headwater.storage.acid.shard_store import Pending, ShardStore
+from headwater.storage.acid.shard_store import PendingRecord, ShardStore
 from headwater.storage.interface import Committed
 from headwater.storage.journal.segments import FileJournal
 
@@ -135,7 +135,7 @@ def applies_only_some() -> None:
     """Now and then the shards of `acid` do not get what a checkpoint claims that they have."""
     apply = ShardStore._apply
 
-    def lazy(self: ShardStore, pending: list[Pending]) -> None:
+    def lazy(self: ShardStore, pending: list[PendingRecord]) -> None:
         apply(self, pending if len(pending) < 5 else pending[:-1])
 
     ShardStore._apply = lazy  # type: ignore[method-assign]

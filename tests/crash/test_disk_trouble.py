@@ -181,4 +181,4 @@ def test_another_shard_count_is_turned_away(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert "was made with 4 shards, and storage.acid_shard_count asks for 8" in done.stderr
+    assert "was made with 4 shards, and storage.acid_shard_count is 8" in done.stderr

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-from headwater.storage.filesystem import AlreadyLockedError, Appender, Bytes, Filesystem, Lock, Mapped
+from headwater.storage.filesystem import AlreadyLockedError, Bytes, FileAppender, Filesystem, Lock, MappedFile
 
 BLOCK_BYTES = 512
 FREE_BYTES = 2**40
@@ -221,7 +221,7 @@ class FaultyFilesystem:
 
     # -- the seam --------------------------------------------------------------------------------------------------
 
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> FileAppender:
         self.call("create", path)
         folder = self._folder(path.parent)
         if path.name in folder.names:
@@ -231,7 +231,7 @@ class FaultyFilesystem:
         self.after()
         return _FaultyAppender(self, file, path, self._life)
 
-    def extend(self, path: Path) -> Appender:
+    def extend(self, path: Path) -> FileAppender:
         self.call("extend", path)
         return _FaultyAppender(self, self._file(path), path, self._life)
 
@@ -316,7 +316,7 @@ class FaultyFilesystem:
         self.call("read", path)
         return bytes(self._file(path).data)
 
-    def map(self, path: Path) -> Mapped:
+    def map(self, path: Path) -> MappedFile:
         self.call("map", path)
         return _FaultyMapped(bytes(self._file(path).data), lambda: self.call("read", path))
 

@@ -15,7 +15,7 @@ from headwater.core.catalog import Catalog, StreamState
 from headwater.core.floors import floors, own_start
 from headwater.core.records import Append
 from headwater.storage.acid.shard_store import acid_storage
-from headwater.storage.filesystem import Appender, RealFilesystem
+from headwater.storage.filesystem import FileAppender, RealFilesystem
 from headwater.storage.interface import Committed, Storage, StorageError
 from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.offline.backup import restore_backup, take_backup
@@ -130,7 +130,7 @@ class InterruptedFilesystem(RealFilesystem):
         if self._left <= 0:
             raise ProcessEnded
 
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> FileAppender:
         self._count()
         return super().create(path)
 

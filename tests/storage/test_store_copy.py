@@ -14,16 +14,16 @@ import pytest
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.floors import floors, own_start
 from headwater.core.records import ForkPoint, Image, Retain, SnapshotRef
-from headwater.storage.acid.bulk_load import ShardBulkLoad
+from headwater.storage.acid.offline import ShardBulkLoad
 from headwater.storage.blobs import BLOBS_NAME, FileBlobs
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage, StorageError
 from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.offline.check import check
-from headwater.storage.offline.interface import MessageRun
+from headwater.storage.offline.interface import StoredRun
 from headwater.storage.offline.stats import offline_stats
 from headwater.storage.offline.store_copy import copy_between
-from headwater.storage.packs.bulk_load import PackBulkLoad
+from headwater.storage.packs.offline import PackBulkLoad
 from headwater.storage.packs.pack_store import file_storage
 from tests.storage.acid.driving import Driver, State, messages_of, open_acid, state_of
 
@@ -178,13 +178,13 @@ def without_producers(image: Image) -> Image:
     return msgspec.structs.replace(image, producers={})
 
 
-def swapped(runs: Iterable[MessageRun]) -> Iterable[MessageRun]:
+def swapped(runs: Iterable[StoredRun]) -> Iterable[StoredRun]:
     """Two messages that are as long as each other, in the wrong order."""
     for run in runs:
         data = bytearray(b"".join(run.pieces))
         first = data[0]
         data[0] = data[-1] ^ first ^ 1
-        yield MessageRun(run.index, run.position, [bytes(data)], run.lengths)
+        yield StoredRun(run.index, run.position, [bytes(data)], run.lengths)
 
 
 @pytest.mark.parametrize("sink", [PackBulkLoad, ShardBulkLoad])
@@ -192,7 +192,7 @@ def swapped(runs: Iterable[MessageRun]) -> Iterable[MessageRun]:
 def test_a_wrong_copy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sink: type[Any], wrong: str) -> None:
     add_stream = sink.add_stream
 
-    def add(self: Any, image: Image, runs: Iterable[MessageRun]) -> None:
+    def add(self: Any, image: Image, runs: Iterable[StoredRun]) -> None:
         if wrong == "streams" and not image.fork and not image.deleted and image.name == "s5":
             return
         add_stream(

@@ -1,11 +1,12 @@
 """Blobs: large immutable values beside the streams, written once and read many times. Snapshots are kept as blobs.
 
-A blob comes into being in pieces and exists only once it is finished; what refers to it is committed after that, so a
-crash leaves at most a blob that nobody refers to, which the next start removes. A blob that is open can be read to its
-end even when it is deleted meanwhile.
+A blob is written in pieces and exists only when it is finished; a record that refers to it is committed after that, so
+a crash leaves at most a blob without a reference, which the next start removes. An open blob can be read to its end
+even
+if it is deleted in the meantime.
 
-A blob on disk is one file: its bytes, a checksum for each page of them, and a footer that says what it is. Every page
-is checked when it is read, and is never served when it does not match.
+A blob on disk is one file: its bytes, a checksum for each page of them, and a footer. Every page is checked when it is
+read, and is never served when it does not match.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
-from headwater.storage.filesystem import Appender, Filesystem, Mapped
+from headwater.storage.filesystem import FileAppender, Filesystem, MappedFile
 from headwater.storage.interface import CorruptError, StorageError
 
 log = logging.getLogger("headwater.storage")
@@ -28,7 +29,7 @@ BLOBS_NAME: Final = "blobs"
 """The directory of blobs, within a data directory."""
 PAGE_BYTES: Final = 256 * 1024
 SYNC_EVERY_BYTES: Final = 8 * 1024 * 1024
-"""A long write is synced in steps: one sync of it all would hold up the log's on the same disk."""
+"""A long write is synced in steps: one sync of it all would delay the journal's on the same disk."""
 
 AHEAD_BYTES: Final = 4 * PAGE_BYTES
 """How far reads are prefetched."""
@@ -40,15 +41,15 @@ _UNFINISHED: Final = ".part"
 
 
 class BlobWriter(Protocol):
-    """A blob on its way. All calls may block, and come one at a time from whichever thread."""
+    """A blob being written. All calls may block, and are made one at a time from any thread."""
 
     def write(self, data: bytes) -> None: ...
 
     def finish(self) -> None:
-        """The blob is complete: make it durable (as far as the mode promises that) and let it exist."""
+        """Complete the blob: make it durable (as far as the mode promises that) and visible."""
 
     def abort(self) -> None:
-        """Let nothing of it remain. Does nothing after `finish`."""
+        """Remove it. Does nothing after `finish`."""
 
 
 class Blob(Protocol):
@@ -75,11 +76,11 @@ class BlobStore(Protocol):
     def delete(self, blob_id: int) -> None: ...
 
     def ids(self) -> set[int]:
-        """All blobs that are finished. What was left unfinished by an earlier run is removed."""
+        """All finished blobs. Unfinished ones of an earlier run are removed."""
 
 
 class MemoryBlobs:
-    """Blobs in RAM, for the mode that keeps nothing."""
+    """Blobs in memory, for mode `memory`."""
 
     blocks = False
 
@@ -137,7 +138,7 @@ class _MemoryBlob:
         return data[start : start + end_position - position]
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to close."""
 
 
 class FileBlobs:
@@ -179,7 +180,7 @@ class FileBlobs:
             elif name.endswith(_UNFINISHED):
                 self._filesystem.unlink(self._directory / name)
             else:
-                log.warning("%s is none of ours and is left alone", self._directory / name)
+                log.warning("%s is not a blob and is left alone", self._directory / name)
         return found
 
     def _path(self, blob_id: int) -> Path:
@@ -193,7 +194,7 @@ class _FileWriter:
         self._unfinished = path.with_name(path.name + _UNFINISHED)
         self._id = blob_id
         self._durable = durable
-        self._file: Appender | None = filesystem.create(self._unfinished)
+        self._file: FileAppender | None = filesystem.create(self._unfinished)
         self._size = 0
         self._synced = 0
         self._crcs = array("I")
@@ -238,7 +239,7 @@ class _FileWriter:
 
 
 class _FileBlob:
-    def __init__(self, mapped: Mapped, path: Path, blob_id: int) -> None:
+    def __init__(self, mapped: MappedFile, path: Path, blob_id: int) -> None:
         self._mapped = mapped
         self._path = path
         try:
@@ -280,7 +281,7 @@ class _FileBlob:
             or page_bytes != PAGE_BYTES
             or size + 4 * pages + _FOOTER.size != file_size
         ):
-            raise CorruptError(f"{self._path} does not end as a blob does, or is another one.")
+            raise CorruptError(f"{self._path} does not have the footer of this blob.")
         checksums = self._mapped.read(size, 4 * pages)
         if zlib.crc32(footer[:-4], zlib.crc32(checksums)) != crc:
             raise CorruptError(f"{self._path}: its checksums are damaged.")
@@ -302,7 +303,7 @@ def _from_little_endian(checksums: bytes) -> array[int]:
     return array("I", struct.unpack(f"<{len(checksums) // 4}I", checksums))
 
 
-def _write_whole(file: Appender, data: bytes | memoryview) -> None:
+def _write_whole(file: FileAppender, data: bytes | memoryview) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

@@ -58,7 +58,7 @@ class Chore(NamedTuple):
 
 
 class UnsavedState:
-    """What is in the journal and not yet in the cold store, and where the data of every stream lies.
+    """What is in the journal and not yet in the cold store, and where the data of every stream is.
 
     It belongs to the event loop; only `find` and `extents_of` may be called from other threads.
     """

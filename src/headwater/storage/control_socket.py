@@ -1,7 +1,7 @@
-"""The control socket of a data directory: where a running server can be asked things that no HTTP client may ask.
+"""The control socket of a data directory: commands to a running server that no HTTP client may give.
 
-It is a Unix socket beside the data with mode 0600, so whoever can connect could read the data anyway, and nothing that
-comes over a network reaches it. What is said over it is one JSON object a line; see `engine.control`.
+It is a Unix socket beside the data with mode 0600, so a process that can connect could read the data anyway, and
+nothing from a network reaches it. Requests and answers are one JSON object a line; see `engine.control`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _ADDRESS_MAX_BYTES: Final = 100
 def listening_socket(directory: Path) -> socket.socket:
     """A new control socket in a directory that this process has locked. Raises OSError where there can be none."""
     with suppress(FileNotFoundError):
-        # Left by a process that was killed; the lock says that it is gone.
+        # Left by a process that was killed; the lock shows that it has ended.
         (directory / NAME).unlink()
     opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _address(directory) as address:
             opened.bind(address)
-        # Nobody can connect before it listens, so there is no moment at which it is open to others.
+        # No process can connect before it listens, so it is never open to others.
         (directory / NAME).chmod(0o600)
         opened.listen(16)
         opened.setblocking(False)

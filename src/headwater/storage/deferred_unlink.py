@@ -1,8 +1,8 @@
-"""The file system of the machine, with a way to keep files for a while: somebody is copying the directory.
+"""A filesystem that defers deletions while a backup runs.
 
-Storage removes only files that nothing refers to any more, and says what it refers to before it removes anything. So
-whoever holds the files and then reads what is referred to finds all of it, however long the copying takes and whatever
-is written meanwhile. What is put off is done when the last hold ends, or by the next start.
+Storage removes only files that nothing refers to any more, and records what it refers to before it removes anything. So
+a process that holds the files and then reads what is referred to finds all of it, however long the copying takes and
+whatever is written in the meantime. Deferred deletions happen when the last hold ends, or at the next start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headwater.storage.filesystem import RealFilesystem
 log = logging.getLogger("headwater.storage")
 
 _UNFINISHED: Final = (".new", ".part")
-"""How the names of files end that are still being made: nothing refers to them yet, and their names are used again."""
+"""Suffixes of unfinished files: nothing refers to them yet, and their names are used again."""
 
 
 class DeferredUnlinkFilesystem(RealFilesystem):
@@ -26,31 +26,31 @@ class DeferredUnlinkFilesystem(RealFilesystem):
         super().__init__(reserve)
         self._lock = threading.Lock()
         self._holds = 0
-        self._put_off: list[Path] = []
+        self._deferred: list[Path] = []
 
     def unlink(self, path: Path) -> None:
         if path.suffix not in _UNFINISHED:
             with self._lock:
                 if self._holds:
-                    self._put_off.append(path)
+                    self._deferred.append(path)
                     return
         super().unlink(path)
 
     def hold(self) -> None:
-        """From now on every finished file stays."""
+        """Keep every finished file from now on."""
         with self._lock:
             self._holds += 1
 
     def release(self) -> None:
-        """End one hold; with the last of them the files that were to go meanwhile go now."""
+        """End one hold; the last one removes the files whose deletion was deferred."""
         with self._lock:
             self._holds -= 1
             assert self._holds >= 0, "a hold ends once"
             if self._holds:
                 return
-            paths, self._put_off = self._put_off, []
+            paths, self._deferred = self._deferred, []
         for path in paths:
             try:
                 super().unlink(path)
             except OSError as error:
-                log.warning("%s is no longer needed but stays until the next start: %s", path, error)
+                log.warning("%s is no longer needed and will be removed at the next start: %s", path, error)

@@ -1,6 +1,6 @@
 """A reserve of file descriptors, so that storage can open files when connections have used up all others.
 
-Sockets and files share one limit per process (`ulimit -n`). The reserve holds a few descriptors open on nothing; when
+Sockets and files share one limit per process (`ulimit -n`). The reserve keeps a few descriptors open on nothing; when
 an open fails because the limit is reached, one of them is closed and the open is tried again. The reserve is filled
 again as soon as descriptors are available.
 """

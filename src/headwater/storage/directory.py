@@ -1,7 +1,7 @@
-"""A data directory: one process at a time, of a known format, of one family of storage modes.
+"""A data directory: open in one process at a time, with a known format, for one family of storage modes.
 
-Two files guard it. `LOCK` is held for as long as the directory is open. `FORMAT` says what the rest is, and is made
-durable before anything else is written, so that a directory without it holds nothing of ours.
+Two files guard it. `LOCK` is held as long as the directory is open. `FORMAT` says what the rest is, and is durable
+before anything else is written, so a directory without it has no data of ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NEW_FORMAT_NAME: Final = "FORMAT.new"
 FAMILY_OF_MODE: Final[Mapping[str, str]] = {"file-fast": "log", "file-durable": "log", "acid": "acid"}
 _MODES_OF_FAMILY: Final = {"log": "file-fast or file-durable", "acid": "acid"}
 FOREIGN_NAMES: Final = frozenset({"lost+found"})
-"""What a fresh file system may hold that is nobody's data."""
+"""Names that a new file system may have."""
 
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -57,7 +57,7 @@ class Directory:
 
 
 def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: bool = True) -> Directory:
-    """Lock a data directory of this family; make it when it is not there (or empty) and `create` says so.
+    """Lock a data directory of this family; create it if it is missing or empty and `create` is set.
 
     Raises `StorageError` with the reason: in use by another process, another version, another mode, not ours.
     """
@@ -74,7 +74,7 @@ def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: b
 
 
 def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True) -> Lock:
-    """Take a directory for this process, whatever it holds; make it when it is not there and `create` says so."""
+    """Lock a directory for this process, whatever it has; create it if it is missing and `create` is set."""
     try:
         if not filesystem.exists(path):
             if not create:
@@ -94,7 +94,7 @@ def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True) -
 
 
 def _restrict(filesystem: Filesystem, path: Path) -> None:
-    """Tighten a directory that an earlier version or somebody else made with wider permissions."""
+    """Restrict a directory that was created with wider permissions."""
     try:
         changed = filesystem.restrict(path)
     except OSError as error:
@@ -106,7 +106,7 @@ def _restrict(filesystem: Filesystem, path: Path) -> None:
 
 
 def read_format(filesystem: Filesystem, path: Path) -> Format:
-    """What a data directory says of itself, of whatever family it is. Raises `StorageError` if it is none of ours."""
+    """The `FORMAT` of a data directory of any family. Raises `StorageError` if it is not one of ours."""
     try:
         if not filesystem.exists(path):
             raise StorageError(f"There is no data directory {path}.")
@@ -126,7 +126,7 @@ def _format_of(filesystem: Filesystem, path: Path, family: str, create: bool) ->
         if strangers:
             raise StorageError(
                 f"Directory {path} is not a Headwater data directory (it has no {FORMAT_NAME} file) and is not empty:"
-                f" it holds {', '.join(strangers[:3])}{', …' if len(strangers) > 3 else ''}."
+                f" it has {', '.join(strangers[:3])}{', …' if len(strangers) > 3 else ''}."
                 " Give an empty or a new directory as data_dir."
             )
         if not create:
@@ -166,13 +166,14 @@ def _write_format(filesystem: Filesystem, path: Path, names: set[str], family: s
     filesystem.replace(fresh, path / FORMAT_NAME)
     filesystem.sync_directory(path)
     with suppress(PermissionError):
-        # Whoever made the directory may not have synced it; a parent that may not be read was made by others.
+        # The process that created the directory may not have synced it; a parent that cannot be read was created by
+        # others.
         filesystem.sync_directory(path.absolute().parent)
     return format_
 
 
 def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
-    """A new file with this content, synced. Its name is durable once its directory is synced."""
+    """Create a file with this content and sync it. Its name is durable once its directory is synced."""
     appender = filesystem.create(path)
     try:
         rest = memoryview(data)
@@ -184,7 +185,7 @@ def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
 
 
 def _make_directories(filesystem: Filesystem, path: Path) -> None:
-    """The directory and those above it that are missing, each durable before the next."""
+    """Create the directory and its missing parents, each durable before the next."""
     missing = [path.absolute()]
     while not filesystem.exists(missing[-1].parent):
         missing.append(missing[-1].parent)

@@ -1,8 +1,8 @@
-"""Extents: where the saved bytes of a stream lie, in the compact form that is kept for every stream.
+"""Extents: where the saved bytes of a stream are, in the compact form that is kept for every stream.
 
-An extent is a run of whole messages in one pack. A stream's extents are one `bytes` object of fixed-size entries in
-the order of the stream, without gap or overlap: 48 bytes each, so that a hundred thousand idle streams cost little.
-The object is replaced, never changed, so that another thread may look at it at any time.
+An extent is a run of whole messages in one pack, or in one shard. A stream's extents are one `bytes` object of
+fixed-size entries in the order of the stream, without gap or overlap: 48 bytes each, so that a hundred thousand idle
+streams cost little. The object is replaced, never changed, so that another thread may read it at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _unpack = EXTENT.unpack_from
 
 
 class Extent(NamedTuple):
-    """Messages from `first_index`, bytes from `position` of a stream; they lie at `offset` of a pack."""
+    """Messages from `first_index`, bytes from `position` of a stream, stored at `offset` of a pack."""
 
     pack: int
     offset: int
@@ -80,7 +80,7 @@ def _find(blob: bytes, wanted: int, field: int) -> int:
 
 
 def after(blob: bytes, position: int) -> bytes:
-    """Without the extents that lie wholly before `position`."""
+    """Without the extents that end at or before `position`."""
     if not blob or position < at(blob, 0).end_position:
         return blob
     number = find_position(blob, position)
@@ -89,7 +89,7 @@ def after(blob: bytes, position: int) -> bytes:
 
 
 def is_chain(blob: bytes, index: int, position: int, end_index: int, end_position: int) -> bool:
-    """Whether the extents follow each other without a gap from the one place to the other."""
+    """Whether the extents follow each other without a gap from the first place to the second."""
     for _, _, first_index, first_position, messages, length in EXTENT.iter_unpack(blob):
         if first_index != index or first_position != position:
             return False
@@ -99,7 +99,7 @@ def is_chain(blob: bytes, index: int, position: int, end_index: int, end_positio
 
 
 def chain(found: Iterable[Extent], end_index: int, end_position: int) -> bytes:
-    """Those of some extents that follow each other without a gap up to the given end."""
+    """The extents that follow each other without a gap up to the given end."""
     linked: list[Extent] = []
     for extent in sorted(found, key=lambda extent: extent.position, reverse=True):
         if (extent.end_index, extent.end_position) == (end_index, end_position):
@@ -109,7 +109,7 @@ def chain(found: Iterable[Extent], end_index: int, end_position: int) -> bytes:
 
 
 def merge(blob: bytes, merged: Extent) -> bytes:
-    """With `merged` in place of the extents that it was made from, or of those of them that are still there."""
+    """With `merged` in place of the extents that it was made from, as far as they still exist."""
     inside = [merged.position <= extent.position < merged.end_position for extent in split(blob)]
     if True not in inside:
         return blob

@@ -1,7 +1,7 @@
-"""The seam to the file system: every call that storage makes to it, and nothing more.
+"""The file-system interface: every call that storage makes to it, and nothing more.
 
-Storage sees only the `Filesystem` protocol, so a test can put one in its place that forgets what was not synced and
-fails where it likes. Errors are plain `OSError`s; what they mean is for the caller to say.
+Storage uses only the `Filesystem` protocol, so a test can replace it by one that forgets what was not synced and fails
+at any call. Errors are plain `OSError`s; the caller decides what they mean.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headwater.storage.descriptor_reserve import DescriptorReserve
 T = TypeVar("T")
 FILE_MODE: Final = 0o600
 DIRECTORY_MODE: Final = 0o700
-"""Streams and the keys beside them are for the user that runs the server, whatever its umask."""
+"""Only the user that runs the server may read streams and keys, whatever its umask."""
 _OTHERS: Final = 0o077
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -38,7 +38,7 @@ class AlreadyLockedError(Exception):
         self.holder = holder
 
 
-class Appender(Protocol):
+class FileAppender(Protocol):
     """A file open for writing at its end."""
 
     def write(self, data: Bytes) -> int:
@@ -48,10 +48,10 @@ class Appender(Protocol):
         """Make everything written so far survive a power loss (not the file's name: see `sync_directory`)."""
 
     def close(self) -> None:
-        """Let go of it; a second time does nothing."""
+        """Close it; a second call does nothing."""
 
 
-class Mapped(Protocol):
+class MappedFile(Protocol):
     """A file that no longer changes below its present size, open for reading."""
 
     view: memoryview
@@ -60,13 +60,13 @@ class Mapped(Protocol):
         """Exactly these bytes, by a call that can report an I/O error (touching `view` could only crash)."""
 
     def will_need(self, offset: int, length: int) -> None:
-        """Have these bytes brought into the page cache in the background, because they are likely to be read next."""
+        """Load these bytes into the page cache in the background, because they are likely to be read next."""
 
     def relax(self) -> None:
-        """Let what was touched of `view` leave this process's memory; it comes back when it is touched again."""
+        """Release the memory of the parts of `view` that were read; they are loaded again when they are read again."""
 
     def close(self) -> None:
-        """Let go of it. Slices of `view` stay good for as long as someone holds them."""
+        """Close it. Slices of `view` stay valid as long as they are referenced."""
 
 
 class Lock(Protocol):
@@ -74,10 +74,10 @@ class Lock(Protocol):
 
 
 class Filesystem(Protocol):
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> FileAppender:
         """A new file; it must not exist yet."""
 
-    def extend(self, path: Path) -> Appender:
+    def extend(self, path: Path) -> FileAppender:
         """An existing file, to be written at its end."""
 
     def truncate(self, path: Path, size: int) -> None:
@@ -103,7 +103,7 @@ class Filesystem(Protocol):
         """One directory above a data directory, with the usual mode: other users may have to pass through it."""
 
     def restrict(self, path: Path) -> int:
-        """Take access to a directory and all that is in it from everyone but its owner; returns how many changed."""
+        """Restrict a directory and everything in it to its owner; returns how many entries changed."""
 
     def names(self, path: Path) -> list[str]: ...
 
@@ -113,7 +113,7 @@ class Filesystem(Protocol):
 
     def read(self, path: Path) -> bytes: ...
 
-    def map(self, path: Path) -> Mapped: ...
+    def map(self, path: Path) -> MappedFile: ...
 
     def free_bytes(self, path: Path) -> int:
         """Space left for this process on the file system that holds `path`."""
@@ -122,7 +122,7 @@ class Filesystem(Protocol):
         """Take an exclusive lock on a file and leave a note in it, or raise `AlreadyLockedError`."""
 
     def boot_id(self) -> bytes:
-        """16 bytes that differ after a restart of the machine; all zero where the system cannot tell."""
+        """16 bytes that change with a restart of the machine; all zero where the system has none."""
 
 
 class RealFilesystem:
@@ -131,10 +131,10 @@ class RealFilesystem:
     def __init__(self, reserve: DescriptorReserve | None = None) -> None:
         self._reserve = reserve
 
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> FileAppender:
         return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, FILE_MODE))
 
-    def extend(self, path: Path) -> Appender:
+    def extend(self, path: Path) -> FileAppender:
         return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND))
 
     def truncate(self, path: Path, size: int) -> None:
@@ -196,12 +196,12 @@ class RealFilesystem:
             with os.fdopen(descriptor, "rb", closefd=False) as file:
                 return file.read()
         except OSError as error:
-            # It would name the descriptor, which tells nobody anything.
+            # The original error names only the descriptor.
             raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(descriptor)
 
-    def map(self, path: Path) -> Mapped:
+    def map(self, path: Path) -> MappedFile:
         return self._with_reserve(lambda: _RealMapped(path))
 
     def free_bytes(self, path: Path) -> int:
@@ -244,7 +244,7 @@ class _RealAppender:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        # A number that is closed twice may by then be somebody else's file.
+        # A number that is closed twice may already belong to another file.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

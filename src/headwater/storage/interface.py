@@ -1,19 +1,19 @@
-"""What a storage mode is: where committed records become durable, and bytes become readable.
+"""The storage interface: where committed records become durable, and bytes become readable.
 
-The engine drives every mode alike, and in this order:
+The engine drives every mode in the same way and order:
 
 1. `recover()` once, before anything else: the records that rebuild the catalog.
-2. `write(batch)`: make a batch durable, all of it or (after an error) no one knows how much. A batch that is too large
-   is refused with `BatchTooLargeError` before anything of it is written. It may block and may
-   run on a thread, one batch at a time; it must not touch what readers use. It waits for its own write and sync, and
-   never for a checkpoint: while those cannot keep up, `busy` says so.
-3. `publish(batch)`: on the event loop, after `write` returned: let readers have the batch.
-4. `maintain(image_of)`: on the event loop, after each publish and about once a second: a moment for checkpoints and the
-   like. It must return at once; what takes long goes to the store's own thread, in slices that hold up nobody.
+2. `write(batch)`: make a batch durable. After an error it is unknown how much of it is. A batch that is too large is
+   refused with `BatchTooLargeError` before anything of it is written. `write` may block and may run on a thread, one
+   batch at a time; it must not touch what readers use. It waits for its own write and sync, and never for a checkpoint:
+   while those cannot keep up, `busy` says so.
+3. `publish(batch)`: on the event loop, after `write` returned: make the batch readable.
+4. `maintain(image_of)`: on the event loop, after each publish and about once a second: time for checkpoints and the
+   like. It must return at once; long work goes to the store's worker, in small steps.
 
-Reads happen on the event loop between publishes, and only below what was published. Positions are absolute: the first
-byte of a fork's own data has the position of its fork point. A storage mode knows one incarnation at a time; how
-forks share bytes is the engine's business.
+Reads happen on the event loop between publishes, and only of what was published. Positions are absolute: the first
+byte of a fork's own data has the position of its fork point. A storage mode knows one incarnation at a time; the
+engine knows how forks share bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headwater.core.records import Append, Create, Image, Record
 
 
 class StorageError(Exception):
-    """The store cannot do what was asked; the message says what and where, and is fit for an operator's eye."""
+    """The store cannot do what it should. The message says what and where, for an operator."""
 
 
 class WriteFailedError(StorageError):
@@ -33,7 +33,7 @@ class WriteFailedError(StorageError):
 
 
 class BatchTooLargeError(StorageError):
-    """A batch is more than a journal can take. Nothing of it was written, and the store takes further writes."""
+    """A batch is larger than a journal can take. Nothing of it was written, and the store accepts further writes."""
 
 
 class CorruptError(StorageError):
@@ -41,7 +41,7 @@ class CorruptError(StorageError):
 
 
 class Committed(NamedTuple):
-    """A record on its way to the disk, with the incarnations that it removes for good."""
+    """A record to be written, with the incarnations that it removes for good."""
 
     record: Record
     removed: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ def check_batch(batch: Sequence[Committed]) -> None:
 
 
 ImageOf: TypeAlias = Callable[[int], Image | None]
-"""The state of a stream exactly as published so far; None while it is ahead of that, or gone."""
+"""The state of a stream exactly as published so far; None while it is ahead of that, or removed."""
 
 
 class Storage(Protocol):
@@ -86,7 +86,7 @@ class Storage(Protocol):
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether `write` has anything to do: then batches gather and may move to a thread, else it is never called."""
+        """Whether `write` has work to do: then batches are gathered, and may be written on a thread."""
 
     def recover(self) -> Iterable[Record]: ...
 
@@ -104,19 +104,19 @@ class Storage(Protocol):
         """The lengths of the messages from `index` to `end_index`."""
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
-        """The bytes from `position` to `end_position`, in order, in as many pieces as they lie in."""
+        """The bytes from `position` to `end_position`, in order, in as many pieces as they are stored in."""
 
     def trim(self, stream_id: int, index: int, position: int) -> None:
-        """Nobody asks for what lies before this boundary any more: give its bytes back, in memory now, on disk soon.
+        """Free the bytes before this boundary, in memory now and on disk soon: nothing reads them any more.
 
-        The boundary itself stays known. It lies within what was published, and never before an earlier one. Nothing
-        need be written down: after a restart the engine asks again.
+        The boundary itself stays known. It is within what was published, and never before an earlier one. Nothing has
+        to be recorded: after a restart the engine trims again.
         """
 
     def maintain(self, image_of: ImageOf) -> None: ...
 
     def refusal(self) -> str | None:
-        """Why new writes should be turned down before they begin (a disk nearly full), or None."""
+        """Why new writes should be refused before they begin (a disk nearly full), or None."""
 
     def busy(self) -> str | None:
         """Why new writes should be tried again in a moment (memory is full of data still to be saved), or None."""

@@ -191,7 +191,7 @@ class StreamData:
 
 
 def new_stream(fork: ForkPoint | None) -> StreamData:
-    """A stream without data of its own yet."""
+    """A stream without its own data yet."""
     return StreamData(fork.message_index, fork.byte_position) if fork is not None else StreamData(0, 0)
 
 

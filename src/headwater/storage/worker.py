@@ -1,8 +1,8 @@
-"""The store's own worker: long jobs, done in small steps beside the event loop.
+"""The store's worker: long jobs, done in small steps beside the event loop.
 
 A job is a generator: it does a little, yields, and at its end returns a result. An urgent job goes before background
 ones, between any two of their steps. All jobs run on one thread, so they need no locks among themselves. What a job
-changes on the loop's side is applied there, from its result.
+changes for the event loop is applied there, from its result.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, Final, Protocol, TypeAlias
 Job: TypeAlias = Generator[None, None, Any]
 
 _BREATH_S: Final = 0.0002
-"""Sleeping this long after a step lets the event loop have the interpreter when it wants it."""
+"""Sleeping this long after a step lets the event loop take the interpreter lock."""
 
 
 class Outcome:
-    """What became of a job: `done` turns true once, then either `error` or `result` is set."""
+    """The outcome of a job: `done` becomes true once, then either `error` or `result` is set."""
 
     __slots__ = ("done", "error", "job", "result")
 
@@ -50,11 +50,11 @@ class Worker(Protocol):
         """Queue a job. One that is to be `first` goes before other urgent ones, between two of their steps."""
 
     def close(self) -> None:
-        """Finish urgent jobs, break off the others, and end."""
+        """Finish urgent jobs, interrupt the others, and stop."""
 
 
 class ThreadWorker:
-    """Runs jobs on a thread of its own, which is started with the first of them."""
+    """Runs jobs on a separate thread, which is started with the first of them."""
 
     def __init__(self) -> None:
         self._urgent: deque[Outcome] = deque()
@@ -94,7 +94,7 @@ class ThreadWorker:
             elif not self.hurry:
                 time.sleep(_BREATH_S)
         for outcome in self._background:
-            # A job that is broken off tidies up behind itself.
+            # A job that is interrupted removes what it has written.
             outcome.job.close()
 
     def _next(self) -> Outcome | None:

@@ -20,7 +20,7 @@ from headwater.storage.acid.layout import AcidManifest, read_manifest, read_mark
 from headwater.storage.acid.shard import Shard
 from headwater.storage.filesystem import Filesystem, RealFilesystem
 from headwater.storage.interface import Committed, StorageError
-from headwater.storage.journal.copy import copy_journal
+from headwater.storage.journal.replay import copy_journal
 from headwater.storage.memory import MemoryStorage
 from headwater.storage.offline.backup import take_backup
 from headwater.storage.offline.check import check

@@ -38,7 +38,7 @@ from headwater.storage.acid.applier import Applier
 from headwater.storage.acid.layout import write_mark
 from headwater.storage.acid.rows import ID
 from headwater.storage.acid.shard_store import ShardStore
-from headwater.storage.filesystem import Appender, RealFilesystem
+from headwater.storage.filesystem import FileAppender, RealFilesystem
 from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.worker import Job
 from tests.storage.acid.driving import Driver, open_acid
@@ -253,7 +253,7 @@ def leave_unsynced(suffix: str) -> None:
     """Files whose name ends like this are written and never synced."""
     create = RealFilesystem.create
 
-    def careless(self: RealFilesystem, path: Path) -> Appender:
+    def careless(self: RealFilesystem, path: Path) -> FileAppender:
         appender = create(self, path)
         if path.name.endswith(suffix):
             appender = Unsynced(appender)
@@ -263,7 +263,7 @@ def leave_unsynced(suffix: str) -> None:
 
 
 class Unsynced:
-    def __init__(self, appender: Appender) -> None:
+    def __init__(self, appender: FileAppender) -> None:
         self.write = appender.write
         self.close = appender.close
 

@@ -18,15 +18,16 @@ from headwater.storage.cold_store import Checkpoint, UnsavedState
 from headwater.storage.extents import Extent
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import Committed, StorageError
-from headwater.storage.journal import renewal, replay
+from headwater.storage.journal import replay
 from headwater.storage.journal.frames import FRAME, Frame
 from headwater.storage.journal.replay import Replay
+from headwater.storage.journal.replay import renew as true_renew
 from headwater.storage.journal.segments import FileJournal
 from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.maintenance import Maintenance
 from headwater.storage.packs import checkpoint, compaction, manifest, pack_store
 from headwater.storage.packs.checkpoint import PackContext, Plan
-from headwater.storage.packs.manifest import Commit, Kept, Manifest
+from headwater.storage.packs.manifest import Commit, Manifest, SavedState
 from headwater.storage.packs.pack import PackInfo, PackWriter
 from headwater.storage.packs.pack_set import PackSet
 from headwater.storage.worker import Job
@@ -138,7 +139,7 @@ def renewed_by(patch: pytest.MonkeyPatch, renew: Callable[[Filesystem, Path, int
 
 
 def torn_tail_left_in_place(patch: pytest.MonkeyPatch) -> None:
-    renewed_by(patch, lambda filesystem, path, _: renewal.renew(filesystem, path, filesystem.size(path)))
+    renewed_by(patch, lambda filesystem, path, _: true_renew(filesystem, path, filesystem.size(path)))
 
 
 def synced_in_place_at_boot(patch: pytest.MonkeyPatch) -> None:
@@ -195,7 +196,7 @@ def a_failed_sync_is_tried_again(patch: pytest.MonkeyPatch) -> None:
 def replayed_twice(patch: pytest.MonkeyPatch) -> None:
     """Images that do not say which records they take in."""
 
-    def forgetful(context: PackContext, plan: Plan) -> Generator[None, None, list[Kept]]:
+    def forgetful(context: PackContext, plan: Plan) -> Generator[None, None, list[SavedState]]:
         kept = yield from true_kept(context, plan)
         return [each._replace(lsn=plan.lsn) for each in kept]
 
@@ -206,7 +207,7 @@ def replayed_twice(patch: pytest.MonkeyPatch) -> None:
 def producers_left_out_of_images(patch: pytest.MonkeyPatch) -> None:
     encode = manifest._encode_entry
 
-    def poorer(kept: Kept) -> manifest.Entry:
+    def poorer(kept: SavedState) -> manifest.ManifestEntry:
         if hasattr(kept.state, "producers"):
             kept = kept._replace(state=msgspec.structs.replace(kept.state, producers={}))
         return encode(kept)
@@ -217,7 +218,7 @@ def producers_left_out_of_images(patch: pytest.MonkeyPatch) -> None:
 def closure_left_out_of_images(patch: pytest.MonkeyPatch) -> None:
     encode = manifest._encode_entry
 
-    def poorer(kept: Kept) -> manifest.Entry:
+    def poorer(kept: SavedState) -> manifest.ManifestEntry:
         if hasattr(kept.state, "closed"):
             kept = kept._replace(state=msgspec.structs.replace(kept.state, closed=False))
         return encode(kept)
@@ -228,7 +229,7 @@ def closure_left_out_of_images(patch: pytest.MonkeyPatch) -> None:
 def deletions_forgotten_by_the_manifest(patch: pytest.MonkeyPatch) -> None:
     save = Manifest.save
 
-    def keep_all(self: Manifest, commit: Commit, kept: list[Kept]) -> Iterator[None]:
+    def keep_all(self: Manifest, commit: Commit, kept: list[SavedState]) -> Iterator[None]:
         return save(self, msgspec.structs.replace(commit, gone=()), kept)
 
     patch.setattr(Manifest, "save", keep_all)

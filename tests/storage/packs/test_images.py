@@ -10,8 +10,8 @@ import pytest
 
 from headwater.core.producers import ProducerState
 from headwater.core.records import ForkPoint, Image
-from headwater.storage.packs import images
-from headwater.storage.packs.images import PRODUCERS_AT_ONCE, encode_state
+from headwater.storage.packs import manifest
+from headwater.storage.packs.manifest import PRODUCERS_AT_ONCE, encode_state
 from tests.storage.packs.test_checkpoints import ONE_STEP_PER_TEND_S, ROOMY, Bench
 from tests.storage.simulation import Life
 
@@ -40,7 +40,7 @@ def test_no_call_of_the_encoder_takes_more_than_a_piece(monkeypatch: pytest.Monk
         largest = max(largest, len(encoded))
         return encoded
 
-    monkeypatch.setattr(images, "_encode", watched)
+    monkeypatch.setattr(manifest, "_encode", watched)
     image = image_with(50_000)
     whole = encode_state(image)
     assert msgspec.msgpack.decode(whole, type=Image) == image
@@ -49,7 +49,7 @@ def test_no_call_of_the_encoder_takes_more_than_a_piece(monkeypatch: pytest.Monk
 
 def test_a_slice_of_a_checkpoint_copies_and_releases_one_large_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though otherwise the clock is looked at after every sixteen streams."""
-    monkeypatch.setattr(images, "PRODUCERS_AT_ONCE", 2)
+    monkeypatch.setattr(manifest, "PRODUCERS_AT_ONCE", 2)
     bench = Bench(replace(ROOMY, look_every=16))
     life = bench.life
     for number in range(32):

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Delete, Image, Record
-from headwater.storage.filesystem import Appender, Bytes, RealFilesystem
+from headwater.storage.filesystem import Bytes, FileAppender, RealFilesystem
 from headwater.storage.interface import Committed, ImageOf, StorageError
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.packs.offline import find_damage
@@ -34,7 +34,7 @@ SMALL = StoreSettings(
 class SlowAppender:
     """A file whose syncs take their time."""
 
-    def __init__(self, real: Appender, sync_s: float) -> None:
+    def __init__(self, real: FileAppender, sync_s: float) -> None:
         self._real = real
         self._sync_s = sync_s
 
@@ -54,11 +54,11 @@ class SlowPacks(RealFilesystem):
 
     SYNC_S = 0.4
 
-    def create(self, path: Path) -> Appender:
+    def create(self, path: Path) -> FileAppender:
         real = super().create(path)
         return SlowAppender(real, self.SYNC_S) if path.suffix in {".pack", ".new"} else real
 
-    def extend(self, path: Path) -> Appender:
+    def extend(self, path: Path) -> FileAppender:
         return SlowAppender(super().extend(path), self.SYNC_S)
 
 

@@ -8,13 +8,14 @@ changed, and its new bytes joined into pieces.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import lmdb
 import msgspec
 
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
+from headwater.storage.acid.environment import Databases
 from headwater.storage.acid.pieces import KEY, PIECE_BYTES, DamagedPieceError, PieceWriter, decode_piece
 from headwater.storage.acid.rows import (
     ID,
@@ -29,9 +30,6 @@ from headwater.storage.acid.rows import (
     producer_key,
 )
 from headwater.storage.interface import CorruptError
-
-if TYPE_CHECKING:
-    from headwater.storage.acid.shard import Databases
 
 
 class _Touched:

@@ -1,11 +1,11 @@
-"""LMDB environments as this store opens them, and LMDB's errors in the words of the storage interface.
+"""LMDB environments as this store opens them, and LMDB's errors translated to those of the storage interface.
 
-LMDB is not behind the file-system seam that tests of the log replace: it writes through its own memory map and file
-descriptors. It need not be. It never overwrites a page that the last commit uses; a commit writes new pages, syncs
-them, then writes and syncs the page that points to them, so a crash leaves the old state or the new one, whole. All
-that we must do for that is to leave `sync` and `metasync` on and `writemap` off, which is done here and nowhere else;
-what the tests check instead of a simulated disk is the sequence of writes and syncs that reaches the kernel, cut at
-every point (tests/storage/acid/test_power_cut.py), and real processes that are killed.
+LMDB does not use the file-system interface that tests replace: it writes through its own memory map and descriptors.
+It never overwrites a page that the last commit uses; a commit writes new pages, syncs them, then writes and syncs the
+page that points to them, so a crash leaves the old state or the new one, whole. For that `sync` and `metasync` must be
+on and `writemap` off, which is set here and nowhere else. Instead of a simulated disk, the tests check the sequence of
+writes and syncs that reaches the kernel, cut at every point (tests/storage/acid/test_power_cut.py), and processes that
+are killed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import lmdb
 
@@ -32,8 +32,18 @@ _DAMAGED: Final = (
 )
 
 
+class Databases(NamedTuple):
+    """The databases of a shard; see `shard` for what is in them."""
+
+    streams: lmdb._Database
+    producers: lmdb._Database
+    data: lmdb._Database
+    documents: lmdb._Database
+    graves: lmdb._Database
+
+
 def map_bytes_each(map_bytes: int, databases: int) -> int:
-    """The size of each map: what is asked, or an equal share of the address space when that is less."""
+    """The size of each map: what is configured, or an equal share of the address space when that is less."""
     return min(map_bytes, ADDRESS_SPACE_BYTES // databases)
 
 
@@ -60,7 +70,7 @@ def open_environment(
             environment.reader_check()
     except lmdb.MemoryError as error:
         raise StorageError(
-            f"The operating system grants no {map_bytes} bytes of address space to map {path}; lower"
+            f"The operating system does not grant {map_bytes} bytes of address space to map {path}; lower"
             f" storage.acid_map_bytes or lift the process's limit (ulimit -v). ({error})"
         ) from error
     except _DAMAGED as error:
@@ -120,7 +130,7 @@ def room_bytes(environment: lmdb.Environment, databases: Iterable[lmdb._Database
 
 
 def unused_bytes(environment: lmdb.Environment) -> int:
-    """How much lies beyond the end of what was ever used: the smaller part of the room, and quickly told."""
+    """The part of the map beyond what was ever used: not all of the room, but quickly read."""
     info = environment.info()
     return info["map_size"] - (info["last_pgno"] + 1) * environment.stat()["psize"]
 

@@ -102,7 +102,7 @@ def check_manifest(root: Path, manifest: AcidManifest, shard_count: int) -> None
     """Refuse a store that was made with another shard count, and say the way out."""
     if manifest.shard_count != shard_count:
         raise StorageError(
-            f"{root} was made with {manifest.shard_count} shards, and storage.acid_shard_count asks for"
+            f"{root} was made with {manifest.shard_count} shards, and storage.acid_shard_count is"
             f" {shard_count}. A stream's shard follows from the count, so it cannot change in place: set it back"
             f" to {manifest.shard_count}, or move the streams to a new directory with `headwater store copy`."
         )
@@ -146,7 +146,7 @@ class Mark(NamedTuple):
     salt: int
     """Of that segment: the journal of another store has another one."""
     shard_lsns: tuple[int, ...]
-    """The record that each shard had reached: one that is behind it later was replaced by an older copy."""
+    """The last record of each shard. A shard with an older one later was replaced by an older copy."""
 
 
 _Packed: TypeAlias = tuple[bytes, int, int, int, tuple[int, ...]]

@@ -7,7 +7,7 @@ writes, may leave one shard ahead of another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,14 +16,14 @@ import lmdb
 import msgspec
 
 from headwater.core.catalog import Catalog, StreamState
-from headwater.core.records import Append, Create, Delete, Document, Image
-from headwater.storage.acid.bulk_load import ShardBulkLoad
+from headwater.core.records import Append, Create, Delete, Document, Image, Record
 from headwater.storage.acid.check import find_problems, open_shard
-from headwater.storage.acid.environment import open_environment, reading, used_bytes
+from headwater.storage.acid.environment import map_bytes_each, open_environment, reading, used_bytes
 from headwater.storage.acid.layout import (
     DIRECTORY,
     FIRST_FORMAT,
     AcidManifest,
+    check_shard_count,
     making,
     old_journal_path,
     read_manifest,
@@ -35,16 +35,16 @@ from headwater.storage.acid.layout import (
 )
 from headwater.storage.acid.old_journal import MAP_BYTES, OldJournal
 from headwater.storage.acid.reader import ShardReader, ShardRun
-from headwater.storage.acid.shard import Shard
-from headwater.storage.acid.shard_store import Pending, check_same_age, pending_in_journal, saved_stream
+from headwater.storage.acid.shard import Shard, ShardChange, make_store
+from headwater.storage.acid.shard_store import PendingRecord, check_same_age, pending_in_journal, saved_stream
 from headwater.storage.cold_store import UnsavedState
+from headwater.storage.directory import open_directory
 from headwater.storage.extents import Extent
 from headwater.storage.filesystem import DIRECTORY_MODE, FILE_MODE, Filesystem
 from headwater.storage.interface import StorageError
-from headwater.storage.journal.copy import copy_journal
-from headwater.storage.journal.replay import JournalReader, Replay
-from headwater.storage.journal.segments import JOURNAL_NAME, segment_numbers, segment_path
-from headwater.storage.offline.interface import CopyFile
+from headwater.storage.journal.replay import JournalReader, Replay, copy_journal
+from headwater.storage.journal.segments import JOURNAL_NAME, create_journal, segment_numbers, segment_path
+from headwater.storage.offline.interface import CopyFile, StoredRun
 from headwater.storage.stream_data import StreamData, new_stream
 
 TRIES: Final = 100
@@ -149,7 +149,7 @@ class AcidSource:
         for key, value in catalog.documents.items():
             yield Document(key, value)
 
-    def pending(self) -> Iterator[Pending]:
+    def pending(self) -> Iterator[PendingRecord]:
         """The records of the journal that some shard may not have."""
         if not self._shards:
             return
@@ -159,7 +159,7 @@ class AcidSource:
                 journal.check_same_age(self._shards)
                 for seq, batch in journal.entries():
                     for routed in batch:
-                        yield Pending(seq, routed.record, tuple(stream_id for stream_id, _ in routed.removed))
+                        yield PendingRecord(seq, routed.record, tuple(stream_id for stream_id, _ in routed.removed))
             return
         log = self._directory / JOURNAL_NAME
         mark = read_mark(self._root, self._manifest)
@@ -171,7 +171,7 @@ class AcidSource:
 
     def _apply(
         self,
-        pending: Pending,
+        pending: PendingRecord,
         catalog: Catalog[StreamState],
         shard_by_stream: dict[int, int],
         streams: dict[int, StreamData],
@@ -270,3 +270,77 @@ class _ShardFigures(NamedTuple):
 def _shard_figures(shard: Shard) -> _ShardFigures:
     with reading(shard.path), shard.environment.begin() as txn:
         return _ShardFigures((shard.path / "data.mdb").stat().st_size, used_bytes(txn, shard.databases))
+
+
+BATCH_BYTES: Final = 4 * 2**20
+"""Gathered for a shard before it gets a transaction."""
+
+_RECORD_BYTES: Final = 256
+
+
+class ShardBulkLoad:
+    """For each stream: its state without bytes, its bytes, then its whole state."""
+
+    def __init__(self, filesystem: Filesystem, directory: Path, shard_count: int, map_bytes: int) -> None:
+        check_shard_count(shard_count)
+        self._directory = open_directory(filesystem, directory, "acid")
+        self._shards: list[Shard] = []
+        self._changes: list[list[ShardChange]] = [[] for _ in range(shard_count)]
+        self._sizes = [0] * shard_count
+        root = directory / DIRECTORY
+        make_store(filesystem, root, shard_count, create_journal(filesystem, directory / JOURNAL_NAME))
+        store_id = read_manifest(root).id_bytes
+        size = map_bytes_each(map_bytes, shard_count)
+        for number in range(shard_count):
+            self._shards.append(Shard(shard_path(root, number), number, shard_count, size, store_id))
+
+    def add_stream(self, image: Image, runs: Iterable[StoredRun]) -> None:
+        shard = shard_of(image.name, len(self._shards))
+        is_new = True
+        for run in runs:
+            if is_new:
+                self._put(shard, _without_bytes(image, run.index, run.position), 0)
+                is_new = False
+            payload = b"".join(run.pieces)
+            append = Append(image.id, image.written_ms, run.index, run.position, payload, tuple(run.lengths))
+            self._put(shard, append, len(payload))
+        self._put(shard, image, 0)
+
+    def add_document(self, document: Document) -> None:
+        self._put(shard_of(document.key, len(self._shards)), document, len(document.value or b""))
+
+    def finish(self) -> None:
+        for number in range(len(self._shards)):
+            self._apply(number)
+
+    def close(self) -> None:
+        for shard in self._shards:
+            shard.close()
+        self._shards = []
+        self._directory.close()
+
+    def _put(self, shard: int, record: Record, size: int) -> None:
+        self._changes[shard].append(ShardChange(record, ()))
+        self._sizes[shard] += size + _RECORD_BYTES
+        if self._sizes[shard] >= BATCH_BYTES:
+            self._apply(shard)
+
+    def _apply(self, number: int) -> None:
+        if self._changes[number]:
+            self._shards[number].apply(0, self._changes[number])
+        self._changes[number] = []
+        self._sizes[number] = 0
+
+
+def _without_bytes(image: Image, index: int, position: int) -> Image:
+    """A stream before any of its bytes are stored."""
+    return msgspec.structs.replace(
+        image,
+        message_index=index,
+        byte_position=position,
+        closed=False,
+        closed_by=None,
+        producers={},
+        ages=None,
+        deleted=False,
+    )

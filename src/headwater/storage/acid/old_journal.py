@@ -1,7 +1,7 @@
 """The journal of format 1, an LMDB database: read once more to upgrade a store, never written.
 
 An entry is stored under its sequence number: 1, 2, 3 … without a gap. Entry 0 is the header: how far entries have been
-trimmed, and how far each shard had come by then. Sequence numbers continue as record numbers in format 2.
+trimmed, and how far each shard was at that time. Sequence numbers continue as record numbers in format 2.
 
 LMDB keeps the last two commits, each with a meta page that points to its tree, and opens the one with the higher
 number. The meta pages have no checksum, so a flipped bit in such a number would silently bring back the commit before

@@ -1,12 +1,12 @@
-"""Pieces: how the bytes of a stream lie in a shard, each piece with the checksums that guard it.
+"""Pieces: how the bytes of a stream are stored in a shard, each piece with its checksums.
 
-A piece is a run of consecutive bytes of one incarnation, at most `PIECE_BYTES` long, filed under (stream id, position
-of its first byte), so a range of bytes is one seek and a walk. It says how many messages end before it and where
-messages end inside it; a message may span pieces, so what one read must verify is bounded whatever its size.
+A piece is a run of consecutive bytes of one stream, at most `PIECE_BYTES` long, stored under (stream id, position of
+its first byte), so a range of bytes is one seek and a scan. It says how many messages end before it and where messages
+end inside it; a message may span pieces, so what one read must verify is limited whatever its size.
 
 Layout of a value: head checksum, body checksum, index, count, length; `count` ends relative to the piece; the bytes.
-The head checksum covers the key too: a piece that strays to another stream or position is as corrupt as a flipped
-bit. Nothing is taken from a piece before its head has been verified, and no byte of its body before the body has.
+The head checksum covers the key too, so a piece under the key of another stream or position is found. Nothing is used
+from a piece before its head has been verified, and no byte of its body before the body has.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DamagedPieceError(Exception):
     """A piece does not match its checksums."""
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """A piece whose head has been verified. `ends` and `body` are views that live as long as their transaction."""
 
     position: int
@@ -70,7 +70,7 @@ def encode_piece(key: bytes, index: int, ends: array[int], body: bytes | bytearr
     return b"".join((_HEAD.pack(head_crc, body_crc, index, len(ends), len(body)), ends_bytes, body))
 
 
-def decode_piece(key: bytes | memoryview, value: memoryview) -> Piece:
+def decode_piece(key: bytes | memoryview, value: memoryview) -> StoredPiece:
     """The piece filed under `key`, its head verified."""
     if len(key) != KEY.size or len(value) < _HEAD.size:
         raise DamagedPieceError("it is too short")
@@ -85,7 +85,7 @@ def decode_piece(key: bytes | memoryview, value: memoryview) -> Piece:
         swapped = array("I", ends)
         swapped.byteswap()
         ends = memoryview(swapped.tobytes())
-    return Piece(KEY.unpack(key)[1], index, ends.cast("I"), value[body_at:], body_crc)
+    return StoredPiece(KEY.unpack(key)[1], index, ends.cast("I"), value[body_at:], body_crc)
 
 
 class PieceWriter:

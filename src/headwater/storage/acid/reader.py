@@ -16,7 +16,7 @@ import msgspec
 
 from headwater.core.records import Image
 from headwater.storage.acid.environment import reading
-from headwater.storage.acid.pieces import KEY, DamagedPieceError, Piece, decode_piece
+from headwater.storage.acid.pieces import KEY, DamagedPieceError, StoredPiece, decode_piece
 from headwater.storage.acid.rows import ID, DamagedRowError, decode_image
 from headwater.storage.acid.shard import Shard
 from headwater.storage.extents import Extent
@@ -113,7 +113,7 @@ class ShardReader:
                 return position
             image = self._image(txn, stream_id)
             if index == image.message_index:
-                # A stream without bytes of its own, or all of them trimmed.
+                # A stream without its own bytes, or with all of them trimmed.
                 return image.byte_position
             base_index = image.fork.message_index if image.fork is not None else 0
             if max(base_index, image.retained_index) <= index < image.message_index:
@@ -131,7 +131,7 @@ class ShardReader:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _find(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> int | None:
-        """The position after `index` messages by what the pieces say, or None when none of them can tell.
+        """The position after `index` messages according to the pieces, or None when they do not cover it.
 
         A search over positions: guesses in proportion and in the middle take turns, so that even messages cost a
         few seeks and no stream costs more than twice the logarithm of its length.
@@ -161,7 +161,7 @@ class ShardReader:
                     return piece.position + piece.ends[index - piece.start_index - 1]
         raise self._missing(txn, stream_id, index)
 
-    def _walk(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int) -> Iterator[Piece]:
+    def _walk(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int) -> Iterator[StoredPiece]:
         """The pieces from the one that holds `position` on; the caller stops it; a missing piece is an error."""
         with txn.cursor(self._data) as cursor:
             piece = self._at(txn, cursor, stream_id, position)
@@ -175,7 +175,7 @@ class ShardReader:
 
     def _at(
         self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, position: int
-    ) -> Piece:
+    ) -> StoredPiece:
         """The piece that holds the byte at `position`."""
         key = KEY.pack(stream_id, position)
         found = cursor.set_range(key)
@@ -190,20 +190,24 @@ class ShardReader:
 
     def _first(
         self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int
-    ) -> Piece | None:
+    ) -> StoredPiece | None:
         return self._current(txn, cursor, stream_id, 0) if cursor.set_range(KEY.pack(stream_id, 0)) else None
 
-    def _last(self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int) -> Piece | None:
+    def _last(
+        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int
+    ) -> StoredPiece | None:
         beyond = cursor.set_range(ID.pack(stream_id) + _AFTER_ANY_POSITION)
         found = cursor.prev() if beyond else cursor.last()
         return self._current(txn, cursor, stream_id, 0) if found else None
 
-    def _next(self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int) -> Piece | None:
+    def _next(
+        self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int
+    ) -> StoredPiece | None:
         return self._current(txn, cursor, stream_id, 0) if cursor.next() else None
 
     def _current(
         self, txn: lmdb.Transaction[memoryview], cursor: lmdb.Cursor[memoryview], stream_id: int, position: int
-    ) -> Piece | None:
+    ) -> StoredPiece | None:
         """The piece under the cursor, or None when it is another stream's."""
         key = bytes(cursor.key())
         if len(key) != KEY.size:

@@ -1,8 +1,8 @@
-"""Rows: how the state of a stream lies in a shard, each row with a checksum over its key and its content.
+"""Rows: how the state of a stream is stored in a shard, each row with a checksum over its key and its content.
 
 A stream is one row (an `Image` without producers) and one row per producer, so that an append rewrites a fixed, small
-amount however many producers a stream has seen. A document is one row. A producer id or a document's key may be
-longer than an LMDB key, so their rows are filed under a digest and carry the id or key itself.
+amount however many producers a stream has. A document is one row. A producer id or a document's key may be longer than
+an LMDB key, so their rows are stored under a digest and contain the id or key.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ import msgspec
 from headwater.core.producers import ProducerState
 from headwater.core.records import Document, Image, Record
 from headwater.storage.acid.applier import Applier
-from headwater.storage.acid.environment import open_environment, reading, room_bytes, unused_bytes, writing
+from headwater.storage.acid.environment import Databases, open_environment, reading, room_bytes, unused_bytes, writing
 from headwater.storage.acid.layout import (
     FORMAT,
     ROUTING,
@@ -77,14 +77,6 @@ class Reached(NamedTuple):
 class Ledger(NamedTuple):
     lsn: int
     row_sum: int
-
-
-class Databases(NamedTuple):
-    streams: lmdb._Database
-    producers: lmdb._Database
-    data: lmdb._Database
-    documents: lmdb._Database
-    graves: lmdb._Database
 
 
 class Shard:
@@ -277,7 +269,7 @@ class Shard:
 
 
 def _ends_by(position: int, cursor: lmdb.Cursor[memoryview], prefix: bytes) -> bool:
-    """Whether the piece under the cursor ends by `position`; the start of the next piece usually tells."""
+    """Whether the piece under the cursor ends by `position`; usually known from the start of the next piece."""
     key = bytes(cursor.key())
     if cursor.next():
         following = bytes(cursor.key())

@@ -61,7 +61,7 @@ log = logging.getLogger("headwater.storage")
 
 FAMILY: Final = "acid"
 SAVE_AFTER_S: Final = 5.0
-"""A checkpoint begins when something has waited this long, so that the shards are never far behind for other tools.
+"""A checkpoint begins when something has waited this long, so that other tools never see much older data in the shards.
 It costs two flushes of the disk in every shard that it touches."""
 ROUND_BYTES: Final = 16 * 2**20
 """How much is applied to the shards at a time: it bounds the memory that decoded records and a transaction take."""
@@ -83,7 +83,7 @@ _RECORD_BYTES: Final = 256
 """About what a record takes beside its payload."""
 
 
-class Pending(NamedTuple):
+class PendingRecord(NamedTuple):
     """A record of the journal that some shard may not have yet."""
 
     lsn: int
@@ -115,7 +115,7 @@ class ShardStore:
         self._replay: Replay | None = None
         self._reader: JournalReader | None = None
         self._reached: dict[int, Reached] = {}
-        """How far streams have come in the shards, not yet published."""
+        """The end of streams in their shards, not yet published."""
         self._trims: dict[int, int] = {}
         self._trims_at_checkpoint: dict[int, int] = {}
         self._trims_due: dict[int, int] = {}
@@ -219,7 +219,7 @@ class ShardStore:
         try:
             journal.check_same_age(self.shards)
             self._apply_all(
-                Pending(seq, routed.record, tuple(stream_id for stream_id, _ in routed.removed))
+                PendingRecord(seq, routed.record, tuple(stream_id for stream_id, _ in routed.removed))
                 for seq, batch in journal.entries()
                 for routed in batch
             )
@@ -304,11 +304,11 @@ class ShardStore:
 
     # -- applying records, on the worker ---------------------------------------------------------------------------
 
-    def _apply_all(self, pending: Iterable[Pending]) -> None:
+    def _apply_all(self, pending: Iterable[PendingRecord]) -> None:
         for batch in _rounds(pending):
             self._apply(batch)
 
-    def _apply(self, pending: list[Pending]) -> None:
+    def _apply(self, pending: list[PendingRecord]) -> None:
         """Apply records to the shards that do not have them yet, in one transaction per shard."""
         by_shard: dict[int, list[ShardChange]] = {}
         known: dict[int, int] = {}
@@ -461,16 +461,16 @@ def check_same_age(shards: Iterable[Shard], mark: Mark, replay: Replay) -> None:
         )
 
 
-def pending_in_journal(reader: JournalReader, last_lsn: int, after_lsn: int) -> Iterator[Pending]:
+def pending_in_journal(reader: JournalReader, last_lsn: int, after_lsn: int) -> Iterator[PendingRecord]:
     for frame in reader.batches(last_lsn):
         if frame.number + frame.entries > after_lsn + 1:
             for logged in read_batch(frame):
                 if logged.lsn > after_lsn:
-                    yield Pending(logged.lsn, logged.record, logged.removed)
+                    yield PendingRecord(logged.lsn, logged.record, logged.removed)
 
 
-def _rounds(pending: Iterable[Pending]) -> Iterator[list[Pending]]:
-    batch: list[Pending] = []
+def _rounds(pending: Iterable[PendingRecord]) -> Iterator[list[PendingRecord]]:
+    batch: list[PendingRecord] = []
     size = 0
     for each in pending:
         # An entry of an old journal has one number for all of its records, and must not be divided.

@@ -1,11 +1,11 @@
-"""Frames: how bytes lie in a file that only grows, so that a reader can tell whole ones from torn and damaged ones.
+"""Frames: how bytes are stored in a file that only grows, so that torn and damaged ones are recognised.
 
-A frame is written and synced before the next one is begun. So a frame that does not check out was never finished
-if nothing sound comes after it (a torn tail, to be cut), and was damaged later if something does (never to be served
-or cut). Every file has a random salt that opens each of its frames: without it, a client could plant bytes in a
-payload that look like a frame, and make a torn tail look like damage.
+A frame is written and synced before the next one is begun. So a frame that fails its checksum was never finished if no
+sound frame follows it (a torn tail, which is cut), and was damaged later if one does (it is never served or cut).
+Every file has a random salt that begins each of its frames: without it, a client could put bytes into a payload that
+look like a frame, and make a torn tail look like damage.
 
-In the log a frame is one batch: either all of its records count, or none.
+In the journal a frame is one batch: either all of its records count, or none.
 """
 
 from __future__ import annotations

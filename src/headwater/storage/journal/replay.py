@@ -11,15 +11,17 @@ journal has been read and found good. The rules:
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from headwater.storage.filesystem import Filesystem, Mapped
+from headwater.storage.directory import write_file
+from headwater.storage.filesystem import Filesystem, MappedFile
 from headwater.storage.interface import CorruptError
 from headwater.storage.journal.frames import FRAME, Frame, find_frame, read_frame, suspects
-from headwater.storage.journal.renewal import renew
 from headwater.storage.journal.segments import (
     HEADER_BYTES,
     Segment,
@@ -87,11 +89,11 @@ class Replay:
         """Do what reading found necessary, and write again what may only be in the page cache.
 
         A killed process may have left a batch or a header written but not synced, and one that met an error may have
-        left a batch that never will be. What is relied on from now on must stay, in every mode: further segments come
-        after it. Only the last segment can end like that, so it is renewed; the others are complete.
+        left a batch that never will be. What later segments rely on must be durable, in every mode. Only the last
+        segment can end like that, so it is renewed; the others are complete.
         """
         for number in sorted(self.dropped + self._prepared, reverse=True):
-            # The last first: whatever of it a crash leaves undone, the next boot comes to the same decision.
+            # The last one first, so that after a crash in between the next start decides the same.
             self._filesystem.unlink(segment_path(self.directory, number))
             self._filesystem.sync_directory(self.directory)
         if self.cut is not None:
@@ -181,7 +183,7 @@ class Replay:
         names = ", ".join(filter(None, map(self._name_of, suspects(view, at))))
         return CorruptError(
             f"{path} is damaged at byte {at}: record {self.last_lsn + 1} and what follows it in that batch"
-            f" (it seems to concern {names or 'no stream that could be told'}). The log goes on after it, so it was"
+            f" (probably of {names or 'an unknown stream'}). The journal continues after it, so it was"
             " acknowledged once. Restore a backup of the directory."
         )
 
@@ -211,7 +213,7 @@ class JournalReader:
             if self._lsn < last_lsn:
                 self._next_segment()
 
-    def _frames(self, mapped: Mapped) -> Iterator[Frame]:
+    def _frames(self, mapped: MappedFile) -> Iterator[Frame]:
         size = len(mapped.view)
         if not self._offset:
             header = unpack_header(mapped.read(0, min(size, HEADER_BYTES)))
@@ -242,3 +244,54 @@ class JournalReader:
             raise CorruptError(f"{path} ends or is damaged after record {self._lsn}, before the journal does.")
         self._number += 1
         self._offset = 0
+
+
+def copy_journal(
+    filesystem: Filesystem, source: Path, target: Path, first_number: int, copy_file: Callable[[Path, Path], object]
+) -> Replay:
+    """Copy the segments from `first_number` on, up to the last whole batch. FileNotFoundError if one was trimmed.
+
+    A batch that was being written is copied in part: it was not acknowledged when the copy reached it, and is cut.
+    """
+    for number in segment_numbers(filesystem, source):
+        if number >= first_number:
+            copy_file(segment_path(source, number), segment_path(target, number))
+    if not filesystem.exists(segment_path(target, first_number)):
+        raise FileNotFoundError(segment_path(source, first_number))
+    replay = Replay(filesystem, target, first_number, lambda _: None)
+    for _ in replay.batches():
+        pass
+    replay.repair()
+    return replay
+
+
+SUFFIX: Final = ".new"
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def renew(filesystem: Filesystem, path: Path, size: int) -> None:
+    """Replace a file by a copy of its first `size` bytes; the copy and its name are durable when this returns.
+
+    When a sync fails, Linux marks the pages as clean: a later read returns them, a later sync succeeds without writing
+    them, and a power cut loses them. So what a start has read back from the end of a file may not be on the disk,
+    however often the file is synced. Written to a new file and synced there, it is. A crash at any point leaves the
+    old file or the new one, which have the same content.
+
+    On a full disk the file is cut and synced in place instead: a start must be possible, to make room.
+    """
+    fresh = path.with_name(path.name + SUFFIX)
+    if filesystem.exists(fresh):
+        filesystem.unlink(fresh)
+    try:
+        write_file(filesystem, fresh, filesystem.read(path)[:size])
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        log.warning("%s is not rewritten, because the disk is full", path)
+        with suppress(OSError):
+            filesystem.unlink(fresh)
+        filesystem.truncate(path, size)
+        filesystem.sync_directory(path.parent)
+        return
+    filesystem.replace(fresh, path)
+    filesystem.sync_directory(path.parent)

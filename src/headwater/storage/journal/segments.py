@@ -1,11 +1,11 @@
 """The write-ahead journal: all streams in one file at a time, one write (and where it is synced, one sync) per batch.
 
 Invariants: a segment's header and name are durable before its first batch; a segment is begun only when every batch
-before it is as durable as the mode promises; no segment with content is ever written by a second process, re-created or
-filled ahead. The file of the next segment is created in advance (`prepare`) and stays empty until the current one is
-full, so that a write needs no new descriptor and does not wait for a directory to be synced; while the next file is
-missing, the current segment grows beyond its size. After the first error nothing more is written: what a failed write
-or sync left behind is unknown, and a second sync can report success for pages that the first one lost.
+before it is as durable as the mode promises; no segment with content is ever written by a second process, re-created
+or filled ahead. The file of the next segment is created in advance (`prepare`) and stays empty until the current one
+is full, so that a write needs no new descriptor and does not wait for a directory to be synced; while the next file is
+missing, the current segment grows beyond its size. After the first error nothing more is written: the result of a
+failed write or sync is unknown, and a second sync can report success for pages that the first one lost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from headwater.storage.filesystem import Appender, Bytes, Filesystem
+from headwater.storage.filesystem import Bytes, FileAppender, Filesystem
 from headwater.storage.interface import Committed, WriteFailedError
 from headwater.storage.journal.frames import FRAME, BatchEncoder, seal
 
@@ -53,7 +53,7 @@ class SegmentHeader(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A segment that exists. Its salt is random, so it tells the segments of one journal from those of another."""
+    """A segment that exists. Its salt is random, so segments of another journal are recognised."""
 
     number: int
     first_lsn: int
@@ -116,7 +116,7 @@ class FileJournal:
         self._is_marked = True
         # Read now: when a segment is full there may be no descriptor to read it with.
         self._boot_id = filesystem.boot_id()
-        self._next: Appender | None = None
+        self._next: FileAppender | None = None
         self._next_is_named = False
         self.last_lsn = last_lsn
         self.failure: str | None = None
@@ -218,8 +218,8 @@ class FileJournal:
         self._size += len(frame)
 
     def _begin(
-        self, file: Appender, number: int, previous_lsn: int, *, follows_a_loss: bool = False
-    ) -> tuple[Appender, int, int]:
+        self, file: FileAppender, number: int, previous_lsn: int, *, follows_a_loss: bool = False
+    ) -> tuple[FileAppender, int, int]:
         salt = secrets.randbits(64)
         header = SegmentHeader(
             number, self.last_lsn + 1, previous_lsn, salt, self._boot_id, self._durable, follows_a_loss
@@ -259,7 +259,7 @@ def remove_segments_before(filesystem: Filesystem, directory: Path, first_needed
             filesystem.unlink(segment_path(directory, number))
 
 
-def write_whole(file: Appender, data: Bytes) -> None:
+def write_whole(file: FileAppender, data: Bytes) -> None:
     """Write all of the data, in as many calls as the system needs."""
     rest = memoryview(data)
     while rest:

@@ -37,7 +37,7 @@ class OfflineSource(ColdRuns, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class MessageRun:
+class StoredRun:
     """Consecutive messages of a stream."""
 
     index: int
@@ -49,7 +49,7 @@ class MessageRun:
 class BulkLoad(Protocol):
     """A new store that is filled from another. Streams are added in order of their ids."""
 
-    def add_stream(self, image: Image, runs: Iterable[MessageRun]) -> None: ...
+    def add_stream(self, image: Image, runs: Iterable[StoredRun]) -> None: ...
 
     def add_document(self, document: Document) -> None: ...
 
@@ -89,7 +89,7 @@ class OfflineReader:
             self.catalog.apply(record)
         self._floors = floors(self.catalog)
 
-    def runs(self, stream: StreamState, max_bytes: int) -> Iterator[MessageRun]:
+    def runs(self, stream: StreamState, max_bytes: int) -> Iterator[StoredRun]:
         """A stream's own messages from the first that can still be read, about `max_bytes` at a time."""
         start = own_start(stream, self._floors[stream.id])
         index, position = start.message_index, start.byte_position
@@ -100,7 +100,7 @@ class OfflineReader:
                     source, stream.id, index, position, stream.message_index, max_bytes
                 )
                 pieces = stored.read(source, stream.id, position, end_position)
-                yield MessageRun(index, position, pieces, stored.lengths(source, stream.id, index, end_index))
+                yield StoredRun(index, position, pieces, stored.lengths(source, stream.id, index, end_index))
                 index, position = end_index, end_position
         except DamagedRangeError as damage:
             name = source.name_of(stream.id)

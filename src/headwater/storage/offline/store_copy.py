@@ -23,7 +23,7 @@ from headwater.storage.interface import StorageError
 from headwater.storage.offline.atomic_install import atomic_install
 from headwater.storage.offline.check import check
 from headwater.storage.offline.families import family_of, locked, tools_of, tools_of_mode
-from headwater.storage.offline.interface import BulkLoad, MessageRun, OfflineReader, open_reader
+from headwater.storage.offline.interface import BulkLoad, OfflineReader, StoredRun, open_reader
 
 RUN_BYTES: Final = 8 * 2**20
 """Copied at a time: what a copy holds in memory of a stream, and about the size of an extent."""
@@ -70,7 +70,7 @@ class StreamDigest:
         self._lengths = hashlib.blake2b()
         self.size = 0
 
-    def follow(self, runs: Iterable[MessageRun]) -> Iterator[MessageRun]:
+    def follow(self, runs: Iterable[StoredRun]) -> Iterator[StoredRun]:
         for run in runs:
             self._lengths.update(array("Q", run.lengths).tobytes())
             for piece in run.pieces:

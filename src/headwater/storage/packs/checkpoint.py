@@ -26,7 +26,7 @@ from headwater.storage.extents import Extent
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.journal.frames import read_batch
 from headwater.storage.journal.replay import JournalReader
-from headwater.storage.packs.manifest import Commit, Kept, Key, Manifest
+from headwater.storage.packs.manifest import Commit, Key, Manifest, SavedState
 from headwater.storage.packs.pack import EXTENT_MAX_BYTES, PackInfo, PackWriter
 from headwater.storage.packs.pack_set import BIG
 from headwater.storage.tail import Tail
@@ -113,7 +113,9 @@ class PackPair:
 def save_checkpoint(context: PackContext, plan: Plan) -> Generator[None, None, Saved]:
     """The job: first the packs, then the manifest that names them."""
     kept = yield from _kept(context, plan)
-    kept += [Kept(key, plan.lsn, Document(key, value)) for key, value in plan.documents.items() if value is not None]
+    kept += [
+        SavedState(key, plan.lsn, Document(key, value)) for key, value in plan.documents.items() if value is not None
+    ]
     removed: list[Key] = [*plan.removed, *(key for key, value in plan.documents.items() if value is None)]
     gone = tuple(key for key in removed if key in context.manifest.at)
     blobs: list[tuple[int, bytes]] = []
@@ -172,14 +174,14 @@ def _save_tail(packs: PackPair, stream_id: int, tail: Tail) -> list[Extent]:
     return saved
 
 
-def _kept(context: PackContext, plan: Plan) -> Generator[None, None, list[Kept]]:
+def _kept(context: PackContext, plan: Plan) -> Generator[None, None, list[SavedState]]:
     starved = {each.stream_id: each.lsn for each in plan.frozen if each.image is None}
     found_in_journal = (yield from _from_journal(context, starved, plan.lsn)) if starved else {}
     kept = []
     for steps, (stream_id, lsn, image, tail) in enumerate(plan.frozen, 1):
         found = image if image is not None else found_in_journal[stream_id]
         assert tail is None or (found.message_index, found.byte_position) == (tail.end_index, tail.end_position)
-        kept.append(Kept(stream_id, lsn, found))
+        kept.append(SavedState(stream_id, lsn, found))
         if steps % 256 == 0:
             yield
     return kept

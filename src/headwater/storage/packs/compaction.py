@@ -1,7 +1,7 @@
-"""Rewriting packs: the living extents of some packs move to fresh ones, neighbours of a stream joined on the way.
+"""Rewrite packs: the live extents of some packs move to new ones, and neighbours of a stream are joined.
 
-The old packs stay readable until every stream has been told of the new place, and their files until after that. A
-crash at any point leaves either the old packs in the manifest, or the new ones.
+The old packs stay readable until every stream has its new extents, and their files stay until after that. A crash at
+any point leaves either the old packs in the manifest, or the new ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STEP_BYTES: Final = 1024 * 1024
 
 
 class Move(NamedTuple):
-    """The bytes of a stream that `merged` covers lie there now too."""
+    """The bytes of a stream that `merged` covers are now stored there too."""
 
     stream_id: int
     merged: Extent
@@ -55,7 +55,7 @@ def rewrite_packs(context: PackContext, rewrite: Rewrite) -> Generator[None, Non
         for info in rewrite.sources:
             try:
                 sources[info.number] = pack = Pack(context.filesystem, context.pack_directory, info)
-                # Nothing is copied unchecked: a copy would get a checksum of its own, and look sound.
+                # Nothing is copied unchecked: a copy would get a new checksum, and look sound.
                 yield from pack.check_everything()
             except CorruptError as damage:
                 raise DamagedPackError(info.number, damage) from damage
@@ -83,7 +83,7 @@ def rewrite_packs(context: PackContext, rewrite: Rewrite) -> Generator[None, Non
 
 
 def forget_packs(context: PackContext, numbers: tuple[int, ...]) -> Generator[None, None, Rewritten]:
-    """The job that takes packs out of the manifest in which nothing counts any more. It does not open them."""
+    """The job that takes packs out of the manifest that have no live data. It does not open them."""
     _replace(context, (), numbers)
     yield
     return Rewritten([], (), numbers)
@@ -92,7 +92,7 @@ def forget_packs(context: PackContext, numbers: tuple[int, ...]) -> Generator[No
 def _replace(context: PackContext, added: tuple[PackInfo, ...], dropped: tuple[int, ...]) -> None:
     manifest = context.manifest
     for _ in manifest.save(Commit(True, manifest.lsn, manifest.segment, added, dropped), []):
-        # In one step: a checkpoint that came in between would be undone by what this says of the log.
+        # In one step: a checkpoint in between would be undone by what this says about the journal.
         pass
 
 

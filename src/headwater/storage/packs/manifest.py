@@ -1,37 +1,38 @@
-"""The manifest: what the last checkpoint knew, as a file of framed sections that only grows.
+"""The manifest: the states of the last checkpoint, in a file of framed sections that only grows.
 
-A section holds images of streams and documents, and names the packs that came and went, the streams that are gone,
-and the record up to which the log is no longer needed. Sections count from a *final* one on: a checkpoint that did not
-get to write its final section never happened. Once most of the file is out of date it is written anew and renamed
-over the old.
+A section has images of streams and documents, and lists the packs that were added and dropped, the streams that were
+removed, and the record up to which the journal is no longer needed. Sections count from a *final* one on: a checkpoint
+that did not write its final section never happened. When most of the file is out of date, a new one is written and
+renamed over it.
 
-After boot a manifest belongs to the store's worker: nothing else calls it.
+After startup a manifest belongs to the store's worker: nothing else calls it.
 """
 
 from __future__ import annotations
 
 import secrets
 import struct
+import time
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from headwater.core.records import Document, Image
-from headwater.storage.filesystem import Appender, Filesystem
+from headwater.storage.filesystem import FileAppender, Filesystem
 from headwater.storage.interface import CorruptError, WriteFailedError
 from headwater.storage.journal.frames import FRAME, NO_STREAM, Frame, find_frame, read_frame, seal
-from headwater.storage.journal.renewal import renew
+from headwater.storage.journal.replay import renew
 from headwater.storage.journal.segments import write_whole
-from headwater.storage.packs.images import encode_state
 from headwater.storage.packs.pack import PackInfo
 
 NAME: Final = "MANIFEST"
 NEW_NAME: Final = "MANIFEST.new"
 REWRITE_FLOOR_BYTES: Final = 1024 * 1024
-"""A manifest smaller than this is not worth writing anew."""
+"""A smaller manifest is never rewritten."""
 
 _SECTION_BYTES: Final = 1024 * 1024
 _HEADER: Final = struct.Struct("<8sQ")
@@ -65,7 +66,7 @@ class Commit(msgspec.Struct, frozen=True, array_like=True):
 _decode_commit = msgspec.msgpack.Decoder(Commit).decode
 
 
-class Kept(NamedTuple):
+class SavedState(NamedTuple):
     """The state of a stream (or a document) after record `lsn`."""
 
     key: Key
@@ -73,8 +74,8 @@ class Kept(NamedTuple):
     state: Image | Document
 
 
-class Entry(NamedTuple):
-    """A state as it lies in the file."""
+class ManifestEntry(NamedTuple):
+    """A state as it is stored in the file."""
 
     key: Key
     encoded: bytes
@@ -83,13 +84,13 @@ class Entry(NamedTuple):
 class Sections:
     """The end of a manifest file. It knows the format, not the meaning."""
 
-    def __init__(self, file: Appender, salt: int, size: int, number: int) -> None:
+    def __init__(self, file: FileAppender, salt: int, size: int, number: int) -> None:
         self._file = file
         self._salt = salt
         self._number = number
         self.size = size
 
-    def write(self, commit: Commit, entries: Iterable[Entry], found: list[tuple[Key, int]]) -> Iterator[None]:
+    def write(self, commit: Commit, entries: Iterable[ManifestEntry], found: list[tuple[Key, int]]) -> Iterator[None]:
         """Write entries in sections of bounded size, each synced before the next; the last one makes them count.
 
         Fills `found` with the place of each entry. In steps: done when the iterator is at its end.
@@ -125,7 +126,7 @@ class Sections:
 
 
 class Manifest:
-    """`at` says where in the file the newest state of each living stream and document lies."""
+    """`at` has the place in the file of the newest state of each existing stream and document."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, *, rewrite_floor: int = REWRITE_FLOOR_BYTES) -> None:
         self._filesystem = filesystem
@@ -143,7 +144,7 @@ class Manifest:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def load(self) -> Iterable[Kept]:
+    def load(self) -> Iterable[SavedState]:
         """Read the file; gives the newest state of each stream and document."""
         data = self._filesystem.read(self._path)
         view = memoryview(data)
@@ -170,14 +171,14 @@ class Manifest:
         return (self._decode(view, entry_at, entry_at) for entry_at in self.at.values())
 
     def repair(self) -> None:
-        """After a successful load: cut an unfinished checkpoint, and make sure of what was read before acting on it.
+        """After a successful load: cut an unfinished checkpoint, and write again what may not be on the disk.
 
         A section that was written and not synced, or whose sync failed, is one that a power loss may still take.
         """
         renew(self._filesystem, self._path, self._end[1])
         self._sections = Sections(self._filesystem.extend(self._path), *self._end)
 
-    def kept(self, key: Key) -> Kept | None:
+    def kept(self, key: Key) -> SavedState | None:
         """The newest state of a stream or document, from the file."""
         at = self.at.get(key)
         if at is None:
@@ -193,10 +194,10 @@ class Manifest:
 
     def create(self) -> None:
         """The first manifest of a new store."""
-        for _ in self._write_anew(Commit(True, 0, 1), []):
+        for _ in self._rewrite(Commit(True, 0, 1), []):
             pass
 
-    def save(self, commit: Commit, kept: list[Kept]) -> Iterator[None]:
+    def save(self, commit: Commit, kept: list[SavedState]) -> Iterator[None]:
         """Make a checkpoint durable; done when the iterator is at its end. `commit` must be final.
 
         Should it fail, nothing is known of what the file holds now, so the next attempt writes another file.
@@ -206,7 +207,7 @@ class Manifest:
             raise WriteFailedError(self._failure)
         sections = self._sections
         if sections is None or sections.size > self._rewrite_floor + 2 * self._fresh_size:
-            yield from self._write_anew(commit, kept)
+            yield from self._rewrite(commit, kept)
             return
         self._sections = None
         found: list[tuple[Key, int]] = []
@@ -254,7 +255,7 @@ class Manifest:
         self.lsn = commit.lsn
         self.segment = commit.segment
 
-    def _write_anew(self, commit: Commit, kept: list[Kept]) -> Iterator[None]:
+    def _rewrite(self, commit: Commit, kept: list[SavedState]) -> Iterator[None]:
         path = self._directory / NEW_NAME
         if self._filesystem.exists(path):
             self._filesystem.unlink(path)
@@ -289,7 +290,7 @@ class Manifest:
             self._failure = f"Renaming {path} failed: {error}"
             raise WriteFailedError(self._failure) from error
 
-    def _all_entries(self, commit: Commit, kept: list[Kept]) -> Iterator[Entry]:
+    def _all_entries(self, commit: Commit, kept: list[SavedState]) -> Iterator[ManifestEntry]:
         """The entries of all that lives: copied from the old file where there is no newer one."""
         replaced = {each.key for each in kept}.union(commit.gone)
         old = [(at, key) for key, at in self.at.items() if key not in replaced]
@@ -297,14 +298,14 @@ class Manifest:
             data = memoryview(self._filesystem.read(self._path))
             for at, key in old:
                 self._check_entry(data, at, at)
-                yield Entry(key, bytes(data[at : at + _entry_size(data, at)]))
+                yield ManifestEntry(key, bytes(data[at : at + _entry_size(data, at)]))
         yield from map(_encode_entry, kept)
 
-    def _decode(self, view: memoryview, at: int, place: int) -> Kept:
+    def _decode(self, view: memoryview, at: int, place: int) -> SavedState:
         self._check_entry(view, at, place)
         _, length, stream_id, lsn = _ENTRY.unpack_from(view, at)
         state = _decode_state(view[at + _ENTRY.size : at + _ENTRY.size + length])
-        return Kept(state.key if isinstance(state, Document) else stream_id, lsn, state)
+        return SavedState(state.key if isinstance(state, Document) else stream_id, lsn, state)
 
     def _check_entry(self, view: memoryview, at: int, place: int) -> None:
         # The section's checksum was checked at boot; a copy made since then must not make damage look sound.
@@ -319,13 +320,58 @@ def _update(places: dict[Key, int], found: list[tuple[Key, int]]) -> Iterator[No
         yield
 
 
-def _encode_entry(kept: Kept) -> Entry:
+def _encode_entry(kept: SavedState) -> ManifestEntry:
     encoded = encode_state(kept.state)
     stream_id = NO_STREAM if isinstance(kept.key, str) else kept.key
     header = _ENTRY.pack(0, len(encoded), stream_id, kept.lsn)[_CHECKSUM.size :]
     checksum = zlib.crc32(encoded, zlib.crc32(header))
-    return Entry(kept.key, _CHECKSUM.pack(checksum) + header + encoded)
+    return ManifestEntry(kept.key, _CHECKSUM.pack(checksum) + header + encoded)
 
 
 def _entry_size(view: memoryview, at: int) -> int:
     return _ENTRY.size + int(_ENTRY.unpack_from(view, at)[1])
+
+
+PRODUCERS_AT_ONCE: Final = 2048
+"""Producers that are encoded or copied in one go: well under a millisecond."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_FIELDS: Final = Image.__struct_fields__
+_ARRAY: Final = struct.Struct(">BH")
+_ARRAY_16: Final = 0xDC
+_MAP: Final = struct.Struct(">BI")
+_MAP_32: Final = 0xDF
+
+
+def is_large(image: Image | None) -> bool:
+    """Whether an image takes noticeably long to copy, to encode and to release."""
+    return image is not None and len(image.producers) > PRODUCERS_AT_ONCE
+
+
+def encode_state(state: Image | Document) -> bytes:
+    """The state in MessagePack, encoded without holding the interpreter for long, however many producers it has.
+
+    The encoder does not release the interpreter lock, so 100,000 producers in one call would stop the event loop for
+    tens of milliseconds, though a checkpoint is saved on another thread. They are encoded in pieces, which are joined
+    to what one call would have made.
+    """
+    if isinstance(state, Document) or not is_large(state):
+        return _encode(state)
+    parts: list[bytes | memoryview] = [_ARRAY.pack(_ARRAY_16, 1 + len(_FIELDS)), _encode(Image.__struct_config__.tag)]
+    for field in _FIELDS:
+        value = getattr(state, field)
+        if field == "producers":
+            parts.append(_MAP.pack(_MAP_32, len(value)))
+            items = iter(value.items())
+            while piece := dict(islice(items, PRODUCERS_AT_ONCE)):
+                parts.append(_without_header(_encode(piece), len(piece)))
+                # Let the event loop have the interpreter.
+                time.sleep(0)
+        else:
+            parts.append(_encode(value))
+    return b"".join(parts)
+
+
+def _without_header(encoded: bytes, count: int) -> memoryview:
+    """The entries of a map, without the bytes that say how many there are."""
+    return memoryview(encoded)[1 if count < 16 else 3 if count < 2**16 else 5 :]

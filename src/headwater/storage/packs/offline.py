@@ -7,25 +7,35 @@ it finds: one report names all damage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from headwater.core.records import Image
+from headwater.core.records import Document, Image
 from headwater.storage.cold_store import UnsavedState
+from headwater.storage.directory import open_directory
 from headwater.storage.extents import split
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError, StorageError
-from headwater.storage.journal.copy import copy_journal
-from headwater.storage.journal.replay import Replay
-from headwater.storage.journal.segments import JOURNAL_NAME, segment_numbers, segment_path
+from headwater.storage.journal.replay import Replay, copy_journal
+from headwater.storage.journal.segments import JOURNAL_NAME, create_journal, segment_numbers, segment_path
 from headwater.storage.journaled_store import StoreSettings
-from headwater.storage.offline.interface import CopyFile
-from headwater.storage.packs.bulk_load import PackBulkLoad
-from headwater.storage.packs.manifest import NAME, Manifest
-from headwater.storage.packs.pack import PAGE_BYTES, DamagedPageError, Located, Pack, PackInfo, pack_numbers, pack_path
-from headwater.storage.packs.pack_store import PackStore
+from headwater.storage.offline.interface import CopyFile, StoredRun
+from headwater.storage.packs.manifest import NAME, Commit, Manifest, SavedState
+from headwater.storage.packs.pack import (
+    PAGE_BYTES,
+    DamagedPageError,
+    Located,
+    Pack,
+    PackInfo,
+    PackWriter,
+    pack_numbers,
+    pack_path,
+)
+from headwater.storage.packs.pack_set import BIG
+from headwater.storage.packs.pack_store import FAMILY, PackStore
 from headwater.storage.packs.recovery import PACKS_NAME, Recovery
 
 
@@ -122,7 +132,7 @@ def find_damage(filesystem: Filesystem, path: Path) -> Iterator[Finding]:
             if isinstance(saved.state, Image):
                 names[saved.state.id] = saved.state.name
     except (CorruptError, OSError) as error:
-        # Without it nobody knows which packs count, and where the journal begins.
+        # Without it, the packs that count and the start of the journal are unknown.
         yield Finding(path / NAME, None, None, str(error))
         return
 
@@ -211,3 +221,61 @@ def _sizes(filesystem: Filesystem, paths: list[Path]) -> int:
             # A server that runs may have removed it just now.
             continue
     return total
+
+
+PACK_BYTES: Final = 512 * 2**20
+"""A pack is finished once it holds this much: a later rewrite takes a whole pack at a time."""
+
+
+class PackBulkLoad:
+    """Streams are added in order of their ids, and the runs of each in order; then `finish`."""
+
+    def __init__(self, filesystem: Filesystem, directory: Path) -> None:
+        self._filesystem = filesystem
+        self._path = directory
+        self._directory = open_directory(filesystem, directory, FAMILY)
+        filesystem.make_directory(directory / PACKS_NAME)
+        self._kept: list[SavedState] = []
+        self._infos: list[PackInfo] = []
+        self._writer: PackWriter | None = None
+
+    def add_stream(self, image: Image, runs: Iterable[StoredRun]) -> None:
+        for run in runs:
+            ends = array("I")
+            end = 0
+            for length in run.lengths:
+                end += length
+                ends.append(end)
+            self._pack().add(image.id, run.index, run.position, run.pieces, ends)
+        self._kept.append(SavedState(image.id, 0, image))
+
+    def add_document(self, document: Document) -> None:
+        self._kept.append(SavedState(document.key, 0, document))
+
+    def finish(self) -> None:
+        self._finish_pack()
+        self._filesystem.sync_directory(self._path / PACKS_NAME)
+        create_journal(self._filesystem, self._path / JOURNAL_NAME)
+        manifest = Manifest(self._filesystem, self._path)
+        for _ in manifest.save(Commit(True, 0, 1, tuple(self._infos)), self._kept):
+            pass
+        manifest.close()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.abandon()
+        self._directory.close()
+
+    def _pack(self) -> PackWriter:
+        if self._writer is not None and self._writer.data_bytes >= PACK_BYTES:
+            self._finish_pack()
+        if self._writer is None:
+            number = len(self._infos) + 1
+            # As large extents: what is written at once needs no merging.
+            self._writer = PackWriter(self._filesystem, self._path / PACKS_NAME, number, BIG, number)
+        return self._writer
+
+    def _finish_pack(self) -> None:
+        if self._writer is not None:
+            self._infos.append(self._writer.finish())
+            self._writer = None

@@ -16,8 +16,9 @@ import struct
 import sys
 import zlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,13 +28,14 @@ from headwater.storage.extents import Extent
 from headwater.storage.filesystem import Bytes, Filesystem
 from headwater.storage.interface import CorruptError
 from headwater.storage.journal.segments import write_whole
+from headwater.storage.stream_data import DamagedRangeError
 
 PAGE_BYTES: Final = 16 * 1024
 EXTENT_MAX_BYTES: Final = 2**30
 """Ends are kept as 32-bit distances from the start of their extent."""
 
 SHOWN_MAX_BYTES: Final = 16 * 1024 * 1024
-"""After so much was read in place, what is mapped of a pack is let go, so that a long replay does not pile it up."""
+"""After this much was read in place, the mapping of a pack is released, so that it does not accumulate."""
 
 AHEAD_BYTES: Final = 1024 * 1024
 """How far reads are prefetched: four slices, so that the event loop does not wait for the disk in between."""
@@ -89,7 +91,7 @@ def pack_numbers(filesystem: Filesystem, directory: Path) -> list[int]:
 
 
 class PackWriter:
-    """Writes one pack. Extents come in order of stream id, and of position within a stream."""
+    """Writes one pack. Extents are added in order of stream id, and of position within a stream."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, number: int, tier: int, born: int) -> None:
         self._filesystem = filesystem
@@ -152,7 +154,7 @@ class PackWriter:
         return PackInfo(self.number, self.tier, self.born, size, self._data_bytes, checksum)
 
     def abandon(self) -> None:
-        """Give up. What is left behind is removed now or, failing that, at the next boot."""
+        """Give up. The file is removed now or, if that fails, at the next start."""
         with suppress(OSError):
             self._file.close()
             self._filesystem.unlink(self._path)
@@ -311,3 +313,58 @@ class Ends:
 
     def slice(self, low: int, high: int) -> memoryview:
         return self._pack.data(self._start + 4 * low, self._start + 4 * high).cast("I")
+
+
+class PackRun:
+    __slots__ = ("_extent", "_pack", "end_index", "end_position", "index", "position")
+
+    def __init__(self, pack: Pack, extent: Extent) -> None:
+        self._pack = pack
+        self._extent = extent
+        self.index = extent.first_index
+        self.position = extent.position
+        self.end_index = extent.end_index
+        self.end_position = extent.end_position
+
+    def boundary(self, index: int) -> int | None:
+        at = index - self.index
+        if at == 0:
+            return self.position
+        if not 0 < at <= self._extent.messages:
+            return None
+        with self._locating(self.position):
+            return self.position + self._pack.ends(self._extent)[at - 1]
+
+    def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]:
+        low = index - self.index
+        ends = self._pack.ends(self._extent)
+        with self._locating(position):
+            at = bisect_right(ends, position + max_bytes - self.position, low, end_index - self.index)
+            at = max(at, low + 1)
+            return self.index + at, self.position + ends[at - 1]
+
+    def lengths(self, index: int, end_index: int) -> list[int]:
+        low = index - self.index
+        with self._locating(self.position):
+            ends = self._pack.ends(self._extent).slice(max(low - 1, 0), end_index - self.index).tolist()
+        starts = ends[:-1] if low else [0, *ends[:-1]]
+        return [end - start for start, end in zip(starts, ends[1:] if low else ends, strict=True)]
+
+    def read(self, position: int, end_position: int) -> tuple[memoryview]:
+        start = self._extent.offset + position - self.position
+        try:
+            return (self._pack.data(start, start + end_position - position),)
+        except DamagedPageError as damage:
+            raise DamagedRangeError(position + max(damage.offset - start, 0), str(damage)) from damage
+        except OSError as error:
+            raise DamagedRangeError(position, f"{self._pack.path} cannot be read: {error}") from error
+
+    @contextmanager
+    def _locating(self, position: int) -> Iterator[None]:
+        """Report damage to the index with the position in the stream."""
+        try:
+            yield
+        except DamagedPageError as damage:
+            raise DamagedRangeError(position, f"{damage} (its index)") from damage
+        except OSError as error:
+            raise DamagedRangeError(position, f"{self._pack.path} cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""The pack_set: which packs there are, how much of each still counts, and which should be rewritten.
+"""The set of packs: which exist, how much of each is live, and which should be rewritten.
 
 Packs of a tier are merged, eight at a time, into one of the next tier, so a stream has few extents however many
 checkpoints it went through, and each byte is rewritten once per tier. A large extent leaves the tiers for a `BIG` pack,

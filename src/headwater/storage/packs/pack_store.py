@@ -25,10 +25,8 @@ from headwater.storage.journal.segments import JOURNAL_NAME, FileJournal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.packs.checkpoint import Frozen, PackContext, Plan, Saved, save_checkpoint
 from headwater.storage.packs.compaction import DamagedPackError, Rewritten, forget_packs, rewrite_packs
-from headwater.storage.packs.images import is_large
-from headwater.storage.packs.manifest import Manifest
-from headwater.storage.packs.pack import pack_path
-from headwater.storage.packs.pack_run import PackRun
+from headwater.storage.packs.manifest import Manifest, is_large
+from headwater.storage.packs.pack import PackRun, pack_path
 from headwater.storage.packs.pack_set import PackSet
 from headwater.storage.packs.recovery import PACKS_NAME, Recovery, name_of
 from headwater.storage.stream_data import StreamData, memory_of
@@ -40,7 +38,7 @@ FAMILY: Final = "log"
 """What the file FORMAT of a data directory calls the file modes."""
 
 ASKS_MAX: Final = 8
-"""How often a busy stream is asked for its state before it is read back from the journal."""
+"""How often the state of a busy stream is requested before it is read back from the journal."""
 
 
 class PackStore:
@@ -121,7 +119,7 @@ class PackStore:
     # -- a checkpoint ----------------------------------------------------------------------------------------------
 
     def freeze(self, checkpoint: Checkpoint) -> Steps:
-        """Freeze each stream's bytes and state in the same moment. Busy ones are asked again, and in the end not."""
+        """Freeze each stream's bytes and state in the same moment. Busy streams are tried again a few times."""
         self._to_freeze = checkpoint.dirty
         self._frozen = []
         for asks in range(ASKS_MAX, -1, -1):

@@ -1,8 +1,9 @@
 """Recovery of a pack store after a shutdown or a crash, without losing or inventing anything.
 
-Reading comes first and changes nothing. Only when the manifest, the packs and the journal have been found sound and in
-agreement are they repaired: what was torn is cut, what was read is synced before anything relies on it, and what
-nothing refers to is removed. A crash in the middle of that leaves a directory that recovers to the same state.
+First everything is read, and nothing is changed. Only when the manifest, the packs and the journal have been found
+sound and in agreement are they repaired: what was torn is cut, what was read is synced before anything relies on it,
+and what nothing refers to is removed. A crash in the middle of that leaves a directory that recovers to the same
+state.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from headwater.storage.journal.segments import (
     segment_numbers,
     segment_path,
 )
-from headwater.storage.packs.manifest import NAME, NEW_NAME, Kept, Manifest
+from headwater.storage.packs.manifest import NAME, NEW_NAME, Manifest, SavedState
 from headwater.storage.packs.pack import Pack, pack_numbers, pack_path
 from headwater.storage.stream_data import StreamData, new_stream
 
@@ -137,7 +138,7 @@ class Recovery:
                 pack.close()
         return saved
 
-    def _keep(self, kept: Kept, saved: dict[int, bytes]) -> None:
+    def _keep(self, kept: SavedState, saved: dict[int, bytes]) -> None:
         state = kept.state
         if isinstance(state, Document):
             return
