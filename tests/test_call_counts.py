@@ -8,7 +8,7 @@ import pytest
 from bench import calls
 
 LIMITS = json.loads(calls.LIMITS.read_text())
-SLACK = 1.03
+SLACK = 1.1
 """Timers of the engine may fire while calls are counted, and Python versions differ a little."""
 
 
