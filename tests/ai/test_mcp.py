@@ -1,0 +1,169 @@
+"""MCP's resumable HTTP transport with durable events and the real SDK: lost responses are replayed, once, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from mcp import types
+from mcp.server.lowlevel import Server as McpServer
+from mcp.server.streamable_http import EventMessage
+
+from headwater import AsyncClient
+from headwater.ai.mcp import DurableEventStore, DurableSessionManager
+from tests.serving import Server
+
+STEPS = 6
+
+
+def notification(number: int) -> types.JSONRPCNotification:
+    return types.JSONRPCNotification(jsonrpc="2.0", method="notifications/message", params={"n": number})
+
+
+async def replayed(store: DurableEventStore, last_event_id: str) -> tuple[str | None, list[EventMessage]]:
+    sent: list[EventMessage] = []
+
+    async def send(event: EventMessage) -> None:
+        sent.append(event)
+
+    return await store.replay_events_after(last_event_id, send), sent
+
+
+def test_events_after_an_id_are_replayed_also_after_a_restart(server: Server, stream_name: Callable[[], str]) -> None:
+    async def run() -> None:
+        async with AsyncClient(server.url) as client:
+            store = DurableEventStore(client, stream_name(), session="../s 1")
+            prefix = store._root.split("/")[0]
+            primed = await store.store_event("7", None)
+            ids = [await store.store_event("7", notification(n)) for n in range(5)]
+            await store.store_event("8", notification(99))
+            restarted = DurableEventStore(client, prefix, session="../s 1")
+            stream_id, events = await replayed(restarted, ids[1])
+            assert stream_id == "7"
+            assert [event.event_id for event in events] == ids[2:]
+            assert [event.message for event in events] == [notification(n) for n in (2, 3, 4)]
+            assert [event.event_id for event in (await replayed(restarted, primed))[1]] == ids
+            later = await restarted.store_event("7", notification(5))
+            assert later not in ids
+            assert [event.event_id for event in (await replayed(store, ids[4]))[1]] == [later]
+            # Another session sees nothing of it, and no spelling of an id leads elsewhere.
+            other = DurableEventStore(client, prefix, session="s 2")
+            for wrong in (ids[1], "x", "", "../7.1", f"{ids[0]}0", "zz.1"):
+                assert await replayed(other, wrong) == (None, [])
+
+    asyncio.run(run())
+
+
+async def call_tool(context: Any, params: Any) -> types.CallToolResult:
+    """Reports its progress in steps, so that there is something to lose in the middle."""
+    for step in range(STEPS):
+        await context.session.send_progress_notification(
+            "p", step, message=f"{params.arguments['who']} {step}", related_request_id=context.request_id
+        )
+        await anyio.sleep(0.05)
+    return types.CallToolResult(content=[types.TextContent(type="text", text="done")])
+
+
+@asynccontextmanager
+async def mcp_client(url: str, prefix: str) -> AsyncIterator[httpx.AsyncClient]:
+    """The MCP server as an ASGI application within this process, over a real socket."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    from tests.ports import free_port
+
+    async with AsyncClient(url) as client:
+        manager = DurableSessionManager(McpServer("test", on_call_tool=call_tool), client, prefix, retry_interval=10)
+        app = Starlette(routes=[Mount("/mcp", app=manager.handle_request)])
+        port = free_port()
+        serving = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
+        async with manager.run():
+            task = asyncio.create_task(serving.serve())
+            while not serving.started:  # noqa: ASYNC110 - uvicorn has no event for it
+                await asyncio.sleep(0.01)
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as http:
+                yield http
+            serving.should_exit = True
+            await task
+
+
+HEADERS = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+
+
+async def initialized(http: httpx.AsyncClient) -> dict[str, str]:
+    body = {
+        "jsonrpc": "2.0",
+        "id": 0,
+        "method": "initialize",
+        "params": {
+            "protocolVersion": "2025-06-18",
+            "capabilities": {},
+            "clientInfo": {"name": "test", "version": "1"},
+        },
+    }
+    async with http.stream("POST", "/mcp/", json=body, headers=HEADERS) as response:
+        assert response.status_code == 200, await response.aread()
+        session = {**HEADERS, "Mcp-Session-Id": response.headers["mcp-session-id"]}
+        await response.aread()
+    done = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    assert (await http.post("/mcp/", json=done, headers=session)).status_code == 202
+    return session
+
+
+async def events_of(response: httpx.Response) -> AsyncIterator[tuple[str, Any]]:
+    event_id = ""
+    async for line in response.aiter_lines():
+        if line.startswith("id:"):
+            event_id = line[3:].strip()
+        elif line.startswith("data:") and line[5:].strip():
+            yield event_id, json.loads(line[5:])
+
+
+def test_a_lost_response_is_resumed_where_it_broke_off(server: Server, stream_name: Callable[[], str]) -> None:
+    async def one(http: httpx.AsyncClient, who: str) -> list[Any]:
+        session = await initialized(http)
+        call = {
+            "jsonrpc": "2.0",
+            "id": 1,
+            "method": "tools/call",
+            "params": {"name": "t", "arguments": {"who": who}, "_meta": {"progressToken": "p"}},
+        }
+        seen: list[Any] = []
+        last_id = ""
+        async with http.stream("POST", "/mcp/", json=call, headers=session) as response:
+            async for event_id, message in events_of(response):
+                last_id = event_id
+                seen.append(message)
+                if len(seen) == 2:
+                    break
+        resumed = {**session, "Last-Event-ID": last_id}
+        async with http.stream("GET", "/mcp/", headers=resumed) as response:
+            assert response.status_code == 200, await response.aread()
+            async for _, message in events_of(response):
+                seen.append(message)
+                if "result" in message:
+                    return seen
+        raise AssertionError(f"the response ended without a result: {seen}")
+
+    async def run() -> None:
+        async with mcp_client(server.url, stream_name()) as http:
+            # Both sessions use the request id 1: neither sees events of the other.
+            answers = await asyncio.gather(one(http, "anna"), one(http, "bert"))
+            for who, seen in zip(("anna", "bert"), answers, strict=True):
+                said = [message["params"]["message"] for message in seen if "params" in message]
+                assert said == [f"{who} {step}" for step in range(STEPS)]
+                assert seen[-1]["result"]["content"][0]["text"] == "done"
+
+    asyncio.run(run())
+
+
+def test_a_shared_store_is_refused() -> None:
+    with pytest.raises(TypeError, match="their own"):
+        DurableSessionManager(McpServer("test"), AsyncClient("http://localhost:1"), event_store=object())
