@@ -24,7 +24,7 @@ from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.postgres_reader import FollowedTable
 from headwater.pipeline.to_postgres import ToPostgres
-from headwater.stack.database import Database
+from headwater.stack.database import LocalPostgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -153,7 +153,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="pipeline-bench-"))
     directory.chmod(0o755)
     try:
-        with headwater() as server, Database(directory / "pg", sync=False) as database, spark_session() as spark:
+        with headwater() as server, LocalPostgres(directory / "pg", sync=False) as database, spark_session() as spark:
             around = JobEnvironment(f"{server.url}/v1/stream", str(directory / "checkpoints"), postgres=database.url)
             if chosen.events:
                 into_table(spark, around, chosen.events, chosen.warm_up)

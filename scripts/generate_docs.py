@@ -1,7 +1,7 @@
-"""Writes the parts of the documentation that come from the code: settings, error codes, the map of modules.
+"""Generate the parts of the documentation that follow from the code: settings, error codes, modules, packages.
 
-`python scripts/generate_docs.py` writes, `--check` only compares (exit code 1 when they differ).
-Invariant: everything between a page's markers comes from the code, everything else is left as it is.
+`python scripts/generate_docs.py` writes them; `--check` only compares them and exits with 1 if they differ.
+Invariant: only the text between the markers of a page changes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def settings_tables() -> str:
 
 
 def module_map() -> str:
-    """Every module and its one job, as the first sentence of its docstring says it."""
+    """Every module with the first sentence of its docstring."""
     rows = [
         _row((f"`{module.relative_to(PACKAGE).as_posix()}`", job))
         for module in _modules()
@@ -52,7 +52,7 @@ def module_map() -> str:
 
 
 def _modules() -> list[Path]:
-    """Our modules as git keeps them; work that is not added yet is nobody's business but its author's."""
+    """The modules that git tracks."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--", "src/headwater/*.py"],
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: a real process, its output, its exit code."""
+"""The command line in a real process: output and exit codes."""
 
 from __future__ import annotations
 

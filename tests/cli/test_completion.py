@@ -1,4 +1,4 @@
-"""Completion, as a shell really does it: installed into a home of its own, then asked by Tab."""
+"""Completion in a real shell: installed into a temporary home, then used with Tab."""
 
 from __future__ import annotations
 

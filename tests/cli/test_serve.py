@@ -1,4 +1,4 @@
-"""`headwater serve`: what it needs to start, what it says when it cannot, and how it ends."""
+"""`headwater serve`: startup, error messages and shutdown."""
 
 from __future__ import annotations
 

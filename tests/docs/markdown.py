@@ -1,4 +1,4 @@
-"""What the tests need of a Markdown page: its fenced blocks with what is said about running them, and its links.
+"""Parse a Markdown page: its code blocks with their instructions, and its links.
 
 Above a block that is not run here, one comment line says so: `<!-- not run: why -->`, or `<!-- run by: tests/… -->`
 for one that another test runs. A page whose blocks of one language all have their own test says it once, anywhere:

@@ -1,4 +1,4 @@
-"""The pictures in the documentation: the stream browser and the chat example with data in them, light and dark.
+"""Take the images of the documentation: the stream browser and the chat example, light and dark.
 
     python -m tests.docs.pictures docs/images        (`make screenshots`)
 

@@ -1,4 +1,4 @@
-"""Running what a page prints: `bash`, `python`, `ts` and `js` blocks, as they stand, against a server of this run.
+"""Run the code blocks of a page (`bash`, `python`, `ts`, `js`) as printed against a real server.
 
 Invariant: a block that ends must end well, one that goes on for ever is ended once it has said what was promised, and
 nothing that a block started outlives it.

@@ -1,4 +1,4 @@
-"""What the documentation prints is run as printed, and must say what the page says it says."""
+"""The code blocks of the documentation run as printed and produce the printed output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documentation is checked where it can be: generated tables, links, the tests it names, foreign hosts."""
+"""Checks of the documentation: generated tables, links, named tests, foreign hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pictures that the pages show are there, are small, and can be taken again."""
+"""The images of the pages exist, are small, and can be taken again."""
 
 from __future__ import annotations
 

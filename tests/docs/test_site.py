@@ -1,4 +1,4 @@
-"""The documentation site: it builds strictly, asks no other host for anything, and its tables are true."""
+"""The documentation site builds without warnings, loads nothing from other hosts, and its tables are correct."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pytest
 from psycopg import sql
 
 from headwater.pipeline.job import JobEnvironment
-from headwater.stack.database import Database
+from headwater.stack.database import LocalPostgres
 from tests.pipeline.buckets import Bucket
 from tests.postgres.databases import database
 from tests.serving import Server
@@ -57,14 +57,14 @@ def environment(server: Server, tmp_path: Path) -> JobEnvironment:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Database]:
+def postgres() -> Iterator[LocalPostgres]:
     """A running Postgres. Do not stop it; a test that must takes `tests.postgres.databases.database()`."""
     with database() as running:
         yield running
 
 
 @pytest.fixture
-def fresh_database(postgres: Database) -> Iterator[Callable[[], str]]:
+def fresh_database(postgres: LocalPostgres) -> Iterator[Callable[[], str]]:
     """Makes databases that no other test uses; the address of each. They are dropped, with their slots, afterwards."""
     made: list[str] = []
 

@@ -24,7 +24,7 @@ import pytest
 
 from headwater.pipeline.archive.table import ArchiveTable
 from headwater.pipeline.fold.state import FoldState
-from headwater.stack.database import Database
+from headwater.stack.database import LocalPostgres
 from tests.pipeline.buckets import Bucket
 from tests.pipeline.test_archive import held
 from tests.pipeline.test_fold import event, rows
@@ -156,7 +156,7 @@ def judge(bucket: Bucket, sent: dict[str, list[dict[str, Any]]], what: str) -> N
         assert mine == {key: json.loads(entry.value) for key, entry in state.entries.items()}, f"{name}; {what}"
 
 
-def test_a_fold_that_is_killed(tmp_path: Path, long: bool, postgres: Database, postgres_url: str) -> None:
+def test_a_fold_that_is_killed(tmp_path: Path, long: bool, postgres: LocalPostgres, postgres_url: str) -> None:
     def arguments(bucket: Bucket, url: str) -> list[str]:
         places = str(tmp_path / "checkpoints")
         table = ["--table", "folds", "--postgres", postgres_url]

@@ -18,7 +18,7 @@ import psutil
 import psycopg
 import pytest
 
-from headwater.stack.database import Database
+from headwater.stack.database import LocalPostgres
 from tests.pipeline.syncing import Sync, syncing
 from tests.pipeline.waiting import eventually
 from tests.ports import free_port
@@ -127,7 +127,7 @@ def test_table_equals_stream_equals_what_was_written(tmp_path: Path, long: bool)
         check(streams, postgres, writers, sync)
 
 
-def check(streams: str, postgres: Database, writers: Writers, sync: Sync) -> None:
+def check(streams: str, postgres: LocalPostgres, writers: Writers, sync: Sync) -> None:
     def in_table() -> list[tuple[str, str]]:
         with psycopg.connect(postgres.url) as sql:
             found = sql.execute("SELECT event_key, ds_offset FROM session_events ORDER BY id").fetchall()

@@ -13,7 +13,7 @@ import httpx
 import psycopg
 import pytest
 
-from headwater.stack.database import Database
+from headwater.stack.database import LocalPostgres
 from tests.docs.pictures import chat_script
 from tests.examples.loading import example
 from tests.offsets import place_of
@@ -27,7 +27,7 @@ PRESENCE = {"key": "user:alice", "type": "presence", "operation": "set", "value"
 
 
 @pytest.fixture(scope="module")
-def sync(server: Server, postgres: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sync]:
+def sync(server: Server, postgres: LocalPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sync]:
     directory = tmp_path_factory.mktemp("sync")
     with syncing(directory, server.url, postgres.url, environ={"ELECTRIC_URL": "http://electric:3000"}) as running:
         running.wait_until_ready()
@@ -108,7 +108,7 @@ def test_a_repeated_append_is_taken_once(streams: Streams) -> None:
 # -- with the database: three scenarios --------------------------------------------------------------------------------
 
 
-def test_a_row_of_postgres_appears_in_the_stream(sync: Sync, streams: Streams, postgres: Database) -> None:
+def test_a_row_of_postgres_appears_in_the_stream(sync: Sync, streams: Streams, postgres: LocalPostgres) -> None:
     with psycopg.connect(postgres.url) as connection:
         connection.execute("INSERT INTO items (title, body) VALUES ('first', 'of items')")
     told = eventually(lambda: streams.messages("pg-items"), bool)
@@ -116,7 +116,7 @@ def test_a_row_of_postgres_appears_in_the_stream(sync: Sync, streams: Streams, p
     assert told[0].keys() == {"id", "title", "body", "created_at"}
 
 
-def test_an_event_of_the_stream_appears_in_postgres(sync: Sync, streams: Streams, postgres: Database) -> None:
+def test_an_event_of_the_stream_appears_in_postgres(sync: Sync, streams: Streams, postgres: LocalPostgres) -> None:
     offset = streams.append("session-events", [PRESENCE])
     found = eventually(
         lambda: asked(
@@ -129,7 +129,9 @@ def test_an_event_of_the_stream_appears_in_postgres(sync: Sync, streams: Streams
     assert found == [("session-events", "user:alice", "presence", "set", PRESENCE, str.__str__(place_of(offset)))]
 
 
-def test_the_way_round_an_insert_is_in_the_stream_with_its_id(sync: Sync, streams: Streams, postgres: Database) -> None:
+def test_the_way_round_an_insert_is_in_the_stream_with_its_id(
+    sync: Sync, streams: Streams, postgres: LocalPostgres
+) -> None:
     with psycopg.connect(postgres.url) as connection:
         row = connection.execute("INSERT INTO items (title) VALUES ('round trip') RETURNING id").fetchone()
         assert row is not None
@@ -140,7 +142,7 @@ def test_the_way_round_an_insert_is_in_the_stream_with_its_id(sync: Sync, stream
 # -- the tutorial's SQL, and how the application tells of itself -------------------------------------------------------
 
 
-def test_the_sql_of_the_tutorial_answers(sync: Sync, streams: Streams, postgres: Database) -> None:
+def test_the_sql_of_the_tutorial_answers(sync: Sync, streams: Streams, postgres: LocalPostgres) -> None:
     events = [
         message("msg:1", "Hello!"),
         {"key": "user:bob", "type": "presence", "operation": "set", "value": {"status": "away"}},
@@ -164,7 +166,9 @@ def test_the_sql_of_the_tutorial_answers(sync: Sync, streams: Streams, postgres:
     assert ("user:bob", "away") in active
 
 
-def test_the_status_is_told_to_prometheus_and_to_the_page(sync: Sync, streams: Streams, postgres: Database) -> None:
+def test_the_status_is_told_to_prometheus_and_to_the_page(
+    sync: Sync, streams: Streams, postgres: LocalPostgres
+) -> None:
     streams.append("session-events", [{"key": "user:bob", "type": "typing", "operation": "set", "value": {}}])
 
     def entities() -> dict[tuple[str, str], Any]:
@@ -189,7 +193,7 @@ def test_the_status_is_told_to_prometheus_and_to_the_page(sync: Sync, streams: S
     assert "ELECTRIC_URL=http://electric:3000 is not used" in sync.log()
 
 
-def test_slots_are_listed_by_command(sync: Sync, postgres: Database) -> None:
+def test_slots_are_listed_by_command(sync: Sync, postgres: LocalPostgres) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headwater", "sync", "slots", "ls", "--postgres", postgres.url],
         env=worker_environment(),
@@ -200,7 +204,9 @@ def test_slots_are_listed_by_command(sync: Sync, postgres: Database) -> None:
     assert done.stdout.startswith(b"headwater\t")
 
 
-def test_the_chat_example_can_be_asked_in_sql(sync: Sync, server: Server, streams: Streams, postgres: Database) -> None:
+def test_the_chat_example_can_be_asked_in_sql(
+    sync: Sync, server: Server, streams: Streams, postgres: LocalPostgres
+) -> None:
     question = {"from": "you", "text": "What is kept?"}
     asking = {"key": "msg:chat-in-sql", "type": "message", "operation": "set", "value": question}
     tokens = list(example("chat/chat").tokens_for("What is kept?"))

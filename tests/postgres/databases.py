@@ -11,17 +11,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from headwater.stack.database import Database
+from headwater.stack.database import LocalPostgres
 from tests.ports import free_port
 
 
 @contextmanager
-def database(**settings: str) -> Iterator[Database]:
+def database(**settings: str) -> Iterator[LocalPostgres]:
     """Running when the block is entered; a test may stop, kill and start it meanwhile."""
     # Not pytest's tmp_path: that is closed to other users, and as root Postgres runs as another.
     directory = Path(tempfile.mkdtemp(prefix="headwater-pg-"))
     directory.chmod(0o755)
-    running = Database(directory, free_port(), settings=settings, sync=False)
+    running = LocalPostgres(directory, free_port(), settings=settings, sync=False)
     try:
         running.start()
         yield running

@@ -14,7 +14,7 @@ from headwater.postgres.catalog import table_name, user_types
 from headwater.postgres.connections import Connection, connect
 from headwater.postgres.formats import ChangeOrigin, TableFormat, messages_of
 from headwater.postgres.pgoutput import Transaction
-from headwater.stack.database import Database
+from headwater.stack.database import LocalPostgres
 from tests.postgres.databases import database
 
 SLOT = "under_test"
@@ -22,13 +22,13 @@ PUBLICATION = "under_test"
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Database]:
+def running() -> Iterator[LocalPostgres]:
     with database() as own:
         yield own
 
 
 @pytest.fixture
-def connection(running: Database) -> Iterator[Connection]:
+def connection(running: LocalPostgres) -> Iterator[Connection]:
     with connect(running.url) as session:
         yield session
         slots.drop(session, SLOT)
@@ -223,7 +223,7 @@ def test_a_slot_that_kept_more_than_the_ceiling_is_lost_and_says_so() -> None:
 
 @pytest.mark.parametrize("running_transactions", [1, 3])
 def test_a_first_copy_and_the_changes_meet_without_gap_or_overlap(
-    running: Database, connection: Connection, running_transactions: int
+    running: LocalPostgres, connection: Connection, running_transactions: int
 ) -> None:
     connection.execute("CREATE TABLE items (id int PRIMARY KEY, n int)")
     connection.execute("INSERT INTO items SELECT n, 0 FROM generate_series(1, 10) AS n")

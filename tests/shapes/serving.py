@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx
 import psycopg
 
-from headwater.stack.database import Database
+from headwater.stack.database import LocalPostgres
 from tests.ports import free_port
 from tests.postgres.databases import database
 from tests.serving import Server, server_environment
@@ -67,7 +67,7 @@ class Child:
 class Shapes(Child):
     """`headwater shapes`, with its Postgres and its stream server. `url` is that of the Shape API."""
 
-    def __init__(self, postgres: Database, streams: Child, directory: Path, **settings: str) -> None:
+    def __init__(self, postgres: LocalPostgres, streams: Child, directory: Path, **settings: str) -> None:
         self.streams_url = f"http://127.0.0.1:{streams.port}"
         defaults = {"POSTGRES_URL": postgres.url, "DS_SERVER_URL": self.streams_url}
         super().__init__("shapes", directory, {**defaults, **settings})

@@ -1,4 +1,4 @@
-"""A real Envoy for a test, configured as the stack does it, in front of a real server or of one that echoes.
+"""A real Envoy for a test, with the configuration of the stack, in front of a real server or an echo server.
 
 Invariant: when the `with` block is left, Envoy and everything behind it are gone.
 """

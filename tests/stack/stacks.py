@@ -1,4 +1,4 @@
-"""A whole stack for a test, by the command that people use: `headwater up --detach` … `headwater down`.
+"""A stack for a test, started with `headwater up --detach` and stopped with `headwater down`.
 
 Invariant: when the `with` block is left nothing of the stack runs any more; what does, fails the test.
 """

@@ -1,4 +1,4 @@
-"""Who is let in: real tokens, and each kind of bad one, at a real Envoy in front of a real server."""
+"""Authentication: valid tokens, and each kind of invalid one, with a real Envoy in front of a real server."""
 
 from __future__ import annotations
 

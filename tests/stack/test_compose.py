@@ -1,4 +1,4 @@
-"""The Docker files say the same as `headwater up`, as far as that can be seen without an engine."""
+"""The Docker files define the same services as `headwater up`, as far as a test without Docker can check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Postgres as a child process: it is found, starts, is ready for logical replication, stops, and survives a crash."""
+"""Postgres as a child process: binaries, startup, logical replication, shutdown, recovery after a crash."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from headwater.stack.database import Database, LocalPostgresError, find_binaries
+from headwater.stack.database import LocalPostgres, LocalPostgresError, find_binaries
 from tests.postgres.databases import database
 
 
-def show(running: Database, setting: str) -> str:
+def show(running: LocalPostgres, setting: str) -> str:
     with psycopg.connect(running.url) as connection:
         row = connection.execute("SELECT current_setting(%s)", [setting]).fetchone()
         assert row is not None
@@ -44,7 +44,7 @@ def test_it_starts_ready_for_logical_replication_and_goes_on_after_a_stop_and_a_
 def test_with_a_password_nobody_gets_in_without_it() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-pg-") as directory:
         Path(directory).chmod(0o755)
-        with Database(Path(directory), password="of-this-test", sync=False) as running:
+        with LocalPostgres(Path(directory), password="of-this-test", sync=False) as running:
             with psycopg.connect(running.url) as connection:
                 assert connection.execute("SELECT 1").fetchone() == (1,)
             with pytest.raises(psycopg.OperationalError, match="password"):
@@ -65,7 +65,7 @@ def test_a_start_that_fails_says_what_postgres_said() -> None:
 
 def test_a_directory_that_its_user_cannot_enter_is_named() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-pg-") as closed:
-        inner = Database(Path(closed) / "database", sync=False)
+        inner = LocalPostgres(Path(closed) / "database", sync=False)
         if os.geteuid() == 0:
             with pytest.raises(LocalPostgresError, match=r"cannot access .*chmod o\+x"):
                 inner.start()

@@ -1,4 +1,4 @@
-"""The commands on the deployment pages, run as they stand against a stack of this run: only ports are others."""
+"""The commands of the deployment pages run as printed against a real stack; only the ports differ."""
 
 from __future__ import annotations
 

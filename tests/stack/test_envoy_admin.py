@@ -1,4 +1,4 @@
-"""Envoy's admin interface, which can stop Envoy and checks nobody: a private socket, or a port that only reads."""
+"""Envoy's admin interface, which has no authentication: a private socket, or a read-only port."""
 
 from __future__ import annotations
 

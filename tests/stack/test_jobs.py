@@ -1,4 +1,4 @@
-"""The pipeline's jobs in `headwater status`: what each status last; and one that tells nothing any more is silent."""
+"""The pipeline's jobs in `headwater status`: the last state of each; a job that stops reporting is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of the reference system: each make target says what it is called here, and the page has them all."""
+"""Names of the reference system: each make target prints its name here, and the page lists all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a token may do: scopes, namespaces, reserved names and rates, each with attempts to get round it."""
+"""What a token allows: scopes, namespaces, reserved names and rate limits, with attempts to bypass each."""
 
 from __future__ import annotations
 

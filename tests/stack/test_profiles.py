@@ -1,4 +1,4 @@
-"""The sync and dev profiles: Postgres and the sync as parts, the heartbeat in both directions, kills of each."""
+"""The sync and dev profiles: Postgres, the sync and the heartbeat as services, each killed and restarted."""
 
 from __future__ import annotations
 

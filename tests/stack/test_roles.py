@@ -1,4 +1,4 @@
-"""Roles of the stack's Postgres: random passwords, a pipeline that is not a superuser, and data made before both."""
+"""Roles of the stack's Postgres: random passwords, a pipeline without superuser rights, upgrades of older data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from headwater.postgres import slots, snapshots, tables
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connections import PostgresSetupError, connect
-from headwater.stack.database import Database, LocalPostgresError
+from headwater.stack.database import LocalPostgres, LocalPostgresError
 from headwater.stack.roles import FORMER_DEFAULT, resolve_credentials, stored_credentials
 from headwater.stack.state import StackDirectory
 from tests.ports import free_port
@@ -34,11 +34,11 @@ def stack_directory() -> Iterator[StackDirectory]:
         shutil.rmtree(root)
 
 
-def as_in_the_stack(directory: StackDirectory, port: int, chosen: str = "") -> Database:
+def as_in_the_stack(directory: StackDirectory, port: int, chosen: str = "") -> LocalPostgres:
     credentials = resolve_credentials(directory.database_credentials, chosen)
     former = (credentials.former, FORMER_DEFAULT)
     root = directory.root / "postgres"
-    return Database(
+    return LocalPostgres(
         root, port, password=credentials.superuser, former_passwords=former, pipeline_password=credentials.pipeline,
         sync=False,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_table_of_the_superuser_is_refused_with_the_statement_that_helps(stack
 
 def test_data_made_with_the_former_password_is_migrated(stack_directory: StackDirectory) -> None:
     port = free_port()
-    with Database(stack_directory.root / "postgres", port, password=FORMER_DEFAULT, sync=False) as before:
+    with LocalPostgres(stack_directory.root / "postgres", port, password=FORMER_DEFAULT, sync=False) as before:
         with connect(before.url) as connection:
             tables.prepare_items(connection, table_name("items"))
             tables.prepare(connection, tables.EventMapping(table_name("session_events"), tables.SESSION_EVENTS, {}))

@@ -1,4 +1,4 @@
-"""Where the parts reach a server that may have TLS: a name that its certificate has, and whom to trust."""
+"""The server address for the other services: a name that its certificate has, and the trusted certificates."""
 
 from __future__ import annotations
 

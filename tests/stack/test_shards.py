@@ -1,4 +1,4 @@
-"""Several server processes behind one door: each stream has one home, and what would cross shards is refused."""
+"""Several server processes behind one Envoy: each stream has one shard, and requests across shards are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supervisor with parts of a few lines: order, readiness, back-off, giving up, and that nothing is left behind."""
+"""The supervisor with small services: order, readiness, restart delays, failed starts, no processes left over."""
 
 from __future__ import annotations
 

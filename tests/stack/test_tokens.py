@@ -1,4 +1,4 @@
-"""Keys and tokens by themselves: what is made, what is kept, who can read it, and that flaws are what they say."""
+"""Keys and tokens without Envoy: creation, storage, permissions, rotation, and the flaws of test tokens."""
 
 from __future__ import annotations
 

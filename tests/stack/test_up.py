@@ -1,4 +1,4 @@
-"""`headwater up` as people use it: the seeds' quick test, status, logs, down, a second start, kills of each part."""
+"""`headwater up` as a user runs it: quick test, status, logs, down, a second start, each service killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream browser as its user sees it: what can be pressed, typed and read on it."""
+"""Page object of the stream browser: what a user can click, type and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server with data as a small shop would have it: for the tests of how the browser looks, and the docs' pictures."""
+"""A server with the data of a small shop, for tests of the appearance and for the images of the docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one can do with a stream: create, append, close, fork, delete, snapshots, bootstrap; and each as curl."""
+"""Actions on a stream: create, append, close, fork, delete, snapshots, bootstrap; each also as curl."""
 
 from __future__ import annotations
 

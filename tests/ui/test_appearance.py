@@ -1,4 +1,4 @@
-"""How it looks: dark and light, on a phone, by keyboard; with pictures kept under build/ui/ for people to look at."""
+"""Appearance: dark and light, phone, keyboard; screenshots are stored in build/ui/."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of the stream browser: where they are, how they are served, and what they may never contain."""
+"""The files of the stream browser: how they are packaged and served, and what they must not contain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of streams: live, filtered, typed into, with badges, and with a hundred thousand of them."""
+"""The list of streams: live updates, filter, typed paths, badges, 100,000 streams."""
 
 from __future__ import annotations
 

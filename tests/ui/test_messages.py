@@ -1,4 +1,4 @@
-"""Reading a stream: from anywhere, page by page, then live; paused, followed, searched, opened, by the thousand."""
+"""Reading a stream: from any offset, in pages, then live; pause, follow, search, details, many messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the page that only compute, run in the browser that runs them for people."""
+"""The modules of the page without a user interface, tested in Chromium."""
 
 from __future__ import annotations
 

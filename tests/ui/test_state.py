@@ -1,4 +1,4 @@
-"""State and session streams as tables, subscriptions with their cursors, and the pipeline as it tells of itself."""
+"""State and session streams as tables, subscriptions with their offsets, and the pipeline page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What may go wrong: the server goes and comes back, streams hold hostile content, tokens are wanted."""
+"""Problems: the server restarts, streams contain hostile content, tokens are required."""
 
 from __future__ import annotations
 

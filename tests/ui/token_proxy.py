@@ -1,4 +1,4 @@
-"""A proxy that lets nobody through without the right bearer token, as Envoy does in front of the server.
+"""A proxy that requires a bearer token, as Envoy does in front of the server.
 
 It passes bytes on as they come, so that live reads stream through; CORS preflights pass without a token. Every
 connection carries one request, so that the token of each is looked at.

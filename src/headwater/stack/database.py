@@ -90,7 +90,7 @@ def _has_server(directory: Path) -> bool:
 
 
 @dataclass(slots=True)
-class Database:
+class LocalPostgres:
     """One Postgres in one directory. `start()` may be called again after `stop()` or a crash; the port is kept."""
 
     directory: Path
@@ -174,7 +174,7 @@ class Database:
             output = initdb.stdout.decode("utf-8", "replace").strip()
             raise LocalPostgresError(f"initdb in {self.data} failed: {output[-1000:]}")
 
-    def start(self) -> Database:
+    def start(self) -> LocalPostgres:
         """Start the process and wait until it accepts queries."""
         if self.process is not None and self.process.poll() is None:
             return self
@@ -228,7 +228,7 @@ class Database:
     def log_end(self, size: int = 2000) -> str:
         return self.log.read_text("utf-8", "replace")[-size:] if self.log.exists() else ""
 
-    def __enter__(self) -> Database:
+    def __enter__(self) -> LocalPostgres:
         return self.start()
 
     def __exit__(self, *_: object) -> None:

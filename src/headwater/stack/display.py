@@ -28,7 +28,7 @@ _MARKS: Final = {
     "failed": ("✗", "red"),
 }
 
-# Jobs have states of their own; a waiting job is about to be restarted.
+# Jobs have other states than services; a waiting job is about to be restarted.
 _JOB_MARKS: Final = {**_MARKS, "running": _MARKS["up"], "waiting": _MARKS["restarting"], "silent": _MARKS["unready"]}
 
 

@@ -22,7 +22,7 @@ from headwater.stack.services import Service, UnavailableService, http_probe, no
 from headwater.stack.state import StackDirectory
 
 if TYPE_CHECKING:
-    from headwater.stack.database import Database
+    from headwater.stack.database import LocalPostgres
 
 DURABLE_MODE: Final = "file-durable"
 DATABASE: Final = "durable_streams"
@@ -78,12 +78,12 @@ def services_for(plan: StackPlan) -> list[Service | UnavailableService]:
     services: list[Service | UnavailableService] = [*_servers(plan), _envoy(plan)]
     if plan.profile is Profile.DEFAULT:
         return services
-    from headwater.stack.database import Database  # noqa: PLC0415  (needs the packages of this profile)
+    from headwater.stack.database import LocalPostgres  # noqa: PLC0415  (needs the packages of this profile)
     from headwater.stack.roles import FORMER_DEFAULT, resolve_credentials  # noqa: PLC0415
 
     settings = plan.settings.stack
     credentials = resolve_credentials(plan.directory.database_credentials, settings.postgres_password)
-    database = Database(
+    database = LocalPostgres(
         plan.directory.root / "postgres",
         settings.postgres_port,
         DATABASE,
@@ -180,7 +180,7 @@ def _envoy(plan: StackPlan) -> Service:
     )
 
 
-def _postgres(database: Database) -> Service:
+def _postgres(database: LocalPostgres) -> Service:
     database.directory.mkdir(parents=True, exist_ok=True)
     options = database.popen_options
     owner = (options["user"], options["group"]) if "user" in options else None

@@ -74,7 +74,7 @@ _decode_status: Final = msgspec.json.Decoder(StackStatus).decode
 
 
 class StackDirectory:
-    """Where everything of one stack lies."""
+    """Paths of one stack, and its lock."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
