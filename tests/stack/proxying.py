@@ -133,7 +133,11 @@ def settings_of(**env: str) -> Settings:
 
 @contextmanager
 def proxied(
-    *upstreams: int, jwks: Path | str | None = None, ring: KeyRing | None = None, **env: str
+    *upstreams: int,
+    jwks: Path | str | None = None,
+    ring: KeyRing | None = None,
+    shapes: int | None = None,
+    **env: str,
 ) -> Iterator[Proxied]:
     """Envoy in front of servers at these ports of this machine, with the settings of these DS_… variables."""
     with tempfile.TemporaryDirectory(prefix="headwater-envoy-") as temporary:
@@ -150,6 +154,7 @@ def proxied(
             tuple(Upstream("127.0.0.1", upstream) for upstream in upstreams),
             jwks or own_keys.url,
             direct_port=direct if len(upstreams) > 1 else None,
+            shapes=Upstream("127.0.0.1", shapes) if shapes is not None else None,
         )
         config.write_text(envoy_config(settings, endpoints))
         executable = find_envoy(settings)

@@ -109,7 +109,7 @@ class Stack:
 @contextmanager
 def stack(directory: Path, **env: str) -> Iterator[Stack]:
     """Everything that is needed to start one, on free ports; ends what was started."""
-    ports = {name: free_port() for name in ("server", "proxy", "postgres", "adminer", "sync")}
+    ports = {name: free_port() for name in ("server", "proxy", "postgres", "adminer", "shapes", "sync")}
     ports["shards"] = free_ports(SHARDS_MAX)[0]
     environment = server_environment(
         **{
@@ -119,6 +119,7 @@ def stack(directory: Path, **env: str) -> Iterator[Stack]:
             "DS_STACK__POSTGRES_PORT": str(ports["postgres"]),
             "DS_STACK__ADMINER_PORT": str(ports["adminer"]),
             "DS_STACK__SYNC_PORT": str(ports["sync"]),
+            "DS_SHAPES__PORT": str(ports["shapes"]),
             "DS_STACK__SHARD_PORT": str(ports["shards"]),
             **env,
         }

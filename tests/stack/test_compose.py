@@ -62,7 +62,6 @@ def test_no_profile_needs_a_variable_to_be_set() -> None:
         interpolated("a: ${ELECTRIC_SECRET:?set it}", {})
     assert interpolated("${A:-x} ${A-x} $$A ${B:-x} ${B-x}", {"B": ""}) == "x x $A x "
     assert "${" not in json.dumps(compose_file())
-    assert compose_file(ELECTRIC_SECRET="s")["services"]["electric"]["environment"]["ELECTRIC_SECRET"] == "s"
 
 
 def of_profile(services: dict[str, Any], *profiles: str) -> set[str]:
@@ -74,13 +73,13 @@ def of_profile(services: dict[str, Any], *profiles: str) -> set[str]:
 def test_profiles_are_the_seeds(services: dict[str, Any]) -> None:
     default = {"envoy-config", "server", "envoy"}
     assert of_profile(services) == default
-    assert of_profile(services, "sync") == default | {"postgres", "sync"}
-    assert of_profile(services, "dev") == default | {"postgres", "sync", "adminer", "heartbeat"}
+    assert of_profile(services, "sync") == default | {"postgres", "sync", "shapes"}
+    assert of_profile(services, "dev") == default | {"postgres", "sync", "shapes", "adminer", "heartbeat"}
     assert of_profile(services, "electric") == default | {"postgres", "electric"}
 
 
 def test_services_have_the_names_of_the_parts_of_headwater_up(services: dict[str, Any]) -> None:
-    parts = {"server", "envoy", "postgres", "sync", "adminer", "heartbeat"}
+    parts = {"server", "envoy", "postgres", "shapes", "sync", "adminer", "heartbeat"}
     assert set(services) - {"envoy-config", "electric"} == parts
 
 
@@ -100,6 +99,7 @@ def test_host_ports_are_those_of_the_settings(services: dict[str, Any]) -> None:
         ("envoy", settings.proxy.port),
         ("postgres", settings.stack.postgres_port),
         ("adminer", settings.stack.adminer_port),
+        ("shapes", settings.shapes.port),
     }
     # Only what asks for a token is open to the network.
     assert [key for key, address in published.items() if address != ["127.0.0.1"]] == [("envoy", settings.proxy.port)]
@@ -110,6 +110,49 @@ def test_versions_and_secrets_are_as_required(services: dict[str, Any]) -> None:
     assert services["electric"]["image"] == "electricsql/electric:1.4.2"
     assert re.fullmatch(r"envoyproxy/envoy:v1\.\d+\.\d+", services["envoy"]["image"])
     assert "wal_level=logical" in services["postgres"]["command"]
+
+
+def test_electric_has_a_secret_of_its_installation_and_the_sync_knows_it(
+    services: dict[str, Any], tmp_path: Path
+) -> None:
+    """Nothing must be set, nothing is the same twice, and Electric is never started without a secret."""
+    electric, sync, config = services["electric"], services["sync"], services["envoy-config"]
+    assert "ELECTRIC_INSECURE" not in COMPOSE.read_text(encoding="utf-8")
+    assert "ELECTRIC_SECRET" not in electric["environment"]
+    kept = config["command"][config["command"].index("--write-electric-secret") + 1]
+    assert kept == sync["environment"]["ELECTRIC_SECRET_FILE"]
+    assert sync["environment"]["ELECTRIC_URL"] == "http://electric:3000"
+    assert sync["environment"]["DS_PIPELINE__CDC"] == "slot"
+    assert electric["depends_on"]["envoy-config"]["condition"] == "service_completed_successfully"
+    for body in (electric, sync, config):
+        assert any(volume.startswith("stack:/stack") for volume in body["volumes"])
+    # What Compose hands to the shell, run with another program in Electric's place.
+    shell, flag, line = electric["entrypoint"]
+    secret = tmp_path / "electric-secret"
+    line = line.replace("/app/bin/entrypoint start", "printenv ELECTRIC_SECRET").replace(kept, str(secret))
+
+    def install(directory: Path, **environ: str) -> str:
+        directory.mkdir(exist_ok=True)
+        command = [argument.replace("/stack", str(directory)) for argument in config["command"][1:]]
+        environment = {**config["environment"], **environ, "DS_STACK__DATA_DIR": str(directory)}
+        done = subprocess.run(
+            [sys.executable, "-m", "headwater", *command],
+            cwd=directory,
+            env=server_environment(**environment),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return (directory / "electric-secret").read_text(encoding="utf-8")
+
+    first, again = install(tmp_path), install(tmp_path)
+    assert first == again, "a second start keeps it"
+    assert len(first) >= 32
+    assert install(tmp_path / "other") != first
+    started = subprocess.run([shell, flag, line], capture_output=True, text=True, timeout=30)
+    assert started.stdout.strip() == first
+    assert install(tmp_path, ELECTRIC_SECRET="chosen") == "chosen"
 
 
 def test_every_reference_leads_somewhere(services: dict[str, Any]) -> None:
@@ -126,7 +169,7 @@ def test_every_reference_leads_somewhere(services: dict[str, Any]) -> None:
 
 
 def test_what_containers_run_exists(services: dict[str, Any]) -> None:
-    for name in ("envoy-config", "sync", "heartbeat"):
+    for name in ("envoy-config", "shapes", "sync", "heartbeat"):
         program, *arguments = services[name]["command"]
         if program == "headwater":
             done = subprocess.run(

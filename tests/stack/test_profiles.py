@@ -48,7 +48,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def test_everything_comes_up_and_what_cannot_says_why(running: Stack) -> None:
     status = running.status()
     names = [part["name"] for part in status["parts"]]
-    assert names == ["server", "envoy", "postgres", "sync", "adminer", "heartbeat"]
+    assert names == ["server", "envoy", "postgres", "shapes", "sync", "adminer", "heartbeat"]
     for part in status["parts"]:
         if part["name"] == "adminer" and part["state"] == "absent":
             assert "apt-get install" in part["detail"]
@@ -75,7 +75,7 @@ def test_the_heartbeat_moves_both_ways(running: Stack) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_nothing_acknowledged_is_lost_when_any_part_is_killed(running: Stack) -> None:
-    write_and_kill(running, ["heartbeat", "sync", "postgres", "envoy", "server"])
+    write_and_kill(running, ["heartbeat", "sync", "shapes", "postgres", "envoy", "server"])
 
 
 def test_a_heartbeat_that_fails_is_told_and_goes_on(server: Server, caplog: pytest.LogCaptureFixture) -> None:

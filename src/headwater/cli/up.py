@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -53,6 +54,17 @@ def up(
     upstream: Annotated[
         str, typer.Option("--upstream", metavar="HOST:PORT", help="Address of the server for that Envoy.")
     ] = "",
+    shapes_upstream: Annotated[
+        str, typer.Option("--shapes-upstream", metavar="HOST:PORT", help="Address of `headwater shapes` for it.")
+    ] = "",
+    write_secret: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-electric-secret",
+            metavar="FILE",
+            help="With --write-envoy-config: also keep a random secret for Electric there, unless it has one.",
+        ),
+    ] = None,
     data_dir: DirectoryOption = None,
     config_file: ConfigFile = None,
 ) -> None:
@@ -62,7 +74,9 @@ def up(
     try:
         check_settings(loaded.settings)
         if write_envoy_config is not None:
-            _write_envoy_config(loaded, directory, write_envoy_config, upstream)
+            _write_envoy_config(loaded, directory, write_envoy_config, upstream, shapes_upstream)
+            if write_secret is not None:
+                _write_electric_secret(write_secret)
         elif detach:
             _run_in_background(directory, plain=plain)
         else:
@@ -171,15 +185,34 @@ def _run_in_background(directory: StackDirectory, *, plain: bool) -> None:
         child.returncode = child.returncode if child.returncode is not None else 0
 
 
-def _write_envoy_config(loaded: LoadedSettings, directory: StackDirectory, file: Path, upstream: str) -> None:
-    host, colon, port = upstream.rpartition(":")
-    if not colon or not port.isdigit():
-        raise CommandError(
-            "--write-envoy-config requires --upstream HOST:PORT, the address of the server for Envoy", USAGE
-        )
+def _write_electric_secret(file: Path) -> None:
+    """Keep the secret of an installation: the one in ELECTRIC_SECRET, else the one that exists, else a random one."""
+    given = os.environ.get("ELECTRIC_SECRET", "")
+    if not given and file.exists() and file.read_text(encoding="utf-8").strip():
+        return
+    # Readable for the users that Electric and the sync run as; only their containers have the volume.
+    replace_file(file, (given or secrets.token_urlsafe(32)).encode(), 0o644)
+
+
+def _write_envoy_config(
+    loaded: LoadedSettings, directory: StackDirectory, file: Path, upstream: str, shapes_upstream: str
+) -> None:
+    server = _upstream(
+        upstream, "--write-envoy-config requires --upstream HOST:PORT, the address of the server for Envoy"
+    )
+    shapes = None
+    if shapes_upstream:
+        shapes = _upstream(shapes_upstream, f"--shapes-upstream {shapes_upstream} is not HOST:PORT")
     directory.make()
     settings = loaded.settings
     jwks = settings.auth.jwks_url or jwks_file_for(settings, directory)
-    endpoints = EnvoyEndpoints((Upstream(host, int(port)),), jwks)
+    endpoints = EnvoyEndpoints((server,), jwks, shapes=shapes)
     # Readable for the user that Envoy runs as; the file contains no secret.
     replace_file(file, envoy_config(settings, endpoints).encode(), 0o644)
+
+
+def _upstream(text: str, otherwise: str) -> Upstream:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise CommandError(otherwise, USAGE)
+    return Upstream(host, int(port))

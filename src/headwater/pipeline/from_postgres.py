@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Self
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pyspark.sql import DataFrame
 
+from headwater.pipeline import electric, postgres_source
 from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.postgres_reader import FollowedTable, ReaderPlan
-from headwater.pipeline.postgres_source import NAME, PLAN, register
+from headwater.pipeline.postgres_source import PLAN
 from headwater.pipeline.server import create_streams
 from headwater.pipeline.stream_job import MIB, JobName
 from headwater.postgres import tables
@@ -42,6 +45,9 @@ class FromPostgres(BaseModel):
         changed = [one.stream for one in self.tables if one.format == "changes" and "{key}" not in one.stream]
         if len(set(changed)) < len(changed):
             raise ValueError("tables in the format changes need a stream each: a TRUNCATE of one resets all of it")
+        for one in self.electric_tables:
+            if "{key}" in one.stream:
+                raise ValueError("a table read from Electric needs one stream: a reset is published in it")
         if len({one.table for one in self.tables}) < len(self.tables):
             raise ValueError("a table can be followed once in a job")
         return self
@@ -55,26 +61,17 @@ class FromPostgres(BaseModel):
         return ", ".join(dict.fromkeys(one.stream for one in self.tables))
 
     def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
-        register(spark)
         create_streams(environment.connection(), [one.stream for one in self.tables if "{key}" not in one.stream])
         if self.create_items:
             self._create_items(environment)
-        following = ReaderPlan(
-            self.slot,
-            self.publication,
-            self.tables,
-            self.changes_per_batch_max,
-            self.idle_wait,
-            self.wait_max,
-        )
-        changes = (
-            spark.readStream.format(NAME)
-            .option("url", environment.postgres)
-            .option(PLAN, msgspec.json.encode(following).decode())
-            .load()
-        )
+        sources = []
+        if self.slot_tables:
+            sources.append(self._from_slot(spark, environment))
+        if self.electric_tables:
+            sources.append(self._from_electric(spark, environment))
         return (
-            changes.writeStream.format("headwater")
+            reduce(DataFrame.union, sources)
+            .writeStream.format("headwater")
             .queryName(self.name)
             .options(**environment.options)
             .option("createMissing", "true")
@@ -82,6 +79,41 @@ class FromPostgres(BaseModel):
             .option("checkpointLocation", environment.checkpoint(self.name))
             .trigger(processingTime="0 seconds")
             .start()
+        )
+
+    @property
+    def slot_tables(self) -> tuple[FollowedTable, ...]:
+        return tuple(one for one in self.tables if one.cdc == "slot")
+
+    @property
+    def electric_tables(self) -> tuple[FollowedTable, ...]:
+        return tuple(one for one in self.tables if one.cdc == "electric")
+
+    def _from_slot(self, spark: SparkSession, environment: JobEnvironment) -> DataFrame:
+        postgres_source.register(spark)
+        plan = ReaderPlan(
+            self.slot,
+            self.publication,
+            self.slot_tables,
+            self.changes_per_batch_max,
+            self.idle_wait,
+            self.wait_max,
+        )
+        return (
+            spark.readStream.format(postgres_source.NAME)
+            .option("url", environment.postgres)
+            .option(PLAN, msgspec.json.encode(plan).decode())
+            .load()
+        )
+
+    def _from_electric(self, spark: SparkSession, environment: JobEnvironment) -> DataFrame:
+        electric.register(spark)
+        followed = electric.ShapesFollowed(self.electric_tables, self.idle_wait, self.wait_max)
+        return (
+            spark.readStream.format(electric.NAME)
+            .option("url", environment.electric)
+            .option(PLAN, msgspec.json.encode(followed).decode())
+            .load()
         )
 
     def _create_items(self, environment: JobEnvironment) -> None:

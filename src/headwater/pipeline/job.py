@@ -30,6 +30,8 @@ class JobEnvironment:
     """The address of the database, for the jobs that need one."""
     ca_file: str = ""
     """PEM certificates to trust the server by, on every node; empty takes the system's."""
+    electric: str = field(default="", repr=False)
+    """The address of Electric, with its secret, for the jobs that read from it."""
 
     @property
     def options(self) -> dict[str, str]:

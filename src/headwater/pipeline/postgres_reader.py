@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -69,6 +69,10 @@ class FollowedTable:
     """Publish first what the table holds already."""
     full_rows: bool = False
     """Set REPLICA IDENTITY FULL: old rows are complete and no value is missing."""
+    cdc: Literal["slot", "electric"] = "slot"
+    """Where changes are read from: the replication slot, or the Shape API of Electric or `headwater shapes`."""
+    electric_url: str = ""
+    """With `cdc = "electric"`: the address, if it is not that of the pipeline (`ELECTRIC_URL`)."""
 
     @property
     def published(self) -> frozenset[str]:
@@ -348,7 +352,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ChangesTask)
-        rows = _Rows()
+        rows = MessageRows()
         for piece in partition.pieces:
             how = partition.formats[piece.copy.table.text]
             relation = snapshots.relation_of(piece.copy, how.key)
@@ -388,7 +392,7 @@ def _checked(connection: Connection) -> Connection:
     return connection
 
 
-class _Rows:
+class MessageRows:
     """Messages on their way to Arrow, numbered through the batch."""
 
     def __init__(self) -> None:

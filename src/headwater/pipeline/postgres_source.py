@@ -22,6 +22,17 @@ PLAN: Final = "plan"
 """The one option: what to do, as JSON."""
 
 
+def messages_schema() -> StructType:
+    """Messages of streams, numbered within their batch."""
+    return StructType(
+        [
+            StructField("stream", StringType(), nullable=False),
+            StructField("position", LongType(), nullable=False),
+            StructField("value", StringType(), nullable=False),
+        ]
+    )
+
+
 class PostgresSource(DataSource):
     """`plan` holds a `ReaderPlan` (source) or a `WriterPlan` (sink) as JSON; `url`, which Spark hides, the database."""
 
@@ -30,13 +41,7 @@ class PostgresSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        return StructType(
-            [
-                StructField("stream", StringType(), nullable=False),
-                StructField("position", LongType(), nullable=False),
-                StructField("value", StringType(), nullable=False),
-            ]
-        )
+        return messages_schema()
 
     def streamReader(self, schema: StructType) -> PostgresReader:
         return PostgresReader(self.options["url"], msgspec.json.decode(self.options[PLAN], type=ReaderPlan))

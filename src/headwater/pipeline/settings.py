@@ -11,9 +11,10 @@ import logging
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, Self
+from urllib.parse import urlencode
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from headwater.config import ConfigError
 from headwater.pipeline.archive.job import Archive
@@ -30,6 +31,8 @@ _ENVIRONMENT: Final = {
     "DS_SERVER_URL": "server",
     "POSTGRES_URL": "postgres",
     "ELECTRIC_URL": "electric",
+    "ELECTRIC_SECRET": "electric_secret",
+    "ELECTRIC_SECRET_FILE": "electric_secret_file",
     "DS_CA_FILE": "ca_file",
 }
 _PREFIX: Final = "DS_PIPELINE__"
@@ -46,7 +49,14 @@ class PipelineSection(_Section):
     postgres: str = Field(
         "postgresql://postgres:password@localhost:54321/durable_streams", description="The database's address."
     )
-    electric: str = Field("", description="Accepted and not used: changes are read from Postgres itself.")
+    cdc: Literal["slot", "electric"] = Field(
+        "slot", description="Where changes of tables are read from, unless the table says otherwise."
+    )
+    electric: str = Field(
+        "", description='Address of Electric, or of `headwater shapes`, for tables with `cdc = "electric"`.'
+    )
+    electric_secret: str = Field("", description="Sent to it as `secret`.", repr=False)
+    electric_secret_file: str = Field("", description="A file that holds the secret instead.")
     token: str = Field("", description="Sent to the server as bearer token.", repr=False)
     ca_file: str = Field("", description="PEM certificates to trust the server by, on every node; else the system's.")
     master: str = Field("local[2]", description="Where Spark runs: local[N], or the address of a cluster.")
@@ -88,7 +98,26 @@ class PipelineSettings(_Section):
     @property
     def environment(self) -> JobEnvironment:
         general = self.pipeline
-        return JobEnvironment(general.server, general.checkpoints, general.token, general.postgres, general.ca_file)
+        known = general.electric_secret
+        if not known and general.electric_secret_file:
+            known = Path(general.electric_secret_file).read_text(encoding="utf-8").strip()
+        secret = f"?{urlencode({'secret': known})}" if known else ""
+        return JobEnvironment(
+            general.server,
+            general.checkpoints,
+            general.token,
+            general.postgres,
+            general.ca_file,
+            general.electric + secret,
+        )
+
+    @model_validator(mode="after")
+    def _electric_has_an_address(self) -> Self:
+        for job in self.from_postgres:
+            for table in job.electric_tables:
+                if not table.electric_url and not self.pipeline.electric:
+                    raise ValueError(f"{table.table} is read from Electric: set ELECTRIC_URL or its electric_url")
+        return self
 
     def jobs(self) -> list[Job]:
         """Every configured job. Two jobs of one name would share a checkpoint, so that is an error."""
@@ -127,15 +156,15 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
         if variable.startswith(_PREFIX):
             general[variable.removeprefix(_PREFIX).lower()] = environ[variable]
     general |= {key: value for key, value in (flags or {}).items() if value is not None}
+    for job in given.get("from_postgres", ()):
+        for table in job.get("tables", ()):
+            table.setdefault("cdc", general.get("cdc", "slot"))
     try:
         settings = PipelineSettings(**{**given, "pipeline": general})
     except ValidationError as error:
         raise ConfigError(validation_message(error)) from None
-    if settings.pipeline.electric:
-        log.warning(
-            "ELECTRIC_URL=%s is not used: changes are read from Postgres itself, by a replication slot of our own",
-            settings.pipeline.electric,
-        )
+    if settings.pipeline.electric and not any(job.electric_tables for job in settings.from_postgres):
+        log.warning('ELECTRIC_URL=%s is not used: no table has cdc = "electric"', settings.pipeline.electric)
     return settings
 
 

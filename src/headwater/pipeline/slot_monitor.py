@@ -30,7 +30,9 @@ class SlotMonitor:
         self._connection: Connection | None = None
 
     def poll(self) -> None:
-        readers = [one for one in self._supervisor.supervised if isinstance(one.job, FromPostgres)]
+        readers = [
+            one for one in self._supervisor.supervised if isinstance(one.job, FromPostgres) and one.job.slot_tables
+        ]
         now = time.monotonic()
         if not readers or now - self._checked_at < _INTERVAL_S:
             return

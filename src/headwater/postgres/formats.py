@@ -37,7 +37,8 @@ class ChangeOrigin:
 
     xid: int
     lsn: int
-    committed_at: dt.datetime
+    committed_at: dt.datetime | None
+    """None where the source does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,16 +165,14 @@ _FORMATTERS: Final[dict[Format, Callable[[RowChange, ChangeOrigin | None, str], 
 
 @functools.lru_cache(maxsize=4)
 def _headers_of(origin: ChangeOrigin) -> dict[str, str]:
-    """The headers of a transaction, formatted once for all of its changes."""
-    return {
-        "txid": str(origin.xid),
-        "timestamp": origin.committed_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        "lsn": lsn_to_text(origin.lsn),
-    }
+    """Spelled once for all changes of a transaction."""
+    at = origin.committed_at
+    timestamp = {} if at is None else {"timestamp": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
+    return {"txid": str(origin.xid), **timestamp, "lsn": lsn_to_text(origin.lsn)}
 
 
-def _milliseconds(origin: ChangeOrigin) -> int:
-    return int(origin.committed_at.timestamp() * 1000)
+def _milliseconds(origin: ChangeOrigin) -> int | None:
+    return None if origin.committed_at is None else int(origin.committed_at.timestamp() * 1000)
 
 
 def snapshot_row(relation: Relation, row: Row) -> RowChange:

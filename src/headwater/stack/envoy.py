@@ -53,6 +53,8 @@ class EnvoyEndpoints:
     """The public keys: a file whose content is copied into the configuration, or a URL that Envoy fetches regularly."""
     direct_port: int | None = None
     """Port of a listener without authentication, for the other services of a stack with several shards."""
+    shapes: Upstream | None = None
+    """The process of `headwater shapes`, if there is one."""
     admin_socket: str = ""
     """Unix socket of the admin interface, used if no port is set; may be relative to Envoy's working directory."""
 
@@ -100,6 +102,8 @@ def envoy_config(settings: Settings, endpoints: EnvoyEndpoints) -> str:
         )
         listeners.append(direct)
     clusters = [_streams_cluster(settings, endpoints)]
+    if endpoints.shapes is not None:
+        clusters.append(_shapes_cluster(settings, endpoints.shapes))
     if isinstance(endpoints.jwks, str):
         clusters.append(_jwks_cluster(endpoints.jwks, settings.auth.jwks_ca_path))
     config = {
@@ -198,7 +202,7 @@ def _connection_manager(settings: Settings, endpoints: EnvoyEndpoints, name: str
                 }
             ],
             "http_filters": _filters(settings, endpoints, checks_tokens=checks_tokens),
-            "route_config": {"name": name, "virtual_hosts": [_routes()]},
+            "route_config": {"name": name, "virtual_hosts": [_routes(has_shapes=endpoints.shapes is not None)]},
             "local_reply_config": {"mappers": _local_replies(settings)},
             "access_log": [_access_log()],
         },
@@ -295,7 +299,7 @@ def _rate_limit(settings: Settings) -> Tree:
     return _filter("local_ratelimit", "local_ratelimit.v3.LocalRateLimit", body)
 
 
-def _routes() -> Tree:
+def _routes(*, has_shapes: bool) -> Tree:
     to_streams: Tree = {
         "cluster": "streams",
         "timeout": "0s",
@@ -308,6 +312,8 @@ def _routes() -> Tree:
         },
     }
     quick = {"cluster": "streams", "timeout": "5s"}
+    # It answers to loopback names only, and Envoy is its client here.
+    to_shapes = {"cluster": "shapes", "timeout": "0s", "host_rewrite_literal": "127.0.0.1"}
     return {
         "name": "streams",
         "domains": ["*"],
@@ -316,6 +322,7 @@ def _routes() -> Tree:
             *({"match": {"prefix": root}, "route": to_streams} for root in ("/v1/stream/", "/ds/")),
             {"match": {"path": "/ds"}, "route": to_streams},
             {"match": {"path": "/"}, "route": quick},
+            *([{"match": {"path": "/v1/shape"}, "route": to_shapes}] if has_shapes else []),
             {"match": {"path": "/ui"}, "route": quick},
             {"match": {"prefix": "/ui/"}, "route": quick},
         ],
@@ -363,6 +370,27 @@ def _streams_cluster(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
     if settings.tls.cert_path is not None:
         cluster["transport_socket"] = _upstream_tls(str(settings.tls.cert_path.resolve()), "")
     return cluster
+
+
+def _shapes_cluster(settings: Settings, upstream: Upstream) -> Tree:
+    return {
+        "name": "shapes",
+        "type": "STATIC" if _is_address(upstream.host) else "STRICT_DNS",
+        "connect_timeout": "1s",
+        "load_assignment": {
+            "cluster_name": "shapes",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(upstream.host, upstream.port)}}]}],
+        },
+        "circuit_breakers": {
+            "thresholds": [
+                {
+                    "max_connections": settings.shapes.max_connections,
+                    "max_requests": settings.shapes.max_connections,
+                    "max_pending_requests": settings.shapes.max_connections,
+                }
+            ]
+        },
+    }
 
 
 def _jwks_cluster(url: str, trusted: Path | None) -> Tree:

@@ -6,6 +6,7 @@
 
 local STREAMS = "/v1/stream/"
 local BUCKETS = "/ds/"
+local SHAPES = "/v1/shape"
 local SHARD_KEY = "x-headwater-shard-key"
 local TIMEOUT = "x-envoy-upstream-rq-timeout-ms"
 local MAX_TIMEOUT_MS = 2 ^ 31
@@ -44,6 +45,7 @@ end
 -- Parse a path into a table with `kind`; nil if the server would not accept it.
 local function parse_target(path)
   if path == "/ds" then return { kind = "buckets", names = {} } end
+  if path == SHAPES then return { kind = "shapes", names = {} } end
   if starts_with(path, STREAMS .. "__ds/") then
     -- Not a stream: the subscription API, which accepts encoded slashes in names.
     return { kind = "stream", names = { "__ds" }, shard_key = STREAMS .. "__ds" }
@@ -70,6 +72,11 @@ local function is_open(method, path)
   if path == STREAMS .. "__ds/jwks.json" then return READS[method] or false end
   local action = path:match("^/v1/stream/__ds/subscriptions/[^/]+/(%l+)$")
   return method == "POST" and (action == "ack" or action == "release" or action == "callback")
+end
+
+-- What a request does: a POST to a shape is a query whose parameters are too long for a URL.
+local function effective_method(method, resource)
+  return resource.kind == "shapes" and method == "POST" and "GET" or method
 end
 
 local function is_reserved(resource)
@@ -165,7 +172,10 @@ local function with_a_token(headers, resource, source, claims)
   if not scopes then
     return refusal(403, "bad_scope", "The token's scope must be a string or a list of strings.")
   end
-  local wrong = may_do(method, scopes) or may_reach(resource, claims, scopes)
+  local wrong = may_do(effective_method(method, resource), scopes) or may_reach(resource, claims, scopes)
+  if not wrong and resource.kind == "shapes" and method == "DELETE" and not scopes["streams:admin"] then
+    wrong = refusal(403, "reserved", "This request requires the scope streams:admin.")
+  end
   if not wrong and source then
     -- A fork contains the data of its source, so it requires read access to the source.
     wrong = may_do("GET", scopes) or may_reach(source, claims, scopes)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DURABLE_MODE: Final = "file-durable"
 DATABASE: Final = "durable_streams"
+DEFAULT_SHAPES: Final = "items"
 ADMIN_SOCKET: Final = "admin.sock"
 _BASELINE: Final = frozenset(("default", "config/default.toml"))
 
@@ -67,6 +68,8 @@ def check_settings(settings: Settings) -> None:
             "tls.client_ca_path: the services of the stack have no client certificates. Use mutual TLS without `up`, or"
             " between clients and your own proxy."
         )
+    if settings.shapes.port == 0:
+        raise StackSettingsError("shapes.port is 0 (a random port), but Envoy must know the port; set a fixed one")
     if settings.server.port == 0:
         raise StackSettingsError(
             "server.port is 0 (a random port), but the other services of the stack must know the port; set a fixed one"
@@ -91,7 +94,7 @@ def services_for(plan: StackPlan) -> list[Service | UnavailableService]:
         (credentials.former, FORMER_DEFAULT),
         credentials.pipeline,
     )
-    services += [_postgres(database), _sync(plan, database.pipeline_url)]
+    services += [_postgres(database), _shapes(plan, database.pipeline_url), _sync(plan, database.pipeline_url)]
     if plan.profile is Profile.DEV:
         services += [_adminer(plan), _heartbeat(plan, database.pipeline_url)]
     return services
@@ -153,7 +156,12 @@ def _envoy(plan: StackPlan) -> Service:
     private = plan.directory.run / "envoy"
     direct_port = settings.server.port if plan.shards > 1 else None
     # A relative path, because the path of a socket is limited to about 100 bytes.
-    endpoints = EnvoyEndpoints(upstreams, plan.jwks_url, direct_port=direct_port, admin_socket=ADMIN_SOCKET)
+    shapes = None
+    if plan.profile is not Profile.DEFAULT:
+        shapes = Upstream(reachable(settings.shapes.host), settings.shapes.port)
+    endpoints = EnvoyEndpoints(
+        upstreams, plan.jwks_url, direct_port=direct_port, shapes=shapes, admin_socket=ADMIN_SOCKET
+    )
 
     def prepare() -> None:
         private.mkdir(mode=0o700, exist_ok=True)
@@ -221,6 +229,25 @@ def _sync(plan: StackPlan, postgres_url: str) -> Service:
         settings.sync_port,
         address=f"http://127.0.0.1:{settings.sync_port}/metrics",
         environment={**plan.server.environment, "POSTGRES_URL": postgres_url, "DS_PIPELINE__PROBE": "true"},
+    )
+
+
+def _shapes(plan: StackPlan, postgres_url: str) -> Service:
+    settings = plan.settings.shapes
+    environment = {**plan.server.environment, "POSTGRES_URL": postgres_url}
+    if plan.loaded.origins["shapes.tables"] in _BASELINE:
+        # The table that the sync follows by default.
+        environment["DS_SHAPES__TABLES"] = DEFAULT_SHAPES
+    config = ("--config", str(plan.config_file)) if plan.config_file is not None else ()
+    address = f"http://{reachable(settings.host)}:{settings.port}"
+    return Service(
+        "shapes",
+        (sys.executable, "-m", "headwater", "shapes", *config),
+        http_probe(f"{address}/v1/health"),
+        settings.port,
+        host=settings.host,
+        address=f"{address}/v1/shape",
+        environment=environment,
     )
 
 
