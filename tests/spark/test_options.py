@@ -44,7 +44,7 @@ def test_a_misspelt_option_names_the_right_one() -> None:
     [
         ({"streams": "a"}, "url must be the stream root"),
         (URL, "Nothing to read"),
-        (URL | {"streams": "a", "prefix": "b"}, "exclude each other"),
+        (URL | {"streams": "a", "prefix": "b"}, "streams excludes prefix"),
         (URL | {"streams": "a", "maxRowsPerBatch": "many"}, "maxRowsPerBatch must be a whole number"),
         (URL | {"streams": "a", "onGone": "ignore"}, "onGone must be fail or restart or bootstrap or skip"),
         (URL | {"streams": "a", "startingOffsets": "{"}, "not valid JSON"),

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from headwater.spark import conf_lines, recommended_settings
+from headwater.spark.session import warn_of_slow_sockets
 from headwater.spark.writer import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY
-from tests.spark.querying import follow
+from tests.spark.querying import follow, read
 from tests.spark.streams import Streams
 
 
@@ -46,3 +48,24 @@ def test_spark_tells_tasks_their_query_and_batch(
     )
     assert query.awaitTermination(120)
     assert Path(directory).read_text() == f"{query.id} 0"
+
+
+def test_a_session_without_the_settings_is_warned(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_slow_sockets({"PYTHON_UNIX_DOMAIN_ENABLED": "true"})
+    assert not caplog.records
+    warn_of_slow_sockets({})
+    assert "headwater.spark.configure(builder)" in caplog.text
+    assert "spark.python.unix.domain.socket.enabled=true" in caplog.text
+
+
+def test_filters_are_pushed_down_and_the_rows_are_right(
+    spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
+) -> None:
+    name = streams.filled(stream_name(), range(5000))
+    frame = read(spark, streams.root, streams=name).where("position >= 4990")
+    assert [int(row.value) for row in frame.collect()] == list(range(4990, 5000))
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert read(spark, streams.root, streams=name).where("position >= 4990").count() == 10
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

@@ -45,6 +45,19 @@ def check_retained(client: StreamsClient, stream: str, start: Place, end: Place)
     client.splits(stream, _exact(start, end), end.offset, 1)
 
 
+def narrow(
+    client: StreamsClient, stream: str, start: Place, end: Place, first: int, last: float
+) -> tuple[Place, Place]:
+    """A range around the positions from `first` to before `last`: with a few messages more, and never with fewer."""
+    while end.position - start.position > _FAN_OUT:
+        ranges = client.splits(stream, _exact(start, end), end.offset, _FAN_OUT)
+        used = [part for part in ranges if part.end_position > first and part.start_position < last]
+        if not used or len(used) == len(ranges):
+            break
+        start, end = Place(used[0].start, used[0].start_position), _end(used[-1])
+    return start, end
+
+
 def cut(client: StreamsClient, stream: str, start: Place, end: Place, rows_max: float, bytes_max: float) -> Place:
     """The end of a batch within a budget; at least one message."""
     at = start

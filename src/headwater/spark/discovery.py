@@ -52,7 +52,8 @@ class Discovery:
     @property
     def registry_offset(self) -> str | None:
         """The offset in the registry after the last known stream; None without a registry."""
-        return self._registry_offset if self._options.prefix and not self._options.connection.bucket else None
+        is_listed = bool(self._options.streams or self._options.connection.bucket)
+        return None if is_listed else self._registry_offset
 
     @property
     def is_due(self) -> bool:
@@ -81,7 +82,7 @@ class Discovery:
         listed = self._client.listed_tails(self._options.prefix)
         self._created |= {name for name, tail in listed.items() if are_of_two_streams(tail, self._listed.get(name, ""))}
         self._listed = listed
-        self._names.update(listed)
+        self._names.update(name for name in listed if self._options.reads(name))
 
     def _follow_registry(self) -> None:
         found: set[str] = set()
@@ -112,7 +113,7 @@ class Discovery:
         except msgspec.DecodeError:
             return
         name = event.key.removeprefix(_ROOT_PATH)
-        if event.type != "stream" or not name.startswith(self._options.prefix) or name == REGISTRY:
+        if event.type != "stream" or not self._options.reads(name) or name == REGISTRY:
             return
         if event.headers.operation == "delete":
             # A stream that was deleted before it was found is not an error.

@@ -7,8 +7,10 @@ option is an error that names the closest known one.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeVar, cast, get_args
@@ -58,7 +60,14 @@ OPTIONS: Final = (
         "How long a request is retried, with back-off, while the server cannot be reached or answers 429 or 5xx."
         " Appends are retried too; their producer headers prevent duplicates.",
     ),
-    Option("streams", "source", "", "names", "The streams to read, separated by commas."),
+    Option(
+        "streams",
+        "source",
+        "",
+        "names",
+        "The streams to read, separated by commas. A name with `*` (any text without a slash), `**` (any text) or `?`"
+        " is a pattern.",
+    ),
     Option(
         "prefix",
         "source",
@@ -66,6 +75,14 @@ OPTIONS: Final = (
         "text",
         "Read every stream whose name begins with this text. Streams that are created later join a running query."
         " Needs the server's `__registry__` stream, or `bucket`.",
+    ),
+    Option(
+        "subscribePattern",
+        "source",
+        "",
+        "regular expression",
+        "Read every stream whose whole name matches this expression of Python. Streams that are created later join a"
+        " running query. `prefix` is faster if it is enough; both together are allowed.",
     ),
     Option(
         "startingOffsets",
@@ -90,6 +107,14 @@ OPTIONS: Final = (
         "bytes",
         "The most bytes of a micro-batch, over all streams; 0 is no limit. The default fits into one append.",
     ),
+    Option(
+        "minOffsetsPerTrigger",
+        "source",
+        "0",
+        "rows",
+        "Wait for so many rows before a micro-batch, but not longer than `maxTriggerDelay`.",
+    ),
+    Option("maxTriggerDelay", "source", "900", "seconds", "The longest wait for `minOffsetsPerTrigger` rows."),
     Option("splitBytes", "source", "16777216", "bytes", "The size of a task; larger ranges are split."),
     Option("minPartitions", "source", "0", "tasks", "Split ranges into at least about this many tasks."),
     Option(
@@ -198,6 +223,26 @@ OPTIONS: Final = (
 _FROM_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 """Options of Spark itself, which it passes on."""
 
+_GLOB: Final = re.compile(r"\*\*|\*|\?")
+_WILD: Final = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+_KAFKA: Final = {
+    "subscribe": "streams",
+    "assign": "streams",
+    "topic": "stream",
+    "topics": "streams",
+    "topicpattern": "subscribePattern",
+    "kafka.bootstrap.servers": "url",
+    "bootstrap.servers": "url",
+    "maxoffsetspertrigger": "maxRowsPerBatch",
+    "maxbytespertrigger": "maxBytesPerBatch",
+    "failondataloss": "onGone",
+    "includeheaders": "the fields of JSON messages in a schema",
+    "fetchoffset.numretries": "retryTimeout",
+    "kafkaconsumer.polltimeoutms": "requestTimeout",
+}
+"""What options of Spark's connector for Kafka are called here."""
+
 _REMOVED: Final = {
     "ondifferingretry": "it kept rows out of the target. commitMode=staged, the default, does not need it",
 }
@@ -236,6 +281,10 @@ class SourceOptions:
     prefix: str
     starting: str | Mapping[str, str]
     ending: str | Mapping[str, str]
+    pattern: str
+    """Streams must match this regular expression; empty for all."""
+    rows_per_batch_min: int
+    batch_delay_max_s: float
     rows_per_batch_max: int
     bytes_per_batch_max: int
     plan: SplitPlan
@@ -245,6 +294,10 @@ class SourceOptions:
     bad_records: BadRecords
     discovery_interval_s: float
     idle_wait_s: float
+
+    def reads(self, stream: str) -> bool:
+        """Whether a stream that was found by prefix, pattern or bucket is one to read."""
+        return stream.startswith(self.prefix) and (not self.pattern or _expression(self.pattern)(stream) is not None)
 
     @property
     def waits_for_streams(self) -> bool:
@@ -284,12 +337,20 @@ class SinkOptions:
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     read = _OptionReader(given, "source")
     streams = tuple(name.strip("/ ") for name in read.text("streams").split(",") if name.strip("/ "))
+    pattern = read.pattern("subscribePattern")
+    if any(_GLOB.search(name) for name in streams):
+        if pattern or read.text("prefix"):
+            raise OptionError("streams with patterns cannot be combined with prefix or subscribePattern.")
+        pattern, streams = "|".join(map(_glob_expression, streams)), ()
     options = SourceOptions(
         connection=read.connection(),
         streams=streams,
-        prefix=read.text("prefix"),
+        prefix=read.text("prefix") or _literal_prefix(pattern),
+        pattern=pattern,
         starting=read.offsets("startingOffsets"),
         ending=read.offsets("endingOffsets"),
+        rows_per_batch_min=read.whole("minOffsetsPerTrigger", 0),
+        batch_delay_max_s=read.number("maxTriggerDelay"),
         rows_per_batch_max=read.whole("maxRowsPerBatch", 0),
         bytes_per_batch_max=read.whole("maxBytesPerBatch", 0),
         plan=SplitPlan(read.whole("splitBytes", 1), read.whole("minPartitions", 0)),
@@ -300,13 +361,39 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         discovery_interval_s=read.number("discoveryInterval"),
         idle_wait_s=read.number("idleWait") / 1000,
     )
-    if streams and options.prefix:
-        raise OptionError("streams and prefix exclude each other.")
-    if not streams and not options.prefix and not options.connection.bucket:
-        raise OptionError("Nothing to read: set streams (names separated by commas), prefix, or bucket.")
+    if streams and (options.prefix or pattern):
+        raise OptionError("streams excludes prefix and subscribePattern.")
+    if not streams and not options.prefix and not pattern and not options.connection.bucket:
+        raise OptionError("Nothing to read: set streams, prefix, subscribePattern, or bucket.")
     if options.ending == BEGINNING:
         raise OptionError("endingOffsets must be latest, an offset or JSON; a read that ends at earliest is empty.")
     return options
+
+
+@functools.lru_cache(maxsize=16)
+def _expression(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    return re.compile(pattern).fullmatch
+
+
+def _glob_expression(glob: str) -> str:
+    """A name with wildcards as a regular expression."""
+    parts = _GLOB.split(glob)
+    wild = iter(_GLOB.findall(glob))
+    return "".join(re.escape(part) + _WILD.get(next(wild, ""), "") for part in parts)
+
+
+def _literal_prefix(pattern: str) -> str:
+    """Text with which every match of a regular expression begins; possibly empty."""
+    literal = re.match(r"(?:[\w/-]|\\[.\-/])*", pattern)
+    assert literal is not None
+    found = literal[0]
+    rest = pattern[len(found) :]
+    if "|" in pattern:
+        return ""
+    # A quantifier belongs to the last character.
+    if rest[:1] in ("*", "?", "{") and found:
+        found = found[:-2] if found[-2:-1] == "\\" else found[:-1]
+    return found.replace("\\", "")
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -379,6 +466,8 @@ class _OptionReader:
         for name in self._given:
             if name in _REMOVED:
                 raise OptionError(f"The option {name} was removed: {_REMOVED[name]}.")
+            if name in _KAFKA and name not in known:
+                raise OptionError(f"The {side} has no option {name}, which is one for Kafka; use {_KAFKA[name]}.")
             if name not in known and name not in _FROM_SPARK:
                 raise OptionError(self._unknown(name, [option.name for option in known.values()]))
         self._defaults = {option.name: option.default for option in known.values()}
@@ -421,6 +510,15 @@ class _OptionReader:
             if text == one:
                 return one
         raise OptionError(f"{name} must be {' or '.join(choices)}, not {self.text(name)!r}.")
+
+    def pattern(self, name: str) -> str:
+        """A regular expression."""
+        text = self.text(name)
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise OptionError(f"{name} is not a regular expression: {error}.") from error
+        return text
 
     def offsets(self, name: str) -> str | Mapping[str, str]:
         """`earliest`, `latest`, a token for every stream, or a mapping."""

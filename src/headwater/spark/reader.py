@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from headwater.spark import bounded_ranges
 from headwater.spark.arrow import Layout
 from headwater.spark.counted_ranges import TO_THE_TAIL, MessageCounter
 from headwater.spark.discovery import Discovery
-from headwater.spark.errors import OptionError, ServerRefusedError, SourceRecreatedError, StreamMissingError
+from headwater.spark.errors import (
+    DataGoneError,
+    OptionError,
+    ServerRefusedError,
+    SourceRecreatedError,
+    StreamMissingError,
+)
 from headwater.spark.offsets import BEGINNING, Place, Places, are_of_two_streams, at
 from headwater.spark.options import LATEST, SourceOptions
 from headwater.spark.planner import Planner, ask_each, beginning_of, read_batches, tail_of
@@ -25,9 +33,23 @@ from headwater.spark.read_tasks import ReadTask
 log = logging.getLogger("headwater.spark")
 
 
+@dataclass(frozen=True, slots=True)
+class RowRange:
+    """The rows that a query can use: of these streams, and from one position to another."""
+
+    streams: frozenset[str] | None = None
+    prefix: str = ""
+    first: int = 0
+    end: float = float("inf")
+
+    def has(self, stream: str) -> bool:
+        return stream.startswith(self.prefix) and (self.streams is None or stream in self.streams)
+
+
 class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
+        self.row_range = RowRange()
         self._layout = Layout(schema, options.metadata_prefix, options.bad_records)
 
     def partitions(self) -> list[InputPartition]:
@@ -35,11 +57,13 @@ class BatchReader(DataSourceReader):
         heads = self._heads(client)
         starts: Places = {}
         ends: Places = {}
-        for stream, head in heads.items():
-            starts[stream] = starting_place(client, self._options, stream, head)
-            ends[stream] = self._ending_place(client, stream, head)
-            _check_range(stream, starts[stream], ends[stream])
         check_names(self._options, heads)
+        for stream, head in heads.items():
+            if self.row_range.has(stream):
+                start = starting_place(client, self._options, stream, head)
+                end = self._ending_place(client, stream, head)
+                _check_range(stream, start, end)
+                starts[stream], ends[stream] = self._within(client, stream, start, end)
         tasks: list[InputPartition] = []
         tasks += Planner(client, self._options, MessageCounter(client)).tasks(starts, ends, heads, self._options.plan)
         # Without any task, Spark would create one.
@@ -49,11 +73,25 @@ class BatchReader(DataSourceReader):
         assert isinstance(partition, ReadTask)
         return read_batches(connect(self._options.connection), self._layout, partition.spans)
 
+    def _within(self, client: StreamsClient, stream: str, start: Place, end: Place) -> tuple[Place, Place]:
+        """The part of a range that the query can use, or a little more."""
+        rows = self.row_range
+        if end.position == TO_THE_TAIL or (rows.first <= start.position and end.position <= rows.end):
+            return start, end
+        if end.position <= rows.first or rows.end <= start.position:
+            return start, start
+        try:
+            return bounded_ranges.narrow(client, stream, start, end, rows.first, rows.end)
+        except DataGoneError:
+            # The planner applies onGone to the whole range.
+            return start, end
+
     def _heads(self, client: StreamsClient) -> dict[str, Head]:
         """The heads of all streams: from the listing of the server, or by a request for each."""
         if not self._options.streams:
             try:
-                return client.tails(self._options.prefix)
+                tails = client.tails(self._options.prefix)
+                return {stream: head for stream, head in tails.items() if self._options.reads(stream)}
             except ServerRefusedError as refused:
                 log.debug("no listing of streams: %s", refused)
         discovery = Discovery(client, self._options)

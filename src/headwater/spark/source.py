@@ -30,9 +30,11 @@ class HeadwaterSource(DataSource):
         return default_schema(options.value_type, options.metadata_prefix)
 
     def reader(self, schema: StructType) -> BatchReader:
+        from headwater.spark.pushdown import FilteringBatchReader, is_pushdown_process
         from headwater.spark.reader import BatchReader
 
-        return BatchReader(source_options(self.options), schema)
+        kind = FilteringBatchReader if is_pushdown_process() else BatchReader
+        return kind(source_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> MicroBatchReader:
         from headwater.spark.stream_reader import MicroBatchReader

@@ -120,8 +120,8 @@ class FollowedHeads(StreamHeads):
 
     def refresh(self, begun: Mapping[str, Place]) -> set[str]:
         changes, is_complete = self._feed.take(0.0)
-        if self._wanted:
-            changes = {name: head for name, head in changes.items() if name in self._wanted}
+        is_wanted = self._wanted.__contains__ if self._wanted else self._options.reads
+        changes = {name: head for name, head in changes.items() if is_wanted(name)}
         changed = set(changes)
         if is_complete:
             changed |= self.heads.keys()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import bisect
 import logging
+import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -49,6 +51,7 @@ from headwater.spark.planner import Planner, ask_each, beginning_of, read_batche
 from headwater.spark.protocol import READ_AGAIN, Head, StreamsClient, connect
 from headwater.spark.read_tasks import ReadTask
 from headwater.spark.reader import check_names, starting_place, starts_at_tail
+from headwater.spark.session import warn_of_slow_sockets
 from headwater.spark.stream_heads import StreamHeads, stream_heads
 
 log = logging.getLogger("headwater.spark")
@@ -82,6 +85,8 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: dict[str, Any] | None = None
         """Where a query without a checkpoint starts. Spark asks several times and must get the same answer."""
         self._planned = False
+        self._batch_at = time.monotonic()
+        """When the last batch was planned."""
 
     # -- the driver's side ---------------------------------------------------------------------------------------
 
@@ -123,11 +128,15 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 # If the first batch is planned again after a crash, it begins where the streams end then. So it reads
                 # nothing from streams that start at their tail.
                 ends |= {stream: place for stream, place in begun.items() if starts_at_tail(self._options, stream)}
+            if self._is_too_little(begun, ends):
+                ends = dict(begun)
             left_s = deadline - time.monotonic()
             if ends != begun or self._is_first or self._until is not None or left_s <= 0:
                 break
             tails.wait(left_s)
-        if ends == begun:
+        if ends != begun:
+            self._batch_at = time.monotonic()
+        else:
             # Spark compares offsets as text, and another plan would be another text.
             return start
         tails.look_again(stream for stream in self._unread if ends.get(stream) != begun.get(stream))
@@ -173,6 +182,8 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _follow(self) -> StreamHeads:
         if self._tails is None:
+            if _is_spark_process():
+                warn_of_slow_sockets(os.environ)
             self._tails = stream_heads(self._options)
         return self._tails
 
@@ -180,6 +191,16 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_first(self) -> bool:
         """Whether the first batch of a query is being planned: only then Spark asks for the initial offset."""
         return self._initial is not None and not self._planned
+
+    def _is_too_little(self, begun: Mapping[str, Place], ends: Places) -> bool:
+        """Whether to wait for more rows before the next batch."""
+        options = self._options
+        if not options.rows_per_batch_min or self._until is not None or self._is_first:
+            return False
+        if time.monotonic() - self._batch_at >= options.batch_delay_max_s:
+            return False
+        new = ((ends[stream], begun.get(stream, START)) for stream in self._unread if stream in ends)
+        return sum(max(0, end.position - start.position) for end, start in new) < options.rows_per_batch_min
 
     # -- how far a batch goes ------------------------------------------------------------------------------------
 
@@ -294,6 +315,12 @@ def _cut(client: StreamsClient, stream: str, start: Place, end: Place, rows_max:
             raise
         # Missing data is free; the planner applies onGone to it.
         return bounded_ranges.cut(client, stream, at(gone.earliest), end, rows_max, bytes_max)
+
+
+def _is_spark_process() -> bool:
+    """Whether Spark started this process, so that its environment has the settings of the session."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return main is not None and main.name.startswith("pyspark.")
 
 
 class _Budget:
