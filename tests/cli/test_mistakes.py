@@ -27,6 +27,8 @@ STREAMS = {
     "close": ["close", "a"],
     "fork": ["fork", "a", "b"],
     "delete": ["delete", "a", "--yes"],
+    "ping": ["ping"],
+    "bench": ["bench"],
 }
 STORES = {
     "backup": ["backup", "copy"],

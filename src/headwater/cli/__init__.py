@@ -21,6 +21,7 @@ from headwater.cli import (
     fold,
     listing,
     logs,
+    measuring,
     psql,
     query,
     reading,
@@ -40,6 +41,7 @@ app = typer.Typer(
     name="headwater",
     help="Run a Durable Streams server, and work with the streams of any Durable Streams server.",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
 app.command("backup")(backup.backup)
@@ -56,6 +58,8 @@ for _command in (
     writing.delete,
 ):
     app.command(rich_help_panel="Streams")(_command)
+for _measuring in (measuring.ping, measuring.bench):
+    app.command(rich_help_panel="Streams")(_measuring)
 for _stack_command in (up.up, down.down, status.status, logs.logs, token.token):
     app.command(rich_help_panel="Stack")(_stack_command)
 app.command(rich_help_panel="Stack", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
