@@ -31,7 +31,7 @@ def test_an_event_arrives_and_nothing_is_left(
 ) -> None:
     environment = JobEnvironment(f"{server.url}/v1/stream", str(tmp_path), postgres=postgres_url)
     probe = Probe(spark, environment)
-    assert "on its way" in probe.not_ready
+    assert "has not arrived yet" in probe.not_ready
     attended(probe, "")
     with psycopg.connect(postgres_url) as connection:
         for left in (

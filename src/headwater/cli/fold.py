@@ -31,7 +31,7 @@ def fold(
     prefix: Prefix = "",
     snapshots: Annotated[bool, typer.Option("--snapshots/--no-snapshots", help="Publish the state.")] = True,
     every: Annotated[
-        int, typer.Option("--every", metavar="N", min=1, help="Publish behind every N messages of a stream.")
+        int, typer.Option("--every", metavar="N", min=1, help="Publish after every N messages of a stream.")
     ] = 1,
     table: Annotated[str, typer.Option("--table", metavar="NAME", help="Also keep it in this Postgres table.")] = "",
     postgres: Annotated[
@@ -48,7 +48,7 @@ def fold(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Fold streams of changes to their current state, and keep it so until Ctrl-C."""
+    """Fold change streams to their current state, and keep it current until Ctrl-C."""
     from headwater.pipeline.fold.job import Fold
     from headwater.pipeline.job import JobEnvironment
 

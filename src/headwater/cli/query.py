@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 TABLE_ROWS: Final = 1000
-"""A table is for eyes: more rows than this need a limit of their own, or another format."""
+"""Most rows of a printed table without --limit."""
 
 
 class Style(StrEnum):
@@ -62,7 +62,7 @@ def query(
 
 
 def _failure(error: Exception) -> Exception:
-    """What went wrong as one line, for the kinds that are the caller's or the server's doing."""
+    """The error as one line, for errors of the query or of the server."""
     from pyspark.errors import PySparkException
 
     from headwater.pipeline.archive.errors import ArchiveError
@@ -107,7 +107,7 @@ def _print_table(rows: DataFrame, most: int) -> None:
 
     console = Console()
     if not console.is_terminal:
-        console = Console(width=1000)  # a line cut to a guessed screen is of no use to grep
+        console = Console(width=1000)  # grep needs whole lines
     table = Table(
         *(escape(printable(column)) for column in rows.columns), box=None, pad_edge=False, header_style="bold"
     )

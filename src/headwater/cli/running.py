@@ -24,24 +24,26 @@ if TYPE_CHECKING:
 
 _STATUS_REPEAT_S: Final = 10.0
 
-Once = Annotated[bool, typer.Option("--once", help="End when everything that is there now is done.")]
+Once = Annotated[bool, typer.Option("--once", help="End when everything that is there now is processed.")]
 Master = Annotated[str, typer.Option("--master", metavar="URL", help="The Spark master.")]
 Checkpoints = Annotated[
-    str, typer.Option("--checkpoints", metavar="DIR", help="Where jobs keep their places; any address Spark can write.")
+    str, typer.Option("--checkpoints", metavar="DIR", help="The checkpoint directory; any address Spark can write.")
 ]
 Progress = Annotated[
-    bool | None, typer.Option("--progress/--no-progress", help="Tell of each batch.", show_default="on a terminal")
+    bool | None, typer.Option("--progress/--no-progress", help="Report each batch.", show_default="on a terminal")
 ]
 MetricsPort = Annotated[
-    int | None, typer.Option("--metrics-port", metavar="PORT", min=0, help="Serve Prometheus metrics there.")
+    int | None, typer.Option("--metrics-port", metavar="PORT", min=0, help="Serve Prometheus metrics on this port.")
 ]
 Streams = Annotated[
-    list[str] | None, typer.Argument(metavar="[STREAM]...", help="Their names; none is all of the bucket.")
+    list[str] | None, typer.Argument(metavar="[STREAM]...", help="Names of streams; none is all of the bucket.")
 ]
-JobName = Annotated[str, typer.Option("--name", help="Of the job: its checkpoint and metrics go by it.")]
+JobName = Annotated[str, typer.Option("--name", help="The name of the job, its checkpoint and its metrics.")]
 Tasks = Annotated[int, typer.Option("--tasks", min=1, help="Spark tasks per batch.")]
-Bucket = Annotated[str, typer.Option("--bucket", metavar="ID", help="Of this bucket (/ds/ID/…), not of /v1/stream/.")]
-Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="All whose names begin so, later ones too.")]
+Bucket = Annotated[
+    str, typer.Option("--bucket", metavar="ID", help="Streams of this bucket (/ds/ID/…), not of /v1/stream/.")
+]
+Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Streams with this prefix, later ones too.")]
 
 
 def stream_root(url: str) -> str:

@@ -1,4 +1,4 @@
-"""`headwater sync`: runs the pipeline until told to stop; and the commands that look after its replication slots."""
+"""`headwater sync`: run the pipeline until a signal; list, create and drop its replication slots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headwater.pipeline.settings import PipelineSettings
     from headwater.pipeline.status import QueryStatus
 
-app = typer.Typer(help="The pipeline between streams, Postgres and the lake.", invoke_without_command=True)
+app = typer.Typer(help="Run the pipeline between streams, Postgres and archives.", invoke_without_command=True)
 slots_app = typer.Typer(help="The replication slots that the pipeline reads changes from.", no_args_is_help=True)
 app.add_typer(slots_app, name="slots")
 
@@ -27,7 +27,7 @@ _SHOW_EVERY_S = 1.0
 
 Config = Annotated[
     Path | None,
-    typer.Option("--config", metavar="FILE", help="The pipeline's settings; else config/pipeline.toml, if there."),
+    typer.Option("--config", metavar="FILE", help="The pipeline's settings; default: config/pipeline.toml."),
 ]
 Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="The server's address.")]
 Postgres = Annotated[str | None, typer.Option("--postgres", metavar="URL", help="The database's address.")]
@@ -41,10 +41,12 @@ def sync(
     postgres: Postgres = None,
     master: Annotated[str | None, typer.Option("--master", metavar="URL", help="Where Spark runs: local[2], …")] = None,
     checkpoints: Annotated[
-        str | None, typer.Option("--checkpoints", metavar="DIR", help="Where places are kept.")
+        str | None, typer.Option("--checkpoints", metavar="DIR", help="The checkpoint directory.")
     ] = None,
-    metrics_port: Annotated[int | None, typer.Option("--metrics-port", metavar="PORT", help="0 picks one.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Only say what would run.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", metavar="PORT", help="Port of metrics and readiness; 0 picks one.")
+    ] = None,
+    check: Annotated[bool, typer.Option("--check", help="Only print what would run.")] = False,
 ) -> None:
     """Run every configured job in one Spark application, until SIGTERM or Ctrl-C."""
     if context.invoked_subcommand is not None:
@@ -79,7 +81,7 @@ def sync(
 
 @slots_app.command("ls")
 def list_slots(config: Config = None, postgres: Postgres = None) -> None:
-    """The slots of the database, how far they are and how much log they keep."""
+    """List the slots of the database, their positions and how much log they keep."""
     from headwater.postgres import slots
     from headwater.postgres.lsn import lsn_to_text
 
@@ -95,7 +97,7 @@ def list_slots(config: Config = None, postgres: Postgres = None) -> None:
 def drop_slot(
     name: Annotated[str, typer.Argument(help="The slot.")], config: Config = None, postgres: Postgres = None
 ) -> None:
-    """Drop a slot and its first copies. A pipeline that used it begins anew, with a new checkpoint."""
+    """Drop a slot and its first copies. A pipeline that used it needs a new checkpoint."""
     from headwater.postgres import slots, snapshots
 
     with _database(config, postgres) as connection:
@@ -110,7 +112,7 @@ def drop_slot(
 def create_slot(
     name: Annotated[str, typer.Argument(help="The slot.")], config: Config = None, postgres: Postgres = None
 ) -> None:
-    """Make a slot beforehand, so that changes are kept from now on."""
+    """Create a slot in advance, so that changes are kept from now on."""
     from headwater.postgres import slots
     from headwater.postgres.lsn import lsn_to_text
 
@@ -157,19 +159,19 @@ def _say_what_would_run(settings: PipelineSettings) -> None:
 
 def _set_up_logging() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    # py4j tells of every call.
+    # py4j logs every call.
     logging.getLogger("py4j").setLevel(logging.ERROR)
 
 
 def _progress() -> Any:
-    """A line for each job on the terminal, renewed in place."""
+    """A table of the jobs on the terminal, updated in place."""
     from rich.console import Console
     from rich.live import Live
     from rich.table import Table
 
     live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
     live.start()
-    # Whichever way the command ends, the terminal gets its cursor back.
+    # However the command ends, the cursor is shown again.
     atexit.register(live.stop)
     shown = 0.0
 
@@ -179,7 +181,7 @@ def _progress() -> Any:
         if now - shown < _SHOW_EVERY_S:
             return
         shown = now
-        table = Table("job", "from", "to", "state", "rows", "rows/s", "batch", "lag", "trouble")
+        table = Table("job", "from", "to", "state", "rows", "rows/s", "batch", "lag", "error")
         for one in queries:
             table.add_row(
                 one.name,

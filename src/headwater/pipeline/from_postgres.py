@@ -1,4 +1,4 @@
-"""The job that tells the changes of tables in streams: what was there first, then every committed change, once."""
+"""The job that publishes tables to streams: what a table holds first, then every committed change, once."""
 
 from __future__ import annotations
 

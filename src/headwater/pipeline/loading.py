@@ -1,7 +1,7 @@
-"""Bringing a batch of events into a table: staged by COPY, inserted by one statement, in one transaction with its note.
+"""Insert a batch of events into a table: staged by COPY, inserted by one statement, in one transaction.
 
 Invariant: when `load` returns, every event of the batch is in the table or among the dead letters, with its reason;
-when it raises, none is. An event that is there already stays as it is.
+when it raises, none is. An event that is in the table already is left as it is.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PLACE_LENGTH: Final = 33
 
 
 class LoadStatements(msgspec.Struct, frozen=True, tag=True):
-    """How events become rows of one table (see `postgres.tables`)."""
+    """The statements that insert events into one table (see `postgres.tables`)."""
 
     table: str
     insertion: str
@@ -69,7 +69,7 @@ def statements(connection: Connection, mapped: EventMapping) -> LoadStatements:
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """Which events these are: what a task of a batch brings."""
+    """The part of a batch that one task writes."""
 
     job: str
     query: str
@@ -160,7 +160,7 @@ def insert_range(
         statement = insertion.replace(STAGED_FIRST, str(numbers[first])).replace(STAGED_LAST, str(numbers[last]))
         try:
             with connection.transaction():
-                # Bytes: whatever signs names and paths have, nothing in it is a placeholder.
+                # As bytes: no character of names and paths is taken for a placeholder.
                 done = connection.execute(statement.encode())
             if counts is not None:
                 counts.append(done.rowcount)
@@ -177,7 +177,7 @@ def insert_range(
 
 
 def sort_out(events: pa.Table, event_bytes_max: int) -> tuple[list[DeadLetter], pa.Table]:
-    """Events that cannot be rows, told without the database; and the others, numbered, as staging takes them."""
+    """The events that cannot become rows, found without the database; and the others, numbered for staging."""
     count = events.num_rows
     values = events["value"].combine_chunks()
     if isinstance(values, pa.ChunkedArray):
@@ -205,12 +205,12 @@ def sort_out(events: pa.Table, event_bytes_max: int) -> tuple[list[DeadLetter], 
 
 
 def split_offsets(events: pa.Table) -> pa.Table:
-    """The events with their offsets in two columns: the place, as it was always spelled, and the incarnation."""
+    """The events with their offsets in two columns: the first two parts, and the incarnation."""
     offsets = events["offset"].combine_chunks()
     if isinstance(offsets, pa.ChunkedArray):
         offsets = pa.concat_arrays(offsets.chunks) if offsets.num_chunks else pa.array([], pa.string())
     if offsets.null_count:
-        # A server that does not tell the offset of each message: its place in the stream names it as well.
+        # A server that does not send the offset of each message: the position identifies it as well.
         places = [f"position:{place:016x}" for place in events["position"].to_pylist()]
         offsets = pc.if_else(pc.is_null(offsets), pa.array(places), offsets)
     has_incarnation = pc.match_substring_regex(offsets, _WITH_INCARNATION)
@@ -220,7 +220,7 @@ def split_offsets(events: pa.Table) -> pa.Table:
 
 
 def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, pa.BooleanArray]:
-    """The values as text, and which of them are none."""
+    """The values as text, and which of them are not UTF-8."""
     try:
         return pc.cast(values, pa.string()), pa.repeat(pa.scalar(False), len(values))
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""The data source that Spark knows as `headwater_postgres`: changes of tables out, events of streams in.
+"""The Spark data source `headwater_postgres`: reads changes of tables, writes events of streams.
 
 Both sides are used by the pipeline's jobs, which set the options; `register(spark)` makes the name known.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "headwater_postgres"
 PLAN: Final = "plan"
-"""The one option: what to do, as JSON."""
+"""The option with the plan, as JSON."""
 
 
 def messages_schema() -> StructType:

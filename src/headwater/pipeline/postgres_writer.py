@@ -1,7 +1,7 @@
-"""The sink side of Postgres: what a task does with the events of its partition.
+"""The Spark sink of Postgres: a task writes the events of its partition.
 
-Invariant: no state but the table (and its dead letters) decides whether an event is there already, so a task may be
-run again, twice at once, or after any crash.
+Invariant: only the database decides whether an event was written already, so a task may be repeated, run twice at
+once, or run after any crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH_ID_PROPERTY = "streaming.sql.batchId"
 
 
 class WriterPlan(msgspec.Struct, frozen=True):
-    """What a task must know to fill a table."""
+    """What a task needs to write to a table."""
 
     job: str
     statements: LoadStatements | UpsertStatements
@@ -44,7 +44,7 @@ class WriteResult(WriterCommitMessage):
 
 @functools.lru_cache(maxsize=8)
 def waiting(url: str, wait_max_s: float) -> RetryingConnection:
-    """The connection of this process: Python workers live on between tasks, and so does it."""
+    """The connection of this process, which Python workers keep between tasks."""
     return RetryingConnection(url, wait_max_s)
 
 
@@ -83,12 +83,12 @@ class PostgresWriter(DataSourceStreamArrowWriter):
         dead = sum(one.dead for one in done)
         if dead:
             log.warning(
-                "%s: batch %d has %d events that are no rows; see headwater.dead_letters",
+                "%s: batch %d has %d events that could not be loaded; see headwater.dead_letters",
                 self._filling.job,
                 batchId,
                 dead,
             )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is undone: what tasks have brought is recognised when the batch is tried again."""
-        log.warning("%s: batch %d failed and will be tried again", self._filling.job, batchId)
+        """Nothing is undone: what tasks have written is recognised when the batch is repeated."""
+        log.warning("%s: batch %d failed and will be repeated", self._filling.job, batchId)

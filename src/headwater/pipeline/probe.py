@@ -1,8 +1,8 @@
-"""A first event of our own through the whole pipeline, so that "ready" means that a change can flow.
+"""Send one event through the whole pipeline, so that "ready" means that a change can flow.
 
 Starting a query costs Spark little; its first batch starts Python processes, plans and compiles, for a minute on a busy
-machine. The probe sends one event through a stream and a table of its own, by the same job that users' streams go
-through. Invariant: the probe leaves no table, no rows and no checkpoint; its stream expires.
+machine. The probe sends one event through its own stream and table, with the same job as users' streams. Invariant: the
+probe leaves no table, no rows and no checkpoint; its stream expires.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _CLEANED_UP: Final = (
 
 
 class Probe:
-    """Call `poll` every moment; `not_ready` is empty once an event has arrived. All in the caller's thread: Spark looks
-    data sources up in the session of the thread."""
+    """Call `poll` regularly; `not_ready` is empty once the event has arrived. Everything runs in the caller's thread,
+    because Spark looks up data sources in the session of the thread."""
 
     def __init__(self, spark: SparkSession, environment: JobEnvironment) -> None:
-        self.not_ready = "the first event is on its way through the pipeline"
+        self.not_ready = "the first event has not arrived yet"
         self._spark = spark
         self._surroundings = environment
         self._wait_max_s = _ATTEMPT_S
@@ -64,19 +64,19 @@ class Probe:
             elif self._has_arrived(self._query):
                 self.stop()
                 self.not_ready = ""
-                log.info("the first event took %.1f s from its stream to its table", time.monotonic() - self._begun_at)
+                log.info("the first event arrived in its table after %.1f s", time.monotonic() - self._begun_at)
         except Exception as error:
             self.stop()
             if isinstance(error, psycopg.errors.InsufficientPrivilege) or _is_denied(error):
-                log.warning("not probed, because our role or token may not create what the probe needs: %s", error)
+                log.warning("not probed: the role or token may not create what the probe needs: %s", error)
                 self.not_ready = ""
                 return
             self.not_ready = f"the first event did not arrive: {' '.join(str(error).split())[:_REASON_MAX]}"
-            log.warning("%s; trying again", self.not_ready)
+            log.warning("%s; retrying", self.not_ready)
             self._next_at = time.monotonic() + _WAIT_S
 
     def stop(self) -> None:
-        """End what runs, and remove what it made."""
+        """Stop the query and remove what it created."""
         query, self._query = self._query, None
         job, self._job = self._job, None
         if query is not None:
@@ -89,7 +89,7 @@ class Probe:
                 for statement in _CLEANED_UP:
                     connection.execute(statement, [job.name])
         except psycopg.Error as error:
-            log.warning("the probe's table %s could not be removed: %s", job.table, error)
+            log.warning("cannot remove the probe's table %s: %s", job.table, error)
         if "://" not in self._surroundings.checkpoints:
             shutil.rmtree(self._surroundings.checkpoint(job.name), ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Spark SQL over streams, archives, snapshots and states by name: table functions that are looked up in the text.
+"""Spark SQL over streams, archives, snapshots and states: calls in the text stand for tables.
 
     SELECT count(*) FROM stream('chat/1')
     SELECT * FROM stream('orders', 'id long, total double') WHERE total > 100
@@ -6,8 +6,8 @@
     SELECT date, count(*) FROM archive('/lake') GROUP BY date
     SELECT value FROM state('/ds/sessions/chat-1') WHERE type = 'message'
 
-Invariant: only calls of ours with plain text arguments are replaced; nothing within quotes or comments is touched, and
-the rest of the text reaches Spark as it was written.
+Invariant: only these calls with string arguments are replaced; nothing within quotes or comments is changed, and the
+rest of the text reaches Spark as it was written.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STATE: Final = "stream string, type string, key string, value string, offset str
 
 
 class QueryError(Exception):
-    """A table function that is called in a way that it cannot be; says how."""
+    """A wrong call of a table function; the message says what is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TableCall:
 
 
 def rewritten(text: str, view: Callable[[TableCall], str]) -> str:
-    """The text with each call of ours replaced by what `view` says."""
+    """The text with each call replaced by the name that `view` returns."""
 
     def replaced(found: re.Match[str]) -> str:
         if found["function"] is None:
@@ -74,7 +74,7 @@ def _unquoted(literal: str) -> str:
 
 
 class QueryViews:
-    """Makes a view of each thing that a query names."""
+    """Create a view for each call in a query."""
 
     def __init__(self, spark: SparkSession, environment: JobEnvironment) -> None:
         self._spark = spark
@@ -88,7 +88,7 @@ class QueryViews:
         if call not in self._views:
             make, most = self._functions()[call.function]
             if len(call.arguments) > most:
-                raise QueryError(f"{call.function}() takes {'one text' if most == 1 else 'one or two texts'}.")
+                raise QueryError(f"{call.function}() takes {'one string' if most == 1 else 'one or two strings'}.")
             name = f"_headwater_{len(self._views)}"
             make(*call.arguments).createOrReplaceTempView(name)
             self._views[call] = name
@@ -105,19 +105,19 @@ class QueryViews:
         }
 
     def stream(self, name: str, schema: str = "") -> DataFrame:
-        """The messages that a stream has now."""
+        """The present messages of a stream."""
         connection, local = self._locate(name)
         with _client(connection) as client:
             client.head(local)
         return self._read(connection, schema, streams=local)
 
     def streams(self, prefix: str, schema: str = "") -> DataFrame:
-        """Those of all streams whose names begin so; /ds/BUCKET/ are all of a bucket."""
+        """Those of all streams with this prefix; /ds/BUCKET/ is all of a bucket."""
         connection, local = self._locate(prefix)
         return self._read(connection, schema, **({"prefix": local} if local else {}))
 
     def archive(self, lake: str, stream: str = "") -> DataFrame:
-        """What a lake has, or has of one stream."""
+        """The rows of an archive, or of one of its streams."""
         rows = read_archive(self._spark, Path(lake), stream)
         return rows.withColumn("value", rows["value"].cast("string"))
 
@@ -133,17 +133,17 @@ class QueryViews:
         return self._spark.createDataFrame(rows, "stream string, offset string, content_type string, value string")
 
     def state(self, name: str) -> DataFrame:
-        """What a stream of changes folds to now: a row for each type and key."""
+        """The present fold of a change stream: a row for each type and key."""
         connection, local = self._locate(name)
         with _client(connection) as client:
             client.head(local)
         return self._states(connection, [local])
 
     def states(self, prefix: str) -> DataFrame:
-        """The same for all streams of a bucket whose names begin so."""
+        """The same for all streams of a bucket with this prefix."""
         connection, local = self._locate(prefix)
         if not connection.bucket:
-            raise QueryError("states() works on buckets: /ds/BUCKET/ and, if not all, how the names begin.")
+            raise QueryError("states() needs a bucket: /ds/BUCKET/, or /ds/BUCKET/PREFIX.")
         with _client(connection) as client:
             return self._states(connection, client.listing(local))
 
@@ -157,7 +157,7 @@ class QueryViews:
         if connection.bucket:
             options["bucket"] = connection.bucket
         rows = self._spark.read.format("headwater").schema(schema or _PLAIN).options(**options).load()
-        # As text, but without failing where it is none.
+        # As text, without an error where it is not text.
         return rows if schema else rows.withColumn("value", rows["value"].cast("string"))
 
     def _locate(self, name: str) -> tuple[ConnectionOptions, str]:
@@ -168,7 +168,7 @@ class QueryViews:
 
 
 class _client:
-    """A client of the driver, whose connections are closed behind it."""
+    """A client of the driver whose connections are closed at the end of the block."""
 
     def __init__(self, connection: ConnectionOptions) -> None:
         self._client = SnapshotClient(connection)
@@ -181,7 +181,7 @@ class _client:
 
 
 class StateTask:
-    """Folds streams as of now, in tasks."""
+    """Fold streams up to their present ends, in tasks."""
 
     def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection

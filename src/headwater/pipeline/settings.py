@@ -1,8 +1,8 @@
-"""What a pipeline does: its jobs and environment, from a TOML file, the environment, and flags; the later wins.
+"""The settings of the pipeline, from a TOML file, environment variables and flags; the later wins.
 
 Without a file it does what the reference sync service does: the table `items` goes to the stream `pg-items`, the stream
-`session-events` to the table `session_events`. Invariant: settings in hand are complete and valid; a name that is no
-setting is an error, never ignored.
+`session-events` to the table `session_events`. Invariant: loaded settings are complete and valid; an unknown setting is
+an error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Section(BaseModel):
 
 
 class PipelineSection(_Section):
-    """Where the server and the database are, and how the application runs."""
+    """The addresses of the server and the database, and how the application runs."""
 
     server: str = Field("http://localhost:4437", description="The server's address, with or without `/v1/stream`.")
     postgres: str = Field(
@@ -58,21 +58,22 @@ class PipelineSection(_Section):
     electric_secret: str = Field("", description="Sent to it as `secret`.", repr=False)
     electric_secret_file: str = Field("", description="A file that holds the secret instead.")
     token: str = Field("", description="Sent to the server as bearer token.", repr=False)
-    ca_file: str = Field("", description="PEM certificates to trust the server by, on every node; else the system's.")
+    ca_file: str = Field(
+        "", description="PEM certificates to trust the server by, on every node; otherwise the system's."
+    )
     master: str = Field("local[2]", description="Where Spark runs: local[N], or the address of a cluster.")
     spark: dict[str, str] = Field({}, description="Further settings of the Spark session, by their names.")
-    checkpoints: str = Field("data/pipeline", description="Where queries keep their places.")
-    metrics_host: str = Field("127.0.0.1", description="Where metrics and readiness are answered.")
+    checkpoints: str = Field("data/pipeline", description="The directory of the checkpoints.")
+    metrics_host: str = Field("127.0.0.1", description="The address of metrics and readiness.")
     metrics_port: int = Field(9437, ge=0, le=65535, description="Their port; 0 picks a free one.")
     probe: bool = Field(
         False,
-        description="Be ready only when an event of our own has gone through a stream and a table of our own. The stack"
-        " sets it.",
+        description="Be ready only when a test event has gone through a stream to a table. The stack sets it.",
     )
-    status_stream: str = Field("__pipeline__", description="The stream that takes the status; empty tells none.")
-    status_interval: float = Field(10.0, gt=0, description="Seconds after which a status is told although it is old.")
-    restart_wait: float = Field(1.0, gt=0, description="Seconds before a failed query is started again; doubles.")
-    restart_wait_max: float = Field(60.0, gt=0, description="Most seconds between two starts.")
+    status_stream: str = Field("__pipeline__", description="The stream of status events; empty for none.")
+    status_interval: float = Field(10.0, gt=0, description="Seconds after which an unchanged status is sent again.")
+    restart_wait: float = Field(1.0, gt=0, description="Seconds before a failed query restarts; doubles.")
+    restart_wait_max: float = Field(60.0, gt=0, description="Most seconds before a restart.")
 
     @field_validator("server")
     @classmethod
@@ -125,12 +126,14 @@ class PipelineSettings(_Section):
         names = [job.name for job in jobs]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"two jobs are called {name}; a name keeps a job's place, so each needs its own")
+                raise ConfigError(
+                    f"two jobs are called {name}; the checkpoint of a job has its name, so names must differ"
+                )
         return jobs
 
 
 def reference_jobs() -> dict[str, Any]:
-    """What runs when no job is configured."""
+    """The jobs of the reference sync service, for settings without a job."""
     return {
         "to_postgres": [{"name": "session-events", "streams": ["session-events"]}],
         "from_postgres": [
@@ -144,7 +147,7 @@ def reference_jobs() -> dict[str, Any]:
 
 
 def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, object] | None = None) -> PipelineSettings:
-    """Read the file (the one named, or config/pipeline.toml if there is one), the environment, the flags."""
+    """Read the file (this one, or config/pipeline.toml if it exists), the environment and the flags."""
     given = _from_file(file)
     if not any(given.get(kind) for kind in ("to_postgres", "from_postgres", "fold", "archive")):
         given |= reference_jobs()

@@ -1,9 +1,9 @@
-"""What Spark's processes write to stderr, as lines of our log: each with its time, and without what means nothing.
+"""Turn what Spark's processes write to stderr into lines of our log: each with a time, without harmless tracebacks.
 
 The JVM and the Python workers inherit stderr and write what they like to it: banners, stack traces, and a traceback of
-pyspark's daemon or of its accumulators whenever Spark closes a socket that it needs no more (`BrokenPipeError`,
-`EOFError`), which happens in healthy operation. Invariant: every line that is written leaves again, with a time, unless
-it belongs to such a traceback.
+pyspark's daemon or of its accumulators whenever Spark closes a socket that it does not need any more
+(`BrokenPipeError`, `EOFError`), which is normal. Invariant: every line that is written is logged with a time, unless it
+belongs to such a traceback.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CHUNK_BYTES: Final = 65536
 
 
 class StderrLines:
-    """Lines in, lines out. Tracebacks are held back until they are whole; `flush` ends the waiting."""
+    """Lines in, lines out. Tracebacks are held back until they are complete, or until `flush`."""
 
     def __init__(self) -> None:
         self._block: list[str] = []
         self._open = 0
-        """Tracebacks in the block whose last line is yet to come: those of two workers may be mixed."""
+        """Incomplete tracebacks in the block: those of two workers may be mixed."""
 
     @property
     def waits(self) -> bool:
@@ -50,7 +50,7 @@ class StderrLines:
         if not self._block:
             return [_timed(line)] if line.strip() else []
         if _OURS.match(line) or _LOG4J.match(line):
-            return [_timed(line)]  # Another process's; the traceback goes on.
+            return [_timed(line)]  # From another process; the traceback continues.
         self._block.append(line)
         if line and not line[0].isspace():
             self._open -= 1
@@ -80,7 +80,7 @@ def _timed(line: str, level: str = "INFO") -> str:
 def tidy_stderr() -> Iterator[None]:
     """Within the block, pass stderr of this process and of all that it starts through `StderrLines`.
 
-    A terminal is left alone: its reader sees what happens, and programs behave differently on one.
+    A terminal is not changed: programs behave differently on one.
     """
     if sys.stderr.isatty():
         yield

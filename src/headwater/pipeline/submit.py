@@ -1,4 +1,4 @@
-"""What spark-submit runs: `headwater sync` with the arguments behind the file, on the master that it was given."""
+"""The file for spark-submit: run `headwater sync` with the arguments after the file, on spark-submit's master."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    # A file that is run has its own directory first on the path, where our modules would be taken for others.
+    # Python puts the directory of the file first on the path, where our modules would shadow others.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [place for place in sys.path if str(Path(place).resolve()) != here]
     sys.argv[1:] = ["sync", *sys.argv[1:]]

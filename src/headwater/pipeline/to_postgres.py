@@ -1,4 +1,4 @@
-"""The job that brings the events of streams into a table, each once and in the order of its stream."""
+"""The job that writes the events of streams to a table, each once and in the order of its stream."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class ToPostgres(StreamJob):
             .option("valueType", "binary")
             .option("onGone", self.on_gone)
             .option("maxBytesPerBatch", str(self.batch_bytes_max))
-            # One task for all of a stream: its rows must come one after the other.
+            # One task for all of a stream: its rows must stay in order.
             .option("splitBytes", str(self.batch_bytes_max))
             .load()
         )

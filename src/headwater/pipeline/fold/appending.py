@@ -1,11 +1,11 @@
-"""How chunks grow a value: text on text, list on list, and the text fields of objects.
+"""Append chunks to a value: strings, lists, and the text fields of objects.
 
     "Hel" + "lo"                                  "Hello"
     [1] + [2]                                     [1,2]
     {"text": "Hel"} + {"text": "lo", "n": 2}      {"text": "Hello", "n": 2}
 
-Anything else is replaced by what comes. Invariant: growing by two chunks at once gives the same bytes as one by one,
-because a fold that was cut into batches must not differ from one that was not.
+A chunk of any other kind replaces the value. Invariant: appending two chunks at once gives the same bytes as one by
+one, because a fold must not depend on how it was cut into batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def appended(base: bytes | None, chunks: Sequence[bytes]) -> bytes:
-    """A value after its chunks. The first one on nothing is the value, byte for byte."""
+    """The value after its chunks. Without a value, the first chunk is the value, byte for byte."""
     value = base
     at = 0
     while at < len(chunks):
@@ -33,7 +33,7 @@ def appended(base: bytes | None, chunks: Sequence[bytes]) -> bytes:
             value = chunks[at]
             at += 1
             continue
-        # All that grow the same value in one go: a long answer comes in thousands of chunks.
+        # All chunks of one kind at once: a long answer has thousands of them.
         end = at
         while end < len(chunks) and _kind(chunks[end]) == _kind(value):
             end += 1

@@ -1,12 +1,12 @@
-"""What a message does to a state: the operations of sessions and of the state protocol, read without touching values.
+"""Parse messages into changes of a state: the operations of session events and of the state protocol.
 
-Two spellings are known, and told apart for as long as an entry lives, so that a state can be written down as messages
-that its own readers understand:
+There are two forms. An entry remembers its form, so that a snapshot consists of messages that the readers of the stream
+understand:
 
     {"type": "message", "key": "m1", "operation": "set", "value": …}                   a session's event
     {"type": "user", "key": "u1", "value": …, "headers": {"operation": "insert"}}      the state protocol's
 
-Invariant: values are kept as the bytes they came in. A number of forty digits stays one.
+Invariant: values keep the bytes of their message. A number of forty digits keeps all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Effect(Enum):
     REMOVE = "remove"
     APPEND = "append"
     RESET = "reset"
-    """Everything before it is void."""
+    """Remove every entry."""
 
 
 EFFECTS: Final[dict[str, Effect]] = {
@@ -35,7 +35,7 @@ EFFECTS: Final[dict[str, Effect]] = {
     "delete": Effect.REMOVE,
     "append": Effect.APPEND,
 }
-"""By operation, in either spelling. The last one on a key wins; `insert` of a key that is there replaces it."""
+"""By operation, in either form. The last operation on a key wins; `insert` of an existing key replaces it."""
 
 RESET: Final = "reset"
 NULL: Final = b"null"
@@ -50,7 +50,7 @@ class StateChange:
     key: Key
     value: bytes
     session: bool
-    """Spelled as a session's event, not as the state protocol's."""
+    """In the form of a session event, not of the state protocol."""
     unchanged: tuple[str, ...] = ()
     """Fields that the value leaves out because they keep what they were: large columns of a table."""
 
@@ -74,7 +74,7 @@ _names = msgspec.json.Decoder(tuple[str, ...]).decode
 
 
 def change_of(message: bytes) -> StateChange | None:
-    """What a message does; None for one that is no change, such as a bare number or another kind of event."""
+    """The change of a message; None if it is not a change, such as a number or another kind of event."""
     try:
         event = _decode(message)
     except (msgspec.MsgspecError, RecursionError):

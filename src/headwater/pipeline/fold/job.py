@@ -1,7 +1,7 @@
-"""The fold as a job: which streams, into which table, published how often; one query for one stream or ten thousand.
+"""The fold as a job: which streams, into which table, how often published; one query for any number of streams.
 
-No state is kept in Spark. A batch is folded onto what its targets hold: the stream's last snapshot, the table's rows.
-Invariant: a batch that is done again finds its targets at or behind its end, and does only what is missing.
+Spark keeps no state. A batch is folded onto what its targets hold: the stream's last snapshot, the table's rows.
+Invariant: a repeated batch finds its targets at or after its end, and does only what is missing.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Fold(StreamJob):
     every: int = Field(
         1,
         ge=1,
-        description="Publish once there are this many messages behind the last snapshot. Publishing makes a stream"
-        " forget what lies before, so readers that are behind must bootstrap: more means fewer of them.",
+        description="Publish when there are this many messages after the last snapshot. Publishing lets the server"
+        " delete the messages before it, so readers that are behind must bootstrap: a larger number, fewer of them.",
     )
     table: str = Field("", description="Also keep the state in this table of the database.")
-    tasks: int = Field(2, ge=1, description="Spark tasks that a batch is folded by.")
-    parallel: int = Field(8, ge=1, description="Streams under way at once in each task.")
+    tasks: int = Field(2, ge=1, description="Spark tasks that fold a batch.")
+    parallel: int = Field(8, ge=1, description="Streams that each task folds at the same time.")
     batch_bytes: int = Field(64 * 1024 * 1024, ge=1, description="Most bytes of messages in one batch.")
-    once: bool = Field(False, description="End when everything there was at the start is folded.")
+    once: bool = Field(False, description="End when everything that was there at the start is folded.")
 
     @model_validator(mode="after")
     def _has_a_target(self) -> Self:
@@ -69,13 +69,13 @@ class Fold(StreamJob):
             totals = self.run(batch, task)
             log.info("fold %s: batch %d: %s", self.name, batch_id, totals)
 
-        # What a snapshot of ours stands for is gone from the stream, and streams come and go: neither is an error.
-        # A place that does not join the rows is seen, and read from the snapshot.
+        # Our own snapshots let the server delete messages, and streams are deleted: neither is an error. A gap before
+        # the rows is noticed, and read from the snapshot.
         options: dict[str, str | int] = {"onGone": "skip", "maxBytesPerBatch": self.batch_bytes}
         return self.start_batches(spark, environment, COLUMNS, options, fold_batch, once=self.once)
 
     def run(self, batch: DataFrame, task: FoldTask) -> FoldTotals:
-        """Fold a batch of rows of any order."""
+        """Fold a batch of rows, in any order."""
         shares = batch.repartition(self.tasks, "stream").sortWithinPartitions("stream", "position")
         rows = shares.mapInArrow(task, SCHEMA).collect()
         return FoldTotals(*(sum(row[name] for row in rows) for name in TOTALS))
@@ -91,7 +91,7 @@ class Fold(StreamJob):
         )
 
     def _prepare_table(self, spark: SparkSession, environment: JobEnvironment, task: FoldTask) -> None:
-        """Make it, and put in what only snapshots still hold."""
+        """Create the table, and fill in the streams whose first messages only snapshots still hold."""
         from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - only where there is a table
 
         with connect(environment.postgres) as connection:
@@ -112,7 +112,7 @@ class Fold(StreamJob):
 
 
 class SeedTask:
-    """Brings streams into the table whose beginning is only a snapshot any more, and which may never speak again."""
+    """Write streams to the table whose first messages only a snapshot holds, and which may stay without news."""
 
     def __init__(self, task: FoldTask) -> None:
         self._task = task

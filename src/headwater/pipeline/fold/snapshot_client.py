@@ -1,4 +1,4 @@
-"""The streams that a fold reads and publishes to, over HTTP: from any place to any other, and snapshots both ways.
+"""Read streams and read and publish their snapshots, over HTTP.
 
 Invariant: a snapshot is published only where the state behind it came from every message before that offset; and one
 that is older than what the stream already has is never insisted on.
@@ -22,11 +22,11 @@ from headwater.spark.protocol import StreamsClient
 log = logging.getLogger("headwater.pipeline")
 
 _ATTEMPTS: Final = 5
-"""How often a state is begun anew because somebody else published a snapshot meanwhile."""
+"""How often a state is built again because another client published a snapshot meanwhile."""
 
 
 class FoldError(HeadwaterError):
-    """A stream that cannot be folded as it is."""
+    """A stream that cannot be folded."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -36,12 +36,12 @@ def snapshot_client(connection: ConnectionOptions) -> SnapshotClient:
 
 
 class SnapshotClient(StreamsClient):
-    """A client that can publish snapshots too. Only streams of a bucket have them."""
+    """A client that can publish snapshots, which only streams of a bucket have."""
 
     def publish(self, stream: str, offset: str, body: bytes, content_type: str = CONTENT_TYPE) -> bool:
-        """True if it is the latest now; False if a newer one stands there, or the stream is gone.
+        """Publish a snapshot; whether it is the latest now. False if there is a newer one, or no stream.
 
-        To repeat it is safe: the same bytes at the same offset are the same snapshot.
+        Repeating it is safe: the same bytes at the same offset are the same snapshot.
         """
         try:
             self.publish_snapshot(stream, offset, body, content_type)
@@ -51,7 +51,7 @@ class SnapshotClient(StreamsClient):
         return True
 
     def messages(self, stream: str, start: str, end: str) -> Iterator[bytes]:
-        """All between two offsets."""
+        """The messages between two offsets."""
         if split_token(start) == split_token(end):
             return
         for run in bounded_ranges.read(self, bounded_ranges.span(stream, at(start), at(end))):
@@ -64,13 +64,13 @@ class StreamMessage:
 
     position: int
     offset: str
-    """Behind it."""
+    """The offset after it."""
     value: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class FoldBase:
-    """A state to go on from, and how far it goes."""
+    """A state to continue from, and its offset."""
 
     state: FoldState
     offset: str = BEGINNING
@@ -89,7 +89,7 @@ def latest_snapshot(client: SnapshotClient, stream: str) -> FoldBase:
         try:
             snapshot = client.snapshot(stream, offset)
         except StreamMissingError:
-            # Superseded between the two requests, or the stream is gone; HEAD will tell which.
+            # Superseded between the two requests, or the stream was deleted; HEAD says which.
             continue
         try:
             return FoldBase(FoldState.decoded(snapshot.body), offset)
@@ -104,7 +104,7 @@ def latest_snapshot(client: SnapshotClient, stream: str) -> FoldBase:
 def state_at(
     client: SnapshotClient, stream: str, end: str, rows: list[StreamMessage] | None = None
 ) -> FoldState | None:
-    """The state at `end`, from the latest snapshot and what lies behind it.
+    """The state at `end`, from the latest snapshot and the messages after it.
 
     None if that snapshot is at `end` already, or the stream that `end` belongs to was deleted.
 
@@ -124,7 +124,7 @@ def state_at(
         except DataGoneError as gone:
             if gone.earliest is None or client.head(stream).snapshot is not None:
                 continue
-            # Age or size dropped its beginning, as its owner allowed: what is left is what there is to fold.
+            # Retention has deleted its first messages, as its owner allowed: the fold is that of the rest.
             log.warning("%s Folding from %s.", gone, gone.earliest)
             return FoldState().apply_all(client.messages(stream, gone.earliest, end))
     raise FoldError(f"Stream {stream!r}: it is trimmed faster than it can be read. Who else publishes snapshots?")

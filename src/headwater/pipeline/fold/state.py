@@ -1,7 +1,7 @@
-"""The state of one stream, and the one spelling of it as bytes.
+"""The state of one stream, and its encoding as a snapshot.
 
 A snapshot is the shortest list of messages that gives the state: one per entry, sorted by type and key, as a JSON
-array. So whoever can apply messages can apply a snapshot, and reading one back is folding it.
+array. A client that can apply messages can apply a snapshot, and decoding one is folding it.
 Invariant: equal states have equal bytes, and `FoldState.decoded(state.encoded()) == state`.
 """
 
@@ -22,12 +22,12 @@ _text = msgspec.json.Encoder().encode
 
 
 class SnapshotFormatError(Exception):
-    """A snapshot that somebody else published, in a form of their own."""
+    """A snapshot of another form, which another client published."""
 
 
 @dataclass(slots=True)
 class StateEntry:
-    """What a key holds: a value, and the chunks that came since it was last put together."""
+    """The value of a key, and the chunks that are not appended to it yet."""
 
     _value: bytes | None
     session: bool
@@ -46,16 +46,16 @@ class StateEntry:
 
 
 class FoldState:
-    """What a stream's messages come to. `apply` them in order."""
+    """The state after a stream's messages; `apply` them in order."""
 
     __slots__ = ("entries", "ignored", "touched", "was_reset")
 
     def __init__(self) -> None:
         self.entries: dict[Key, StateEntry] = {}
         self.ignored = 0
-        """Messages that are no change."""
+        """How many messages are not changes."""
         self.touched: set[Key] = set()
-        """What a change was about, since the last reset."""
+        """Keys that were changed since the last reset."""
         self.was_reset = False
 
     def __len__(self) -> int:
@@ -96,11 +96,11 @@ class FoldState:
 
     def encoded(self) -> bytes:
         """The state as a snapshot."""
-        return b"[" + b",".join(_spelled(key, self.entries[key]) for key in sorted(self.entries)) + b"]"
+        return b"[" + b",".join(_message_of(key, self.entries[key]) for key in sorted(self.entries)) + b"]"
 
     @classmethod
     def decoded(cls, snapshot: bytes) -> FoldState:
-        """A state from its snapshot, as if its messages had come."""
+        """Decode a snapshot."""
         state = cls()
         try:
             messages = _elements(snapshot)
@@ -108,13 +108,13 @@ class FoldState:
             raise SnapshotFormatError(f"it is not a JSON array of messages ({error})") from None
         state.apply_all(bytes(message) for message in messages)
         if state.ignored:
-            raise SnapshotFormatError(f"{state.ignored} of its {len(messages)} elements are no changes")
+            raise SnapshotFormatError(f"{state.ignored} of its {len(messages)} elements are not changes")
         state.touched.clear()
         return state
 
 
-def _spelled(key: Key, entry: StateEntry) -> bytes:
-    """The message that gives this entry."""
+def _message_of(key: Key, entry: StateEntry) -> bytes:
+    """The message that creates this entry."""
     kind, name = key
     head = b'{"type":%b,"key":%b' % (_text(kind), _text(name)) if kind else b'{"key":%b' % _text(name)
     if entry.session:

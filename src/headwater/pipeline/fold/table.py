@@ -1,11 +1,10 @@
-"""Folds as a Postgres table: a row per stream, type and key, kept up incrementally.
+"""Folds in a Postgres table: a row per stream, type and key, updated incrementally.
 
     {table}(stream, type, key, value json, ds_offset)          the state
     {table}_places(stream, ds_offset, position)                how far it goes
 
 Rows and places change in one transaction, under a lock on the place. Invariant: the rows of a stream are the fold of
-exactly the messages before its place; whoever comes with messages before it, a repeated batch or a leftover task,
-changes nothing.
+exactly the messages before its place; messages before it, from a repeated batch or a leftover task, change nothing.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class FoldTable:
         return FoldTableResult(len(news), entries, sum(one.state.ignored for one in news.values()))
 
     def seed(self, client: SnapshotClient, streams: Iterable[str]) -> FoldTableResult:
-        """Streams whose beginning a snapshot stands for, and which may stay silent for long."""
+        """Write the snapshots of streams whose first messages only a snapshot holds."""
         snapshots: dict[str, list[StreamMessage]] = {}
         for stream in streams:
             offset = client.head(stream).snapshot
@@ -87,10 +86,10 @@ class FoldTable:
                 snapshots[stream] = [StreamMessage(split_token(offset)[0] - 1, offset, b"")]
         return self.take(client, snapshots) if snapshots else FoldTableResult(0, 0, 0)
 
-    # -- what there is to do -----------------------------------------------------------------------------------------
+    # -- find the changes -----------------------------------------------------------------------------------------
 
     def _lock(self, streams: list[str]) -> dict[str, str]:
-        """The place of each, which nobody else can move until we are done. In order: two must never wait in a ring."""
+        """Lock and return the place of each stream; in order, so that two transactions cannot deadlock."""
         self._run(
             "INSERT INTO {places} (stream, ds_offset, position)"
             " SELECT name, %s, 0 FROM unnest(%s::text[]) name ON CONFLICT DO NOTHING",
@@ -109,15 +108,19 @@ class FoldTable:
         state = FoldState()
         if are_of_two_streams(place, end):
             if are_of_two_streams(end, client.head(stream).offset):
-                log.info("stream %r was created again: messages up to %s are of the old one", stream, end)
+                log.info("stream %r was recreated: messages up to %s are of the old one", stream, end)
                 return None
-            log.warning("stream %r was deleted and created again after %s, and its state begins again", stream, place)
+            log.warning(
+                "stream %r was deleted and recreated after %s; its state starts from the beginning", stream, place
+            )
             place, position = BEGINNING, 0
             state.was_reset = True
         elif split_token(end)[0] <= position:
             if (client.head(stream).position or 0) >= position:
                 return None
-            log.warning("stream %r ends before %s: it was created again, and its state begins again", stream, place)
+            log.warning(
+                "stream %r ends before %s: it was recreated, and its state starts from the beginning", stream, place
+            )
             place, position = BEGINNING, 0
             state.was_reset = True
         if rows[0].position <= position:
@@ -137,7 +140,7 @@ class FoldTable:
                 restored.add(client.messages(stream, snapshot.offset, end))
             return restored
 
-    # -- doing it ----------------------------------------------------------------------------------------------------
+    # -- write them ----------------------------------------------------------------------------------------------------
 
     def _write(self, news: Mapping[str, _PendingChanges]) -> int:
         self._load_bases(news)
@@ -154,7 +157,7 @@ class FoldTable:
                 one.apply()
                 for key in one.state.touched:
                     if _NUL in key[0] or _NUL in key[1]:
-                        # Postgres has no text with it. The snapshot has; the table cannot.
+                        # Postgres cannot store it in text. The snapshot has the entry; the table does not.
                         one.state.ignored += 1
                         continue
                     entry = one.state.entries.get(key)
@@ -207,7 +210,7 @@ class FoldTable:
 
 
 class _PendingChanges:
-    """What is to be folded into the rows of one stream."""
+    """Changes that are to be folded into the rows of one stream."""
 
     def __init__(self, end: str, state: FoldState) -> None:
         self.end = end

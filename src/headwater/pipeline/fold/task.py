@@ -1,4 +1,4 @@
-"""What one Spark task does with its share of a batch: fold each stream into the table, then publish its snapshot.
+"""The Spark task of a fold: fold each stream of its partition into the table, then publish its snapshot.
 
 The table first: a snapshot takes away the messages before it, so whatever is to have them must have them by then.
 Invariant: everything here may be done twice, or by two at once, with the same result.
@@ -22,7 +22,7 @@ from headwater.spark.options import ConnectionOptions
 log = logging.getLogger("headwater.pipeline")
 
 CHUNK_STREAMS: Final = 500
-"""Streams in one transaction, at most; their snapshots are published before the next ones are looked at."""
+"""Most streams in one transaction; their snapshots are published before the next streams."""
 CHUNK_BYTES: Final = 32 * 1024 * 1024
 
 TOTALS: Final = ("streams", "messages", "ignored", "entries", "published", "bytes")
@@ -31,7 +31,7 @@ SCHEMA: Final = ", ".join(f"{name} long" for name in TOTALS)
 
 @dataclass(slots=True)
 class FoldTotals:
-    """What came of a task or a batch."""
+    """Counts of a task or a batch."""
 
     streams: int = 0
     messages: int = 0
@@ -48,7 +48,7 @@ class FoldTotals:
 
 @dataclass(frozen=True, slots=True)
 class FoldTask:
-    """Sent to every executor. Rows must come sorted by stream and position, all of a stream in one task."""
+    """Sent to every executor. Rows must be sorted by stream and position, with all of a stream in one task."""
 
     connection: ConnectionOptions
     snapshots: bool
@@ -82,7 +82,7 @@ class FoldTask:
         totals.ignored += written.ignored
 
     def _publish(self, client: SnapshotClient, stream: str, rows: list[StreamMessage]) -> tuple[int, int]:
-        """Messages that were no change, and the size of the snapshot if one was published."""
+        """The number of messages that were not changes, and the size of the snapshot if one was published."""
         end = rows[-1].offset
         try:
             if self.every > 1:
