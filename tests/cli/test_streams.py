@@ -245,7 +245,7 @@ def test_the_same_input_with_a_producer_is_stored_once(any_shell: Shell) -> None
     assert shell.run("read", "once/one").stdout == lines
     # A newer epoch takes over, and fences what is older.
     shell.ok("append", "once/one", "--producer", "nightly", "--epoch", "1", "250")
-    assert "fenced by epoch 1" in shell.fails(4, "append", "once/one", "--producer", "nightly", "x", stdin=b"")
+    assert "fenced by epoch 1" in shell.fails(4, "append", "once/one", "--producer", "nightly", "0", stdin=b"")
 
 
 def test_another_input_under_the_same_producer_is_an_error_not_a_loss(shell: Shell) -> None:
@@ -308,8 +308,8 @@ def test_trouble_is_one_line_and_an_exit_code(shell: Shell, code: int, arguments
     assert says in shell.fails(code, *arguments)
 
 
-def test_a_server_without_a_registry_says_how_to_have_one(node: str, tmp_path: Path) -> None:
-    assert "keeps no registry" in Shell(node, tmp_path).fails(3, "ls")
+def test_a_server_without_a_listing_cannot_be_listed(node: str, tmp_path: Path) -> None:
+    assert "neither a listing nor a registry" in Shell(node, tmp_path).fails(3, "ls")
 
 
 def test_whoever_reads_the_output_may_leave(shell: Shell) -> None:

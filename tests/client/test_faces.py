@@ -289,7 +289,53 @@ def test_the_registry_lists_streams(our_client: Any, stream_name: Callable[[], s
     for name in ("b", "a", "gone"):
         our_client.stream(f"{prefix}/{name}").create()
     our_client.stream(f"{prefix}/gone").delete()
-    assert [entry.name for entry in our_client.streams(prefix)] == [f"{prefix}/a", f"{prefix}/b"]
+    assert [entry.name for entry in our_client.registered_streams(prefix)] == [f"{prefix}/a", f"{prefix}/b"]
+    listed = our_client.streams(prefix)
+    assert [entry.name for entry in listed] == [f"{prefix}/a", f"{prefix}/b"]
+    assert listed[0].next_offset == our_client.stream(f"{prefix}/a").head().next_offset
+
+
+def test_a_server_without_a_listing_is_an_error(node: str, face: str) -> None:
+    with client_of(face, node) as client, pytest.raises(StreamNotFoundError):
+        client.streams()
+
+
+def test_many_streams_are_followed_as_one(our_client: Any, stream_name: Callable[[], str]) -> None:
+    """Streams that exist, that are created later, that are deleted and created again; each message once, in order."""
+    prefix = stream_name()
+    streams = {name: our_client.stream(f"{prefix}/{name}") for name in ("a", "b", "later", "é%2F 1")}
+    for name in ("a", "b", "é%2F 1"):
+        streams[name].create()
+        streams[name].append([name, 0])
+    following = our_client.follow_many(f"{prefix}/")
+    seen: dict[str, list[Any]] = {}
+
+    def until(name: str, last: Any) -> None:
+        for found in following:
+            seen.setdefault(found.name.removeprefix(f"{prefix}/"), []).extend(found.batch.values)
+            if seen.get(name, [None])[-1] == last:
+                return
+
+    until("é%2F 1", ["é%2F 1", 0])
+    streams["later"].create()
+    streams["later"].append(["later", 0])
+    until("later", ["later", 0])
+    streams["a"].append_many([["a", n] for n in range(1, 200)])
+    until("a", ["a", 199])
+    streams["b"].delete()
+    streams["b"].create()
+    streams["b"].append(["b", "again"])
+    until("b", ["b", "again"])
+    assert seen == {
+        "a": [["a", n] for n in range(200)],
+        "b": [["b", 0], ["b", "again"]],
+        "é%2F 1": [["é%2F 1", 0]],
+        "later": [["later", 0]],
+    }
+    offset = streams["a"].head().next_offset
+    streams["a"].append(["a", "last"])
+    resumed = our_client.follow_many(f"{prefix}/a", offsets={f"{prefix}/a": offset})
+    assert next(resumed).batch.values == [["a", "last"]]
 
 
 def test_snapshots_and_bootstrap(our_client: Any, face: str) -> None:

@@ -77,13 +77,12 @@ def _entries(client: Client, prefix: str) -> Iterator[dict[str, Any]]:
 
 
 def _registered(client: Client, prefix: str) -> list[StreamEntry]:
+    """From the registry, which has times of creation, or else from the listing of the server."""
     from headwater.client import StreamNotFoundError
 
-    try:
-        return client.streams(prefix)
-    except StreamNotFoundError:
-        raise CommandError(
-            f"{client.base_url} keeps no registry, so its streams cannot be listed"
-            " (Headwater: DS_REGISTRY__ENABLED=true, or serve --profile dev)",
-            MISSING,
-        ) from None
+    for listed in (client.registered_streams, client.streams):
+        try:
+            return listed(prefix)
+        except StreamNotFoundError:
+            continue
+    raise CommandError(f"{client.base_url} has neither a listing nor a registry of its streams", MISSING)

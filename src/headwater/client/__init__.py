@@ -41,6 +41,7 @@ from headwater.client.errors import (
     TransportError,
     UnauthorizedError,
 )
+from headwater.client.many import StreamBatch
 from headwater.client.results import (
     BEGINNING,
     NOW,
@@ -132,6 +133,7 @@ __all__ = [
     "State",
     "StateProgress",
     "Stream",
+    "StreamBatch",
     "StreamClosedError",
     "StreamEntry",
     "StreamInfo",

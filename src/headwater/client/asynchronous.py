@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from headwater.client import listing, reading, state
+from headwater.client import listing, many, reading, state
 from headwater.client.async_producer import AsyncProducer
 from headwater.client.async_transport import AsyncConnection, AsyncTransport
 from headwater.client.effects import Emit, Open, Operation, Policy, Receive, Request, Sleep
@@ -75,7 +75,14 @@ class AsyncClient:
         return AsyncStream(listing.stream_url(self.base_url, name), client=self, content_type=content_type)
 
     async def streams(self, prefix: str = "") -> list[StreamEntry]:
-        """The streams that the server's registry reports. Servers without one: `StreamNotFoundError`."""
+        """The streams with a prefix, by name: from the listing of the server, or from its registry.
+
+        Servers that have neither: `StreamNotFoundError`.
+        """
+        return await self.run(many.all_streams(self.policy, self.base_url, prefix))
+
+    async def registered_streams(self, prefix: str = "") -> list[StreamEntry]:
+        """The streams that the registry reports, with their times of creation. Without one: `StreamNotFoundError`."""
         return await self.run(listing.registered_streams(self.policy, f"{self.base_url}/v1/stream", prefix))
 
     def bucket(self, bucket_id: str) -> AsyncBucket:
@@ -85,6 +92,16 @@ class AsyncClient:
     def buckets(self) -> AsyncIterator[BucketEntry]:
         """All buckets, in the order of their ids."""
         return self.iterate(listing.buckets(self.policy, self.base_url))
+
+    def follow_many(
+        self, prefix: str = "", *, offsets: Mapping[str, str] | None = None
+    ) -> AsyncIterator[many.StreamBatch]:
+        """Everything in the streams with a prefix, and what is appended to any of them, over few connections.
+
+        Streams that are created later are included. `offsets` has, by name, where to continue in streams that were
+        read before. It needs an extension of Headwater.
+        """
+        return self.iterate(many.follow_many(self.policy, self.base_url, prefix, offsets))
 
     # -- performing operations ---------------------------------------------------------------------------------------
 

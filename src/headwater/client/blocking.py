@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from headwater.client import listing, reading, state
+from headwater.client import listing, many, reading, state
 from headwater.client.effects import Emit, Open, Operation, Policy, Receive, Request, Sleep
 from headwater.client.errors import ClientError
 from headwater.client.http1 import Body, Response, split_url
@@ -74,7 +74,14 @@ class Client:
         return Stream(listing.stream_url(self.base_url, name), client=self, content_type=content_type)
 
     def streams(self, prefix: str = "") -> list[StreamEntry]:
-        """The streams that the server's registry reports. Servers without one: `StreamNotFoundError`."""
+        """The streams with a prefix, by name: from the listing of the server, or from its registry.
+
+        Servers that have neither: `StreamNotFoundError`.
+        """
+        return self.run(many.all_streams(self.policy, self.base_url, prefix))
+
+    def registered_streams(self, prefix: str = "") -> list[StreamEntry]:
+        """The streams that the registry reports, with their times of creation. Without one: `StreamNotFoundError`."""
         return self.run(listing.registered_streams(self.policy, f"{self.base_url}/v1/stream", prefix))
 
     def bucket(self, bucket_id: str) -> Bucket:
@@ -84,6 +91,14 @@ class Client:
     def buckets(self) -> Iterator[BucketEntry]:
         """All buckets, in the order of their ids."""
         return self.iterate(listing.buckets(self.policy, self.base_url))
+
+    def follow_many(self, prefix: str = "", *, offsets: Mapping[str, str] | None = None) -> Iterator[many.StreamBatch]:
+        """Everything in the streams with a prefix, and what is appended to any of them, over few connections.
+
+        Streams that are created later are included. `offsets` has, by name, where to continue in streams that were
+        read before. It needs an extension of Headwater.
+        """
+        return self.iterate(many.follow_many(self.policy, self.base_url, prefix, offsets))
 
     # -- performing operations ---------------------------------------------------------------------------------------
 
