@@ -66,6 +66,7 @@ class UnsavedState:
     __slots__ = (
         "being_forgotten",
         "bytes",
+        "cached_bytes",
         "deleted",
         "dirty",
         "documents",
@@ -95,6 +96,8 @@ class UnsavedState:
         """The last record that was published."""
         self.bytes = 0
         self.frozen_bytes = 0
+        self.cached_bytes = 0
+        """Memory for data that the cold store has too, which is freed when it is needed. Not in `memory_bytes`."""
         self.image_of: ImageOf | None = None
         """Set while maintenance runs on the event loop."""
 

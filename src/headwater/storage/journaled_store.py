@@ -188,9 +188,9 @@ class JournaledStorage:
         if index > stored.base_index:
             unsaved = self._unsaved
             self._payload_bytes -= position - stored.base_position
-            unsaved.bytes -= memory_of(stored.tail)
+            unsaved.bytes -= stored.unsaved_memory
             stored.trim(self._cold, stream_id, index, position)
-            unsaved.bytes += memory_of(stored.tail)
+            unsaved.bytes += stored.unsaved_memory
 
     def maintain(self, image_of: ImageOf) -> None:
         assert self._maintenance is not None
@@ -253,7 +253,7 @@ class JournaledStorage:
     # -- figures ---------------------------------------------------------------------------------------------------
 
     def usage(self) -> Usage:
-        return Usage(self._payload_bytes, self._unsaved.memory_bytes)
+        return Usage(self._payload_bytes, self._unsaved.memory_bytes + self._unsaved.cached_bytes)
 
     def parts(self) -> dict[str, int]:
         """Figures about the files, as `headwater store stats` names them."""
@@ -282,7 +282,7 @@ class JournaledStorage:
         stored = self._streams.pop(stream_id)
         self._payload_bytes -= stored.payload_bytes
         self._cold.capture(stream_id, stored, lsn)
-        unsaved.bytes -= memory_of(stored.tail)
+        unsaved.bytes -= stored.unsaved_memory
         stored.tail = None
         unsaved.dirty.discard(stream_id)
         unsaved.removed_ids.append(stream_id)

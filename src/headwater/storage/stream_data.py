@@ -1,11 +1,13 @@
 """The bytes of one stream: extents in the cold store, then tails in memory.
 
 They are a chain of runs without a gap: the stream's extents, then the tail that a checkpoint is saving, then the tail
-that grows. Every question about a stream goes to its runs, in order, from the run that holds its start.
+that grows. A tail may begin before the end of the extents: then it is also a cache of what they hold. Every question
+about a stream goes to its runs, in order, from the last run that holds its start.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final, Protocol
 
@@ -84,6 +86,35 @@ class StreamData:
     @property
     def payload_bytes(self) -> int:
         return self.end[1] - self.base_position
+
+    @property
+    def unsaved_memory(self) -> int:
+        """About how much memory the tail takes, without what the cold store has too and the tail only caches."""
+        tail = self.tail
+        cached = self.cached_index
+        if tail is None or cached is None:
+            return memory_of(tail)
+        saved = extents.last(self.extents).end_position
+        return tail.end_position - saved + 8 * (tail.end_index - cached)
+
+    @property
+    def cached_index(self) -> int | None:
+        """Up to which message the tail holds what the cold store has too; None if it holds nothing of that."""
+        if self.tail is None or not self.extents:
+            return None
+        end_index = extents.last(self.extents).end_index
+        return end_index if end_index > self.tail.index else None
+
+    def drop_cached(self, min_bytes: int | None = None) -> None:
+        """Free the part of the tail that the cold store has too: all of it, or the oldest `min_bytes`."""
+        index, tail = self.cached_index, self.tail
+        if index is None or tail is None:
+            return
+        if min_bytes is not None:
+            index = min(index, tail.index + bisect_left(tail.ends, tail.position + min_bytes) + 1)
+        tail.drop(index)
+        if not tail.ends:
+            self.tail = None
 
     def growing_tail(self) -> Tail:
         """The tail that new messages are added to."""

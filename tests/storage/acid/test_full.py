@@ -169,3 +169,25 @@ def test_no_write_waits_while_shards_are_slow(tmp_path: Path, monkeypatch: pytes
     save_all(storage)
     assert storage.busy() is None
     storage.close()
+
+
+def test_saved_bytes_stay_in_memory_within_the_limit_and_the_oldest_go_first(tmp_path: Path) -> None:
+    storage = open_acid(tmp_path, 2, 2**26, 50 * len(MESSAGE), save_after_s=0.0)
+    driver = Driver([storage])
+    driver.recover(storage)
+    stream = driver.create("stream")
+    for _ in range(60):
+        driver.append(stream, [MESSAGE])
+        driver.commit()
+        save_all(storage)
+        assert storage._unsaved.bytes == 0
+        assert storage.usage().memory_bytes <= 25 * len(MESSAGE)
+    tail = storage._streams[stream.id].tail
+    assert tail is not None
+    assert len(tail.ends) >= 15, "the newest messages are read from memory"
+    assert messages_of(storage, stream) == [MESSAGE] * 60
+    driver.delete(stream)
+    driver.commit()
+    save_all(storage)
+    assert storage.usage() == (0, 0)
+    storage.close()

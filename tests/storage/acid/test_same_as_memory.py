@@ -27,9 +27,11 @@ from headwater.core.catalog import StreamState
 from headwater.core.offsets import Offset
 from headwater.core.records import ForkPoint
 from headwater.storage.acid import pieces, shard
+from headwater.storage.cold_store import document_bytes
 from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.memory import MemoryStorage
 from headwater.storage.offline.check import check
+from headwater.storage.stream_data import memory_of
 from tests.storage.acid.driving import Driver, messages_of, open_acid, open_lazy, recovered, save_all
 
 NAMES = [f"name-{n}" for n in range(8)]
@@ -217,6 +219,16 @@ class Machine(RuleBasedStateMachine):
             floor = self.driver.floor(stream)
             assert messages_of(self.acid, stream, floor) == messages_of(self.memory, stream, floor)
         assert self.acid.usage().payload_bytes == self.memory.usage().payload_bytes
+        self.check_memory(self.acid)
+
+    def check_memory(self, store: JournaledStorage) -> None:
+        """What is held in memory is counted exactly, once as unsaved or once as a cache."""
+        unsaved = store._unsaved
+        documents = sum(document_bytes(key, value) for key, value in unsaved.documents.items())
+        assert unsaved.bytes == documents + sum(stored.unsaved_memory for stored in unsaved.streams.values())
+        cached = sum(memory_of(stored.tail) - stored.unsaved_memory for stored in unsaved.streams.values())
+        assert unsaved.cached_bytes == cached
+        assert cached <= store._settings.hot_tail_bytes // 2
 
     def teardown(self) -> None:
         if self.acid is not None:

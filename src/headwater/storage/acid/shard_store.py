@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -99,10 +100,14 @@ class ShardStore:
         shard_count: int,
         map_bytes: int,
         *,
+        cache_bytes: int = 0,
         save_after_s: float = SAVE_AFTER_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         check_shard_count(shard_count)
+        self._cache_bytes = cache_bytes
+        self._cached: OrderedDict[int, int] = OrderedDict()
+        """Memory of each tail that also caches saved data; the streams that were saved longest ago come first."""
         self.save_after_s: float | None = save_after_s
         self._filesystem = filesystem
         self._root: Final = directory / DIRECTORY
@@ -237,6 +242,8 @@ class ShardStore:
 
     def release(self, stream_id: int, blob: bytes, position: int) -> None:
         self._trims[stream_id] = position
+        if stream_id in self._cached:
+            self._account(stream_id, self._unsaved.streams[stream_id])
 
     def name_of(self, stream_id: int) -> str:
         extents = self._unsaved.extents_of(stream_id)
@@ -246,7 +253,8 @@ class ShardStore:
     # -- a checkpoint ----------------------------------------------------------------------------------------------
 
     def capture(self, stream_id: int, stored: StreamData, lsn: int) -> None:
-        """Nothing: the journal's records say it all."""
+        """Nothing to save, because the journal has all of its records; only the cache ends."""
+        self._unsaved.cached_bytes -= self._cached.pop(stream_id, 0)
 
     def freeze(self, checkpoint: Checkpoint) -> Steps:
         self._trims_at_checkpoint |= self._trims
@@ -278,13 +286,16 @@ class ShardStore:
             stored = unsaved.streams.get(reached.stream_id)
             if stored is not None:
                 self._publish_one(stored, reached)
+                self._shrink_cache()
             if steps % PUBLISH_EVERY == 0:
                 yield Step.MORE
         self._trims_due |= self._trims_at_checkpoint
         self._trims_at_checkpoint = {}
 
     def _publish_one(self, stored: StreamData, reached: Reached) -> None:
+        """Give a stream its new end in the shard. What was saved stays in the tail, where it is read faster."""
         unsaved = self._unsaved
+        unsaved.bytes -= stored.unsaved_memory
         if reached.end_position <= stored.base_position:
             stored.extents = NO_EXTENTS
         else:
@@ -294,13 +305,29 @@ class ShardStore:
             else:
                 start = (stored.base_index, stored.base_position)
             stored.extents = _extent(reached.shard, start, (reached.end_index, reached.end_position))
-        tail = stored.tail
-        if tail is not None:
-            unsaved.bytes -= memory_of(tail)
-            tail.drop(reached.end_index)
-            if not tail.ends:
-                stored.tail = None
-            unsaved.bytes += memory_of(stored.tail)
+        unsaved.bytes += stored.unsaved_memory
+        self._account(reached.stream_id, stored)
+
+    def _account(self, stream_id: int, stored: StreamData) -> None:
+        """Count what the tail of a stream caches."""
+        cached = memory_of(stored.tail) - stored.unsaved_memory
+        self._unsaved.cached_bytes += cached - self._cached.pop(stream_id, 0)
+        if cached:
+            self._cached[stream_id] = cached
+
+    def _shrink_cache(self) -> None:
+        """Get below the limit, by some more than necessary, so that it is not done again for every stream."""
+        unsaved = self._unsaved
+        if unsaved.cached_bytes <= self._cache_bytes:
+            return
+        limit = self._cache_bytes * 7 // 8
+        while unsaved.cached_bytes > limit:
+            stream_id = next(iter(self._cached))
+            stored = unsaved.streams[stream_id]
+            unsaved.bytes -= stored.unsaved_memory
+            stored.drop_cached(unsaved.cached_bytes - limit)
+            unsaved.bytes += stored.unsaved_memory
+            self._account(stream_id, stored)
 
     # -- applying records, on the worker ---------------------------------------------------------------------------
 
@@ -435,8 +462,19 @@ def acid_storage(
     filesystem = filesystem if filesystem is not None else RealFilesystem()
     check_shard_count(shard_count)
     opened = open_directory(filesystem, directory, FAMILY)
+    settings = settings if settings is not None else StoreSettings()
+    # Half of the memory is left to what is unsaved: a checkpoint begins when that is used.
+    cache_bytes = settings.hot_tail_bytes // 2
     try:
-        cold = ShardStore(filesystem, directory, shard_count, map_bytes, save_after_s=save_after_s, clock=clock)
+        cold = ShardStore(
+            filesystem,
+            directory,
+            shard_count,
+            map_bytes,
+            cache_bytes=cache_bytes,
+            save_after_s=save_after_s,
+            clock=clock,
+        )
     except BaseException:
         opened.close()
         raise
