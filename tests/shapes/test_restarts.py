@@ -23,12 +23,12 @@ ITEMS = "id int PRIMARY KEY, title text, n int"
 def own() -> Iterator[Shapes]:
     """Processes that these tests may kill."""
     with shapes("storm, kept, later, things", DS_SHAPES__SSE_TIMEOUT_SECS="5") as started:
+        started.sql(f"CREATE TABLE kept ({ITEMS})")
+        started.sql("INSERT INTO kept SELECT i, 't' || i, i FROM generate_series(1, 100) i")
         yield started
 
 
 def test_logs_and_handles_survive_a_kill_of_the_shapes_process(own: Shapes) -> None:
-    own.sql(f"CREATE TABLE kept ({ITEMS})")
-    own.sql("INSERT INTO kept SELECT i, 't' || i, i FROM generate_series(1, 100) i")
     reading = own.everything(table="kept", where="n > 50")
     own.sql("UPDATE kept SET n = 60 WHERE id = 1")
     reading.live(lambda one: len(one.rows) == 51)

@@ -121,10 +121,9 @@ class ShapeClient:
             part, _ = self.get(place)
             if part.place.handle != end.handle:
                 raise ShapeGone
-            kept = [message for message in part.messages if last is None or _position(message) <= last]
+            kept = [message for message in part.messages if _position(message) <= last]
             yield Part(kept, part.place, part.up_to_date, part.schema)
-            reached = _number(part.place.offset)
-            if part.place.offset == place.offset or (last is not None and reached is not None and reached >= last):
+            if part.place.offset == place.offset or _number(part.place.offset) >= last:
                 return
             place = part.place
 
@@ -180,14 +179,15 @@ def _converter(column: Mapping[str, Any]) -> Callable[[str], Any]:
     return lambda text: parse_array(text, convert, ";" if column["type"] == "box" else ",")
 
 
-def _number(offset: str) -> tuple[int, int] | None:
-    """An offset among the changes, to compare; None for the snapshot."""
+def _number(offset: str) -> tuple[int, float]:
+    """An offset, to compare: the snapshot's begin with 0, and `0_inf` is its end."""
     found = _REAL.fullmatch(offset)
-    if found is None or found[1] == "0" or found[2] == "inf":
-        return None
-    return int(found[1]), int(found[2])
+    if found is None:
+        return (-1, 0)
+    return int(found[1]), float(found[2])
 
 
-def _position(message: Mapping[str, Any]) -> tuple[int, int]:
+def _position(message: Mapping[str, Any]) -> tuple[int, float]:
+    """Where a message lies; rows of the snapshot lie before every end."""
     headers = message["headers"]
-    return (int(headers["lsn"]), int(headers["op_position"])) if "lsn" in headers else (0, 0)
+    return (int(headers["lsn"]), int(headers["op_position"])) if "lsn" in headers else (-1, 0)

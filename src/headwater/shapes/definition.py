@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -66,9 +66,10 @@ class Definition:
     columns: tuple[str, ...]
     filter: Filter | None
 
-    @property
-    def identity(self) -> str:
-        """Equal for equal shapes, whatever their requests look like."""
+    identity: str = field(init=False)
+    """Equal for equal shapes, whatever their requests look like."""
+
+    def __post_init__(self) -> None:
         parts = (
             self.table.name.schema,
             self.table.name.table,
@@ -79,7 +80,7 @@ class Definition:
             self.wanted.replica,
             self.wanted.log,
         )
-        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()
+        object.__setattr__(self, "identity", hashlib.sha256(msgspec.json.encode(parts)).hexdigest())
 
     @property
     def needs_old_rows(self) -> bool:
