@@ -1,4 +1,4 @@
-"""A real server for a test: `serve()` starts `headwater serve` as a child process and ends it again.
+"""A real server for a test: `serve()` starts `headwater serve` as a process and ends it again.
 
 Invariant: when the `with` block is left, the child is gone; one that does not end on SIGTERM fails the test.
 """
@@ -16,7 +16,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeAlias
 
+from tests.forking import ForkedProcess, forking_server
 from tests.waiting import wait_until
 
 START_TIMEOUT_SECS = 60.0
@@ -27,10 +29,13 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 _LISTENING = re.compile(r"listening on (https?://[^\s\"]+)")
 
 
+Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
+
+
 class Server:
     """One running `headwater serve`. Base address in `url`, without a trailing slash."""
 
-    def __init__(self, process: subprocess.Popen[bytes], directory: Path) -> None:
+    def __init__(self, process: Process, directory: Path) -> None:
         self.process = process
         self.directory = directory
         self.url = ""
@@ -156,14 +161,19 @@ def serve(
             program = ("tests.moving_time",)
         if program[0] != "headwater":
             environment["PYTHONPATH"] += os.pathsep + str(_REPOSITORY)
-        process = subprocess.Popen(
-            [*command, sys.executable, "-m", *program, "serve", "--port", str(port), *arguments],
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.PIPE if moving_time else subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
+        given = ("serve", "--port", str(port), *arguments)
+        process: Process
+        if command:
+            process = subprocess.Popen(
+                [*command, sys.executable, "-m", *program, *given],
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        else:
+            process = forking_server().start(program, given, cwd, environment, has_stdin=moving_time)
         server = Server(process, cwd)
         try:
             server.wait_until_listening()
