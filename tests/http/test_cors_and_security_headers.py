@@ -52,7 +52,7 @@ def restricted() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def open_to_all() -> Iterator[Server]:
-    with serve(DS_HTTP__CORS_ORIGINS="*") as running:
+    with serve(DS_HTTP__CORS_ORIGINS="*", DS_SERVER__LONG_POLL_TIMEOUT_SECS="1") as running:
         yield running
 
 

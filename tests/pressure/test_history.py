@@ -38,7 +38,7 @@ def test_no_trouble_breaks_a_promise(tmp_path: Path, mode: str, long: bool) -> N
         ("shows_what_is_not_durable", "file-durable"),
         ("forgets_producers", "file-durable"),
         ("forgets_deletions", "file-durable"),
-        ("journals_only_some", "acid"),
+        ("applies_only_some", "acid"),
     ],
 )
 def test_a_broken_server_is_found_by_its_clients_history(tmp_path: Path, fault: str, mode: str) -> None:
