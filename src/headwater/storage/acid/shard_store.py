@@ -443,8 +443,8 @@ class ShardStore:
                 shard.environment.reader_check()
 
     def parts(self) -> dict[str, int]:
-        # The shards can be counted from another process.
-        return {}
+        # The shards are counted from another process, by the offline tools.
+        return {"journal_entries": self._unsaved.lsn - self._mark.lsn}
 
 
 def acid_storage(
