@@ -69,7 +69,7 @@ def append(page: Page, server: Server) -> None:
     ui.reader("live")
     page.keyboard.press("a")
     ui.append(ORDER, ("checkout-7", "0", "0"))
-    expect(ui.append(ORDER, ("checkout-7", "0", "0"))).to_contain_text("A repeat")
+    expect(ui.append(ORDER, ("checkout-7", "0", "0"))).to_contain_text("Duplicate")
     page.locator("#append-answer").scroll_into_view_if_needed()
 
 
@@ -139,7 +139,7 @@ def take_all(browser: Browser, directory: Path) -> None:
 
 @contextmanager
 def ticking(server: Server) -> Iterator[None]:
-    """A writer that goes on meanwhile, so that there is something live to see."""
+    """Append to a stream all the time, so that there is live data."""
     stop = threading.Event()
 
     def write() -> None:
@@ -161,7 +161,7 @@ def ticking(server: Server) -> Iterator[None]:
 
 @contextmanager
 def piping(server: Server) -> Iterator[None]:
-    """The pipeline as `headwater sync` runs it, with Postgres, and somebody who writes on both sides."""
+    """Run `headwater sync` with Postgres, and write to both sides."""
     stop = threading.Event()
 
     def write(postgres: str) -> None:
@@ -245,7 +245,10 @@ def main() -> None:
         raise SystemExit("the pictures are taken in Chromium, which is missing; on Debian: apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
-        take_all(browser, Path(sys.argv[1]))
+        directory, *only = sys.argv[1:]
+        for name in PICTURES.keys() - set(only or PICTURES):
+            del PICTURES[name]
+        take_all(browser, Path(directory))
         browser.close()
 
 

@@ -65,7 +65,7 @@ export class MessagesView {
     }, true);
     this.startSelect = select([["-1", "from the beginning"], ["now", "from now"], ["offset", "from an offset"]], "-1", { "aria-label": "Start offset", id: "from", onchange: () => this.#startChanged() });
     this.offsetInput = h("input", { class: "mono offset-input", id: "from-offset", placeholder: "offset", "aria-label": "Offset", spellcheck: "false", hidden: true, onkeydown: (event) => event.key === "Enter" && this.#restart() });
-    this.transport = select([["auto", "SSE or long-poll"], ["sse", "SSE"], ["long-poll", "long-poll"]], "auto", { "aria-label": "Live transport", id: "transport", onchange: () => this.reader.use(this.transport.value) });
+    this.transport = select([["auto", "live: auto"], ["sse", "live: SSE"], ["long-poll", "live: long-poll"]], "auto", { "aria-label": "Live transport", id: "transport", onchange: () => this.reader.use(this.transport.value) });
     this.view = select([["json", "JSON"], ["text", "text"], ["hex", "hex"]], this.mode, { "aria-label": "Show as", id: "view", onchange: () => this.#setMode(this.view.value) });
     this.search = h("input", { type: "search", id: "search", placeholder: "Search loaded messages", "aria-label": "Search loaded messages", oninput: () => this.#searchSoon() });
     this.pauseButton = button("Pause", () => this.togglePause(), { symbol: "pause", title: "Pause or resume (p)", id: "pause" });
@@ -247,7 +247,7 @@ export class MessagesView {
     const shownRate = rate >= 10 || rate === 0 ? Math.round(rate) : rate.toFixed(1);
     const delay = samples ? `delivery time ${span(median)} (median of ${count(samples)})` : "";
     // The legend of the chart: bars and dots.
-    replace(this.rates, h("span", { class: "legend", text: `${shownRate} messages/s` }), delay !== "" && h("span", { class: "legend dot", text: delay }));
+    replace(this.rates, h("span", { class: "legend", text: `${shownRate} messages/s` }), delay !== "" && h("span", { class: "legend delays", text: delay }));
     this.rates.title = delay === "" ? "The delivery time is known for messages that you append here, and for messages with a timestamp." : "";
   }
 
