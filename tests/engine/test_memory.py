@@ -57,6 +57,21 @@ def test_the_next_crowd_is_returned_too(allocator: CountedAllocator, memory: Mem
     assert allocator.trims == 2
 
 
+def test_what_was_in_use_at_the_last_return_is_returned_too(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+    allocator.free = FREE_MAX_BYTES
+    memory.check(INTERVAL_S)
+    allocator.free += FREE_MAX_BYTES
+    memory.check(2 * INTERVAL_S)
+    assert allocator.trims == 2, "the process has not grown, and has freed more"
+
+
+def test_memory_that_is_in_use_is_no_reason(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+    for turn in range(10):
+        allocator.resident += 100 * MIB
+        memory.check(turn * INTERVAL_S)
+    assert allocator.trims == 0
+
+
 def test_the_c_library_returns_what_python_freed() -> None:
     # Buffers below the size from which the C library maps each on its own, with one in use behind them all.
     kept = []

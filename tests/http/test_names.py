@@ -175,7 +175,7 @@ def test_names_like_the_reserved_one_are_free(server: Server, name: str) -> None
     assert send(server, "DELETE", name).status == 204
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/stream", "/v1/streams/x", "/V1/stream/x", "/v2/stream/x"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/stream", "/v1/streams/x", "/V1/stream/x", "/v2/stream/x"])
 def test_other_paths_are_404(server: Server, path: str) -> None:
     with connect(server) as connection:
         answer = connection.request("GET", path)

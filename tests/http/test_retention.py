@@ -204,7 +204,7 @@ def test_the_bytes_before_a_snapshot_are_freed_on_disk(tmp_path: Path, persisten
         sizes = []
         for _ in range(8):
             at = [patient_append(stream, bytes([number]) * 500_000) for number in range(40)][-1]
-            stream.publish(at, "state")
+            wait_until(lambda: stream.put_snapshot(at, "state").status_code, lambda status: status == 204)  # noqa: B023
             sizes.append(disk_bytes(tmp_path))
         after = stream.append(b"after" * 1000)
         assert metric(http, "payload_bytes") < 20_000

@@ -74,17 +74,23 @@ class MemoryReturn:
         self._allocator = allocator
         self._resident = resident
         self._next_s = 0.0
+        # Free bytes are counted whether they are resident or not. Those that are became free since the last return, or
+        # were used and freed again since.
         self._after_bytes = 0
-        """Resident after the last return. Free bytes are counted whether they are resident or not."""
+        """Resident after the last return."""
+        self._least_free = 0
+        """The fewest free bytes that were seen since then."""
 
     def check(self, now_s: float) -> None:
         if now_s < self._next_s:
             return
         self._next_s = now_s + INTERVAL_S
-        if self._resident() < self._after_bytes + FREE_MAX_BYTES or self._allocator.free_bytes() < FREE_MAX_BYTES:
-            return
-        self._allocator.trim()
-        self._after_bytes = self._resident()
+        free = self._allocator.free_bytes()
+        self._least_free = min(self._least_free, free)
+        grown = max(free - self._least_free, min(free, self._resident() - self._after_bytes))
+        if grown >= FREE_MAX_BYTES:
+            self._allocator.trim()
+            self._after_bytes, self._least_free = self._resident(), free
 
 
 def memory_return() -> MemoryReturn | None:
