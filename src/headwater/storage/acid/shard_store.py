@@ -275,6 +275,8 @@ class ShardStore:
             # Records were read and not applied: the next attempt begins again, and the shards skip what they have.
             self._reader = JournalReader(self._filesystem, self._journal_directory, self._mark.segment)
             raise
+        # A segment that ended with this record is removed; the next one may have begun already.
+        self._reader.skip_to(segment)
         if lsn != self._mark.lsn or segment != self._mark.segment:
             self._save_mark(lsn, segment)
             remove_old_format(self._filesystem, self._root)

@@ -237,6 +237,12 @@ class JournalReader:
             start = self._offset
             data = memoryview(mapped.read(start, min(left, max(needed, READ_BYTES))))
 
+    def skip_to(self, number: int) -> None:
+        """Read on from this segment at the earliest. Everything before it was read, and its files may be removed."""
+        if self._number < number:
+            self._number = number
+            self._offset = 0
+
     def _next_segment(self) -> None:
         following = segment_path(self._directory, self._number + 1)
         if not self._filesystem.exists(following):

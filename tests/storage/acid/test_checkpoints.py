@@ -1,0 +1,30 @@
+"""Checkpoints of `acid`: the journal's records are applied to the shards while further batches are written."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from tests.storage.acid.driving import Driver, messages_of, open_acid, save_all
+from tests.waiting import wait_until
+
+
+def test_a_segment_that_began_during_a_checkpoint_is_read_by_the_next_one(tmp_path: Path) -> None:
+    """The next batch is written, into a new segment, before the checkpoint of the batch before it begins."""
+    with closing(open_acid(tmp_path, 1, save_after_s=1e6, segment_bytes=1)) as store:
+        driver = Driver([store])
+        driver.recover(store)
+        stream = driver.create("stream", [b"first"])
+        driver.commit()
+        journal = store._journal
+        assert journal is not None
+        wait_until(lambda: not journal.wants_next, what="the next segment is there")
+        driver.append(stream, [b"second"])
+        batch, driver.queue = driver.queue, []
+        store.write(batch)
+        assert journal.segments[-1].first_lsn == 2
+        save_all(store)
+        store.publish(batch)
+        save_all(store)
+        assert store.refusal() is None
+        assert messages_of(store, stream) == [b"first", b"second"]
