@@ -152,4 +152,4 @@ def test_store_rotate_key_needs_the_server_that_signs(tmp_path: Path) -> None:
     with serve(DS_SUBSCRIPTIONS__ENABLED="false", DS_STORAGE__MODE="acid", DS_STORAGE__DATA_DIR=data):
         done = headwater_command("store", "rotate-key", "--data-dir", data, cwd=tmp_path)
     assert done.returncode != 0
-    assert "this server has no subscriptions" in done.stderr
+    assert "subscriptions are disabled on this server" in done.stderr

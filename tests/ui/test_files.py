@@ -28,6 +28,12 @@ def test_the_address_without_a_slash_leads_to_the_page(http: httpx.Client) -> No
     assert http.get("/ui", follow_redirects=True).headers["content-type"].startswith("text/html")
 
 
+def test_the_root_leads_to_the_page(http: httpx.Client) -> None:
+    answer = http.get("/")
+    assert answer.status_code == 307
+    assert http.get("/", follow_redirects=True).headers["content-type"].startswith("text/html")
+
+
 @pytest.mark.parametrize("path", ALL, ids=served)
 def test_every_file_is_served_with_the_policy(http: httpx.Client, path: Path) -> None:
     answer = http.get(served(path))
