@@ -21,13 +21,17 @@ from tests.ports import free_port
 WORDS = ["a", "durable", "stream", "remembers", "every", "token", "that", "was", "written", "to", "it"]
 
 
-async def answer(pause_s: float, fail: bool = False) -> AsyncIterator[dict[str, Any]]:
-    """A model of few words, as UI message chunks of the Vercel AI SDK."""
+HELD_AFTER = "stream"
+
+
+async def answer(gate: asyncio.Event | None, fail: bool = False) -> AsyncIterator[dict[str, Any]]:
+    """A model of few words, as UI message chunks of the Vercel AI SDK. A gate holds it in the middle of its answer."""
     yield {"type": "start", "messageId": "m1"}
     yield {"type": "text-start", "id": "t1"}
     for word in WORDS:
-        await asyncio.sleep(pause_s)
         yield {"type": "text-delta", "id": "t1", "delta": f"{word} "}
+        if gate is not None and word == HELD_AFTER:
+            await gate.wait()
         if fail and word == "remembers":
             raise RuntimeError("a secret of the server")
     yield {"type": "text-end", "id": "t1"}
@@ -52,11 +56,13 @@ def application(root: str) -> FastAPI:
         await shutdown()
 
     app = FastAPI(lifespan=lifespan)
+    gates: dict[str, asyncio.Event | None] = {}
 
     @app.post("/api/chat")
     async def chat(request: Request) -> Response:
         asked = await request.json()
-        source = answer(asked.get("pause_s", 0.0), asked.get("fail", False))
+        gate = gates[asked["id"]] = asyncio.Event() if asked.get("hold") else None
+        source = answer(gate, asked.get("fail", False))
         return await durable_response(
             source, stream=f"{root}/answers/{asked['id']}", mode=asked.get("mode", "immediate")
         )
@@ -71,6 +77,13 @@ def application(root: str) -> FastAPI:
     @app.get("/api/chat/{chat_id}/stream")
     async def resume(chat_id: str) -> Response:
         return await reconnect_response(f"{root}/answers/{chat_id}")
+
+    @app.post("/api/chat/{chat_id}/release")
+    async def release(chat_id: str) -> None:
+        """Let an answer that is held continue."""
+        gate = gates[chat_id]
+        assert gate is not None
+        gate.set()
 
     @app.post("/api/chat/{chat_id}/stop")
     async def stop(chat_id: str) -> dict[str, bool]:

@@ -57,10 +57,11 @@ def test_mode_await_answers_at_the_end(app: str, chat_id: str, stream: Stream) -
 
 def test_a_lost_client_does_not_end_the_generation(app: str, chat_id: str, stream: Stream) -> None:
     """Two readers, one of which leaves in the middle; and the one that asked is gone from the start."""
-    httpx.post(f"{app}/api/chat", json={"id": chat_id, "pause_s": 0.02}).raise_for_status()
+    httpx.post(f"{app}/api/chat", json={"id": chat_id, "hold": True}).raise_for_status()
     with stream.follow() as reader:
         leaving = [next(reader) for _ in range(4)]
         offset = reader.offset
+    httpx.post(f"{app}/api/chat/{chat_id}/release").raise_for_status()
     second = list(stream.follow())
     assert text_of(second) == WORDS
     assert second[: len(leaving)] == leaving
@@ -71,15 +72,16 @@ def test_a_lost_client_does_not_end_the_generation(app: str, chat_id: str, strea
 def test_the_client_can_ask_whether_there_is_something_to_resume(app: str, chat_id: str, stream: Stream) -> None:
     resume = f"{app}/api/chat/{chat_id}/stream"
     assert httpx.get(resume).status_code == 204
-    httpx.post(f"{app}/api/chat", json={"id": chat_id, "pause_s": 0.05}).raise_for_status()
+    httpx.post(f"{app}/api/chat", json={"id": chat_id, "hold": True}).raise_for_status()
     running = httpx.get(resume)
     assert (running.status_code, running.headers["location"]) == (200, stream.url)
+    httpx.post(f"{app}/api/chat/{chat_id}/release").raise_for_status()
     assert text_of(list(stream.follow())) == WORDS
     assert httpx.get(resume).status_code == 204
 
 
 def test_stop_ends_the_generation_and_says_so(app: str, chat_id: str, stream: Stream) -> None:
-    httpx.post(f"{app}/api/chat", json={"id": chat_id, "pause_s": 0.05}).raise_for_status()
+    httpx.post(f"{app}/api/chat", json={"id": chat_id, "hold": True}).raise_for_status()
     reader = stream.follow()
     seen = [next(reader) for _ in range(4)]
     assert httpx.post(f"{app}/api/chat/{chat_id}/stop").json() == {"stopped": True}
@@ -93,11 +95,13 @@ def test_stop_ends_the_generation_and_says_so(app: str, chat_id: str, stream: St
 def test_stop_works_from_another_process(server: Server, app: str, chat_id: str, stream: Stream) -> None:
     """The second application has not started the generation: it fences the writer and closes the stream."""
     with application_process(f"{server.url}/v1/stream") as elsewhere:
-        httpx.post(f"{elsewhere}/api/chat", json={"id": chat_id, "pause_s": 0.05}).raise_for_status()
+        httpx.post(f"{elsewhere}/api/chat", json={"id": chat_id, "hold": True}).raise_for_status()
         reader = stream.follow()
         seen = [next(reader) for _ in range(4)]
         assert httpx.post(f"{app}/api/chat/{chat_id}/stop").json() == {"stopped": True}
+        httpx.post(f"{elsewhere}/api/chat/{chat_id}/release").raise_for_status()
         seen += list(reader)
+        assert httpx.get(f"{elsewhere}/api/chat/{chat_id}/stream").status_code == 204
     assert [event["type"] for event in seen].count("abort") == 1
     assert seen[-1]["type"] == "abort", "nothing of the fenced writer follows"
 
@@ -115,7 +119,7 @@ def test_a_failing_source_ends_with_an_error_that_tells_nothing_of_the_server(
 
 def test_a_shutdown_stops_what_runs(server: Server, chat_id: str, stream: Stream) -> None:
     with serving(f"{server.url}/v1/stream") as app:
-        httpx.post(f"{app}/api/chat", json={"id": chat_id, "pause_s": 0.2}).raise_for_status()
+        httpx.post(f"{app}/api/chat", json={"id": chat_id, "hold": True}).raise_for_status()
         reader = stream.follow()
         seen = [next(reader) for _ in range(3)]
     seen += list(reader)

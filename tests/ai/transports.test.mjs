@@ -20,6 +20,8 @@ const transport = createDurableChatTransport({ api: `${app}/api/chat` })
 const ask = (chatId, body = {}, abortSignal) =>
   transport.sendMessages({ trigger: "submit-message", chatId, messages: [], body, abortSignal })
 
+const release = (chatId) => fetch(`${app}/api/chat/${chatId}/release`, { method: "POST" })
+
 const collect = async (stream) => {
   const chunks = []
   for await (const chunk of stream) chunks.push(chunk)
@@ -37,18 +39,20 @@ describe("the AI SDK transport", () => {
   test("a reload in the middle of an answer resumes it: nothing is lost, nothing twice", async () => {
     const chatId = freshId()
     const leaving = new AbortController()
-    const reader = (await ask(chatId, { pause_s: 0.05 }, leaving.signal)).getReader()
+    const reader = (await ask(chatId, { hold: true }, leaving.signal)).getReader()
     for (let n = 0; n < 4; n++) await reader.read()
     leaving.abort()
     const resumed = await transport.reconnectToStream({ chatId })
+    await release(chatId)
     expect(textOf(await collect(resumed))).toBe(ANSWER)
     expect(await transport.reconnectToStream({ chatId })).toBeNull()
   })
 
   test("a second tab reads the same answer", async () => {
     const chatId = freshId()
-    const first = await ask(chatId, { pause_s: 0.02 })
+    const first = await ask(chatId, { hold: true })
     const second = await transport.reconnectToStream({ chatId })
+    await release(chatId)
     const [one, two] = await Promise.all([collect(first), collect(second)])
     expect(textOf(one)).toBe(ANSWER)
     expect(two).toEqual(one)
@@ -56,7 +60,7 @@ describe("the AI SDK transport", () => {
 
   test("a stop ends the answer for all readers", async () => {
     const chatId = freshId()
-    const reading = collect(await ask(chatId, { pause_s: 0.05 }))
+    const reading = collect(await ask(chatId, { hold: true }))
     const stopped = await fetch(`${app}/api/chat/${chatId}/stop`, { method: "POST" })
     expect(await stopped.json()).toEqual({ stopped: true })
     const chunks = await reading
