@@ -255,8 +255,8 @@ def _detail(error: psycopg.Error) -> str:
 
 def _post(connection: Connection, job: str, event: dict[str, object], letter: DeadLetter) -> None:
     values = {name: event[name] for name in ("stream", "incarnation", "content_type", "value")}
-    told = {"job": job, "offset": event["ds_offset"], "reason": letter.reason, "detail": letter.detail}
-    connection.execute(_LETTER, values | told)
+    letter_values = {"job": job, "offset": event["ds_offset"], "reason": letter.reason, "detail": letter.detail}
+    connection.execute(_LETTER, values | letter_values)
 
 
 def _as_csv(rows: pa.Table) -> bytes:

@@ -114,9 +114,9 @@ class StatusMetrics(Collector):
         ):
             family = GaugeMetricFamily(name, text, labels=("job",))
             for job, value in queries.items():
-                told = value["status"] == "running" if key is None else value[key]
-                if told is not None:
-                    family.add_metric([job], float(told))
+                shown = value["status"] == "running" if key is None else value[key]
+                if shown is not None:
+                    family.add_metric([job], float(shown))
             yield family
         lag = GaugeMetricFamily("headwater_slot_lag_bytes", "Log that Postgres keeps for a slot.", labels=("slot",))
         for slot, value in slots.items():

@@ -39,7 +39,7 @@ class _Kind(Enum):
     RESET = "reset"
 
 
-class _Segment(msgspec.Struct):
+class _StagedRun(msgspec.Struct):
     """Consecutive staged rows that one statement applies."""
 
     kind: _Kind
@@ -73,7 +73,7 @@ def upsert(
     return LoadResult(events.num_rows - len(letters), len(letters))
 
 
-def _apply(connection: Connection, how: UpsertStatements, segment: _Segment) -> list[DeadLetter]:
+def _apply(connection: Connection, how: UpsertStatements, segment: _StagedRun) -> list[DeadLetter]:
     if segment.kind is _Kind.RESET:
         number = segment.rows["n"][0].as_py()
         connection.execute(how.reset.replace(STAGED_FIRST, str(number)).encode())
@@ -104,9 +104,9 @@ def _kinds(rows: pa.Table) -> tuple[list[_Kind | None], list[DeadLetter]]:
 
 def _segments(
     rows: pa.Table, kinds: list[_Kind | None], known: dict[str, StreamPosition], recreated: set[str]
-) -> list[_Segment]:
+) -> list[_StagedRun]:
     """Runs of changes; patches, resets and the first change of a recreated stream alone."""
-    segments: list[_Segment] = []
+    segments: list[_StagedRun] = []
     first = 0
     for number, (stream, incarnation, _) in enumerate(_places(rows)):
         is_recreated = stream in recreated and incarnation not in ("", known[stream].incarnation)
@@ -114,16 +114,16 @@ def _segments(
         if kind is _Kind.CHANGE and not is_recreated:
             continue
         if number > first:
-            segments.append(_Segment(_Kind.CHANGE, rows.slice(first, number - first)))
+            segments.append(_StagedRun(_Kind.CHANGE, rows.slice(first, number - first)))
         if is_recreated:
             recreated.discard(stream)
-            segments.append(_Segment(_Kind.RESET, rows.slice(number, 1)))
+            segments.append(_StagedRun(_Kind.RESET, rows.slice(number, 1)))
         assert kind is not None, "rows that are not changes were removed"
         if kind is not _Kind.RESET or not is_recreated:
-            segments.append(_Segment(kind, rows.slice(number, 1)))
+            segments.append(_StagedRun(kind, rows.slice(number, 1)))
         first = number + 1
     if rows.num_rows > first:
-        segments.append(_Segment(_Kind.CHANGE, rows.slice(first)))
+        segments.append(_StagedRun(_Kind.CHANGE, rows.slice(first)))
     return segments
 
 

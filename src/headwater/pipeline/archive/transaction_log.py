@@ -20,7 +20,7 @@ LOG_DIRECTORY: Final = "_delta_log"
 _CHECKPOINT: Final = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 
 
-class _Transaction(msgspec.Struct):
+class _TxnAction(msgspec.Struct):
     appId: str
     version: int
 
@@ -30,7 +30,7 @@ class _CommitInfo(msgspec.Struct):
 
 
 class _Action(msgspec.Struct):
-    txn: _Transaction | None = None
+    txn: _TxnAction | None = None
     commitInfo: _CommitInfo | None = None
 
 
