@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,11 +24,25 @@ if TYPE_CHECKING:
 
 @contextmanager
 def running(spark: SparkSession, job: Job, environment: JobEnvironment) -> Iterator[StreamingQuery]:
-    query = job.start(spark, environment)
+    query = _initialized(spark, job, environment)
     try:
         yield query
     finally:
         query.stop()
+
+
+def _phase(query: StreamingQuery) -> str:
+    return str(query.status["message"]) if query.isActive else "ended"
+
+
+def _initialized(spark: SparkSession, job: Job, environment: JobEnvironment) -> StreamingQuery:
+    """Start a job, again while Spark gives up on its Python process: it allows ten seconds, too few when busy."""
+    while True:
+        query = job.start(spark, environment)
+        eventually(functools.partial(_phase, query), lambda phase: "Initializing" not in phase)
+        error = None if query.isActive else query.exception()
+        if error is None or "failed to connect back" not in str(error):
+            return query
 
 
 def rows(url: str, query: str) -> list[tuple[Any, ...]]:
