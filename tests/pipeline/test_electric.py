@@ -17,7 +17,7 @@ from headwater.pipeline.electric import ShapesFollowed, ShapesReader
 from headwater.pipeline.from_postgres import FromPostgres
 from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.postgres_reader import FollowedTable
-from headwater.pipeline.shape_client import Place, ShapeClient, ShapeGone
+from headwater.pipeline.shape_client import ShapeClient, ShapeExpiredError, ShapePlace
 from tests.pipeline.test_to_postgres import running
 from tests.pipeline.waiting import eventually
 from tests.shapes.serving import Shapes, shapes
@@ -207,7 +207,7 @@ def test_a_range_reads_the_same_again_and_a_shape_that_is_gone_says_so(electric:
     electric.sql("INSERT INTO ranged SELECT i, 0 FROM generate_series(1, 100) i")
     client = ShapeClient(address(electric), "ranged")
     try:
-        snapshot, _ = client.get(Place())
+        snapshot, _ = client.get(ShapePlace())
         electric.sql("UPDATE ranged SET n = 1 WHERE id <= 10")
         change, cursor = client.get(snapshot.place, live=True)
         electric.sql("UPDATE ranged SET n = 2 WHERE id <= 10")
@@ -215,12 +215,12 @@ def test_a_range_reads_the_same_again_and_a_shape_that_is_gone_says_so(electric:
         assert len(later.messages) == 10
         again = [message for part in client.between(snapshot.place, change.place) for message in part.messages]
         assert again == change.messages, "what was appended since is not part of the range"
-        whole = [message for part in client.between(Place(), change.place) for message in part.messages]
+        whole = [message for part in client.between(ShapePlace(), change.place) for message in part.messages]
         assert whole == snapshot.messages + change.messages
         electric.http.delete(electric.url, params={"table": "ranged", "replica": "full"})
-        with pytest.raises(ShapeGone):
-            list(client.between(Place(), change.place))
-        with pytest.raises(ShapeGone):
+        with pytest.raises(ShapeExpiredError):
+            list(client.between(ShapePlace(), change.place))
+        with pytest.raises(ShapeExpiredError):
             list(client.between(snapshot.place, change.place))
     finally:
         client.close()

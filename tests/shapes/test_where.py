@@ -12,10 +12,10 @@ import pytest
 from headwater.postgres.catalog import TableName
 from headwater.postgres.connections import Connection, connect
 from headwater.shapes.definition import filter_of
-from headwater.shapes.errors import Invalid
+from headwater.shapes.errors import InvalidShapeError
 from headwater.shapes.snapshot import at_one_moment, read_rows
 from headwater.shapes.table import Table, describe
-from headwater.shapes.where import Unsupported, parse_order
+from headwater.shapes.where import UnsupportedError, parse_order
 from headwater.shapes.where.evaluator import _like
 from tests.postgres.databases import database
 from tests.shapes.conditions import COLUMNS, TABLE, Conditions, random_row
@@ -117,7 +117,7 @@ def test_unsupported_conditions_say_why(connection: Connection, table: Table, te
         # A number beyond bigint is numeric, as in Postgres, and equals no integer.
         assert filter_of(connection, table, text, {}, "where").rendered.sql
         return
-    with pytest.raises(Invalid, match=reason) as refused:
+    with pytest.raises(InvalidShapeError, match=reason) as refused:
         filter_of(connection, table, text, {}, "where")
     assert refused.value.parameter == "where"
 
@@ -160,7 +160,7 @@ def test_order_by_takes_columns_only() -> None:
         ("id", False, None),
     ]
     for text in ("number; DROP TABLE things", "lower(label)", "number USING <", ""):
-        with pytest.raises(Unsupported):
+        with pytest.raises(UnsupportedError):
             parse_order(text, "things")
 
 
@@ -168,5 +168,5 @@ def test_a_condition_never_fails_on_a_row(connection: Connection, table: Table) 
     """What passes the check can be evaluated on every row, so that no change can stop a shape."""
     with pytest.raises(psycopg.Error):
         connection.execute("SELECT 'abc'::text::int")
-    with pytest.raises(Invalid):
+    with pytest.raises(InvalidShapeError):
         filter_of(connection, table, "label::int > 0", {}, "where")

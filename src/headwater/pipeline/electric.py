@@ -24,11 +24,11 @@ from headwater.pipeline.postgres_reader import FollowedTable, MessageRows
 from headwater.pipeline.postgres_source import PLAN, messages_schema
 from headwater.pipeline.shape_client import (
     NOW,
-    Part,
-    Place,
     ShapeClient,
-    ShapeGone,
-    ShapeUnavailable,
+    ShapeExpiredError,
+    ShapePart,
+    ShapePlace,
+    ShapeUnavailableError,
     TableReader,
 )
 from headwater.postgres.formats import TableFormat
@@ -52,8 +52,8 @@ class ShapesFollowed(msgspec.Struct, frozen=True):
 
 class _Range(msgspec.Struct, frozen=True):
     table: str
-    start: Place
-    end: Place
+    start: ShapePlace
+    end: ShapePlace
     found: Messages | None = None
     """The messages themselves, where the driver has them and they are few."""
 
@@ -74,10 +74,10 @@ class ShapesReader(DataSourceStreamReader):
         self._clients: dict[str, ShapeClient] = {}
         self._readers: dict[tuple[str, str], TableReader] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._asked: dict[str, tuple[Place, Future[tuple[Part, str]]]] = {}
+        self._asked: dict[str, tuple[ShapePlace, Future[tuple[ShapePart, str]]]] = {}
         self._cursors: dict[str, str] = {}
         self._is_current: dict[str, bool] = {}
-        self._planned: dict[tuple[str, Place, Place], Messages] = {}
+        self._planned: dict[tuple[str, ShapePlace, ShapePlace], Messages] = {}
         self._unavailable_since: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,13 +129,13 @@ class ShapesReader(DataSourceStreamReader):
         for client in self._clients.values():
             client.close()
 
-    def _place(self, offset: dict[str, Any], name: str) -> Place:
+    def _place(self, offset: dict[str, Any], name: str) -> ShapePlace:
         found = offset.get(name)
         if found is not None:
-            return msgspec.convert(found, Place)
-        return Place() if self._tables[name].snapshot else Place(offset=NOW)
+            return msgspec.convert(found, ShapePlace)
+        return ShapePlace() if self._tables[name].snapshot else ShapePlace(offset=NOW)
 
-    def _ask(self, name: str, place: Place) -> None:
+    def _ask(self, name: str, place: ShapePlace) -> None:
         """Have a request for what follows a place under way."""
         if name in self._asked and self._asked[name][0] == place:
             return
@@ -145,7 +145,7 @@ class ShapesReader(DataSourceStreamReader):
         future = self._pool.submit(self._client(name).get, place, live=live, cursor=self._cursors.get(name, ""))
         self._asked[name] = place, future
 
-    def _reached(self, name: str, place: Place) -> Place:
+    def _reached(self, name: str, place: ShapePlace) -> ShapePlace:
         """How far a table can be read now; the place itself when nothing is new."""
         _, future = self._asked[name]
         if not future.done():
@@ -153,9 +153,9 @@ class ShapesReader(DataSourceStreamReader):
         del self._asked[name]
         try:
             part, self._cursors[name] = future.result()
-        except ShapeGone:
+        except ShapeExpiredError:
             return self._start_over(name, place)
-        except ShapeUnavailable as error:
+        except ShapeUnavailableError as error:
             self._wait_or_give_up(error)
             return place
         self._unavailable_since = None
@@ -167,17 +167,17 @@ class ShapesReader(DataSourceStreamReader):
         if len(part.messages) <= _INLINE_MESSAGES:
             try:
                 self._planned[name, place, part.place] = list(self._told(name, part))
-            except ShapeGone:
+            except ShapeExpiredError:
                 return self._start_over(name, place)
         return part.place
 
-    def _start_over(self, name: str, place: Place) -> Place:
+    def _start_over(self, name: str, place: ShapePlace) -> ShapePlace:
         log.warning("table %s: Electric asks to fetch its shape again", name)
         self._is_current[name] = False
         self._cursors.pop(name, None)
-        return Place("", self._place({}, name).offset, place.generation + 1)
+        return ShapePlace("", self._place({}, name).offset, place.generation + 1)
 
-    def _wait_or_give_up(self, error: ShapeUnavailable) -> None:
+    def _wait_or_give_up(self, error: ShapeUnavailableError) -> None:
         now = time.monotonic()
         if self._unavailable_since is None:
             self._unavailable_since = now
@@ -193,7 +193,7 @@ class ShapesReader(DataSourceStreamReader):
             self._clients[name] = ShapeClient(self._tables[name].electric_url or self._url, name)
         return self._clients[name]
 
-    def _reader(self, name: str, place: Place, schema: dict[str, Any] | None) -> TableReader:
+    def _reader(self, name: str, place: ShapePlace, schema: dict[str, Any] | None) -> TableReader:
         key = name, place.handle
         if key not in self._readers:
             one = self._tables[name]
@@ -203,7 +203,7 @@ class ShapesReader(DataSourceStreamReader):
             self._readers[key] = TableReader(found, name, how)
         return self._readers[key]
 
-    def _told(self, name: str, part: Part) -> Iterator[tuple[str, bytes]]:
+    def _told(self, name: str, part: ShapePart) -> Iterator[tuple[str, bytes]]:
         if part.messages:
             reader = self._reader(name, part.place, part.schema)
             for message in part.messages:
@@ -232,7 +232,7 @@ class ShapesReader(DataSourceStreamReader):
             try:
                 for part in self._client(one.table).between(one.start, one.end):
                     yield list(self._told(one.table, part))
-            except ShapeGone:
+            except ShapeExpiredError:
                 # Planned before a restart, and gone since: the reset comes with the next batch.
                 log.warning("table %s: the shape of a planned batch is gone", one.table)
 

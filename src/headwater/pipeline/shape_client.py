@@ -1,7 +1,7 @@
 """Reading a shape of Electric, or of `headwater shapes`: one request after another, and what they mean for a table.
 
 A place in a shape is its handle and an offset. Invariant: the range between two places of one handle is always the same
-messages; where it can no longer be read, the shape is gone, and `ShapeGone` says so.
+messages; where it can no longer be read, the shape is gone, and `ShapeExpiredError` says so.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ _SCALARS: Final = {
 }
 
 
-class ShapeGone(Exception):
+class ShapeExpiredError(Exception):
     """The shape that a place belongs to no longer exists: 409."""
 
 
-class ShapeUnavailable(Exception):
+class ShapeUnavailableError(Exception):
     """Electric cannot be reached, or is not ready: try again."""
 
 
-class ShapeRefused(Exception):
+class ShapeRefusedError(Exception):
     """Electric refuses the request for good; the message says why."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ShapePlace(msgspec.Struct, frozen=True):
     """How far a table was read. `generation` counts how often it had to be read from the start."""
 
     handle: str = ""
@@ -58,11 +58,11 @@ class Place(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShapePart:
     """One response: its messages, and where to continue."""
 
     messages: list[dict[str, Any]]
-    place: Place
+    place: ShapePlace
     up_to_date: bool
     schema: dict[str, Any] | None
 
@@ -81,7 +81,7 @@ class ShapeClient:
     def close(self) -> None:
         self._http.close()
 
-    def get(self, place: Place, *, live: bool = False, cursor: str = "") -> tuple[Part, str]:
+    def get(self, place: ShapePlace, *, live: bool = False, cursor: str = "") -> tuple[ShapePart, str]:
         """The next part after a place, and the cursor for the next live request."""
         query = {**self._query, "offset": place.offset}
         if place.handle:
@@ -91,38 +91,40 @@ class ShapeClient:
         try:
             response = self._http.get(self._url, params=query)
         except httpx.TransportError as error:
-            raise ShapeUnavailable(f"Electric at {self._url} cannot be reached: {error!r}") from None
+            raise ShapeUnavailableError(f"Electric at {self._url} cannot be reached: {error!r}") from None
         if response.status_code == 409:
-            raise ShapeGone
+            raise ShapeExpiredError
         if response.status_code == 429 or response.status_code >= 500:
-            raise ShapeUnavailable(f"Electric at {self._url} answers {response.status_code}: {response.text[:300]}")
+            raise ShapeUnavailableError(
+                f"Electric at {self._url} answers {response.status_code}: {response.text[:300]}"
+            )
         if response.status_code not in {200, 204}:
-            raise ShapeRefused(f"Electric at {self._url} answers {response.status_code}: {response.text[:500]}")
+            raise ShapeRefusedError(f"Electric at {self._url} answers {response.status_code}: {response.text[:500]}")
         headers = response.headers
-        reached = Place(headers["electric-handle"], headers["electric-offset"], place.generation)
+        reached = ShapePlace(headers["electric-handle"], headers["electric-offset"], place.generation)
         messages = response.json() if response.status_code == 200 else []
         schema = msgspec.json.decode(headers["electric-schema"]) if "electric-schema" in headers else None
         rows = [message for message in messages if "key" in message]
-        part = Part(rows, reached, "electric-up-to-date" in headers, schema)
+        part = ShapePart(rows, reached, "electric-up-to-date" in headers, schema)
         return part, headers.get("electric-cursor", cursor)
 
-    def schema(self, place: Place) -> dict[str, Any]:
+    def schema(self, place: ShapePlace) -> dict[str, Any]:
         """The columns of the shape, which live responses do not repeat."""
-        part, _ = self.get(Place(place.handle, place.offset, place.generation))
+        part, _ = self.get(ShapePlace(place.handle, place.offset, place.generation))
         if part.place.handle != place.handle or part.schema is None:
-            raise ShapeGone
+            raise ShapeExpiredError
         return part.schema
 
-    def between(self, start: Place, end: Place) -> Iterator[Part]:
+    def between(self, start: ShapePlace, end: ShapePlace) -> Iterator[ShapePart]:
         """The messages after `start` and up to `end`, again."""
         place = start
         last = _number(end.offset)
         while place.offset != end.offset:
             part, _ = self.get(place)
             if part.place.handle != end.handle:
-                raise ShapeGone
+                raise ShapeExpiredError
             kept = [message for message in part.messages if _position(message) <= last]
-            yield Part(kept, part.place, part.up_to_date, part.schema)
+            yield ShapePart(kept, part.place, part.up_to_date, part.schema)
             if part.place.offset == place.offset or _number(part.place.offset) >= last:
                 return
             place = part.place
@@ -136,7 +138,7 @@ class TableReader:
         keyed = sorted((one["pk_index"], column) for column, one in schema.items() if "pk_index" in one)
         key = how.key or tuple(column for _, column in keyed)
         if not key:
-            raise ShapeRefused(f"Electric does not name a key of {table}: set `key` in the table's section")
+            raise ShapeRefusedError(f"Electric does not name a key of {table}: set `key` in the table's section")
         self._how = TableFormat(how.stream, how.format, key, how.operations | {"truncate"})
         self._convert = {column: _converter(one) for column, one in schema.items()}
         columns = tuple(RelationColumn(column, 0, column in key) for column in schema)

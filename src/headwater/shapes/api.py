@@ -19,16 +19,16 @@ from headwater.postgres.connections import Connection
 from headwater.shapes import responses
 from headwater.shapes.database import Database
 from headwater.shapes.definition import Definition, filter_of
-from headwater.shapes.errors import Invalid, ShapeError, ShapeGone, Unavailable
-from headwater.shapes.follower import Follower
+from headwater.shapes.errors import InvalidShapeError, ShapeError, ShapeGoneError, UnavailableError
+from headwater.shapes.follower import SlotFollower
 from headwater.shapes.messages import RowWriter, up_to_date
 from headwater.shapes.offsets import AFTER_SNAPSHOT, BEFORE_ALL, LogOffset
 from headwater.shapes.registry import Registry, Shape
 from headwater.shapes.request import ShapeRequest, Subset, parse_request
-from headwater.shapes.responses import Response
-from headwater.shapes.shape_log import Chunk
+from headwater.shapes.responses import ShapeResponse
+from headwater.shapes.shape_log import LogChunk
 from headwater.shapes.snapshot import at_one_moment, read_rows
-from headwater.shapes.where import Rendered, Unsupported, parse_order, render_order, resolve_order
+from headwater.shapes.where import Rendered, UnsupportedError, parse_order, render_order, resolve_order
 
 _MARK_MAX: Final = 1 << 31
 
@@ -52,7 +52,7 @@ class EventStream:
 
 class Api:
     def __init__(
-        self, registry: Registry, follower: Follower, database: Database, times: Times, *, subset_bytes_max: int
+        self, registry: Registry, follower: SlotFollower, database: Database, times: Times, *, subset_bytes_max: int
     ) -> None:
         self._registry = registry
         self._follower = follower
@@ -60,28 +60,30 @@ class Api:
         self._times = times
         self._subset_bytes_max = subset_bytes_max
 
-    def health(self) -> Response:
+    def health(self) -> ShapeResponse:
         """Whether shapes can be served, as Electric says it."""
         if self._follower.is_connected:
-            return Response(200, [responses.JSON, ("cache-control", "no-cache, no-store")], b'{"status":"active"}')
+            return ShapeResponse(200, [responses.JSON, ("cache-control", "no-cache, no-store")], b'{"status":"active"}')
         body = {"status": "starting" if self._follower.trouble == "starting" else "waiting"}
         headers = [responses.JSON, ("cache-control", "no-cache, no-store")]
-        return Response(202, headers, msgspec.json.encode(body))
+        return ShapeResponse(202, headers, msgspec.json.encode(body))
 
-    async def shape(self, query: Mapping[str, str], body: bytes | None, if_none_match: str) -> Response | EventStream:
+    async def shape(
+        self, query: Mapping[str, str], body: bytes | None, if_none_match: str
+    ) -> ShapeResponse | EventStream:
         """Answer a request for a shape."""
         request = None
         try:
             request = parse_request(query, body)
             await self._ready()
             return await self._answer(request, if_none_match)
-        except ShapeGone:
+        except ShapeGoneError:
             assert request is not None
             return await self._moved(request)
         except ShapeError as error:
             return responses.failure(error)
 
-    async def delete(self, query: Mapping[str, str]) -> Response:
+    async def delete(self, query: Mapping[str, str]) -> ShapeResponse:
         """Drop a shape, by its handle or by its definition."""
         try:
             await self._ready()
@@ -93,13 +95,13 @@ class Api:
         if shape is None:
             return responses.refusal(404, "Shape not found")
         self._registry.drop(shape, "deleted by a request")
-        return Response(202)
+        return ShapeResponse(202)
 
     async def _ready(self) -> None:
         if not self._follower.is_connected and not await self._follower.wait_until_connected(self._times.ready_s):
-            raise Unavailable(f"Changes of Postgres do not arrive: {self._follower.trouble}")
+            raise UnavailableError(f"Changes of Postgres do not arrive: {self._follower.trouble}")
 
-    async def _moved(self, request: ShapeRequest) -> Response:
+    async def _moved(self, request: ShapeRequest) -> ShapeResponse:
         """The shape is gone: name the one that stands for it now."""
         try:
             shape = await self._registry.get(request.wanted)
@@ -107,7 +109,7 @@ class Api:
             return responses.failure(error)
         return responses.must_refetch(shape.handle)
 
-    async def _answer(self, request: ShapeRequest, if_none_match: str) -> Response | EventStream:
+    async def _answer(self, request: ShapeRequest, if_none_match: str) -> ShapeResponse | EventStream:
         shape = await self._registry.get(request.wanted)
         if request.handle is not None and shape.handle != request.handle:
             return responses.must_refetch(shape.handle)
@@ -122,14 +124,14 @@ class Api:
                 if request.live:
                     return await self._live(shape, request)
                 return await self._catch_up(shape, request, if_none_match)
-            except ShapeGone:
+            except ShapeGoneError:
                 if shape.failure is not None:
                     raise shape.failure from None
                 raise
 
     # -- reading the log -----------------------------------------------------------------------------------------
 
-    async def _catch_up(self, shape: Shape, request: ShapeRequest, if_none_match: str) -> Response:
+    async def _catch_up(self, shape: Shape, request: ShapeRequest, if_none_match: str) -> ShapeResponse:
         chunk = await shape.log.read(self._place(shape, request.offset))
         is_start = request.offset == BEFORE_ALL
         # The first response is kept for long by caches, so it never says that it is the newest.
@@ -139,16 +141,16 @@ class Api:
         headers.append(("electric-schema", shape.schema_header))
         etag = dict(headers)["etag"]
         if etag in (one.strip() for one in if_none_match.split(",")):
-            return Response(304, headers)
-        return Response(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=is_current))
+            return ShapeResponse(304, headers)
+        return ShapeResponse(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=is_current))
 
-    def _now(self, shape: Shape, request: ShapeRequest) -> Response:
-        chunk = Chunk(b"", shape.log.last, at_end=True)
+    def _now(self, shape: Shape, request: ShapeRequest) -> ShapeResponse:
+        chunk = LogChunk(b"", shape.log.last, at_end=True)
         headers = self._headers(shape, request, chunk, is_current=True)
         headers += [responses.catch_up(), ("electric-schema", shape.schema_header)]
-        return Response(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=True))
+        return ShapeResponse(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=True))
 
-    async def _live(self, shape: Shape, request: ShapeRequest) -> Response | EventStream:
+    async def _live(self, shape: Shape, request: ShapeRequest) -> ShapeResponse | EventStream:
         cursor = ("electric-cursor", responses.next_cursor(request.cursor, self._times.long_poll_s))
         place = self._place(shape, request.offset)
         if request.sse:
@@ -163,12 +165,12 @@ class Api:
             return EventStream(headers, self._events(shape, place))
         chunk = await self._next(shape, place, time.monotonic() + self._times.long_poll_s)
         if not chunk.body and not self._follower.is_connected:
-            raise Unavailable(f"Changes of Postgres do not arrive: {self._follower.trouble}")
+            raise UnavailableError(f"Changes of Postgres do not arrive: {self._follower.trouble}")
         headers = self._headers(shape, request, chunk, is_current=chunk.at_end)
         headers += [responses.long_poll(), cursor]
-        return Response(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=chunk.at_end))
+        return ShapeResponse(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=chunk.at_end))
 
-    async def _next(self, shape: Shape, place: LogOffset, deadline: float) -> Chunk:
+    async def _next(self, shape: Shape, place: LogOffset, deadline: float) -> LogChunk:
         """The next chunk with something in it, or an empty one when the time is over."""
         while True:
             chunk = await shape.log.read(place)
@@ -193,7 +195,7 @@ class Api:
                     try:
                         if not await shape.log.wait(min(left_s, self._times.keep_alive_s)):
                             yield b": keep-alive\n\n"
-                    except ShapeGone:
+                    except ShapeGoneError:
                         # The next request of the client gets the new handle.
                         return
 
@@ -206,7 +208,7 @@ class Api:
         """Up to here everything of the shape was delivered to a reader at the end."""
         return max(self._registry.lsn, shape.log.settled_lsn)
 
-    def _headers(self, shape: Shape, request: ShapeRequest, chunk: Chunk, *, is_current: bool) -> responses.Headers:
+    def _headers(self, shape: Shape, request: ShapeRequest, chunk: LogChunk, *, is_current: bool) -> responses.Headers:
         has_data = bool(chunk.body)
         tag = f"{shape.handle}:{request.offset_text}:{chunk.end}"
         headers = [
@@ -220,7 +222,7 @@ class Api:
             headers.append(("electric-up-to-date", ""))
         return headers
 
-    def _array(self, shape: Shape, chunk: Chunk, *, is_current: bool) -> bytes:
+    def _array(self, shape: Shape, chunk: LogChunk, *, is_current: bool) -> bytes:
         pieces = [chunk.body] if chunk.body else []
         if is_current:
             pieces.append(up_to_date(self._lsn(shape)))
@@ -228,7 +230,7 @@ class Api:
 
     # -- subsets -------------------------------------------------------------------------------------------------
 
-    async def _subset(self, shape: Shape, subset: Subset) -> Response:
+    async def _subset(self, shape: Shape, subset: Subset) -> ShapeResponse:
         mark = secrets.randbelow(_MARK_MAX)
         definition = shape.definition
         # What is in the query but not yet in the log arrives later with a transaction that the metadata tells apart.
@@ -236,9 +238,9 @@ class Api:
         try:
             body = await self._database.run(lambda connection: self._query(connection, definition, subset, mark))
         except psycopg.errors.QueryCanceled:
-            raise Unavailable("The query was cancelled") from None
+            raise UnavailableError("The query was cancelled") from None
         except psycopg.errors.DataError as error:
-            raise Invalid("subset", error.diag.message_primary or "invalid value") from None
+            raise InvalidShapeError("subset", error.diag.message_primary or "invalid value") from None
         headers = [
             responses.JSON,
             ("cache-control", "no-cache"),
@@ -247,7 +249,7 @@ class Api:
             ("electric-offset", str(offset)),
             ("electric-schema", shape.schema_header),
         ]
-        return Response(200, headers, body)
+        return ShapeResponse(200, headers, body)
 
     def _query(self, connection: Connection, definition: Definition, subset: Subset, mark: int) -> bytes:
         table = definition.table
@@ -264,7 +266,9 @@ class Api:
                 messages.append(message)
                 size += len(message)
                 if size > self._subset_bytes_max:
-                    raise Invalid("subset", f"more than {self._subset_bytes_max} bytes; use limit and order_by")
+                    raise InvalidShapeError(
+                        "subset", f"more than {self._subset_bytes_max} bytes; use limit and order_by"
+                    )
         metadata: dict[str, Any] = {
             "snapshot_mark": mark,
             "database_lsn": str(seen.lsn),
@@ -282,8 +286,8 @@ def _ending(definition: Definition, subset: Subset) -> str:
         known = {one.name for one in definition.table.columns}
         try:
             order = resolve_order(parse_order(subset.order_by, definition.table.name.table), known.__contains__)
-        except Unsupported as error:
-            raise Invalid("subset", str(error)) from None
+        except UnsupportedError as error:
+            raise InvalidShapeError("subset", str(error)) from None
         ending += f" ORDER BY {render_order(order)}"
     if subset.limit is not None:
         ending += f" LIMIT {subset.limit:d}"

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 
 from headwater.shapes import responses
 from headwater.shapes.api import Api, EventStream
-from headwater.shapes.responses import Response
+from headwater.shapes.responses import ShapeResponse
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -59,12 +59,14 @@ class App:
         except _Disconnected:
             return
 
-    async def _respond(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Response | EventStream:
+    async def _respond(
+        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
+    ) -> ShapeResponse | EventStream:
         if not self._access.allows_host(headers.get(b"host", b"")):
             return responses.refusal(421, "This server does not answer to that name (server.allowed_hosts)")
         path, method = scope["path"], scope["method"]
         if method == "OPTIONS":
-            return Response(204, [("access-control-allow-methods", _METHODS), ("access-control-max-age", "86400")])
+            return ShapeResponse(204, [("access-control-allow-methods", _METHODS), ("access-control-max-age", "86400")])
         if path in {"/v1/health", "/healthz"} and method in {"GET", "HEAD"}:
             return self._api.health()
         if path != "/v1/shape":
@@ -130,7 +132,9 @@ async def _body(receive: Receive) -> bytes | None:
             return b"".join(pieces)
 
 
-async def _unless_disconnected(work: Awaitable[Response | EventStream], receive: Receive) -> Response | EventStream:
+async def _unless_disconnected(
+    work: Awaitable[ShapeResponse | EventStream], receive: Receive
+) -> ShapeResponse | EventStream:
     """The result of `work`, which is given up when the client goes away: a long-poll would otherwise wait for it."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
@@ -149,7 +153,7 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-async def _send(response: Response, more: responses.Headers, send: Send, *, without_body: bool) -> None:
+async def _send(response: ShapeResponse, more: responses.Headers, send: Send, *, without_body: bool) -> None:
     headers = [*response.headers, *more, ("content-length", str(len(response.body)))]
     await send({"type": "http.response.start", "status": response.status, "headers": _encoded(headers)})
     await send({"type": "http.response.body", "body": b"" if without_body else response.body})

@@ -33,7 +33,7 @@ class Stored:
     chunks: tuple[str, ...]
 
 
-class Catalog:
+class ShapeCatalog:
     """The shapes of one slot."""
 
     def __init__(self, slot: str) -> None:

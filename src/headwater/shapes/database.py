@@ -1,6 +1,6 @@
 """Short work on Postgres from an event loop: a few threads, each with a connection that it keeps.
 
-Invariant: an error is `Unavailable` exactly when trying again later may help; all others are the caller's.
+Invariant: an error is `UnavailableError` exactly when trying again later may help; all others are the caller's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TypeVar
 import psycopg
 
 from headwater.postgres.connections import Connection, connect, display_address, is_unavailable
-from headwater.shapes.errors import Unavailable
+from headwater.shapes.errors import UnavailableError
 
 Result = TypeVar("Result")
 
@@ -61,7 +61,7 @@ class Database:
 
     def _translated(self, error: psycopg.Error) -> Exception:
         if is_unavailable(error):
-            return Unavailable(
+            return UnavailableError(
                 f"Postgres at {display_address(self.url)} cannot be used: {' '.join(str(error).split())}"
             )
         return error

@@ -17,13 +17,13 @@ from psycopg import sql
 
 from headwater.postgres.catalog import TableName
 from headwater.postgres.connections import Connection, is_row_error
-from headwater.shapes.errors import Invalid
+from headwater.shapes.errors import InvalidShapeError
 from headwater.shapes.table import Table, chosen_columns, describe
 from headwater.shapes.where import (
     Condition,
     Predicate,
     Rendered,
-    Unsupported,
+    UnsupportedError,
     compile_condition,
     parse_condition,
     render_condition,
@@ -93,7 +93,7 @@ class Definition:
 
 
 def define(connection: Connection, wanted: Wanted) -> Definition:
-    """Check a shape against the database; `Invalid` says what is wrong with it."""
+    """Check a shape against the database; `InvalidShapeError` says what is wrong with it."""
     table = describe(connection, wanted.name)
     columns = chosen_columns(table, wanted.columns)
     condition = None
@@ -108,8 +108,8 @@ def filter_of(connection: Connection, table: Table, text: str, params: Mapping[s
     try:
         condition = resolve_condition(parse_condition(text, table.name.table), known, params)
         values = _spelled(connection, condition)
-    except Unsupported as error:
-        raise Invalid(parameter, str(error)) from None
+    except UnsupportedError as error:
+        raise InvalidShapeError(parameter, str(error)) from None
     rendered = render_condition(condition)
     identity = msgspec.json.encode((rendered.sql, values)).decode()
     return Filter(rendered, compile_condition(condition, values), identity)
@@ -125,7 +125,7 @@ def _spelled(connection: Connection, condition: Condition) -> list[str | None]:
         cursor = connection.execute(query, [value.text for value in condition.values])
     except psycopg.Error as error:
         if is_row_error(error):
-            raise Unsupported(error.diag.message_primary or "a constant does not fit its type") from None
+            raise UnsupportedError(error.diag.message_primary or "a constant does not fit its type") from None
         raise
     result = cursor.pgresult
     assert result is not None

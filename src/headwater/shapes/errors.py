@@ -7,7 +7,7 @@ class ShapeError(Exception):
     """The base of all errors here."""
 
 
-class Invalid(ShapeError):
+class InvalidShapeError(ShapeError):
     """A request that can never work: 400, with the parameter and the reason."""
 
     def __init__(self, parameter: str, reason: str) -> None:
@@ -16,7 +16,7 @@ class Invalid(ShapeError):
         self.reason = reason
 
 
-class Unavailable(ShapeError):
+class UnavailableError(ShapeError):
     """Postgres or the stream server cannot be used, or a limit is reached: 503, try again later."""
 
     def __init__(self, reason: str, retry_after_s: int = 1) -> None:
@@ -24,5 +24,5 @@ class Unavailable(ShapeError):
         self.retry_after_s = retry_after_s
 
 
-class ShapeGone(ShapeError):
+class ShapeGoneError(ShapeError):
     """The shape was dropped while a request used it: the reader must fetch the new one."""

@@ -16,9 +16,9 @@ from psycopg import sql
 
 from headwater.postgres import slots
 from headwater.postgres.connections import Connection, PostgresSetupError
-from headwater.shapes.catalog import Catalog
+from headwater.shapes.catalog import ShapeCatalog
 from headwater.shapes.database import Database
-from headwater.shapes.errors import Unavailable
+from headwater.shapes.errors import UnavailableError
 from headwater.shapes.registry import Registry
 from headwater.shapes.replication import Replication
 
@@ -28,8 +28,10 @@ _RETRY_FIRST_S: Final = 0.1
 _RETRY_MAX_S: Final = 2.0
 
 
-class Follower:
-    def __init__(self, database: Database, registry: Registry, catalog: Catalog, slot: str, publication: str) -> None:
+class SlotFollower:
+    def __init__(
+        self, database: Database, registry: Registry, catalog: ShapeCatalog, slot: str, publication: str
+    ) -> None:
         self._database = database
         self._registry = registry
         self._catalog = catalog
@@ -59,7 +61,7 @@ class Follower:
         while True:
             try:
                 await self._follow()
-            except (Unavailable, PostgresSetupError, psycopg.Error) as error:
+            except (UnavailableError, PostgresSetupError, psycopg.Error) as error:
                 if self._connected.is_set():
                     wait_s = _RETRY_FIRST_S
                 self.trouble = " ".join(str(error).split())

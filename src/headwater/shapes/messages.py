@@ -20,7 +20,7 @@ encode: Final = msgspec.json.Encoder().encode
 Entry = tuple[LogOffset, bytes]
 
 
-class Stale(Exception):
+class StaleRowError(Exception):
     """A change that shows that a shape's log can no longer be true: the table was truncated or altered."""
 
 
@@ -85,7 +85,7 @@ class ChangeWriter:
         self._is_full = definition.wanted.replica == "full"
 
     def entries(self, transaction: Transaction) -> list[Entry]:
-        """The entries of a transaction; raises `Stale` where a log cannot tell what happened."""
+        """The entries of a transaction; raises `StaleRowError` where a log cannot tell what happened."""
         drafts: list[tuple[int, dict[str, Any]]] = []
         for number, change in enumerate(transaction.changes):
             if change.relation.oid == self._table.oid:
@@ -105,11 +105,11 @@ class ChangeWriter:
 
     def _check(self, change: RowChange) -> None:
         if change.operation == "truncate":
-            raise Stale("the table was truncated")
+            raise StaleRowError("the table was truncated")
         if not self._table.matches(change.relation):
-            raise Stale("the table was altered")
+            raise StaleRowError("the table was altered")
         if self._definition.needs_old_rows and change.relation.identity != "f":
-            raise Stale("the table no longer has REPLICA IDENTITY FULL")
+            raise StaleRowError("the table no longer has REPLICA IDENTITY FULL")
 
     def _messages(self, change: RowChange) -> Iterator[dict[str, Any]]:
         old, new = change.old, change.new

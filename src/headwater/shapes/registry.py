@@ -21,12 +21,12 @@ from headwater.postgres.catalog import TableName
 from headwater.postgres.connections import Connection
 from headwater.postgres.pgoutput import Transaction
 from headwater.postgres.snapshots import VisibleTransactions
-from headwater.shapes.catalog import COMPLETE, Catalog, Stored
+from headwater.shapes.catalog import COMPLETE, ShapeCatalog, Stored
 from headwater.shapes.database import Database
 from headwater.shapes.definition import Definition, Wanted, define
-from headwater.shapes.errors import Invalid, ShapeError, ShapeGone, Unavailable
-from headwater.shapes.messages import ChangeWriter, Entry, RowWriter, Stale, snapshot_end
-from headwater.shapes.replication import Batch
+from headwater.shapes.errors import InvalidShapeError, ShapeError, ShapeGoneError, UnavailableError
+from headwater.shapes.messages import ChangeWriter, Entry, RowWriter, StaleRowError, snapshot_end
+from headwater.shapes.replication import ChangeBatch
 from headwater.shapes.shape_log import ShapeLog
 from headwater.shapes.snapshot import at_one_moment, read_rows
 from headwater.shapes.streams import Streams
@@ -104,10 +104,10 @@ class Shape:
         await self._seen_known.wait()
 
     async def when_followed(self) -> None:
-        """Wait until every change from now on reaches the log; `ShapeGone` when none will."""
+        """Wait until every change from now on reaches the log; `ShapeGoneError` when none will."""
         while self.seen is None:
             if self.is_dropped:
-                raise ShapeGone("the shape was dropped")
+                raise ShapeGoneError("the shape was dropped")
             await self._seen_known.wait()
 
 
@@ -124,7 +124,7 @@ class Registry:
         database: Database,
         snapshots: Database,
         streams: Streams,
-        catalog: Catalog,
+        catalog: ShapeCatalog,
         publication: str,
         limits: Limits,
     ) -> None:
@@ -157,7 +157,7 @@ class Registry:
         """What a request means, from memory where it was asked before."""
         if wanted.name not in self.limits.tables:
             listed = "does not exist or is not in the list of tables that are served (shapes.tables)"
-            raise Invalid("table", f'Table "{wanted.schema}"."{wanted.table}" {listed}')
+            raise InvalidShapeError("table", f'Table "{wanted.schema}"."{wanted.table}" {listed}')
         known = self._definitions.get(wanted)
         if known is None:
             known = await self._database.run(lambda connection: define(connection, wanted))
@@ -191,7 +191,7 @@ class Registry:
             return
         longest = max(self._by_handle.values(), key=lambda shape: shape.idle_s)
         if longest.idle_s < self.limits.evict_after_s:
-            raise Unavailable(
+            raise UnavailableError(
                 f"The limit of {self.limits.shapes_max} shapes (shapes.max_shapes) is reached, and all are in use",
                 retry_after_s=10,
             )
@@ -219,7 +219,7 @@ class Registry:
             self.drop(shape, str(error))
         except Exception as error:
             log.exception("making shape %s failed", shape.handle)
-            shape.failure = Unavailable(f"The shape could not be made: {error}")
+            shape.failure = UnavailableError(f"The shape could not be made: {error}")
             self.drop(shape, str(error))
         else:
             shape.log.complete_snapshot()
@@ -231,7 +231,7 @@ class Registry:
             return asyncio.run_coroutine_threadsafe(work, loop).result()
 
         if shape.log.chunks:
-            raise Unavailable("Postgres was lost while the snapshot was read")
+            raise UnavailableError("Postgres was lost while the snapshot was read")
         while True:
             call(self._follow(shape))
             with at_one_moment(connection) as seen:
@@ -260,7 +260,7 @@ class Registry:
     async def _follow(self, shape: Shape) -> None:
         """From now on, changes of its table wait for what the snapshot sees."""
         if shape.is_dropped:
-            raise ShapeGone("the shape was dropped")
+            raise ShapeGoneError("the shape was dropped")
         shape.set_seen(None)
         shape.followed_after = self._applied
         self._followed.setdefault(shape.definition.table.oid, {})[shape.handle] = shape
@@ -284,7 +284,7 @@ class Registry:
 
     # -- applying changes ----------------------------------------------------------------------------------------
 
-    async def apply(self, batch: Batch) -> None:
+    async def apply(self, batch: ChangeBatch) -> None:
         """Append what a batch means to each shape. When it returns, all of it is durable."""
         pending: dict[Shape, list[Entry]] = {}
         for transaction in batch.transactions:
@@ -318,7 +318,7 @@ class Registry:
             if len(transaction.changes) > _LARGE_TRANSACTION:
                 return await asyncio.to_thread(shape.writer.entries, transaction)
             return shape.writer.entries(transaction)
-        except Stale as reason:
+        except StaleRowError as reason:
             self.forget(shape.definition.table.name)
             self.drop(shape, str(reason))
             return []
@@ -362,7 +362,7 @@ class Registry:
                 await self._database.run(lambda connection: self._catalog.mark_dropped(connection, handle))
                 await old.delete()
                 await self._database.run(lambda connection: self._catalog.remove(connection, handle))
-            except Unavailable:
+            except UnavailableError:
                 await asyncio.sleep(_CLEAN_UP_RETRY_S)
             else:
                 return
@@ -404,7 +404,7 @@ class Registry:
             return None
         try:
             definition = await self.define(stored.wanted)
-        except Invalid:
+        except InvalidShapeError:
             return None
         if definition.identity != stored.identity or definition.identity in self._by_identity:
             return None
@@ -417,7 +417,7 @@ class Registry:
         for name in {one.definition.table.name for one in self._by_handle.values()}:
             try:
                 now = await self._database.run(lambda connection, name=name: describe(connection, name))  # type: ignore[misc]  # mypy does not infer lambdas with defaults
-            except Invalid:
+            except InvalidShapeError:
                 now = None
             for shape in [one for one in self._by_handle.values() if one.definition.table.name == name]:
                 was = shape.definition.table

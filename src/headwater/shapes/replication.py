@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from headwater.postgres.connections import connect
 from headwater.postgres.pgoutput import Decoder, Transaction
-from headwater.shapes.errors import Unavailable
+from headwater.shapes.errors import UnavailableError
 
 STATUS_INTERVAL_S: Final = 5.0
 BATCH_BYTES: Final = 1 << 20
@@ -31,7 +31,7 @@ _u64: Final = struct.Struct("!Q").unpack_from
 
 
 @dataclass(slots=True)
-class Batch:
+class ChangeBatch:
     """Transactions that were there at once, and how far the log was decoded."""
 
     transactions: list[Transaction] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Replication:
             result = self._pg.get_result()
             if result is None or result.status != pq.ExecStatus.COPY_BOTH:
                 message = result.error_message.decode("utf-8", "replace").strip() if result is not None else ""
-                raise Unavailable(f"Replication did not start: {message}")
+                raise UnavailableError(f"Replication did not start: {message}")
             self._pg.nonblocking = 1
         except BaseException:
             self._connection.close()
@@ -66,9 +66,9 @@ class Replication:
         with contextlib.suppress(psycopg.Error):
             self._connection.close()
 
-    async def receive(self) -> Batch:
+    async def receive(self) -> ChangeBatch:
         """What Postgres has sent since; waits until there is something to apply or to acknowledge."""
-        batch = Batch()
+        batch = ChangeBatch()
         size = 0
         while True:
             count, data = self._pg.get_copy_data(1)
@@ -84,7 +84,7 @@ class Replication:
             elif count < 0:
                 result = self._pg.get_result()
                 message = result.error_message.decode("utf-8", "replace").strip() if result is not None else "ended"
-                raise Unavailable(f"Replication stopped: {message}")
+                raise UnavailableError(f"Replication stopped: {message}")
             elif batch.transactions or batch.end_lsn > self._acknowledged:
                 return batch
             else:
@@ -92,9 +92,9 @@ class Replication:
                 try:
                     self._pg.consume_input()
                 except psycopg.OperationalError as error:
-                    raise Unavailable(f"Replication stopped: {' '.join(str(error).split())}") from None
+                    raise UnavailableError(f"Replication stopped: {' '.join(str(error).split())}") from None
 
-    def _take(self, data: bytes, batch: Batch) -> None:
+    def _take(self, data: bytes, batch: ChangeBatch) -> None:
         if data[0] == _DATA:
             done = self._decoder.feed(data[25:])
             if done is not None:
@@ -133,7 +133,7 @@ class Replication:
             self._pg.put_copy_data(struct.pack("!cQQQqB", b"r", place, place, place, now, 0))
             self._pg.flush()
         except psycopg.OperationalError as error:
-            raise Unavailable(f"Replication stopped: {' '.join(str(error).split())}") from None
+            raise UnavailableError(f"Replication stopped: {' '.join(str(error).split())}") from None
         self._reported_at = time.monotonic()
 
 

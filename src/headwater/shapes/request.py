@@ -1,6 +1,6 @@
 """A request of the Shape API, read and checked: what shape it is about, where to continue, and how.
 
-Invariant: what is wrong is `Invalid`, with the name of the parameter; nothing of a parameter's text is SQL.
+Invariant: what is wrong is `InvalidShapeError`, with the name of the parameter; nothing of a parameter's text is SQL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from headwater.shapes.definition import LogMode, Replica, Wanted
-from headwater.shapes.errors import Invalid
+from headwater.shapes.errors import InvalidShapeError
 from headwater.shapes.offsets import BEFORE_ALL, LogOffset, parse_offset
 
 _NAME: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*))\s*')
@@ -51,26 +51,28 @@ def parse_request(query: Mapping[str, str], body: bytes | None) -> ShapeRequest:
     """Read the parameters of a request; `body` is that of a POST."""
     offset_text = query.get("offset", "")
     if not offset_text:
-        raise Invalid("offset", "can't be blank")
+        raise InvalidShapeError("offset", "can't be blank")
     is_now = offset_text == "now"
     offset = BEFORE_ALL if is_now else parse_offset(offset_text)
     if offset is None:
-        raise Invalid("offset", "has invalid format")
+        raise InvalidShapeError("offset", "has invalid format")
     at_start = is_now or offset == BEFORE_ALL
     handle = query.get("handle") or None
     if at_start:
         handle = None
     elif handle is None:
-        raise Invalid("handle", "can't be blank when offset != -1")
+        raise InvalidShapeError("handle", "can't be blank when offset != -1")
     live = _truth(query, "live")
     sse = _truth(query, "live_sse") or _truth(query, "experimental_live_sse")
     if live and at_start:
-        raise Invalid("live", "can't be true when offset is 'now'" if is_now else "can't be true when offset == -1")
+        raise InvalidShapeError(
+            "live", "can't be true when offset is 'now'" if is_now else "can't be true when offset == -1"
+        )
     if sse and not live:
-        raise Invalid("live_sse", "can't be true unless live is also true")
+        raise InvalidShapeError("live_sse", "can't be true unless live is also true")
     subset = _subset(query, body)
     if subset is not None and live:
-        raise Invalid("live", "can't be true with a subset")
+        raise InvalidShapeError("live", "can't be true with a subset")
     return ShapeRequest(_wanted(query), offset, offset_text, is_now, handle, live, sse, query.get("cursor"), subset)
 
 
@@ -78,9 +80,9 @@ def _wanted(query: Mapping[str, str]) -> Wanted:
     schema, table = _table(query.get("table", ""))
     replica, log = query.get("replica", "default"), query.get("log", "full")
     if replica not in {"default", "full"}:
-        raise Invalid("replica", "is invalid")
+        raise InvalidShapeError("replica", "is invalid")
     if log not in {"full", "changes_only"}:
-        raise Invalid("log", "is invalid")
+        raise InvalidShapeError("log", "is invalid")
     columns = query.get("columns")
     return Wanted(
         schema,
@@ -99,12 +101,12 @@ def _truth(query: Mapping[str, str], name: str) -> bool:
         return True
     if text in {"false", "0"}:
         return False
-    raise Invalid(name, "is invalid")
+    raise InvalidShapeError(name, "is invalid")
 
 
 def _table(text: str) -> tuple[str, str]:
     if not text:
-        raise Invalid("table", "can't be blank")
+        raise InvalidShapeError("table", "can't be blank")
     names: list[str] = []
     at = 0
     while found := _NAME.match(text, at):
@@ -114,7 +116,7 @@ def _table(text: str) -> tuple[str, str]:
             break
         at += 1
     if at != len(text) or len(names) not in {1, 2} or any(len(name.encode()) > NAME_MAX for name in names):
-        raise Invalid("table", "table name does not match expected format")
+        raise InvalidShapeError("table", "table name does not match expected format")
     return ("public", names[0]) if len(names) == 1 else (names[0], names[1])
 
 
@@ -128,7 +130,9 @@ def _columns(text: str) -> tuple[str, ...]:
             break
         at += 1
     if at != len(text) or not names:
-        raise Invalid("columns", "Invalid column list: names are separated by commas, and quoted where they must be")
+        raise InvalidShapeError(
+            "columns", "Invalid column list: names are separated by commas, and quoted where they must be"
+        )
     return tuple(names)
 
 
@@ -149,11 +153,11 @@ def _decoded_params(text: Any, name: str) -> dict[str, str]:
         try:
             found = msgspec.json.decode(text)
         except msgspec.MsgspecError:
-            raise Invalid(name, "params must be valid JSON") from None
+            raise InvalidShapeError(name, "params must be valid JSON") from None
     if isinstance(found, list):
         found = {str(number): value for number, value in enumerate(found, 1)}
     if not isinstance(found, dict):
-        raise Invalid(name, "params must be a JSON object")
+        raise InvalidShapeError(name, "params must be a JSON object")
     return {str(key): _as_text(value) for key, value in found.items()}
 
 
@@ -162,7 +166,7 @@ def _as_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, str | int | float):
         return str(value)
-    raise Invalid("params", "the values of params must be strings or numbers")
+    raise InvalidShapeError("params", "the values of params must be strings or numbers")
 
 
 def _subset(query: Mapping[str, str], body: bytes | None) -> Subset | None:
@@ -173,12 +177,12 @@ def _subset(query: Mapping[str, str], body: bytes | None) -> Subset | None:
         try:
             decoded = msgspec.json.decode(body)
         except msgspec.MsgspecError:
-            raise Invalid("subset", "the body must be JSON") from None
+            raise InvalidShapeError("subset", "the body must be JSON") from None
         if not isinstance(decoded, dict):
-            raise Invalid("subset", "the body must be a JSON object")
+            raise InvalidShapeError("subset", "the body must be a JSON object")
         inner = decoded.get("subset", decoded)
         if not isinstance(inner, dict):
-            raise Invalid("subset", "must be a JSON object")
+            raise InvalidShapeError("subset", "must be a JSON object")
         given |= inner
     if not given and body is None:
         return None
@@ -186,7 +190,7 @@ def _subset(query: Mapping[str, str], body: bytes | None) -> Subset | None:
     offset = _number(given, "offset", 0)
     order_by = _optional_text(given, "order_by")
     if (limit is not None or offset is not None) and not order_by:
-        raise Invalid("subset", "order_by is required when limit or offset is present")
+        raise InvalidShapeError("subset", "order_by is required when limit or offset is present")
     params = _decoded_params(given["params"], "subset") if given.get("params") is not None else {}
     return Subset(_optional_text(given, "where"), tuple(sorted(params.items())), order_by, limit, offset)
 
@@ -194,7 +198,7 @@ def _subset(query: Mapping[str, str], body: bytes | None) -> Subset | None:
 def _optional_text(given: Mapping[str, Any], name: str) -> str | None:
     value = given.get(name)
     if value is not None and not isinstance(value, str):
-        raise Invalid("subset", f"{name} must be a string")
+        raise InvalidShapeError("subset", f"{name} must be a string")
     return value or None
 
 
@@ -205,5 +209,5 @@ def _number(given: Mapping[str, Any], name: str, least: int) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 62:
-        raise Invalid("subset", f"{name} must be a number from {least}")
+        raise InvalidShapeError("subset", f"{name} must be a number from {least}")
     return value

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from headwater.shapes.errors import Invalid, ShapeError, Unavailable
+from headwater.shapes.errors import InvalidShapeError, ShapeError, UnavailableError
 from headwater.shapes.messages import MUST_REFETCH
 
 Headers = list[tuple[str, str]]
@@ -29,7 +29,7 @@ _NO_STORE: Final[Headers] = [("cache-control", "no-store"), ("surrogate-control"
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class ShapeResponse:
     status: int
     headers: Headers = field(default_factory=list)
     body: bytes = b""
@@ -61,15 +61,17 @@ def next_cursor(given: str | None, interval_s: float) -> str:
     return str(cursor)
 
 
-def must_refetch(handle: str | None) -> Response:
+def must_refetch(handle: str | None) -> ShapeResponse:
     age = 60 if handle is not None else 1
     headers = [JSON, ("cache-control", f"public, max-age={age}, must-revalidate")]
     if handle is not None:
         headers.append(("electric-handle", handle))
-    return Response(409, headers, MUST_REFETCH)
+    return ShapeResponse(409, headers, MUST_REFETCH)
 
 
-def refusal(status: int, message: str, errors: dict[str, list[str]] | None = None, retry_after_s: int = 0) -> Response:
+def refusal(
+    status: int, message: str, errors: dict[str, list[str]] | None = None, retry_after_s: int = 0
+) -> ShapeResponse:
     """An error in Electric's form, which nothing may keep."""
     body: dict[str, object] = {"message": message}
     if errors is not None:
@@ -77,12 +79,12 @@ def refusal(status: int, message: str, errors: dict[str, list[str]] | None = Non
     headers = [JSON, *_NO_STORE]
     if retry_after_s:
         headers.append(("retry-after", str(retry_after_s)))
-    return Response(status, headers, msgspec.json.encode(body))
+    return ShapeResponse(status, headers, msgspec.json.encode(body))
 
 
-def failure(error: ShapeError) -> Response:
-    if isinstance(error, Invalid):
+def failure(error: ShapeError) -> ShapeResponse:
+    if isinstance(error, InvalidShapeError):
         return refusal(400, "Invalid request", {error.parameter: [error.reason]})
-    if isinstance(error, Unavailable):
+    if isinstance(error, UnavailableError):
         return refusal(503, str(error), retry_after_s=error.retry_after_s)
     return must_refetch(None)

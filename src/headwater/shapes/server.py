@@ -17,10 +17,10 @@ import uvloop
 
 from headwater.shapes.api import Api, Times
 from headwater.shapes.asgi import Access, App
-from headwater.shapes.catalog import Catalog
+from headwater.shapes.catalog import ShapeCatalog
 from headwater.shapes.database import Database
-from headwater.shapes.errors import Unavailable
-from headwater.shapes.follower import Follower
+from headwater.shapes.errors import UnavailableError
+from headwater.shapes.follower import SlotFollower
 from headwater.shapes.registry import Limits, Registry
 from headwater.shapes.streams import Streams
 
@@ -75,9 +75,9 @@ async def _serve(configuration: Configuration) -> None:
     database = Database(configuration.postgres_url, _DATABASE_THREADS, "shapes")
     snapshots = Database(configuration.postgres_url, _SNAPSHOTS_AT_ONCE, "snapshots")
     streams = Streams(configuration.server_url, configuration.server_token, configuration.server_ca_file)
-    catalog = Catalog(configuration.slot)
+    catalog = ShapeCatalog(configuration.slot)
     registry = Registry(database, snapshots, streams, catalog, configuration.publication, configuration.limits)
-    follower = Follower(database, registry, catalog, configuration.slot, configuration.publication)
+    follower = SlotFollower(database, registry, catalog, configuration.slot, configuration.publication)
     api = Api(registry, follower, database, configuration.times, subset_bytes_max=configuration.subset_bytes_max)
     server = _Server(
         uvicorn.Config(
@@ -126,5 +126,5 @@ async def _serve(configuration: Configuration) -> None:
 async def _maintain(registry: Registry, interval_s: float) -> None:
     while True:
         await asyncio.sleep(interval_s)
-        with contextlib.suppress(Unavailable):
+        with contextlib.suppress(UnavailableError):
             await registry.maintain()

@@ -16,10 +16,10 @@ from typing import Final
 
 import msgspec
 
-from headwater.shapes.errors import ShapeGone, Unavailable
+from headwater.shapes.errors import ShapeGoneError, UnavailableError
 from headwater.shapes.messages import Entry
 from headwater.shapes.offsets import AFTER_SNAPSHOT, BEFORE_ALL, LogOffset
-from headwater.shapes.streams import StreamMissing, Streams
+from headwater.shapes.streams import ShapeStreamMissingError, Streams
 
 ROOT: Final = "__shapes__"
 START: Final = "-1"
@@ -42,7 +42,7 @@ _raws: Final = msgspec.json.Decoder(list[msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class LogChunk:
     """A part of the log: messages separated by commas, and the offset after them."""
 
     body: bytes
@@ -158,13 +158,13 @@ class ShapeLog:
         while True:
             try:
                 return await self._streams.append(stream, body, sequence)
-            except Unavailable:
+            except UnavailableError:
                 if self._gone:
                     raise
                 await asyncio.sleep(wait_s)
                 wait_s = min(2.0, wait_s * 2)
-            except StreamMissing:
-                raise ShapeGone(f"the stream {stream} was deleted") from None
+            except ShapeStreamMissingError:
+                raise ShapeGoneError(f"the stream {stream} was deleted") from None
 
     async def load(self) -> None:
         """Learn from the streams what the log holds, after a restart."""
@@ -186,8 +186,8 @@ class ShapeLog:
                         break
                 if self.chunks:
                     await self._streams.tail(self.snapshot_stream)
-            except StreamMissing:
-                raise ShapeGone(f"the streams of {self.changes_stream} were deleted") from None
+            except ShapeStreamMissingError:
+                raise ShapeGoneError(f"the streams of {self.changes_stream} were deleted") from None
             self._before_tail = self.last
             self._is_loaded = True
 
@@ -203,7 +203,7 @@ class ShapeLog:
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def read(self, offset: LogOffset) -> Chunk:
+    async def read(self, offset: LogOffset) -> LogChunk:
         """The next part after an offset; waits for a snapshot that is being written."""
         if offset.in_snapshot:
             number = 0 if offset == BEFORE_ALL else offset.position
@@ -218,16 +218,16 @@ class ShapeLog:
             return self._from_tail(offset)
         return await self._from_stream(offset)
 
-    async def _snapshot_chunk(self, number: int) -> Chunk:
+    async def _snapshot_chunk(self, number: int) -> LogChunk:
         place = self.chunks[number - 1] if number else START
         body = await self._range(self.snapshot_stream, place, self.chunks[number])
         is_last = self.is_snapshot_complete and number + 1 == len(self.chunks)
         end = AFTER_SNAPSHOT if is_last else LogOffset(0, number + 1)
-        return Chunk(body, end, at_end=is_last and self._is_end(end))
+        return LogChunk(body, end, at_end=is_last and self._is_end(end))
 
-    def _from_tail(self, offset: LogOffset) -> Chunk:
+    def _from_tail(self, offset: LogOffset) -> LogChunk:
         if offset >= self.last:
-            return Chunk(b"", offset, at_end=self._is_end(offset))
+            return LogChunk(b"", offset, at_end=self._is_end(offset))
         first = bisect_right(self._tail, offset, key=lambda entry: entry[0])
         taken: list[bytes] = []
         size = 0
@@ -238,9 +238,9 @@ class ShapeLog:
             size += len(message)
             if size >= self._chunk_bytes:
                 break
-        return Chunk(b",".join(taken), end, at_end=self._is_end(end))
+        return LogChunk(b",".join(taken), end, at_end=self._is_end(end))
 
-    async def _from_stream(self, offset: LogOffset) -> Chunk:
+    async def _from_stream(self, offset: LogOffset) -> LogChunk:
         at = bisect_right(self._points, offset, key=lambda point: point.after) - 1
         start = self._points[at]
         if at + 1 < len(self._points):
@@ -252,9 +252,9 @@ class ShapeLog:
         body = await self._range(self.changes_stream, start.place, until)
         if start.after != offset:
             body = _after(body, offset)
-        return Chunk(body, end, at_end=self._is_end(end))
+        return LogChunk(body, end, at_end=self._is_end(end))
 
-    def events(self, chunk: Chunk) -> bytes:
+    def events(self, chunk: LogChunk) -> bytes:
         """A chunk as server-sent events. All readers at the tail get the same one, encoded once."""
         if self._encoded is None or self._encoded[0] != chunk.body:
             lines = [b"data: " + bytes(raw) + b"\n\n" for raw in _raws.decode(b"[" + chunk.body + b"]")]
@@ -273,19 +273,19 @@ class ShapeLog:
                 if part.next_offset == place:
                     break
                 place = part.next_offset
-        except StreamMissing:
-            raise ShapeGone(f"the stream {stream} was deleted") from None
+        except ShapeStreamMissingError:
+            raise ShapeGoneError(f"the stream {stream} was deleted") from None
         return b",".join(piece for piece in pieces if piece)
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Wait for something new; whether it came. Raises `ShapeGone` when nothing will."""
+        """Wait for something new; whether it came. Raises `ShapeGoneError` when nothing will."""
         if self._gone:
-            raise ShapeGone("the shape was dropped")
+            raise ShapeGoneError("the shape was dropped")
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         done, _ = await asyncio.wait((self._changed,), timeout=timeout_s)
         if self._gone:
-            raise ShapeGone("the shape was dropped")
+            raise ShapeGoneError("the shape was dropped")
         return bool(done)
 
     def _wake(self) -> None:

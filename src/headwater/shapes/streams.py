@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from headwater.client import AsyncClient, ClientError, ConflictError, OffsetGoneError, Retry, StreamNotFoundError
-from headwater.shapes.errors import Unavailable
+from headwater.shapes.errors import UnavailableError
 
 Result = TypeVar("Result")
 
@@ -19,7 +19,7 @@ RETRY_S: Final = 3.0
 """Long enough for a restart of the server; then the request behind it is answered with 503."""
 
 
-class StreamMissing(Exception):
+class ShapeStreamMissingError(Exception):
     """There is no such stream, or no longer."""
 
 
@@ -72,6 +72,6 @@ async def _translated(work: Awaitable[Result]) -> Result:
     except ConflictError:
         raise
     except (StreamNotFoundError, OffsetGoneError) as error:
-        raise StreamMissing(str(error)) from None
+        raise ShapeStreamMissingError(str(error)) from None
     except ClientError as error:
-        raise Unavailable(f"The stream server cannot be used: {error}") from error
+        raise UnavailableError(f"The stream server cannot be used: {error}") from error

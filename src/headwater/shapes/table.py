@@ -16,7 +16,7 @@ from headwater.postgres import slots
 from headwater.postgres.catalog import TableName
 from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.pgoutput import Relation
-from headwater.shapes.errors import Invalid
+from headwater.shapes.errors import InvalidShapeError
 from headwater.shapes.where import WhereColumn
 from headwater.shapes.where.values import ENUM, KINDS
 
@@ -106,17 +106,19 @@ class Table:
 
 
 def describe(connection: Connection, name: TableName) -> Table:
-    """The table of this name; `Invalid` when there is none, or none that can have shapes."""
+    """The table of this name; `InvalidShapeError` when there is none, or none that can have shapes."""
     found = connection.execute(_TABLE, [name.schema, name.table]).fetchone()
     if found is None:
-        raise Invalid(
+        raise InvalidShapeError(
             "table",
             f'Table "{name.schema}"."{name.table}" does not exist. If the table name contains capitals or special'
             " characters you must quote it.",
         )
     oid, kind, identity = found
     if kind != "r":
-        raise Invalid("table", f'"{name.schema}"."{name.table}" is not an ordinary table; only those can have shapes')
+        raise InvalidShapeError(
+            "table", f'"{name.schema}"."{name.table}" is not an ordinary table; only those can have shapes'
+        )
     rows = connection.execute(_COLUMNS, {"oid": oid}).fetchall()
     return Table(name, oid, identity == "f", tuple(_column(*row) for row in rows))
 
@@ -177,7 +179,7 @@ def prepare(connection: Connection, publication: str, table: Table, *, needs_old
     try:
         slots.publish(connection, publication, [table.name], full_rows=False)
     except PostgresSetupError as error:
-        raise Invalid("table", str(error)) from None
+        raise InvalidShapeError("table", str(error)) from None
     if table.has_full_identity:
         return
     statement = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.name.quoted)
@@ -186,7 +188,7 @@ def prepare(connection: Connection, publication: str, table: Table, *, needs_old
     except psycopg.errors.InsufficientPrivilege:
         if not needs_old_rows:
             return
-        raise Invalid(
+        raise InvalidShapeError(
             "table",
             f"Database table {statement_name(table.name)} does not have its replica identity set to FULL. As its owner,"
             f" run: {statement.as_string(connection)};",
@@ -206,16 +208,18 @@ def chosen_columns(table: Table, names: Sequence[str] | None) -> tuple[str, ...]
         wanted = set(names)
         missing = sorted(wanted - known.keys())
         if missing:
-            raise Invalid("columns", f"The following columns are not found on the table: {', '.join(missing)}")
+            raise InvalidShapeError(
+                "columns", f"The following columns are not found on the table: {', '.join(missing)}"
+            )
         without_key = [name for name in table.key if name not in wanted]
         if without_key:
-            raise Invalid(
+            raise InvalidShapeError(
                 "columns",
                 "The list of columns must include all primary key columns, missing: " + ", ".join(without_key),
             )
     generated = [name for name in wanted if known[name].is_generated]
     if generated:
-        raise Invalid(
+        raise InvalidShapeError(
             "columns",
             f"Generated columns are not replicated: {', '.join(sorted(generated))}. Choose the others with columns=…",
         )

@@ -4,7 +4,7 @@ Invariant: the rendered SQL and the evaluator agree on every row, and no text of
 """
 
 from headwater.shapes.where.evaluator import Predicate, compile_condition
-from headwater.shapes.where.parser import Unsupported, parse_condition, parse_order
+from headwater.shapes.where.parser import UnsupportedError, parse_condition, parse_order
 from headwater.shapes.where.rendering import Rendered, render_condition, render_order
 from headwater.shapes.where.resolver import Condition, WhereColumn, resolve_condition, resolve_order
 
@@ -12,7 +12,7 @@ __all__ = [
     "Condition",
     "Predicate",
     "Rendered",
-    "Unsupported",
+    "UnsupportedError",
     "WhereColumn",
     "compile_condition",
     "parse_condition",

@@ -1,7 +1,7 @@
 """From the text of a condition to its syntax tree, by Postgres's precedence.
 
 Invariant: the work is bounded: the text, the number of nodes and the depth are limited, and what the grammar does not
-have is `Unsupported`, with the place.
+have is `UnsupportedError`, with the place.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _RESERVED: Final = frozenset(
 )
 
 
-class Unsupported(Exception):
+class UnsupportedError(Exception):
     """A condition that cannot be used; the message says why."""
 
 
@@ -97,7 +97,9 @@ class _Tokens:
         found = _TOKEN.match(self._text, self._at)
         if found is None or found.lastgroup is None:
             place = len(self._text[self._at :]) - len(self._text[self._at :].lstrip()) + self._at
-            raise Unsupported(f"unsupported syntax at position {place + 1}, near {self._text[place : place + 20]!r}")
+            raise UnsupportedError(
+                f"unsupported syntax at position {place + 1}, near {self._text[place : place + 20]!r}"
+            )
         self.kind = found.lastgroup
         self.value = found[self.kind]
         self._at = found.end()
@@ -132,19 +134,19 @@ class _Tokens:
         if not self.take_word(word):
             raise self.unexpected()
 
-    def unexpected(self) -> Unsupported:
+    def unexpected(self) -> UnsupportedError:
         if self.is_word("select", "exists"):
-            return Unsupported("subqueries are not supported")
+            return UnsupportedError("subqueries are not supported")
         what = f"{self.value!r}" if self.kind != "end" else "the end"
-        return Unsupported(f"unsupported syntax: unexpected {what}")
+        return UnsupportedError(f"unsupported syntax: unexpected {what}")
 
 
 class _Parser:
     def __init__(self, text: str, table: str) -> None:
         if len(text) > TEXT_MAX:
-            raise Unsupported(f"longer than {TEXT_MAX} characters")
+            raise UnsupportedError(f"longer than {TEXT_MAX} characters")
         if "\0" in text:
-            raise Unsupported("a NUL character is not allowed")
+            raise UnsupportedError("a NUL character is not allowed")
         self.tokens = _Tokens(text)
         self._table = table
         self._nodes = 0
@@ -177,13 +179,13 @@ class _Parser:
     def _made(self, node: Node) -> Node:
         self._nodes += 1
         if self._nodes > _NODES_MAX:
-            raise Unsupported(f"more than {_NODES_MAX} terms")
+            raise UnsupportedError(f"more than {_NODES_MAX} terms")
         return node
 
     def _nested(self, parse: Callable[[], Node]) -> Node:
         self._depth += 1
         if self._depth > _DEPTH_MAX:
-            raise Unsupported(f"nested deeper than {_DEPTH_MAX} levels")
+            raise UnsupportedError(f"nested deeper than {_DEPTH_MAX} levels")
         found = parse()
         self._depth -= 1
         return found
@@ -288,7 +290,7 @@ class _Parser:
         found = self._primary()
         if negative:
             if not isinstance(found, Constant) or found.kind != "number":
-                raise Unsupported("arithmetic is not supported")
+                raise UnsupportedError("arithmetic is not supported")
             found = Constant(f"-{found.text}", "number")
         while self.tokens.take("::"):
             if negative:
@@ -313,9 +315,9 @@ class _Parser:
             self.tokens.expect_word("zone")
             name += "tz" if with_zone else ""
         if name not in TYPE_NAMES:
-            raise Unsupported(f"casts to {name} are not supported")
+            raise UnsupportedError(f"casts to {name} are not supported")
         if self.tokens.is_operator("(", "["):
-            raise Unsupported(f"casts to {name} with a length, a precision or brackets are not supported")
+            raise UnsupportedError(f"casts to {name} with a length, a precision or brackets are not supported")
         return TYPE_NAMES[name]
 
     def _primary(self) -> Node:
@@ -370,7 +372,7 @@ class _Parser:
             return self._made(Cast(Constant(text, "string"), TYPE_NAMES[name]))
         if tokens.is_operator("("):
             if name not in {"lower", "upper"}:
-                raise Unsupported(f"the function {name} is not supported")
+                raise UnsupportedError(f"the function {name} is not supported")
             tokens.advance()
             inner = self._nested(self._or)
             tokens.expect(")")
@@ -388,7 +390,7 @@ class _Parser:
         if not self.tokens.take("."):
             return ColumnName(name)
         if name != self._table or self.tokens.kind not in {"word", "quoted"}:
-            raise Unsupported(f"unknown table {name} in a condition on {self._table}")
+            raise UnsupportedError(f"unknown table {name} in a condition on {self._table}")
         column = self.tokens.value
         self.tokens.advance()
         return ColumnName(column)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 from headwater.shapes.where import syntax
-from headwater.shapes.where.parser import Unsupported
+from headwater.shapes.where.parser import UnsupportedError
 from headwater.shapes.where.values import (
     CONVERSIONS,
     ENUM,
@@ -213,7 +213,7 @@ class _Resolver:
             case _:
                 found = self._typed(self._operand(node), "bool")
                 if found.kind != "bool":
-                    raise Unsupported(f"a condition must be of type bool, not {found.kind}")
+                    raise UnsupportedError(f"a condition must be of type bool, not {found.kind}")
                 return Truth(found)
 
     def _comparison(self, node: syntax.Compare) -> Test:
@@ -226,7 +226,7 @@ class _Resolver:
         left = self._typed(self._operand(node.left), "text")
         array = self._operand(node.array)
         if not isinstance(array, _Unknown):
-            raise Unsupported("ANY takes an array in quotes, a parameter, or ARRAY[…]")
+            raise UnsupportedError("ANY takes an array in quotes, a parameter, or ARRAY[…]")
         self._check_order(node.operator, left)
         type_sql = _type_of(left)
         # `char(n)` compares without its trailing blanks, whatever the length.
@@ -235,13 +235,13 @@ class _Resolver:
     def _like(self, node: syntax.Like) -> Test:
         left = self._typed(self._operand(node.left), "text")
         if left.kind not in TEXTS:
-            raise Unsupported(f"LIKE needs text, not {left.kind}")
+            raise UnsupportedError(f"LIKE needs text, not {left.kind}")
         self._check_collation(left)
         pattern = self._operand(node.pattern)
         if not isinstance(pattern, _Unknown):
-            raise Unsupported("the pattern of LIKE must be a string or a parameter")
+            raise UnsupportedError("the pattern of LIKE must be a string or a parameter")
         if pattern.text is not None and _ends_with_escape(pattern.text):
-            raise Unsupported("LIKE pattern must not end with escape character")
+            raise UnsupportedError("LIKE pattern must not end with escape character")
         value = self._value(pattern.text, "text", "text", pattern=True)
         return Matches(left, value, node.negated, node.ignore_case)
 
@@ -269,24 +269,24 @@ class _Resolver:
             case syntax.Parameter():
                 text = self.parameters.get(str(node.number))
                 if text is None:
-                    raise Unsupported(f"parameter ${node.number} was not provided")
+                    raise UnsupportedError(f"parameter ${node.number} was not provided")
                 return _Unknown(text)
             case syntax.Cast():
                 return self._cast(self._operand(node.of), node.type_name)
             case syntax.Call():
                 of = self._typed(self._operand(node.of), "text")
                 if of.kind not in TEXTS:
-                    raise Unsupported(f"{node.function} needs text, not {of.kind}")
+                    raise UnsupportedError(f"{node.function} needs text, not {of.kind}")
                 return Folded(self._as(of, "text"), node.function)
             case _:
-                raise Unsupported("a condition cannot be used as a value here")
+                raise UnsupportedError("a condition cannot be used as a value here")
 
     def _column(self, name: str) -> WhereColumn:
         column = self.columns.get(name)
         if column is None:
-            raise Unsupported(f"unknown column {name}")
+            raise UnsupportedError(f"unknown column {name}")
         if not column.kind:
-            raise Unsupported(f"conditions on columns of type {column.type_sql} are not supported")
+            raise UnsupportedError(f"conditions on columns of type {column.type_sql} are not supported")
         self.used.add(name)
         return column
 
@@ -301,9 +301,9 @@ class _Resolver:
                 return self._value(typed.text, kind, kind)
         if kind == "text" or (of.kind, kind) in CONVERSIONS:
             if kind == "text" and not isinstance(of, Field):
-                raise Unsupported("only a column can be cast to text")
+                raise UnsupportedError("only a column can be cast to text")
             return Converted(of, kind)
-        raise Unsupported(f"a cast from {of.kind} to {kind} is not supported: it could fail for some rows")
+        raise UnsupportedError(f"a cast from {of.kind} to {kind} is not supported: it could fail for some rows")
 
     def _alike(self, left: _Operand, right: _Operand, operator: str) -> tuple[Scalar, Scalar, str]:
         """Both sides with the type that Postgres would compare them as."""
@@ -329,18 +329,18 @@ class _Resolver:
 
     def _check_order(self, operator: str, of: Scalar) -> None:
         if of.kind == ENUM and operator not in {"=", "<>"}:
-            raise Unsupported("values of an enum can be compared with = and <> only")
+            raise UnsupportedError("values of an enum can be compared with = and <> only")
         self._check_collation(of)
 
     def _check_collation(self, of: Scalar) -> None:
         if isinstance(of, Field) and not of.column.is_deterministic:
-            raise Unsupported(f"column {of.column.name} has a nondeterministic collation")
+            raise UnsupportedError(f"column {of.column.name} has a nondeterministic collation")
 
     def _value(self, text: str | None, kind: str, type_sql: str, *, pattern: bool = False) -> Value:
         if len(self.values) >= VALUES_MAX:
-            raise Unsupported(f"more than {VALUES_MAX} constants")
+            raise UnsupportedError(f"more than {VALUES_MAX} constants")
         if text is not None and "\0" in text:
-            raise Unsupported("a NUL character is not allowed")
+            raise UnsupportedError("a NUL character is not allowed")
         self.values.append(Typed(text, type_sql, pattern))
         return Value(len(self.values) - 1, kind, type_sql)
 
@@ -348,7 +348,7 @@ class _Resolver:
 def resolve_condition(
     node: syntax.Node, columns: Mapping[str, WhereColumn], parameters: Mapping[str, str]
 ) -> Condition:
-    """Give everything in a condition its type; raises `Unsupported`."""
+    """Give everything in a condition its type; raises `UnsupportedError`."""
     resolver = _Resolver(columns, parameters)
     test = resolver.test(node)
     return Condition(test, tuple(resolver.values), frozenset(resolver.used))
@@ -358,7 +358,7 @@ def resolve_order(order: Sequence[syntax.OrderBy], is_column: Callable[[str], bo
     """Check that everything in an ORDER BY is a column."""
     for one in order:
         if not is_column(one.column):
-            raise Unsupported(f"unknown column {one.column}")
+            raise UnsupportedError(f"unknown column {one.column}")
     return tuple(order)
 
 
@@ -409,7 +409,7 @@ def _common_kind(left: Scalar, right: Scalar) -> str:
         for source, target in ((a, b), (b, a)):
             if source in KINDS and converts_implicitly(source, target) and {a, b} <= _MOMENTS:
                 return target
-    raise Unsupported(f"cannot compare {a} with {b}")
+    raise UnsupportedError(f"cannot compare {a} with {b}")
 
 
 _MOMENTS: Final = {"date", "timestamp", "timestamptz"}
