@@ -16,7 +16,7 @@ from headwater.client import (
     StreamClosedError,
     StreamNotFoundError,
 )
-from headwater.client.http1 import Response
+from headwater.client.http1 import HttpResponse
 from headwater.client.producing import ProducerCore, ProducerSettings
 from tests.client.faces import ASYNC, SYNC, client_of
 from tests.client.proxies import Breaking, running
@@ -158,8 +158,8 @@ def test_several_threads_share_a_producer(ours: Server, stream_name: Callable[[]
 # -- the state alone ---------------------------------------------------------------------------------------------------
 
 
-def response(status: int, **headers: str) -> Response:
-    return Response(status, {name.replace("_", "-"): value for name, value in headers.items()})
+def response(status: int, **headers: str) -> HttpResponse:
+    return HttpResponse(status, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
 def test_before_the_first_answer_only_one_batch_is_sent() -> None:

@@ -87,7 +87,7 @@ class Shapes(Child):
 
     # -- the API, by hand ----------------------------------------------------------------------------------------
 
-    def get(self, **query: Any) -> httpx.ShapeResponse:
+    def get(self, **query: Any) -> httpx.Response:
         return self.http.get(self.url, params={"offset": "-1", **query})
 
     def everything(self, **query: Any) -> Reading:
@@ -110,9 +110,9 @@ class Reading:
         self.messages: list[dict[str, Any]] = []
         self.responses = 0
         self.up_to_date = False
-        self.last: httpx.ShapeResponse | None = None
+        self.last: httpx.Response | None = None
 
-    def step(self, **more: Any) -> httpx.ShapeResponse:
+    def step(self, **more: Any) -> httpx.Response:
         query = {**self._query, "offset": self.offset, **more}
         if self.handle:
             query["handle"] = self.handle

@@ -101,7 +101,7 @@ def test_events_carry_changes_and_up_to_date(running: Shapes, table: Table) -> N
     assert [message["value"]["id"] for message in reading.messages if "lsn" in message["headers"]] == ["5"]
 
 
-def messages_of(response: httpx.ShapeResponse) -> Iterator[dict[str, Any]]:
+def messages_of(response: httpx.Response) -> Iterator[dict[str, Any]]:
     for line in response.iter_lines():
         if line.startswith("data: "):
             yield json.loads(line.removeprefix("data: "))

@@ -23,7 +23,7 @@ def proxy(running: Shapes) -> Iterator[Proxied]:
         yield started
 
 
-def ask(proxy: Proxied, method: str, token: str | None, **query: str) -> httpx.ShapeResponse:
+def ask(proxy: Proxied, method: str, token: str | None, **query: str) -> httpx.Response:
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
     content = b"{}" if method == "POST" else None
     params = {"table": NAME, "offset": "-1", **query}

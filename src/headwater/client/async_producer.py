@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from headwater.client.async_transport import AsyncConnection
 from headwater.client.effects import Attempts
 from headwater.client.errors import ClientError, ConnectionLostError
-from headwater.client.http1 import Response, split_url
+from headwater.client.http1 import HttpResponse, split_url
 from headwater.client.operations import Message
 from headwater.client.producing import ProducerCore, ProducerOptions, ProducerSettings
 from headwater.client.sync_producer import transient
@@ -133,7 +133,7 @@ class AsyncProducer:
     async def _send_on(self, connection: AsyncConnection, core: ProducerCore, attempts: Attempts) -> None:
         """Send and take responses on one connection, until it fails."""
         client = self._stream.client
-        in_flight: deque[asyncio.Future[Response]] = deque()
+        in_flight: deque[asyncio.Future[HttpResponse]] = deque()
         try:
             while True:
                 self._work.clear()

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final, cast
 
-from headwater.client.effects import Request
+from headwater.client.effects import HttpRequest
 from headwater.client.errors import ClientError, ConnectError, ConnectionLostError, RequestTimeoutError
-from headwater.client.http1 import Origin, Response, ResponseParser, encode_chunks, encode_head, split_url
+from headwater.client.http1 import HttpResponse, Origin, ResponseParser, encode_chunks, encode_head, split_url
 from headwater.client.sync_transport import IDLE_CONNECTIONS_MAX, IDLE_MAX_S, idle_max_s_of
 
 _BUFFERED_MAX_BYTES: Final = 1024 * 1024
@@ -26,7 +26,7 @@ class _Pending:
 
     __slots__ = ("future", "whole")
 
-    def __init__(self, future: asyncio.Future[Response], *, whole: bool) -> None:
+    def __init__(self, future: asyncio.Future[HttpResponse], *, whole: bool) -> None:
         self.future = future
         self.whole = whole
 
@@ -43,7 +43,7 @@ class AsyncConnection(asyncio.Protocol):
         self._loop = loop
         self._parser = ResponseParser()
         self._pending: deque[_Pending] = deque()
-        self._streamed: Response | None = None
+        self._streamed: HttpResponse | None = None
         self._more: asyncio.Future[None] | None = None
         self._buffered = 0
         self._transport: asyncio.Transport | None = None
@@ -55,8 +55,8 @@ class AsyncConnection(asyncio.Protocol):
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def send(
-        self, request: Request, headers: Mapping[str, str], timeout_s: float, *, whole: bool = True
-    ) -> asyncio.Future[Response]:
+        self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float, *, whole: bool = True
+    ) -> asyncio.Future[HttpResponse]:
         """Write a request; the future has its response. The body must be bytes."""
         body = request.body
         assert isinstance(body, bytes)
@@ -67,8 +67,8 @@ class AsyncConnection(asyncio.Protocol):
         return future
 
     async def send_pieces(
-        self, request: Request, headers: Mapping[str, str], timeout_s: float
-    ) -> asyncio.Future[Response]:
+        self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float
+    ) -> asyncio.Future[HttpResponse]:
         """Write a request whose body is an iterable, waiting where the network is slower."""
         body = request.body
         assert not isinstance(body, bytes)
@@ -84,17 +84,17 @@ class AsyncConnection(asyncio.Protocol):
             self._transport.write(piece)
         return future
 
-    def _expect(self, request: Request, timeout_s: float, *, whole: bool) -> asyncio.Future[Response]:
+    def _expect(self, request: HttpRequest, timeout_s: float, *, whole: bool) -> asyncio.Future[HttpResponse]:
         if self.error is not None:
             raise self.error
         if request.method == "HEAD":
             self._parser.expect_head()
-        future: asyncio.Future[Response] = self._loop.create_future()
+        future: asyncio.Future[HttpResponse] = self._loop.create_future()
         self._pending.append(_Pending(future, whole=whole))
         self._watch(timeout_s)
         return future
 
-    async def more(self, response: Response) -> bytes:
+    async def more(self, response: HttpResponse) -> bytes:
         """The next piece of a response that was taken when its head arrived; empty at the end."""
         while not response.chunks and not response.complete:
             if self.error is not None:
@@ -215,7 +215,7 @@ class AsyncTransport:
         self._idle: dict[Origin, deque[AsyncConnection]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def send(self, request: Request, headers: Mapping[str, str], timeout_s: float) -> Response:
+    async def send(self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float) -> HttpResponse:
         """Send a request and receive the complete response."""
         connection = await self.take(split_url(request.url)[0])
         try:
@@ -231,8 +231,8 @@ class AsyncTransport:
         return response
 
     async def open(
-        self, request: Request, headers: Mapping[str, str], timeout_s: float
-    ) -> tuple[AsyncConnection, Response]:
+        self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[AsyncConnection, HttpResponse]:
         """Send a request and return as soon as the head of the response has arrived."""
         connection = await self.take(split_url(request.url)[0])
         try:
@@ -272,7 +272,7 @@ class AsyncTransport:
             raise ConnectError(f"cannot connect to {origin}: {reason}") from None
         return connection
 
-    def give_back(self, connection: AsyncConnection, response: Response) -> None:
+    def give_back(self, connection: AsyncConnection, response: HttpResponse) -> None:
         """Keep a connection whose response was read to its end."""
         if not response.keep_alive or not response.complete or connection.error is not None:
             connection.close()

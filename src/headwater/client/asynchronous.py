@@ -11,9 +11,9 @@ from typing import Any, Self, TypeVar, Unpack
 from headwater.client import listing, many, reading, state
 from headwater.client.async_producer import AsyncProducer
 from headwater.client.async_transport import AsyncConnection, AsyncTransport
-from headwater.client.effects import Emit, Open, Operation, Policy, Receive, Request, Sleep
+from headwater.client.effects import Emit, HttpRequest, Open, Operation, Policy, Receive, Sleep
 from headwater.client.errors import ClientError
-from headwater.client.http1 import Body, Response, split_url
+from headwater.client.http1 import Body, HttpResponse, split_url
 from headwater.client.multipart import PartEnd, PartStart
 from headwater.client.operations import (
     JSON,
@@ -107,7 +107,7 @@ class AsyncClient:
 
     async def run(self, operation: Operation[T]) -> T:
         """The result of an operation that emits nothing."""
-        performer = _Performer(self)
+        performer = _AsyncPerformer(self)
         try:
             effect = next(operation)
             while True:
@@ -127,7 +127,7 @@ class AsyncClient:
 
     async def iterate(self, operation: Operation[Any]) -> AsyncGenerator[Any, None]:
         """The values that an operation emits. Leaving the loop ends the operation."""
-        performer = _Performer(self)
+        performer = _AsyncPerformer(self)
         try:
             effect = next(operation)
             while True:
@@ -147,18 +147,18 @@ class AsyncClient:
             performer.close()
             operation.close()
 
-    async def send(self, request: Request) -> Response:
+    async def send(self, request: HttpRequest) -> HttpResponse:
         """Send one request, once."""
         timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         return await self.transport.send(request, await self.headers.async_of(request), timeout_s)
 
-    async def open(self, request: Request) -> tuple[AsyncConnection, Response]:
+    async def open(self, request: HttpRequest) -> tuple[AsyncConnection, HttpResponse]:
         """Send one request; returns as soon as the head of the response has arrived."""
         timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         return await self.transport.open(request, await self.headers.async_of(request), timeout_s)
 
 
-class _Performer:
+class _AsyncPerformer:
     """Performs the effects of one operation by awaiting."""
 
     __slots__ = ("_client", "_opened")
@@ -167,9 +167,9 @@ class _Performer:
         self._client = client
         self._opened: AsyncConnection | None = None
 
-    async def perform(self, effect: Request | Open | Receive | Sleep) -> Any:
+    async def perform(self, effect: HttpRequest | Open | Receive | Sleep) -> Any:
         match effect:
-            case Request():
+            case HttpRequest():
                 return await self._client.send(effect)
             case Receive():
                 assert self._opened is not None

@@ -9,9 +9,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from headwater.client import listing, many, reading, state
-from headwater.client.effects import Emit, Open, Operation, Policy, Receive, Request, Sleep
+from headwater.client.effects import Emit, HttpRequest, Open, Operation, Policy, Receive, Sleep
 from headwater.client.errors import ClientError
-from headwater.client.http1 import Body, Response, split_url
+from headwater.client.http1 import Body, HttpResponse, split_url
 from headwater.client.multipart import PartEnd, PartStart
 from headwater.client.operations import (
     JSON,
@@ -37,7 +37,7 @@ from headwater.client.results import (
 )
 from headwater.client.settings import ClientOptions, ClientSettings, RequestHeaders
 from headwater.client.sync_producer import Producer
-from headwater.client.sync_transport import Connection, SyncTransport
+from headwater.client.sync_transport import SyncConnection, SyncTransport
 
 T = TypeVar("T")
 
@@ -144,12 +144,12 @@ class Client:
             performer.close()
             operation.close()
 
-    def send(self, request: Request) -> Response:
+    def send(self, request: HttpRequest) -> HttpResponse:
         """Send one request, once."""
         timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         return self.transport.send(request, self.headers.of(request), timeout_s)
 
-    def open(self, request: Request) -> tuple[Connection, Response]:
+    def open(self, request: HttpRequest) -> tuple[SyncConnection, HttpResponse]:
         """Send one request; returns as soon as the head of the response has arrived."""
         timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
         return self.transport.open(request, self.headers.of(request), timeout_s)
@@ -162,11 +162,11 @@ class _Performer:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._opened: Connection | None = None
+        self._opened: SyncConnection | None = None
 
-    def perform(self, effect: Request | Open | Receive | Sleep) -> Any:
+    def perform(self, effect: HttpRequest | Open | Receive | Sleep) -> Any:
         match effect:
-            case Request():
+            case HttpRequest():
                 return self._client.send(effect)
             case Receive():
                 assert self._opened is not None

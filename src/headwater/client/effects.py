@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urljoin
 
 from headwater.client.errors import ClientError, error_of
-from headwater.client.http1 import Body, Response, split_url
+from headwater.client.http1 import Body, HttpResponse, split_url
 from headwater.client.retry import DEFAULT_RETRY, ENDLESS_RETRY, Retry
 
 log = logging.getLogger("headwater.client")
@@ -28,8 +28,8 @@ _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 _REDIRECTS_MAX: Final = 5
 
 
-class Request(NamedTuple):
-    """Send a request; the result is its `Response`, complete."""
+class HttpRequest(NamedTuple):
+    """Send a request; the result is its `HttpResponse`, complete."""
 
     method: str
     url: str
@@ -49,15 +49,15 @@ class Request(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Send a request; the result is its `Response` as soon as the head has arrived. The driver closes it at the end."""
+    """Send a request; the result is its `HttpResponse` once its head has arrived. The driver closes it at the end."""
 
-    request: Request
+    request: HttpRequest
 
 
 class Receive(NamedTuple):
     """The next piece of the body of an opened response; empty at its end."""
 
-    response: Response
+    response: HttpResponse
 
 
 class Sleep(NamedTuple):
@@ -72,7 +72,7 @@ class Emit(NamedTuple):
     value: Any
 
 
-Effect = Request | Open | Receive | Sleep | Emit
+Effect = HttpRequest | Open | Receive | Sleep | Emit
 Operation = Generator[Effect, Any, T]
 
 
@@ -124,13 +124,13 @@ class Attempts:
         return Sleep(delay_s)
 
 
-def send(policy: Policy, request: Request, *expected: int, idempotent: bool = True) -> Operation[Response]:
+def send(policy: Policy, request: HttpRequest, *expected: int, idempotent: bool = True) -> Operation[HttpResponse]:
     """Send a request until there is an expected answer. Raises what another answer stands for."""
     attempts: Attempts | None = None
     redirects = 0
     while True:
         try:
-            response: Response = yield request
+            response: HttpResponse = yield request
             if response.status in expected:
                 return response
             if response.status in _REDIRECTS and redirects < _REDIRECTS_MAX:
@@ -147,7 +147,7 @@ def send(policy: Policy, request: Request, *expected: int, idempotent: bool = Tr
         yield wait
 
 
-def redirect(request: Request, response: Response) -> Request | None:
+def redirect(request: HttpRequest, response: HttpResponse) -> HttpRequest | None:
     """The request that a redirect asks for; None if it leads elsewhere. Tokens must not leave the origin."""
     location = response.headers.get("location")
     if location is None or (response.status == 303 and request.method not in {"GET", "HEAD"}):

@@ -91,7 +91,7 @@ def encode_chunks(body: Iterable[bytes]) -> Iterable[bytes]:
     yield b"0\r\n\r\n"
 
 
-class Response:
+class HttpResponse:
     """A response as it arrives. Header names are in lower case."""
 
     __slots__ = ("chunks", "complete", "headers", "keep_alive", "status")
@@ -128,8 +128,8 @@ class ResponseParser:
     __slots__ = ("_current", "_head_bytes", "_headers", "_is_head", "_parser", "responses")
 
     def __init__(self) -> None:
-        self.responses: deque[Response] = deque()
-        self._current: Response | None = None
+        self.responses: deque[HttpResponse] = deque()
+        self._current: HttpResponse | None = None
         self._headers: dict[str, str] = {}
         self._head_bytes = 0
         self._is_head = False
@@ -168,7 +168,7 @@ class ResponseParser:
         headers, self._headers, self._head_bytes = self._headers, {}, 0
         if status < 200:
             return
-        response = Response(status, headers)
+        response = HttpResponse(status, headers)
         response.keep_alive = self._parser.should_keep_alive()
         self._current = response
         self.responses.append(response)

@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from headwater.client.effects import Emit, Operation, Policy, Request, send
+from headwater.client.effects import Emit, HttpRequest, Operation, Policy, send
 from headwater.client.errors import ConflictError
 from headwater.client.operations import StreamOperations
 from headwater.client.reading import Position, read
@@ -64,7 +64,7 @@ def changed_streams(
     query = {"limit": str(PAGE_ENTRIES), "live": "long-poll", "prefix": prefix}
     if cursor is not None:
         query["cursor"] = cursor
-    request = Request("GET", listing_url, urlencode(query), timeout_s=policy.live_timeout_s)
+    request = HttpRequest("GET", listing_url, urlencode(query), timeout_s=policy.live_timeout_s)
     response = yield from send(policy, request, 200, 204)
     if response.status == 204:
         return None
@@ -83,7 +83,7 @@ def _entry(found: Mapping[str, Any]) -> StreamEntry:
 
 
 def _page(policy: Policy, url: str, query: Mapping[str, str]) -> Operation[_Page]:
-    response = yield from send(policy, Request("GET", url, urlencode(query)), 200)
+    response = yield from send(policy, HttpRequest("GET", url, urlencode(query)), 200)
     page: _Page = decode(response.body, _Page)
     return page
 
@@ -91,7 +91,7 @@ def _page(policy: Policy, url: str, query: Mapping[str, str]) -> Operation[_Page
 def create_bucket(policy: Policy, bucket_url: str, *, exist_ok: bool) -> Operation[bool]:
     """Create a bucket; whether it is new."""
     try:
-        yield from send(policy, Request("PUT", bucket_url), 200, 201)
+        yield from send(policy, HttpRequest("PUT", bucket_url), 200, 201)
     except ConflictError:
         if not exist_ok:
             raise
@@ -100,7 +100,7 @@ def create_bucket(policy: Policy, bucket_url: str, *, exist_ok: bool) -> Operati
 
 
 def delete_bucket(policy: Policy, bucket_url: str) -> Operation[None]:
-    yield from send(policy, Request("DELETE", bucket_url), 200, 204)
+    yield from send(policy, HttpRequest("DELETE", bucket_url), 200, 204)
 
 
 def registered_streams(policy: Policy, stream_root: str, prefix: str) -> Operation[list[StreamEntry]]:

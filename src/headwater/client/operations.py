@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from headwater.client.effects import Operation, Policy, Request, send
+from headwater.client.effects import HttpRequest, Operation, Policy, send
 from headwater.client.errors import InvalidRequestError
 from headwater.client.http1 import Body, split_url
 from headwater.client.results import (
@@ -169,7 +169,7 @@ class StreamOperations:
             wanted["Stream-Closed"] = "true"
         if headers:
             wanted |= headers
-        request = Request("POST", self.url, "", wanted, body)
+        request = HttpRequest("POST", self.url, "", wanted, body)
         # Closing twice changes nothing.
         idempotent = producer is not None or not body
         response = yield from send(self.policy, request, 200, 204, idempotent=idempotent)
@@ -249,7 +249,7 @@ class StreamOperations:
 
     def publish_snapshot(self, offset: str, body: Body, content_type: str) -> Operation[None]:
         """Publish the state that all messages before `offset` fold to. A body of any size may come in pieces."""
-        request = Request(
+        request = HttpRequest(
             "PUT", f"{self.url}/snapshot/{quote(offset, safe='')}", "", {"Content-Type": content_type}, body
         )
         # Pieces can be consumed once, so they cannot be sent again.
@@ -258,7 +258,7 @@ class StreamOperations:
     def snapshot(self, offset: str | None = None) -> Operation[Snapshot]:
         """The latest snapshot, or the one at an offset."""
         at = "" if offset is None else f"/{quote(offset, safe='')}"
-        response = yield from send(self.policy, Request("GET", f"{self.url}/snapshot{at}"), 200)
+        response = yield from send(self.policy, HttpRequest("GET", f"{self.url}/snapshot{at}"), 200)
         found = response.headers.get("stream-snapshot-offset") or offset
         if found is None:
             found = (yield from self.head()).snapshot_offset or BEGINNING
@@ -272,7 +272,7 @@ class StreamOperations:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> Operation[Any]:
-        request = Request(method, self.url, urlencode(query) if query else "", headers or {}, body)
+        request = HttpRequest(method, self.url, urlencode(query) if query else "", headers or {}, body)
         return send(self.policy, request, *expected)
 
 

@@ -11,9 +11,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
-from headwater.client.effects import Request
+from headwater.client.effects import HttpRequest
 from headwater.client.errors import ClientError, ProducerFencedError, ProducerGapError, error_of
-from headwater.client.http1 import Response
+from headwater.client.http1 import HttpResponse
 from headwater.client.operations import Message, encode_message, join_messages
 from headwater.client.results import ProducerStamp
 
@@ -87,7 +87,7 @@ class ProducerCore:
     def awaits_responses(self) -> bool:
         return bool(self._in_flight)
 
-    def next_request(self) -> Request | None:
+    def next_request(self) -> HttpRequest | None:
         """The next batch to send, if there is one and the window is open."""
         # Until the first answer it is not known whether the epoch is accepted.
         if len(self._in_flight) >= (self._settings.in_flight_max if self._is_claimed else 1):
@@ -100,7 +100,7 @@ class ProducerCore:
             return None
         self._in_flight.append(batch)
         stamp = ProducerStamp(self.producer_id, self.epoch, batch.seq)
-        return Request("POST", self._url, "", {"Content-Type": self._content_type, **stamp.headers}, batch.body)
+        return HttpRequest("POST", self._url, "", {"Content-Type": self._content_type, **stamp.headers}, batch.body)
 
     def _cut(self) -> ProducerBatch:
         taken: list[bytes] = []
@@ -114,7 +114,7 @@ class ProducerCore:
         self._seq += 1
         return batch
 
-    def answered(self, response: Response) -> None:
+    def answered(self, response: HttpResponse) -> None:
         """The response to the oldest batch in flight. Raises what a refusal stands for."""
         if response.status not in {200, 204}:
             raise error_of("POST", self._url, response.status, response.headers, response.body)

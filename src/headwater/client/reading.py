@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from headwater.client.effects import Attempts, Emit, Open, Operation, Policy, Receive, Request
+from headwater.client.effects import Attempts, Emit, HttpRequest, Open, Operation, Policy, Receive
 from headwater.client.errors import (
     ClientError,
     MalformedResponseError,
@@ -21,7 +21,7 @@ from headwater.client.errors import (
     SseUnavailableError,
     error_of,
 )
-from headwater.client.http1 import Response
+from headwater.client.http1 import HttpResponse
 from headwater.client.operations import StreamOperations
 from headwater.client.results import (
     Batch,
@@ -166,12 +166,12 @@ class Follower:
         if value is not None:
             yield Emit(value)
 
-    def _request(self, live: str, accept: str) -> Request:
+    def _request(self, live: str, accept: str) -> HttpRequest:
         query = {"offset": self._at.offset, "live": live}
         if self._at.cursor is not None:
             query["cursor"] = self._at.cursor
         operations = self._operations
-        return Request(
+        return HttpRequest(
             "GET",
             operations.url,
             urlencode(query),
@@ -183,7 +183,7 @@ class Follower:
 
     def _long_poll(self) -> Operation[None]:
         at = self._at
-        response: Response = yield self._request("long-poll", "*/*")
+        response: HttpResponse = yield self._request("long-poll", "*/*")
         headers = response.headers
         if response.status not in {200, 204}:
             raise error_of("GET", self._operations.url, response.status, headers, response.body)
@@ -212,7 +212,7 @@ class Follower:
 
     def _sse(self) -> Operation[None]:
         """One response's worth of events."""
-        response: Response = yield Open(self._request("sse", SSE_TYPE))
+        response: HttpResponse = yield Open(self._request("sse", SSE_TYPE))
         yield from self._check_sse(response)
         is_base64 = response.headers.get("stream-sse-data-encoding", "") == "base64"
         content_type, holds_json = self._at.content_type, is_json(self._at.content_type)
@@ -249,7 +249,7 @@ class Follower:
         if silent:
             raise MalformedResponseError("the event stream ended without an event")
 
-    def _check_sse(self, response: Response) -> Operation[None]:
+    def _check_sse(self, response: HttpResponse) -> Operation[None]:
         status = response.status
         if status in _SSE_REFUSED:
             raise SseUnavailableError(f"the server answers {status} to a request for events")

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from headwater.client.errors import MalformedResponseError
-from headwater.client.http1 import Response
+from headwater.client.http1 import HttpResponse
 
 BEGINNING: Final = "-1"
 """The offset of the first message."""
@@ -70,7 +70,7 @@ def digest_of(body: bytes) -> str:
     return f"crc32:{zlib.crc32(body):08x}:{len(body)}"
 
 
-def next_offset_of(response: Response) -> str:
+def next_offset_of(response: HttpResponse) -> str:
     offset = response.headers.get("stream-next-offset")
     if offset is None:
         raise MalformedResponseError("the response has no Stream-Next-Offset; is this a Durable Streams server?")
@@ -104,7 +104,7 @@ class StreamInfo:
     headers: Mapping[str, str]
 
     @classmethod
-    def of(cls, response: Response) -> StreamInfo:
+    def of(cls, response: HttpResponse) -> StreamInfo:
         headers = response.headers
         return cls(
             headers.get("content-type", "application/octet-stream"),
@@ -170,7 +170,7 @@ class Chunk:
     closed: bool
 
     @classmethod
-    def of(cls, response: Response) -> Chunk:
+    def of(cls, response: HttpResponse) -> Chunk:
         headers = response.headers
         return cls(
             headers.get("stream-content-type") or headers.get("content-type", "application/octet-stream"),
@@ -286,7 +286,7 @@ class BootstrapInfo:
         return self.snapshot_offset != BEGINNING
 
     @classmethod
-    def of(cls, response: Response) -> BootstrapInfo:
+    def of(cls, response: HttpResponse) -> BootstrapInfo:
         headers = response.headers
         snapshot_offset = headers.get("stream-snapshot-offset")
         if snapshot_offset is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict
 
-from headwater.client.effects import Policy, Request
+from headwater.client.effects import HttpRequest, Policy
 from headwater.client.errors import InvalidRequestError
 from headwater.client.retry import DEFAULT_RETRY, Retry
 
@@ -77,7 +77,7 @@ class RequestHeaders:
         else:
             self._callables.append((name, before, value))
 
-    def of(self, request: Request) -> dict[str, str]:
+    def of(self, request: HttpRequest) -> dict[str, str]:
         headers = {**self._fixed, **request.headers}
         for name, before, called in self._callables:
             value = called()
@@ -86,7 +86,7 @@ class RequestHeaders:
             headers[name] = before + value
         return headers
 
-    async def async_of(self, request: Request) -> dict[str, str]:
+    async def async_of(self, request: HttpRequest) -> dict[str, str]:
         headers = {**self._fixed, **request.headers}
         for name, before, called in self._callables:
             value = called()

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from headwater.client.effects import Attempts, Emit, Open, Operation, Receive, Request, log
+from headwater.client.effects import Attempts, Emit, HttpRequest, Open, Operation, Receive, log
 from headwater.client.errors import ClientError, HistoryMissingError, MalformedResponseError, OffsetGoneError, error_of
-from headwater.client.http1 import Response
+from headwater.client.http1 import HttpResponse
 from headwater.client.multipart import MultipartParser, PartEnd, PartStart, boundary_of
 from headwater.client.operations import StreamOperations
 from headwater.client.reading import Follower, Live, Position
@@ -39,10 +39,10 @@ class StateProgress:
     """The state was just built from a bootstrap."""
 
 
-def open_bootstrap(operations: StreamOperations) -> Operation[tuple[BootstrapInfo, Response, MultipartParser]]:
+def open_bootstrap(operations: StreamOperations) -> Operation[tuple[BootstrapInfo, HttpResponse, MultipartParser]]:
     """Ask for the snapshot and the messages after it. The response is received piece by piece."""
     url = f"{operations.url}/bootstrap"
-    response: Response = yield Open(Request("GET", url))
+    response: HttpResponse = yield Open(HttpRequest("GET", url))
     if response.status != 200:
         pieces: list[bytes] = []
         while piece := (yield Receive(response)):

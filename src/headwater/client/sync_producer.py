@@ -11,7 +11,7 @@ from headwater.client.errors import ClientError, ConnectionLostError, ProducerGa
 from headwater.client.http1 import split_url
 from headwater.client.operations import Message
 from headwater.client.producing import ProducerCore, ProducerOptions, ProducerSettings
-from headwater.client.sync_transport import Connection
+from headwater.client.sync_transport import SyncConnection
 
 if TYPE_CHECKING:
     from headwater.client.blocking import Stream
@@ -98,7 +98,7 @@ class Producer:
 
     def _send_all(self) -> None:
         attempts = Attempts(self._stream.client.policy)
-        connection: Connection | None = None
+        connection: SyncConnection | None = None
         try:
             while self._wait_for_work():
                 try:
@@ -126,7 +126,7 @@ class Producer:
                 self._changed.wait()
             return not self._stopping
 
-    def _exchange(self, connection: Connection) -> None:
+    def _exchange(self, connection: SyncConnection) -> None:
         """Send what the window allows, then take one response."""
         client = self._stream.client
         while True:

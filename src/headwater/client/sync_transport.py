@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
-from headwater.client.effects import Request
+from headwater.client.effects import HttpRequest
 from headwater.client.errors import ConnectError, ConnectionLostError, RequestTimeoutError
-from headwater.client.http1 import Origin, Response, ResponseParser, encode_chunks, encode_head, split_url
+from headwater.client.http1 import HttpResponse, Origin, ResponseParser, encode_chunks, encode_head, split_url
 
 IDLE_MAX_S: Final = 30.0
 IDLE_CONNECTIONS_MAX: Final = 64
@@ -25,7 +25,7 @@ _RECEIVE_BYTES: Final = 256 * 1024
 _JOIN_MAX_BYTES: Final = 64 * 1024
 
 
-class Connection:
+class SyncConnection:
     """One connection to a server."""
 
     __slots__ = ("_parser", "_socket", "idle_max_s", "idle_since", "origin")
@@ -40,7 +40,7 @@ class Connection:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, request: Request, headers: Mapping[str, str], timeout_s: float) -> None:
+    def send(self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float) -> None:
         """Send a whole request. Several may be sent before their responses are received."""
         body = request.body
         if self._socket.gettimeout() != timeout_s:
@@ -66,14 +66,14 @@ class Connection:
         except OSError as error:
             raise ConnectionLostError(f"{self.origin}: {error}") from None
 
-    def response(self, *, whole: bool = True) -> Response:
+    def response(self, *, whole: bool = True) -> HttpResponse:
         """The next response: complete, or with `whole=False` as soon as its head has arrived."""
         responses = self._parser.responses
         while not responses or (whole and not responses[0].complete):
             self._receive()
         return responses.popleft()
 
-    def more(self, response: Response) -> bytes:
+    def more(self, response: HttpResponse) -> bytes:
         """The next piece of a response that was taken when its head arrived; empty at the end."""
         while not response.chunks and not response.complete:
             self._receive()
@@ -112,10 +112,10 @@ class SyncTransport:
     def __init__(self, tls: ssl.SSLContext | None, connect_timeout_s: float) -> None:
         self._tls = tls
         self._connect_timeout_s = connect_timeout_s
-        self._idle: dict[Origin, deque[Connection]] = {}
+        self._idle: dict[Origin, deque[SyncConnection]] = {}
         self._process = os.getpid()
 
-    def send(self, request: Request, headers: Mapping[str, str], timeout_s: float) -> Response:
+    def send(self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float) -> HttpResponse:
         """Send a request and receive the complete response."""
         connection = self.take(split_url(request.url)[0])
         try:
@@ -127,7 +127,9 @@ class SyncTransport:
         self.give_back(connection, response)
         return response
 
-    def open(self, request: Request, headers: Mapping[str, str], timeout_s: float) -> tuple[Connection, Response]:
+    def open(
+        self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float
+    ) -> tuple[SyncConnection, HttpResponse]:
         """Send a request and return as soon as the head of the response has arrived."""
         connection = self.take(split_url(request.url)[0])
         try:
@@ -137,7 +139,7 @@ class SyncTransport:
             connection.close()
             raise
 
-    def take(self, origin: Origin) -> Connection:
+    def take(self, origin: Origin) -> SyncConnection:
         """An idle connection, or a new one."""
         if self._process != os.getpid():
             # A fork inherits the sockets of its parent, who still uses them.
@@ -154,7 +156,7 @@ class SyncTransport:
             connection.close()
         return self.connect(origin)
 
-    def connect(self, origin: Origin) -> Connection:
+    def connect(self, origin: Origin) -> SyncConnection:
         try:
             connected = socket.create_connection((origin.host, origin.port), self._connect_timeout_s)
         except (OSError, UnicodeError) as error:
@@ -168,9 +170,9 @@ class SyncTransport:
         except OSError as error:
             connected.close()
             raise ConnectError(f"cannot connect to {origin}: {error}") from None
-        return Connection(origin, connected)
+        return SyncConnection(origin, connected)
 
-    def give_back(self, connection: Connection, response: Response) -> None:
+    def give_back(self, connection: SyncConnection, response: HttpResponse) -> None:
         """Keep a connection whose response was read to its end."""
         if not response.keep_alive or not response.complete:
             connection.close()
