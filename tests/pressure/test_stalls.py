@@ -7,22 +7,16 @@ import pytest
 from tests.pressure.operations import OPERATIONS, Load, Operation
 from tests.pressure.stalls import STALL_MAX_MS, cpu_of, wall_of
 
-UNBOUNDED = {"append-memory", "append-file-durable", "append-acid"}
-"""Operations that have no bound yet: they are measured, not judged."""
-UNBOUNDED_AT_FULL_SIZE = {"json-large", "chunked-bytes", "sse-fan-out"}
-"""Operations whose longest iteration grows with their input: within the budget at the quick size only."""
 SYNCS_MAX = 1
 READ_MAX = 1024 * 1024
 """Blocking calls in one iteration: an inline commit syncs once, and a slice of an answer is read from a file."""
-JUDGED = [operation for operation in OPERATIONS if operation.name not in UNBOUNDED]
-JUDGED_AT_FULL_SIZE = [operation for operation in JUDGED if operation.name not in UNBOUNDED_AT_FULL_SIZE]
-MODES = sorted({operation.mode for operation in JUDGED})
+MODES = sorted({operation.mode for operation in OPERATIONS})
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_iteration_of_the_loop_takes_more_cpu_time_than_50_ms(mode: str) -> None:
-    operations = [operation for operation in JUDGED if operation.mode == mode]
+    operations = [operation for operation in OPERATIONS if operation.mode == mode]
     found = cpu_of(operations)
     over = {name: worst for name, worst in found.items() if worst.cpu_ms > STALL_MAX_MS}
     assert not over, f"CPU time of one iteration beyond {STALL_MAX_MS:g} ms: {over}"
@@ -54,7 +48,7 @@ def test_the_probe_shows_a_request_that_holds_the_loop() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("operation", JUDGED_AT_FULL_SIZE, ids=lambda operation: str(operation.name))
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: str(operation.name))
 def test_no_client_waits_longer_than_50_ms_for_another(operation: Operation) -> None:
     found = wall_of(operation, 1.0)
     # A machine that stalls when nothing runs cannot show less.
