@@ -94,7 +94,8 @@ def shares(server: Running, count: int) -> Iterator[tuple[str, float]]:
     """The parts of a read, one by one, without Spark: one process, one connection."""
     from pyspark.sql.types import StructType
 
-    from headwater.spark.arrow import Layout, from_frames, is_json
+    from headwater.spark.arrow import Layout
+    from headwater.spark.message_runs import from_frames, is_json
     from headwater.spark.offsets import BEGINNING
     from headwater.spark.options import ConnectionOptions
     from headwater.spark.planner import tail_of

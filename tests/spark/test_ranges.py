@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 
 from headwater.spark import bounded_ranges, counted_ranges
-from headwater.spark.arrow import MessageRun
 from headwater.spark.counted_ranges import MessageCounter
 from headwater.spark.errors import DataShorterThanPlannedError
+from headwater.spark.message_runs import MessageRun
 from headwater.spark.offsets import START, Place, SplitPlan, bytes_between, offset_to_json, places_from_json
 from headwater.spark.options import ConnectionOptions
 from headwater.spark.planner import tail_of

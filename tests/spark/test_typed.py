@@ -28,8 +28,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from headwater.spark.arrow import Layout, MessageRun, from_values
+from headwater.spark.arrow import Layout
 from headwater.spark.errors import BadRecordError, OptionError
+from headwater.spark.message_runs import MessageRun, from_values
 
 
 def struct(**columns: DataType) -> StructType:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
+from headwater.client.async_session import AsyncSession
 from headwater.client.async_transport import AsyncConnection
 from headwater.client.effects import Attempts
 from headwater.client.errors import ClientError, ConnectionLostError
 from headwater.client.http1 import HttpResponse, split_url
-from headwater.client.operations import Message
+from headwater.client.operations import Message, StreamOperations
 from headwater.client.producing import ProducerCore, ProducerOptions, ProducerSettings
 from headwater.client.sync_producer import transient
-
-if TYPE_CHECKING:
-    from headwater.client.asynchronous import AsyncStream
 
 
 class AsyncProducer:
@@ -26,8 +24,11 @@ class AsyncProducer:
     the next call, and nothing is sent after it. Use it in an `async with`.
     """
 
-    def __init__(self, stream: AsyncStream, producer_id: str, **options: Unpack[ProducerOptions]) -> None:
-        self._stream = stream
+    def __init__(
+        self, session: AsyncSession, operations: StreamOperations, producer_id: str, **options: Unpack[ProducerOptions]
+    ) -> None:
+        self._session = session
+        self._operations = operations
         self._producer_id = producer_id
         self._settings = ProducerSettings(**options)
         self._core: ProducerCore | None = None
@@ -44,8 +45,8 @@ class AsyncProducer:
     async def start(self) -> Self:
         """Learn the content type of the stream and start to send. `async with` does it."""
         if self._core is None:
-            content_type = await self._stream.client.run(self._stream.operations.known_content_type())
-            self._core = ProducerCore(self._producer_id, self._stream.url, content_type, self._settings)
+            content_type = await self._session.run(self._operations.known_content_type())
+            self._core = ProducerCore(self._producer_id, self._operations.url, content_type, self._settings)
             self._task = asyncio.create_task(self._run(self._core), name=f"producer {self._producer_id}")
         return self
 
@@ -81,7 +82,8 @@ class AsyncProducer:
     async def close_stream(self) -> str:
         """Flush, then close the stream under the next number; returns its last offset."""
         await self.flush()
-        result = await self._stream.append_body(b"", close=True, producer=self._started().close_stamp())
+        stamp = self._started().close_stamp()
+        result = await self._session.run(self._operations.append_body(b"", close=True, producer=stamp))
         return result.next_offset
 
     async def stop(self) -> None:
@@ -101,7 +103,7 @@ class AsyncProducer:
         if self._error is not None:
             raise self._error
         if self._stopping:
-            raise ConnectionLostError(f"{self._stream.url}: the producer was stopped")
+            raise ConnectionLostError(f"{self._operations.url}: the producer was stopped")
 
     async def _progressed(self) -> None:
         self._progress.clear()
@@ -117,11 +119,11 @@ class AsyncProducer:
             self._progress.set()
 
     async def _send_all(self, core: ProducerCore) -> None:
-        client = self._stream.client
+        client = self._session
         attempts = Attempts(client.policy)
         while True:
             try:
-                connection = await client.transport.connect(split_url(self._stream.url)[0])
+                connection = await client.transport.connect(split_url(self._operations.url)[0])
                 try:
                     await self._send_on(connection, core, attempts)
                 finally:
@@ -132,7 +134,7 @@ class AsyncProducer:
 
     async def _send_on(self, connection: AsyncConnection, core: ProducerCore, attempts: Attempts) -> None:
         """Send and take responses on one connection, until it fails."""
-        client = self._stream.client
+        client = self._session
         in_flight: deque[asyncio.Future[HttpResponse]] = deque()
         try:
             while True:
@@ -155,7 +157,7 @@ class AsyncProducer:
                     attempts.succeeded()
                     self._progress.set()
                     if not response.keep_alive:
-                        raise ConnectionLostError(f"{self._stream.url}: the server ended the connection")
+                        raise ConnectionLostError(f"{self._operations.url}: the server ended the connection")
         finally:
             for future in in_flight:
                 future.cancel()

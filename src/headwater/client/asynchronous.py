@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -10,10 +9,8 @@ from typing import Any, Self, TypeVar, Unpack
 
 from headwater.client import listing, many, reading, state
 from headwater.client.async_producer import AsyncProducer
-from headwater.client.async_transport import AsyncConnection, AsyncTransport
-from headwater.client.effects import Emit, HttpRequest, Open, Operation, Policy, Receive, Sleep
-from headwater.client.errors import ClientError
-from headwater.client.http1 import Body, HttpResponse, split_url
+from headwater.client.async_session import AsyncSession
+from headwater.client.http1 import Body, split_url
 from headwater.client.multipart import PartEnd, PartStart
 from headwater.client.operations import (
     JSON,
@@ -37,12 +34,12 @@ from headwater.client.results import (
     StreamEntry,
     StreamInfo,
 )
-from headwater.client.settings import ClientOptions, ClientSettings, RequestHeaders
+from headwater.client.settings import ClientOptions
 
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(AsyncSession):
     """A server, and the connections to it. Tasks of one event loop may share a client.
 
     `base_url` is the address of the server, such as `http://localhost:4437`. Close the client, or use it in an
@@ -51,24 +48,8 @@ class AsyncClient:
 
     def __init__(self, base_url: str, **options: Unpack[ClientOptions]) -> None:
         split_url(base_url)
+        super().__init__(**options)
         self.base_url = base_url.rstrip("/")
-        settings = ClientSettings(**options)
-        self.policy = settings.policy or Policy(settings.retry)
-        self.timeout_s = settings.timeout_s
-        self.headers = RequestHeaders(settings)
-        self.transport = AsyncTransport(settings.tls(), settings.connect_timeout_s)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Close idle connections. The client may be used again."""
-        self.transport.close()
 
     def stream(self, name: str, *, content_type: str | None = None) -> AsyncStream:
         """A stream by its name, its path (`/ds/bucket/stream`) or its URL. No request is sent."""
@@ -102,95 +83,6 @@ class AsyncClient:
         read before. It needs an extension of Headwater.
         """
         return self.iterate(many.follow_many(self.policy, self.base_url, prefix, offsets))
-
-    # -- performing operations ---------------------------------------------------------------------------------------
-
-    async def run(self, operation: Operation[T]) -> T:
-        """The result of an operation that emits nothing."""
-        performer = _AsyncPerformer(self)
-        try:
-            effect = next(operation)
-            while True:
-                assert not isinstance(effect, Emit), "the operation emits values; iterate over it"
-                try:
-                    result = await performer.perform(effect)
-                except ClientError as error:
-                    effect = operation.throw(error)
-                else:
-                    effect = operation.send(result)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-        finally:
-            performer.close()
-            operation.close()
-
-    async def iterate(self, operation: Operation[Any]) -> AsyncGenerator[Any, None]:
-        """The values that an operation emits. Leaving the loop ends the operation."""
-        performer = _AsyncPerformer(self)
-        try:
-            effect = next(operation)
-            while True:
-                result: Any = None
-                try:
-                    if isinstance(effect, Emit):
-                        yield effect.value
-                    else:
-                        result = await performer.perform(effect)
-                except ClientError as error:
-                    effect = operation.throw(error)
-                else:
-                    effect = operation.send(result)
-        except StopIteration:
-            return
-        finally:
-            performer.close()
-            operation.close()
-
-    async def send(self, request: HttpRequest) -> HttpResponse:
-        """Send one request, once."""
-        timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
-        return await self.transport.send(request, await self.headers.async_of(request), timeout_s)
-
-    async def open(self, request: HttpRequest) -> tuple[AsyncConnection, HttpResponse]:
-        """Send one request; returns as soon as the head of the response has arrived."""
-        timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
-        return await self.transport.open(request, await self.headers.async_of(request), timeout_s)
-
-
-class _AsyncPerformer:
-    """Performs the effects of one operation by awaiting."""
-
-    __slots__ = ("_client", "_opened")
-
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-        self._opened: AsyncConnection | None = None
-
-    async def perform(self, effect: HttpRequest | Open | Receive | Sleep) -> Any:
-        match effect:
-            case HttpRequest():
-                return await self._client.send(effect)
-            case Receive():
-                assert self._opened is not None
-                data = await self._opened.more(effect.response)
-                if not data:
-                    self._client.transport.give_back(self._opened, effect.response)
-                    self._opened = None
-                return data
-            case Open():
-                self.close()
-                self._opened, response = await self._client.open(effect.request)
-                return response
-            case Sleep():
-                await asyncio.sleep(effect.seconds)
-                return None
-
-    def close(self) -> None:
-        """Close the response that was not read to its end."""
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
 
 
 class AsyncReader:
@@ -362,7 +254,7 @@ class AsyncStream:
 
         One instance of a producer id writes at a time: a new one claims an epoch and fences those before it.
         """
-        return AsyncProducer(self, producer_id, **options)
+        return AsyncProducer(self.client, self.operations, producer_id, **options)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

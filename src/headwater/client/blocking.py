@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from headwater.client import listing, many, reading, state
-from headwater.client.effects import Emit, HttpRequest, Open, Operation, Policy, Receive, Sleep
-from headwater.client.errors import ClientError
-from headwater.client.http1 import Body, HttpResponse, split_url
+from headwater.client.http1 import Body, split_url
 from headwater.client.multipart import PartEnd, PartStart
 from headwater.client.operations import (
     JSON,
@@ -35,14 +32,14 @@ from headwater.client.results import (
     StreamEntry,
     StreamInfo,
 )
-from headwater.client.settings import ClientOptions, ClientSettings, RequestHeaders
+from headwater.client.settings import ClientOptions
 from headwater.client.sync_producer import Producer
-from headwater.client.sync_transport import SyncConnection, SyncTransport
+from headwater.client.sync_session import SyncSession
 
 T = TypeVar("T")
 
 
-class Client:
+class Client(SyncSession):
     """A server, and the connections to it. Threads may share a client.
 
     `base_url` is the address of the server, such as `http://localhost:4437`. Close the client, or use it in a `with`.
@@ -50,24 +47,8 @@ class Client:
 
     def __init__(self, base_url: str, **options: Unpack[ClientOptions]) -> None:
         split_url(base_url)
+        super().__init__(**options)
         self.base_url = base_url.rstrip("/")
-        settings = ClientSettings(**options)
-        self.policy = settings.policy or Policy(settings.retry)
-        self.timeout_s = settings.timeout_s
-        self.headers = RequestHeaders(settings)
-        self.transport = SyncTransport(settings.tls(), settings.connect_timeout_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close idle connections. The client may be used again."""
-        self.transport.close()
 
     def stream(self, name: str, *, content_type: str | None = None) -> Stream:
         """A stream by its name, its path (`/ds/bucket/stream`) or its URL. No request is sent."""
@@ -99,95 +80,6 @@ class Client:
         read before. It needs an extension of Headwater.
         """
         return self.iterate(many.follow_many(self.policy, self.base_url, prefix, offsets))
-
-    # -- performing operations ---------------------------------------------------------------------------------------
-
-    def run(self, operation: Operation[T]) -> T:
-        """The result of an operation that emits nothing."""
-        performer = _Performer(self)
-        try:
-            effect = next(operation)
-            while True:
-                assert not isinstance(effect, Emit), "the operation emits values; iterate over it"
-                try:
-                    result = performer.perform(effect)
-                except ClientError as error:
-                    effect = operation.throw(error)
-                else:
-                    effect = operation.send(result)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-        finally:
-            performer.close()
-            operation.close()
-
-    def iterate(self, operation: Operation[Any]) -> Generator[Any, None, None]:
-        """The values that an operation emits. Leaving the loop ends the operation."""
-        performer = _Performer(self)
-        try:
-            effect = next(operation)
-            while True:
-                result: Any = None
-                try:
-                    if isinstance(effect, Emit):
-                        yield effect.value
-                    else:
-                        result = performer.perform(effect)
-                except ClientError as error:
-                    effect = operation.throw(error)
-                else:
-                    effect = operation.send(result)
-        except StopIteration:
-            return
-        finally:
-            performer.close()
-            operation.close()
-
-    def send(self, request: HttpRequest) -> HttpResponse:
-        """Send one request, once."""
-        timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
-        return self.transport.send(request, self.headers.of(request), timeout_s)
-
-    def open(self, request: HttpRequest) -> tuple[SyncConnection, HttpResponse]:
-        """Send one request; returns as soon as the head of the response has arrived."""
-        timeout_s = self.timeout_s if request.timeout_s is None else request.timeout_s
-        return self.transport.open(request, self.headers.of(request), timeout_s)
-
-
-class _Performer:
-    """Performs the effects of one operation by blocking."""
-
-    __slots__ = ("_client", "_opened")
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._opened: SyncConnection | None = None
-
-    def perform(self, effect: HttpRequest | Open | Receive | Sleep) -> Any:
-        match effect:
-            case HttpRequest():
-                return self._client.send(effect)
-            case Receive():
-                assert self._opened is not None
-                data = self._opened.more(effect.response)
-                if not data:
-                    self._client.transport.give_back(self._opened, effect.response)
-                    self._opened = None
-                return data
-            case Open():
-                self.close()
-                self._opened, response = self._client.open(effect.request)
-                return response
-            case Sleep():
-                time.sleep(effect.seconds)
-                return None
-
-    def close(self) -> None:
-        """Close the response that was not read to its end."""
-        if self._opened is not None:
-            self._opened.close()
-            self._opened = None
 
 
 class Reader:
@@ -355,7 +247,7 @@ class Stream:
 
         One instance of a producer id writes at a time: a new one claims an epoch and fences those before it.
         """
-        return Producer(self, producer_id, **options)
+        return Producer(self.client, self.operations, producer_id, **options)
 
     # -- reading -----------------------------------------------------------------------------------------------------
 

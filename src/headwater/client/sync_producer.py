@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from typing import Self, Unpack
 
 from headwater.client.effects import Attempts
 from headwater.client.errors import ClientError, ConnectionLostError, ProducerGapError
 from headwater.client.http1 import split_url
-from headwater.client.operations import Message
+from headwater.client.operations import Message, StreamOperations
 from headwater.client.producing import ProducerCore, ProducerOptions, ProducerSettings
+from headwater.client.sync_session import SyncSession
 from headwater.client.sync_transport import SyncConnection
-
-if TYPE_CHECKING:
-    from headwater.client.blocking import Stream
 
 
 class Producer:
@@ -24,10 +22,13 @@ class Producer:
     the next call, and nothing is sent after it.
     """
 
-    def __init__(self, stream: Stream, producer_id: str, **options: Unpack[ProducerOptions]) -> None:
-        self._stream = stream
-        content_type = stream.client.run(stream.operations.known_content_type())
-        self._core = ProducerCore(producer_id, stream.url, content_type, ProducerSettings(**options))
+    def __init__(
+        self, session: SyncSession, operations: StreamOperations, producer_id: str, **options: Unpack[ProducerOptions]
+    ) -> None:
+        self._session = session
+        self._operations = operations
+        content_type = session.run(operations.known_content_type())
+        self._core = ProducerCore(producer_id, operations.url, content_type, ProducerSettings(**options))
         self._changed = threading.Condition()
         self._error: ClientError | None = None
         self._stopping = False
@@ -70,7 +71,7 @@ class Producer:
     def close_stream(self) -> str:
         """Flush, then close the stream under the next number; returns its last offset."""
         self.flush()
-        result = self._stream.append_body(b"", close=True, producer=self._core.close_stamp())
+        result = self._session.run(self._operations.append_body(b"", close=True, producer=self._core.close_stamp()))
         return result.next_offset
 
     def stop(self) -> None:
@@ -84,7 +85,7 @@ class Producer:
         if self._error is not None:
             raise self._error
         if self._stopping:
-            raise ConnectionLostError(f"{self._stream.url}: the producer was stopped")
+            raise ConnectionLostError(f"{self._operations.url}: the producer was stopped")
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -97,13 +98,13 @@ class Producer:
                 self._changed.notify_all()
 
     def _send_all(self) -> None:
-        attempts = Attempts(self._stream.client.policy)
+        attempts = Attempts(self._session.policy)
         connection: SyncConnection | None = None
         try:
             while self._wait_for_work():
                 try:
                     if connection is None:
-                        connection = self._stream.client.transport.connect(split_url(self._stream.url)[0])
+                        connection = self._session.transport.connect(split_url(self._operations.url)[0])
                     self._exchange(connection)
                     attempts.succeeded()
                 except ClientError as error:
@@ -128,7 +129,7 @@ class Producer:
 
     def _exchange(self, connection: SyncConnection) -> None:
         """Send what the window allows, then take one response."""
-        client = self._stream.client
+        client = self._session
         while True:
             with self._changed:
                 request = self._core.next_request()
@@ -140,7 +141,7 @@ class Producer:
             self._core.answered(response)
             self._changed.notify_all()
         if not response.keep_alive:
-            raise ConnectionLostError(f"{self._stream.url}: the server ended the connection")
+            raise ConnectionLostError(f"{self._operations.url}: the server ended the connection")
 
 
 def transient(error: ClientError) -> ClientError:

@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.spark.arrow import split_json
 from headwater.spark.errors import BadRowError
+from headwater.spark.message_runs import split_json
 from headwater.spark.options import Framing, SinkOptions
 
 _TARGET: Final = "__target"

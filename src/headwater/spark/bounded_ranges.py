@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from headwater.spark.arrow import MessageRun, from_frames
+from headwater.spark.message_runs import MessageRun, from_frames
 from headwater.spark.offsets import BEGINNING, Place, bytes_between, incarnation_of, respelled, split_token
 from headwater.spark.protocol import Range, StreamsClient
 from headwater.spark.read_tasks import Span

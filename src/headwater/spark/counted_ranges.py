@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from headwater.spark.arrow import MessageRun, from_values, is_json, split_json
 from headwater.spark.errors import DataShorterThanPlannedError
+from headwater.spark.message_runs import MessageRun, from_values, is_json, split_json
 from headwater.spark.offsets import Place
 from headwater.spark.protocol import Chunk, StreamsClient
 from headwater.spark.read_tasks import Span

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from headwater.spark.arrow import split_json
 from headwater.spark.errors import DataGoneError, OptionError, StreamMissingError
+from headwater.spark.message_runs import split_json
 from headwater.spark.offsets import BEGINNING, are_of_two_streams
 from headwater.spark.options import SourceOptions
 from headwater.spark.protocol import StreamsClient

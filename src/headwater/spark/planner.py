@@ -14,9 +14,10 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from headwater.spark import bounded_ranges, counted_ranges
-from headwater.spark.arrow import Layout, MessageRun
+from headwater.spark.arrow import Layout
 from headwater.spark.counted_ranges import MessageCounter
 from headwater.spark.errors import DataGoneError, SourceRecreatedError, StreamMissingError
+from headwater.spark.message_runs import MessageRun
 from headwater.spark.offsets import START, Place, SplitPlan, are_of_two_streams, at
 from headwater.spark.options import OnGone, SourceOptions
 from headwater.spark.protocol import Head, StreamsClient

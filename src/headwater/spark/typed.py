@@ -25,7 +25,7 @@ from headwater.spark.errors import BadRecordError, OptionError
 from headwater.spark.options import BadRecords
 
 if TYPE_CHECKING:
-    from headwater.spark.arrow import MessageRun
+    from headwater.spark.message_runs import MessageRun
 
 Convert = Callable[[msgspec.Raw], Any]
 
