@@ -70,7 +70,7 @@ def _silent(advance: int, total: int | None = None) -> None:
 
 @contextmanager
 def readers_may_leave() -> Iterator[None]:
-    """`headwater read … | head` is no error: whoever reads our output may stop."""
+    """`headwater read … | head` is not an error: the reader of our output may stop."""
     try:
         yield
     except BrokenPipeError:

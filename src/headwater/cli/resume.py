@@ -1,7 +1,7 @@
-"""`--resume FILE`: where a reader got to, so that the next run goes on there.
+"""`--resume FILE`: the offset up to which a reader has read, so that the next run continues there.
 
-Invariant: the file is whole or absent, and never says more than was written out before it. What a crash can bring is
-a repeat of the last batch, never a gap.
+Invariant: the file is whole or absent, and never says more than was written out before it. After a crash the last
+batch may be read again; nothing is skipped.
 """
 
 from __future__ import annotations

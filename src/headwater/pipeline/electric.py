@@ -166,7 +166,7 @@ class ShapesReader(DataSourceStreamReader):
             return place
         if len(part.messages) <= _INLINE_MESSAGES:
             try:
-                self._planned[name, place, part.place] = list(self._told(name, part))
+                self._planned[name, place, part.place] = list(self._rows(name, part))
             except ShapeExpiredError:
                 return self._start_over(name, place)
         return part.place
@@ -203,7 +203,7 @@ class ShapesReader(DataSourceStreamReader):
             self._readers[key] = TableReader(found, name, how)
         return self._readers[key]
 
-    def _told(self, name: str, part: ShapePart) -> Iterator[tuple[str, bytes]]:
+    def _rows(self, name: str, part: ShapePart) -> Iterator[tuple[str, bytes]]:
         if part.messages:
             reader = self._reader(name, part.place, part.schema)
             for message in part.messages:
@@ -231,7 +231,7 @@ class ShapesReader(DataSourceStreamReader):
         elif one.start.offset != NOW:
             try:
                 for part in self._client(one.table).between(one.start, one.end):
-                    yield list(self._told(one.table, part))
+                    yield list(self._rows(one.table, part))
             except ShapeExpiredError:
                 # Planned before a restart, and gone since: the reset comes with the next batch.
                 log.warning("table %s: the shape of a planned batch is gone", one.table)

@@ -182,14 +182,14 @@ class Api:
     async def _events(self, shape: Shape, place: LogOffset) -> AsyncGenerator[bytes]:
         deadline = time.monotonic() + self._times.sse_s
         with shape.used():
-            is_told = False
+            is_announced = False
             while (left_s := deadline - time.monotonic()) > 0:
                 chunk = await shape.log.read(place)
                 if chunk.body:
                     yield shape.log.events(chunk)
-                    place, is_told = chunk.end, False
-                if chunk.at_end and not is_told:
-                    is_told = True
+                    place, is_announced = chunk.end, False
+                if chunk.at_end and not is_announced:
+                    is_announced = True
                     yield b"data: " + up_to_date(self._lsn(shape)) + b"\n\n"
                 elif not chunk.body:
                     try:

@@ -1,7 +1,7 @@
 """Changes as Postgres sends them: one replication connection on an event loop.
 
-psycopg has no replication API, but its libpq wrapper is enough for COPY BOTH. Invariant: the slot is told to forget
-only what was acknowledged with `acknowledge`, and a batch holds whole transactions in commit order.
+psycopg has no replication API, but its libpq wrapper is enough for COPY BOTH. Invariant: the slot advances
+only past what was acknowledged with `acknowledge`, and a batch holds whole transactions in commit order.
 """
 
 from __future__ import annotations

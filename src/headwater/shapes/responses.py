@@ -1,6 +1,6 @@
 """The headers of the Shape API: what the client requires, and what caches may keep.
 
-Invariant: every response that names a handle can be told from every other by its URL or its ETag.
+Invariant: every response that names a handle differs from every other in its URL or its ETag.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The process of `headwater shapes`: its parts, connected, and served until it is told to stop."""
+"""The process of `headwater shapes`: connect its parts and serve until a signal."""
 
 from __future__ import annotations
 

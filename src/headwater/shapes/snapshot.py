@@ -1,6 +1,6 @@
 """Rows of a table at one moment, as the text that replication would send for them.
 
-Everything is read in one REPEATABLE READ transaction whose snapshot is known, so that each change can be told to be in
+Everything is read in one REPEATABLE READ transaction whose snapshot is known, so that each change is known to be in
 it or after it. Invariant: memory is bounded by the size of a chunk and of a row, not by the size of the table.
 """
 

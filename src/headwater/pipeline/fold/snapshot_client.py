@@ -1,7 +1,7 @@
 """Read streams and read and publish their snapshots, over HTTP.
 
-Invariant: a snapshot is published only where the state behind it came from every message before that offset; and one
-that is older than what the stream already has is never insisted on.
+Invariant: a snapshot is published only if its state includes every message before that offset, and one that
+is older than the latest snapshot of the stream is dropped.
 """
 
 from __future__ import annotations
