@@ -248,13 +248,14 @@ def test_readers_and_writers_meet_an_expiry_only_as_404(
         seen: set[int] = set()
         while len(seen) < 2:
             seen.add((stream.post("x") if write else stream.get()).status_code)
-            busy.set()
+            busy[write].set()
         return seen
 
-    busy = threading.Event()
+    busy = (threading.Event(), threading.Event())
     with ThreadPoolExecutor(2) as pool:
         reads, writes = pool.submit(use, False), pool.submit(use, True)
-        busy.wait()
+        for event in busy:
+            event.wait()
         moving_server.pass_time(HOUR_S + 1)
         assert reads.result() == {200, 404}
         assert writes.result() == {204, 404}
