@@ -321,9 +321,9 @@ def test_2_2_a_client_that_hardly_sends_is_408(small_server: BucketStream, limit
         connection.send(
             encode("PUT", f"{small_server.path}/snapshot/{TWO}", headers={"Content-Length": str(len(LARGE))})
         )
-        for _ in range(5):
+        for _ in range(3):
             connection.send(b"x" * 10)
-            limited.pass_time(200)
+            limited.pass_time(250)
         assert connection.response().status == 408
     assert small_server.latest().status_code == 404
 

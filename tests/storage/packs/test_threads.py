@@ -174,7 +174,8 @@ def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, du
 def test_memory_stays_bounded_when_checkpoints_cannot_keep_up(tmp_path: Path) -> None:
     """The store is busy then, and no write waits for the checkpoint under way: neither its own nor one before it."""
     server = Server(file_storage(SlowPacks(), tmp_path, durable=False, settings=SMALL))
-    longest_s = busy_times = 0.0
+    busy_times = 0
+    waits_s = []
     creates: list[Create | Append] = [Create(number, f"s{number}", 1, "text/plain") for number in range(1, 6)]
     for create in creates:
         server.catalog.apply(create)
@@ -186,9 +187,10 @@ def test_memory_stays_bounded_when_checkpoints_cannot_keep_up(tmp_path: Path) ->
             tend_until(server.storage, server.image, lambda: not server.storage.busy())
         began_s = time.monotonic()
         server.commit([server.append(1 + number % 5, payload)], set())
-        longest_s = max(longest_s, time.monotonic() - began_s)
-    assert busy_times
-    assert longest_s < SlowPacks.SYNC_S / 2, "a write waited for a sync of the checkpoint"
+        waits_s.append(time.monotonic() - began_s)
+    assert busy_times > 2
+    # One may have waited for the processor; writes that wait for a checkpoint wait for each of them.
+    assert sorted(waits_s)[-2] < SlowPacks.SYNC_S / 2, "writes waited for syncs of checkpoints"
     assert server.storage.usage().payload_bytes == 400 * 8000
     assert server.peak_bytes <= 2 * SMALL.hot_tail_bytes + 2 * 8400
     server.storage.close()
