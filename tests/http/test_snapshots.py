@@ -323,6 +323,7 @@ def test_2_2_a_client_that_hardly_sends_is_408(small_server: BucketStream, limit
         )
         for _ in range(3):
             connection.send(b"x" * 10)
+            assert small_server.latest().status_code == 404, "the server has read what was sent before this request"
             limited.pass_time(250)
         assert connection.response().status == 408
     assert small_server.latest().status_code == 404
