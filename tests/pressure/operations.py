@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.http.raw import RawConnection, RawResponse, encode
 from tests.serving import Server
+from tests.waiting import wait_until
 
 MIB = 1024 * 1024
 TEXT = {"Content-Type": "text/plain"}
@@ -49,7 +50,8 @@ class Load:
             return connection.request(method, target, headers=headers, body=body)
 
     def must(self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b"") -> RawResponse:
-        response = self.ask(method, target, headers, body)
+        """A request that succeeds, as soon as the disk has saved what earlier operations left."""
+        response = wait_until(lambda: self.ask(method, target, headers, body), lambda found: found.status != 503)
         assert response.status < 300, f"{method} {target}: {response.status} {response.body[:300]!r}"
         return response
 
