@@ -1,0 +1,249 @@
+"""A cache of objects on the local disk, in blocks: a sparse file for each object that was read in part.
+
+The event loop must not wait for an object store. While it is `deferring`, a read of a block that is not here raises
+`NotLocalError` and the block is fetched in the background; the reader repeats itself when that is done. Elsewhere, and
+in other threads, a read waits.
+
+Nothing here survives a restart, so it does not matter how a crash leaves a file. What is read is checked against
+checksums by the readers, as if it were on the disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from headwater.storage.filesystem import DIRECTORY_MODE, FILE_MODE
+from headwater.storage.interface import StorageError
+from headwater.storage.tiering.objects import Objects
+
+BLOCK_BYTES: Final = 1024 * 1024
+FETCH_BLOCKS: Final = 4
+"""Blocks that are fetched with one request, where they follow each other: a read goes on, most likely."""
+FETCHES_MAX: Final = 4
+OPEN_MAX: Final = 256
+"""Objects that are cached in part: each is an open file. Those that nobody reads are forgotten beyond that."""
+WAIT_S: Final = 120.0
+"""How long a reader that may wait does: longer than a request to the store with its repetitions."""
+
+
+class NotLocalError(StorageError):
+    """Bytes are in the object store, and are on their way: try again once `fetched` is done."""
+
+    def __init__(self, key: str, fetched: Future[None]) -> None:
+        super().__init__(f"{key} is being fetched from the object store")
+        self.fetched: Final = fetched
+
+
+class BlockCache:
+    """All objects that are cached in part. Any thread may use it.
+
+    Unless it `keeps`, an object is only cached while it is open.
+    """
+
+    def __init__(self, objects: Objects, directory: Path, *, keeps: bool = True) -> None:
+        self.keeps: Final = keeps
+        self._objects = objects
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._entries: dict[str, CachedObject] = {}
+        self._executor = ThreadPoolExecutor(FETCHES_MAX, "headwater-fetch")
+        self._deferring: int | None = None
+        self.fetched_bytes = 0
+        """All that was fetched since the start."""
+        self._is_ready = False
+
+    @contextmanager
+    def deferring(self) -> Iterator[None]:
+        """Within this, reads of this thread raise `NotLocalError` instead of waiting."""
+        before, self._deferring = self._deferring, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._deferring = before
+
+    @property
+    def is_deferring(self) -> bool:
+        return self._deferring == threading.get_ident()
+
+    def open(self, key: str, size: int) -> CachedFile:
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is None:
+                self._prepare()
+                self._make_room()
+                path = self._directory / key.replace("/", "-")
+                entry = CachedObject(self, self._lock, key, path, size)
+            # At the end: the first ones were not opened for longest.
+            self._entries[key] = entry
+            entry.users += 1
+        return CachedFile(entry)
+
+    def sizes(self) -> dict[str, int]:
+        """What each object takes on the disk."""
+        with self._lock:
+            return {key: entry.held_bytes for key, entry in self._entries.items()}
+
+    def drop(self, key: str) -> None:
+        """Forget an object. Who has it open reads on; its space is free when the last one has closed it."""
+        with self._lock:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                entry.forget()
+
+    def fetch(self, entry: CachedObject, first: int, blocks: int) -> Future[None]:
+        return self._executor.submit(self._fetch, entry, first, blocks)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            for entry in self._entries.values():
+                entry.forget()
+            self._entries.clear()
+
+    def _prepare(self) -> None:
+        """Before the first use: an empty directory, whatever another process left there."""
+        if not self._is_ready:
+            self._directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+            for path in self._directory.iterdir():
+                path.unlink()
+            self._is_ready = True
+
+    def _make_room(self) -> None:
+        if len(self._entries) >= OPEN_MAX:
+            unused = next((key for key, entry in self._entries.items() if not entry.users), None)
+            if unused is not None:
+                self._entries.pop(unused).forget()
+
+    def _fetch(self, entry: CachedObject, first: int, blocks: int) -> None:
+        start = first * BLOCK_BYTES
+        length = min(blocks * BLOCK_BYTES, entry.size - start)
+        try:
+            data = self._objects.read(entry.key, start, length)
+            self.fetched_bytes += length
+            with self._lock:
+                entry.fill(first, data)
+        finally:
+            with self._lock:
+                entry.settle(first, blocks)
+
+
+class CachedObject:
+    """One object, of which some blocks are here. Its cache's lock guards everything."""
+
+    def __init__(self, cache: BlockCache, lock: threading.Lock, key: str, path: Path, size: int) -> None:
+        self._cache = cache
+        self._lock = lock
+        self._path = path
+        self.key: Final = key
+        self.size: Final = size
+        self.users = 0
+        self.held_bytes = 0
+        self._present = bytearray(-(-size // BLOCK_BYTES))
+        self._coming: dict[int, Future[None]] = {}
+        self._is_forgotten = False
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        os.ftruncate(self._descriptor, size)
+        self.map = mmap.mmap(self._descriptor, size, access=mmap.ACCESS_READ)
+
+    def want(self, offset: int, length: int) -> Future[None] | None:
+        """Have these bytes fetched where they are not here; None if all are, else what to wait for first."""
+        first, end = offset // BLOCK_BYTES, -(-min(offset + length, self.size) // BLOCK_BYTES)
+        wait_for = None
+        with self._lock:
+            block = first
+            while (block := self._present.find(0, block, end)) >= 0:
+                coming = self._coming.get(block)
+                if coming is None:
+                    blocks = self._run_from(block)
+                    coming = self._cache.fetch(self, block, blocks)
+                    self._coming.update(dict.fromkeys(range(block, block + blocks), coming))
+                wait_for = wait_for or coming
+                block += 1
+        return wait_for
+
+    def read(self, offset: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, offset)
+
+    def fill(self, first: int, data: bytes) -> None:
+        if self._descriptor < 0:
+            return  # Nobody has it open any more.
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self._descriptor, data[written:], first * BLOCK_BYTES + written)
+        for block in range(first, first - (-len(data) // BLOCK_BYTES)):
+            self._present[block] = 1
+        self.held_bytes += len(data)
+
+    def settle(self, first: int, blocks: int) -> None:
+        for block in range(first, first + blocks):
+            self._coming.pop(block, None)
+
+    def forget(self) -> None:
+        self._is_forgotten = True
+        self._path.unlink(missing_ok=True)
+        self._close_if_unused()
+
+    def release(self) -> None:
+        with self._lock:
+            self.users -= 1
+            self._close_if_unused()
+            unused = not self.users
+        if unused and not self._cache.keeps:
+            self._cache.drop(self.key)
+
+    def _run_from(self, block: int) -> int:
+        """How many missing blocks follow each other from this one on, as far as one request fetches."""
+        end = min(block + FETCH_BLOCKS, len(self._present))
+        run = block
+        while run < end and not self._present[run] and run not in self._coming:
+            run += 1
+        return run - block
+
+    def _close_if_unused(self) -> None:
+        if self._is_forgotten and not self.users and self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class CachedFile:
+    """A `MappedFile` whose bytes are fetched as they are read."""
+
+    def __init__(self, entry: CachedObject) -> None:
+        self._entry = entry
+        self._is_open = True
+        self.view = memoryview(entry.map)
+
+    def read(self, offset: int, length: int) -> bytes:
+        entry = self._entry
+        while (coming := entry.want(offset, length)) is not None:
+            if entry._cache.is_deferring:
+                raise NotLocalError(entry.key, coming)
+            try:
+                coming.result(WAIT_S)
+            except TimeoutError:
+                raise OSError(errno.EIO, f"{entry.key} was not fetched within {WAIT_S:g} s") from None
+        data = entry.read(offset, length)
+        if len(data) != length:
+            raise OSError(errno.EIO, f"the object ends at byte {offset + len(data)}")
+        return data
+
+    def will_need(self, offset: int, length: int) -> None:
+        if offset < self._entry.size:
+            self._entry.want(offset, length)
+
+    def relax(self) -> None:
+        self._entry.map.madvise(mmap.MADV_DONTNEED)
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.view = memoryview(b"")
+            self._entry.release()

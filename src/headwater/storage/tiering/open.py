@@ -1,0 +1,153 @@
+"""Open a data directory whose packs and blobs go to an object store, after making sure that the two belong together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from headwater.storage.descriptor_reserve import DescriptorReserve
+from headwater.storage.directory import open_directory
+from headwater.storage.filesystem import Filesystem, RealFilesystem
+from headwater.storage.interface import StorageError
+from headwater.storage.journal.segments import HEADER_BYTES, segment_numbers, segment_path
+from headwater.storage.journal_place import journal_directory, place_journal
+from headwater.storage.journaled_store import JournaledStorage, StoreSettings
+from headwater.storage.packs.manifest import NAME
+from headwater.storage.packs.pack_store import FAMILY, PackStore
+from headwater.storage.tiering.home import Home, read_mark
+from headwater.storage.tiering.objects import Objects, ObjectStoreError
+from headwater.storage.tiering.restore import restore_directory
+from headwater.storage.tiering.tier import Tier, TieredFilesystem
+from headwater.storage.tiering.uploader import RETRY_S, Uploader
+from headwater.storage.worker import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class TierSettings:
+    cache_bytes: int = 2**30
+    """What of the store's content may be on the disk too."""
+    backlog_bytes: int = 4 * 2**30
+    """What may wait on the disk for a store that cannot be reached."""
+    grace_s: float = 3600.0
+    """How long an object that nothing leads to any more is kept."""
+    accept_data_loss: bool = False
+    retry_s: float = RETRY_S
+    """After this long a store that could not be reached is tried again."""
+
+
+class TieredStore(NamedTuple):
+    storage: JournaledStorage
+    files: TieredFilesystem
+
+
+def open_tiered(
+    objects: Objects,
+    directory: Path,
+    tier_settings: TierSettings,
+    settings: StoreSettings | None = None,
+    *,
+    reserve: DescriptorReserve | None = None,
+    worker: Worker | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> TieredStore:
+    """Open a data directory in mode `file-durable` over an object store."""
+    filesystem = RealFilesystem(reserve)
+    opened = open_directory(filesystem, directory, FAMILY)
+    try:
+        home = _claim(objects, filesystem, directory, accept_data_loss=tier_settings.accept_data_loss)
+        settings = settings if settings is not None else StoreSettings()
+        place_journal(filesystem, opened, settings.journal_dir)
+        files = TieredFilesystem(objects, directory, reserve)
+        files.uploader = uploader = Uploader(
+            objects,
+            home,
+            directory,
+            files,
+            files.remove,
+            grace_s=tier_settings.grace_s,
+            retry_s=tier_settings.retry_s,
+        )
+        tier = Tier(
+            files,
+            uploader,
+            home,
+            directory,
+            cache_bytes=tier_settings.cache_bytes,
+            backlog_bytes=tier_settings.backlog_bytes,
+        )
+        cold = PackStore(files, directory, settings, tier)
+        storage = JournaledStorage(files, opened, cold, durable=True, settings=settings, worker=worker, clock=clock)
+    except ObjectStoreError as error:
+        opened.close()
+        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
+    except BaseException:
+        opened.close()
+        raise
+    return TieredStore(storage, files)
+
+
+def open_objects(url: str) -> Objects:
+    """The objects below a URL such as `s3://bucket/prefix`. Address and keys come from the environment (`AWS_…`)."""
+    try:
+        from headwater.storage.tiering.object_store import open_url  # noqa: PLC0415 - optional
+    except ImportError:
+        raise StorageError(
+            "storage.cold needs the package obstore, which is not installed: pip install 'headwater[tiering]'."
+        ) from None
+    return open_url(url)
+
+
+def files_of(directory: Path) -> RealFilesystem:
+    """The files of a data directory for reading, wherever they are."""
+    mark = read_mark(RealFilesystem(), directory)
+    return RealFilesystem() if mark is None else TieredFilesystem(open_objects(mark.url), directory, caches=False)
+
+
+def _claim(objects: Objects, filesystem: Filesystem, directory: Path, *, accept_data_loss: bool) -> Home:
+    objects.check_conditions()
+    home = Home(objects)
+    _check_theirs(objects, home, filesystem, directory)
+    if not filesystem.exists(directory / NAME) and home.has_data:
+        assert home.head is not None
+        if not accept_data_loss or _has_journal(filesystem, directory):
+            raise StorageError(
+                f"{objects.url} has data, and {directory} has no journal: what was written last may be only there. If"
+                " it is lost, start with an empty data directory and --accept-data-loss: the server then begins with"
+                " what the object store has."
+            )
+        restore_directory(filesystem, directory, objects, home.head)
+    home.claim(filesystem, directory)
+    return home
+
+
+def _check_theirs(objects: Objects, home: Home, filesystem: Filesystem, directory: Path) -> None:
+    """Refuse a prefix that is another data directory's, or a directory that is another prefix's."""
+    mark, head = read_mark(filesystem, directory), home.head
+    if mark is None:
+        if home.has_data and filesystem.exists(directory / NAME):
+            raise StorageError(
+                f"{objects.url} belongs to another data directory than {directory}. Give each its own storage.cold."
+            )
+        return
+    if head is None:
+        raise StorageError(
+            f"The packs of {directory} are in {mark.url}, and {objects.url} has no HEAD object: it is another place, or"
+            " its objects were deleted."
+        )
+    if head.store != mark.store:
+        raise StorageError(f"{objects.url} belongs to another data directory than {directory}.")
+    if head.epoch > mark.epoch:
+        raise StorageError(
+            f"{objects.url} was taken over by a server with another data directory. {directory} is out of date: what"
+            " was written there since then is not in it."
+        )
+
+
+def _has_journal(filesystem: Filesystem, directory: Path) -> bool:
+    journal = journal_directory(filesystem, directory)
+    return filesystem.exists(journal) and any(
+        filesystem.size(segment_path(journal, number)) > HEADER_BYTES for number in segment_numbers(filesystem, journal)
+    )
