@@ -14,12 +14,12 @@ from __future__ import annotations
 import logging
 import re
 import struct
-import zlib
 from array import array
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Protocol
 
+from headwater.core.checksum import crc32
 from headwater.storage.filesystem import FileAppender, Filesystem, MappedFile
 from headwater.storage.interface import CorruptError, StorageError
 
@@ -58,7 +58,7 @@ class Blob(Protocol):
     size: int
 
     def read(self, position: int, end_position: int) -> bytes:
-        """Exactly these bytes; raises `CorruptError` when they are not what was written."""
+        """Return exactly these bytes; raises `CorruptError` if their checksum is wrong."""
 
     def close(self) -> None: ...
 
@@ -207,7 +207,7 @@ class _FileWriter:
             room = PAGE_BYTES - self._size % PAGE_BYTES
             piece = view[:room]
             _write_whole(self._file, piece)
-            self._page_crc = zlib.crc32(piece, self._page_crc)
+            self._page_crc = crc32(piece, self._page_crc)
             self._size += len(piece)
             if len(piece) == room:
                 self._crcs.append(self._page_crc)
@@ -255,7 +255,7 @@ class _FileBlob:
         for number in range(first, (end_position + PAGE_BYTES - 1) // PAGE_BYTES):
             at = number * PAGE_BYTES
             page = self._mapped.read(at, min(PAGE_BYTES, self.size - at))
-            if zlib.crc32(page) != self._crcs[number]:
+            if crc32(page) != self._crcs[number]:
                 raise CorruptError(f"{self._path} is damaged within {PAGE_BYTES} bytes from byte {at}.")
             pages.append(page)
         # The disk can fetch what is likely to be read next while this is sent.
@@ -283,7 +283,7 @@ class _FileBlob:
         ):
             raise CorruptError(f"{self._path} does not have the footer of this blob.")
         checksums = self._mapped.read(size, 4 * pages)
-        if zlib.crc32(footer[:-4], zlib.crc32(checksums)) != crc:
+        if crc32(footer[:-4], crc32(checksums)) != crc:
             raise CorruptError(f"{self._path}: its checksums are damaged.")
         return size, _from_little_endian(checksums)
 
@@ -296,7 +296,7 @@ def is_finished(name: str) -> bool:
 def _trailer(crcs: array[int], blob_id: int, size: int) -> bytes:
     checksums = struct.pack(f"<{len(crcs)}I", *crcs)
     footer = _FOOTER.pack(_MAGIC, blob_id, size, PAGE_BYTES, 0)[:-4]
-    return checksums + footer + struct.pack("<I", zlib.crc32(footer, zlib.crc32(checksums)))
+    return checksums + footer + struct.pack("<I", crc32(footer, crc32(checksums)))
 
 
 def _from_little_endian(checksums: bytes) -> array[int]:

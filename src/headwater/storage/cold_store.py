@@ -1,4 +1,4 @@
-"""What a cold store is: where the journal's data is saved, and where older bytes are read from.
+"""The interface of a cold store: it saves the journal's data, and older bytes are read from it.
 
 A storage mode is a journal and a cold store. The journal makes batches durable; what is only in the journal is held in
 memory (`UnsavedState`) for readers. A checkpoint moves it into the cold store, and then the journal is trimmed:
@@ -25,7 +25,7 @@ from headwater.storage.worker import Job
 
 
 class Step(enum.Enum):
-    """What follows in a piece of work on the event loop: more of it, or a wait for a job."""
+    """The next step of a piece of work on the event loop: more of it, or a wait for a job."""
 
     MORE = enum.auto()
     WAIT = enum.auto()
@@ -35,7 +35,7 @@ Steps: TypeAlias = Iterator[Step]
 
 
 class Checkpoint(NamedTuple):
-    """What one checkpoint saves: everything up to record `lsn`."""
+    """The content of one checkpoint: everything up to record `lsn`."""
 
     lsn: int
     segment: int
@@ -45,7 +45,7 @@ class Checkpoint(NamedTuple):
     documents: dict[str, bytes | None]
     """Documents that changed, as of record `lsn`; None for one that was deleted."""
     removed: tuple[int, ...]
-    """Streams that were removed for good since the checkpoint before."""
+    """Streams removed permanently since the previous checkpoint."""
 
 
 class Chore(NamedTuple):
@@ -157,6 +157,13 @@ class ColdStore(ColdRuns, Protocol):
 
     def refusal(self) -> str | None:
         """Why new writes should be refused before they begin, or None."""
+
+    def busy(self) -> str | None:
+        """Why new writes should be tried again in a moment, or None."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why nothing more can be saved, ever, if so."""
 
     def parts(self) -> dict[str, int]:
         """Figures about the files, as `headwater store stats` names them."""

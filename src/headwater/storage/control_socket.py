@@ -13,11 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from headwater.operating_system import SOCKET_PATH_MAX_BYTES, SYSTEM
+
 NAME: Final = "control.sock"
 LINE_MAX_BYTES: Final = 64 * 1024
-
-_ADDRESS_MAX_BYTES: Final = 100
-"""What fits into a socket's address everywhere; Linux takes 107."""
 
 
 def listening_socket(directory: Path) -> socket.socket:
@@ -62,13 +61,10 @@ def remove(directory: Path) -> None:
 
 @contextmanager
 def _address(directory: Path) -> Iterator[str]:
-    """The socket's path; by way of an open directory where the path itself is too long for a socket."""
+    """The socket's path, or a shorter one where it is too long for an address."""
     path = directory / NAME
-    if len(os.fsencode(path)) <= _ADDRESS_MAX_BYTES:
+    if len(os.fsencode(path)) <= SOCKET_PATH_MAX_BYTES:
         yield str(path)
         return
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield f"/proc/self/fd/{descriptor}/{NAME}"
-    finally:
-        os.close(descriptor)
+    with SYSTEM.short_path(directory) as short:
+        yield f"{short}/{NAME}"

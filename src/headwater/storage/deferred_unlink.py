@@ -1,8 +1,8 @@
 """A filesystem that defers deletions while a backup runs.
 
 Storage removes only files that nothing refers to any more, and records what it refers to before it removes anything. So
-a process that holds the files and then reads what is referred to finds all of it, however long the copying takes and
-whatever is written in the meantime. Deferred deletions happen when the last hold ends, or at the next start.
+a process that holds the files and then reads the references finds all of them, however long the copy takes and
+whatever is written during it. Deferred deletions happen when the last hold ends, or at the next start.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ class DeferredUnlinkFilesystem(RealFilesystem):
                     self._deferred.append(path)
                     return
         super().unlink(path)
+
+    def recycle(self, path: Path, target: Path) -> bool:
+        with self._lock:
+            return not self._holds and super().recycle(path, target)
 
     def hold(self) -> None:
         """Keep every finished file from now on."""

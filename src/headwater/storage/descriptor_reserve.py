@@ -52,6 +52,10 @@ class DescriptorReserve:
             while self._held:
                 os.close(self._held.pop())
 
+    def __del__(self) -> None:
+        # It is kept as long as its store, even if that was never opened completely.
+        self.close()
+
     def _open_with_reserve(self, opener: Callable[[], T], error: OSError) -> T:
         with self._lock:
             while self._held:

@@ -22,6 +22,8 @@ from headwater.storage.interface import StorageError
 log = logging.getLogger("headwater.storage")
 
 FORMAT_VERSION: Final = 1
+SHARDS_DEFAULT: Final = 16
+"""The shards of a new directory."""
 
 LOCK_NAME: Final = "LOCK"
 FORMAT_NAME: Final = "FORMAT"
@@ -33,27 +35,34 @@ FOREIGN_NAMES: Final = frozenset({"lost+found"})
 
 
 class Format(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
-    """What the file `FORMAT` says."""
+    """The content of the file `FORMAT`."""
 
     version: int
     family: str
     created: str
+    shards: int = 1
+    """Into how many shards its streams can be divided between workers. Older directories do not say: one."""
 
 
 class Directory:
     """An open data directory. It stays locked until `close`."""
 
-    __slots__ = ("_lock", "format", "path")
+    __slots__ = ("_locks", "format", "journal", "path")
 
     def __init__(self, path: Path, format_: Format, lock: Lock) -> None:
         self.path: Final = path
         self.format: Final = format_
-        self._lock: Lock | None = lock
+        self.journal: Path | None = None
+        """Where its journal is, if that is not within it."""
+        self._locks = [lock]
+
+    def hold(self, lock: Lock) -> None:
+        """Keep another lock as long as the directory is open."""
+        self._locks.append(lock)
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        while self._locks:
+            self._locks.pop().release()
 
 
 def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: bool = True) -> Directory:
@@ -73,21 +82,21 @@ def open_directory(filesystem: Filesystem, path: Path, family: str, *, create: b
         raise
 
 
-def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True) -> Lock:
+def lock_directory(filesystem: Filesystem, path: Path, *, create: bool = True, what: str = "Data directory") -> Lock:
     """Lock a directory for this process, whatever it has; create it if it is missing and `create` is set."""
     try:
         if not filesystem.exists(path):
             if not create:
-                raise StorageError(f"There is no data directory {path}.")
-            _make_directories(filesystem, path)
+                raise StorageError(f"There is no {what.lower()} {path}.")
+            make_directories(filesystem, path)
         lock = filesystem.lock(path / LOCK_NAME, f"{os.getpid()}\n")
     except AlreadyLockedError as locked:
         by = f"process {locked.holder}" if locked.holder else "another process"
         raise StorageError(
-            f"Data directory {path} is in use by {by}. Stop it first, or give this one its own data_dir."
+            f"{what} {path} is in use by {by}. Stop it first, or give this one its own data_dir."
         ) from None
     except OSError as error:
-        raise StorageError(f"Data directory {path} cannot be opened: {error}") from error
+        raise StorageError(f"{what} {path} cannot be opened: {error}") from error
     if create:
         _restrict(filesystem, path)
     return lock
@@ -158,18 +167,28 @@ def _read_format(filesystem: Filesystem, path: Path) -> Format:
 
 
 def _write_format(filesystem: Filesystem, path: Path, names: set[str], family: str) -> Format:
-    format_ = Format(FORMAT_VERSION, family, datetime.now(UTC).isoformat(timespec="seconds"))
+    format_ = Format(FORMAT_VERSION, family, datetime.now(UTC).isoformat(timespec="seconds"), SHARDS_DEFAULT)
+    _replace_format(filesystem, path, names, format_)
+    with suppress(PermissionError):
+        # The process that created the directory may not have synced it; a parent that cannot be read was created by
+        # others.
+        filesystem.sync_directory(path.absolute().parent)
+    return format_
+
+
+def set_shards(filesystem: Filesystem, path: Path, shards: int) -> None:
+    """Record the number of shards of a store that is being built."""
+    found = _read_format(filesystem, path)
+    _replace_format(filesystem, path, set(filesystem.names(path)), msgspec.structs.replace(found, shards=shards))
+
+
+def _replace_format(filesystem: Filesystem, path: Path, names: set[str], format_: Format) -> None:
     fresh = path / _NEW_FORMAT_NAME
     if _NEW_FORMAT_NAME in names:
         filesystem.unlink(fresh)
     write_file(filesystem, fresh, msgspec.json.encode(format_) + b"\n")
     filesystem.replace(fresh, path / FORMAT_NAME)
     filesystem.sync_directory(path)
-    with suppress(PermissionError):
-        # The process that created the directory may not have synced it; a parent that cannot be read was created by
-        # others.
-        filesystem.sync_directory(path.absolute().parent)
-    return format_
 
 
 def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
@@ -184,7 +203,7 @@ def write_file(filesystem: Filesystem, path: Path, data: bytes) -> None:
         appender.close()
 
 
-def _make_directories(filesystem: Filesystem, path: Path) -> None:
+def make_directories(filesystem: Filesystem, path: Path) -> None:
     """Create the directory and its missing parents, each durable before the next."""
     missing = [path.absolute()]
     while not filesystem.exists(missing[-1].parent):

@@ -1,7 +1,7 @@
 """The file-system interface: every call that storage makes to it, and nothing more.
 
-Storage uses only the `Filesystem` protocol, so a test can replace it by one that forgets what was not synced and fails
-at any call. Errors are plain `OSError`s; the caller decides what they mean.
+Storage uses only the `Filesystem` protocol, so a test can replace it by one that loses unsynced data and fails at any
+call. Errors are plain `OSError`s; the caller decides what they mean.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias, TypeVar
 
+from headwater.operating_system import SYSTEM
 from headwater.storage.descriptor_reserve import DescriptorReserve
 
 T = TypeVar("T")
@@ -26,8 +27,6 @@ DIRECTORY_MODE: Final = 0o700
 _OTHERS: Final = 0o077
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
-
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class AlreadyLockedError(Exception):
@@ -39,7 +38,7 @@ class AlreadyLockedError(Exception):
 
 
 class FileAppender(Protocol):
-    """A file open for writing at its end."""
+    """A file open for writing, one write after the other."""
 
     def write(self, data: Bytes) -> int:
         """One write; returns how many bytes were taken, which may be fewer than given."""
@@ -79,6 +78,12 @@ class Filesystem(Protocol):
 
     def extend(self, path: Path) -> FileAppender:
         """An existing file, to be written at its end."""
+
+    def overwrite(self, path: Path) -> FileAppender:
+        """An existing file, to be written from its beginning, over what it holds."""
+
+    def recycle(self, path: Path, target: Path) -> bool:
+        """Rename a file that nothing refers to any more, to be overwritten; False if it may still be read."""
 
     def truncate(self, path: Path, size: int) -> None:
         """Cut a file to `size` and sync it."""
@@ -132,16 +137,23 @@ class RealFilesystem:
         self._reserve = reserve
 
     def create(self, path: Path) -> FileAppender:
-        return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, FILE_MODE))
+        return _RealAppender(self._open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE))
 
     def extend(self, path: Path) -> FileAppender:
         return _RealAppender(self._open(path, os.O_WRONLY | os.O_APPEND))
+
+    def overwrite(self, path: Path) -> FileAppender:
+        return _RealAppender(self._open(path, os.O_WRONLY))
+
+    def recycle(self, path: Path, target: Path) -> bool:
+        path.replace(target)
+        return True
 
     def truncate(self, path: Path, size: int) -> None:
         descriptor = self._open(path, os.O_WRONLY)
         try:
             os.ftruncate(descriptor, size)
-            os.fsync(descriptor)
+            SYSTEM.sync_file(descriptor)
         finally:
             os.close(descriptor)
 
@@ -183,7 +195,7 @@ class RealFilesystem:
     def exists(self, path: Path) -> bool:
         try:
             path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         return True
 
@@ -212,10 +224,7 @@ class RealFilesystem:
         return _RealLock(path, note)
 
     def boot_id(self) -> bytes:
-        try:
-            return bytes.fromhex(_BOOT_ID.read_text("ascii").strip().replace("-", ""))
-        except (OSError, ValueError):
-            return bytes(16)
+        return SYSTEM.boot_id()
 
     def _open(self, path: Path, flags: int, mode: int = FILE_MODE) -> int:
         return self._with_reserve(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
@@ -226,7 +235,7 @@ class RealFilesystem:
     def _sync(self, path: Path, flags: int) -> None:
         descriptor = self._open(path, flags)
         try:
-            os.fsync(descriptor)
+            SYSTEM.sync_file(descriptor)
         finally:
             os.close(descriptor)
 
@@ -241,13 +250,20 @@ class _RealAppender:
         return os.write(self._descriptor, data)
 
     def sync(self) -> None:
-        os.fdatasync(self._descriptor)
+        SYSTEM.sync_data(self._descriptor)
 
     def close(self) -> None:
         # A number that is closed twice may already belong to another file.
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def write_whole(file: FileAppender, data: Bytes) -> None:
+    """Write all of the data, in as many calls as the system needs."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 class _RealMapped:

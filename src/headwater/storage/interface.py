@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from headwater.core.records import Append, Create, Image, Record
+from headwater.storage.arrival_times import TimeRun
 
 
 class StorageError(Exception):
-    """The store cannot do what it should. The message says what and where, for an operator."""
+    """A storage operation failed. The message tells the operator what failed and where."""
 
 
 class WriteFailedError(StorageError):
@@ -33,7 +34,7 @@ class WriteFailedError(StorageError):
 
 
 class BatchTooLargeError(StorageError):
-    """A batch is larger than a journal can take. Nothing of it was written, and the store accepts further writes."""
+    """A batch is too large for a journal. Nothing of it was written, and the store accepts further writes."""
 
 
 class CorruptError(StorageError):
@@ -41,14 +42,14 @@ class CorruptError(StorageError):
 
 
 class Committed(NamedTuple):
-    """A record to be written, with the incarnations that it removes for good."""
+    """A record to be written, with the incarnations that it removes permanently."""
 
     record: Record
     removed: tuple[int, ...] = ()
 
 
 class Usage(NamedTuple):
-    """What a store holds, for metrics and limits."""
+    """The size of a store's content, for metrics and limits."""
 
     payload_bytes: int
     memory_bytes: int
@@ -90,6 +91,9 @@ class Storage(Protocol):
 
     def recover(self) -> Iterable[Record]: ...
 
+    def takes_long(self) -> bool:
+        """Whether the next `write` waits for more than one sync; asked just before it, and never on a thread."""
+
     def write(self, batch: Sequence[Committed]) -> None: ...
 
     def publish(self, batch: Sequence[Committed]) -> None: ...
@@ -102,6 +106,15 @@ class Storage(Protocol):
 
     def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
         """The lengths of the messages from `index` to `end_index`."""
+
+    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
+        """When the messages from `index` to `end_index` arrived."""
+
+    def first_since(self, stream_id: int, at_ms: int) -> int:
+        """The index of the first message that arrived at `at_ms` or later; the end of the stream if there is none.
+
+        Messages of unknown time count as earlier than all others.
+        """
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         """The bytes from `position` to `end_position`, in order, in as many pieces as they are stored in."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from headwater.core.records import Append, Create, Delete, Document, Record
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.cold_store import ColdStore, UnsavedState, document_bytes
 from headwater.storage.directory import Directory
 from headwater.storage.filesystem import Filesystem
@@ -58,6 +59,8 @@ class StoreSettings:
     open_packs_max: int = 128
     manifest_floor_bytes: int = 1024 * 1024
     """In packs: a smaller manifest is never rewritten."""
+    journal_dir: Path | None = None
+    """Where the journal is to be, if not in the data directory: absolute, and without links."""
     look_every: int = 16
     """Streams that maintenance handles between two looks at the clock."""
 
@@ -93,6 +96,7 @@ class JournaledStorage:
         self._payload_bytes = 0
         self._journal: FileJournal | None = None
         self._maintenance: Maintenance | None = None
+        self._reserve_bytes = self._settings.reserve
         self._free_bytes = 0
         self._free_checked_at: float | None = None
 
@@ -130,7 +134,7 @@ class JournaledStorage:
         )
 
     def close(self) -> None:
-        """Shut down in good order. What is only in the journal stays there for the next start."""
+        """Shut down cleanly. Records that are only in the journal stay there for the next start."""
         self._worker.close()
         journal = self._journal
         if journal is not None:
@@ -145,6 +149,10 @@ class JournaledStorage:
         self._directory.close()
 
     # -- writing ---------------------------------------------------------------------------------------------------
+
+    def takes_long(self) -> bool:
+        assert self._journal is not None
+        return self._journal.takes_long()
 
     def write(self, batch: Sequence[Committed]) -> None:
         assert self._journal is not None
@@ -166,10 +174,8 @@ class JournaledStorage:
                     if tail is None:
                         tail = stored.growing_tail()
                         unsaved.bytes += memory_of(tail)
-                    tail.extend(payload, record.lengths)
-                    size = len(payload)
-                    unsaved.bytes += size + 8 * len(record.lengths)
-                    self._payload_bytes += size
+                    unsaved.bytes += tail.extend(payload, record.lengths, record.at_ms)
+                    self._payload_bytes += len(payload)
             elif isinstance(record, Document):
                 self._publish_document(record)
             else:
@@ -208,12 +214,12 @@ class JournaledStorage:
         if maintenance is not None and maintenance.problem is not None:
             return maintenance.problem
         free = self._free()
-        if free < self._settings.reserve:
+        if free < self._reserve_bytes:
             if maintenance is not None and self._unsaved.removed:
                 # Deleted streams give their space back only when a checkpoint has forgotten them.
                 maintenance.requested = True
             return (
-                f"The disk is nearly full: {free} bytes are free in {self._path}, and {self._settings.reserve}"
+                f"The disk is nearly full: {free} bytes are free in {self._path}, and {self._reserve_bytes}"
                 " are kept in reserve."
             )
         return self._cold.refusal()
@@ -221,7 +227,7 @@ class JournaledStorage:
     def busy(self) -> str | None:
         if self._maintenance is not None and self._maintenance.overfull:
             return "Data arrives faster than the disk can save it; try again in a moment."
-        return None
+        return self._cold.busy()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -242,6 +248,14 @@ class JournaledStorage:
     def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
         stored = self._streams[stream_id]
         return self._named(stream_id, lambda: stored.lengths(self._cold, stream_id, index, end_index))
+
+    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
+        stored = self._streams[stream_id]
+        return self._named(stream_id, lambda: stored.arrivals(self._cold, stream_id, index, end_index))
+
+    def first_since(self, stream_id: int, at_ms: int) -> int:
+        stored = self._streams[stream_id]
+        return self._named(stream_id, lambda: stored.first_since(self._cold, stream_id, at_ms))
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         stored = self._streams[stream_id]
@@ -266,7 +280,7 @@ class JournaledStorage:
         stored = self._streams[record.id] = new_stream(record.fork)
         if record.payload:
             tail = stored.growing_tail()
-            tail.extend(record.payload, record.lengths)
+            tail.extend(record.payload, record.lengths, record.at_ms)
             self._unsaved.bytes += memory_of(tail)
             self._payload_bytes += len(record.payload)
 
@@ -302,7 +316,8 @@ class JournaledStorage:
         if self._free_checked_at is None or now - self._free_checked_at >= FREE_CHECK_S:
             self._free_checked_at = now
             try:
-                self._free_bytes = self._filesystem.free_bytes(self._path)
+                places = filter(None, (self._path, self._directory.journal))
+                self._free_bytes = min(map(self._filesystem.free_bytes, places))
             except OSError as error:
                 log.warning("free space of %s is unknown: %s", self._path, error)
         return self._free_bytes

@@ -87,6 +87,11 @@ class Maintenance:
     def maintain(self, image_of: ImageOf) -> None:
         if self._journal.failure is not None:
             return
+        failure = self._cold.failure
+        if failure is not None:
+            log.critical("writes are disabled: %s", failure)
+            self._journal.fail(failure)
+            return
         self._prepare_segment()
         if self._steps is None and self._is_due():
             self.requested = False
@@ -177,20 +182,23 @@ class Maintenance:
     # -- the next segment ------------------------------------------------------------------------------------------
 
     def _prepare_segment(self) -> None:
-        """Create the file of the next journal segment before it is needed."""
+        """Create and fill the file of the next journal segment before it is needed."""
         outcome = self._preparing
         if outcome is not None and outcome.done:
             self._preparing = None
             error = outcome.error
             if isinstance(error, OSError) and error.errno in _TEMPORARY:
-                log.warning("the next journal segment cannot be created yet: %s", error)
+                log.warning("the next journal segment cannot be prepared yet: %s", error)
                 self._prepare_at = self._clock() + RETRY_S
             elif error is not None:
-                log.critical("the next journal segment cannot be created; writes are disabled: %s", error)
-                self._journal.fail(f"Creating the next journal segment failed: {error}")
-        if self._preparing is None and self._journal.wants_next and self._clock() >= self._prepare_at:
-            # Before a checkpoint that is being saved: it may take longer than the segment lasts.
-            self._preparing = self._worker.submit(_call(self._journal.prepare), urgent=True, first=True)
+                log.critical("the next journal segment cannot be prepared; writes are disabled: %s", error)
+                self._journal.fail(f"Preparing the next journal segment failed: {error}")
+        if self._preparing is None and self._clock() >= self._prepare_at:
+            if self._journal.wants_next:
+                # Before a checkpoint that is being saved: it may take longer than the segment lasts.
+                self._preparing = self._worker.submit(_call(self._journal.prepare), urgent=True, first=True)
+            elif self._journal.wants_fill:
+                self._preparing = self._worker.submit(self._journal.fill(), urgent=False, first=True)
 
     # -- chores ----------------------------------------------------------------------------------------------------
 

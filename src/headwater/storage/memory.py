@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from headwater.core.records import Append, Create, Record
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.interface import Committed, ImageOf, Usage
 from headwater.storage.tail import Tail
 
@@ -22,6 +23,9 @@ class MemoryStorage:
     def recover(self) -> Iterable[Record]:
         return ()
 
+    def takes_long(self) -> bool:
+        return False
+
     def write(self, batch: Sequence[Committed]) -> None:
         """Nothing to make durable."""
 
@@ -29,7 +33,7 @@ class MemoryStorage:
         for record, removed in batch:
             if type(record) is Append:
                 if record.payload:
-                    self._tails[record.id].extend(record.payload, record.lengths)
+                    self._tails[record.id].extend(record.payload, record.lengths, record.at_ms)
                     self._bytes += len(record.payload)
             elif type(record) is Create:
                 self._create(record)
@@ -45,6 +49,12 @@ class MemoryStorage:
 
     def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
         return self._tails[stream_id].lengths(index, end_index)
+
+    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
+        return self._tails[stream_id].arrivals(index, end_index)
+
+    def first_since(self, stream_id: int, at_ms: int) -> int:
+        return self._tails[stream_id].first_since(at_ms)
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         return self._tails[stream_id].read(position, end_position)
@@ -73,6 +83,7 @@ class MemoryStorage:
     def _create(self, record: Create) -> None:
         fork = record.fork
         tail = Tail(fork.message_index, fork.byte_position) if fork is not None else Tail(0, 0)
-        tail.extend(record.payload, record.lengths)
+        if record.payload:
+            tail.extend(record.payload, record.lengths, record.at_ms)
         self._tails[record.id] = tail
         self._bytes += len(record.payload)

@@ -1,8 +1,8 @@
 """The bytes of one stream: extents in the cold store, then tails in memory.
 
 They are a chain of runs without a gap: the stream's extents, then the tail that a checkpoint is saving, then the tail
-that grows. A tail may begin before the end of the extents: then it is also a cache of what they hold. Every question
-about a stream goes to its runs, in order, from the last run that holds its start.
+that grows. A tail may begin before the end of the extents: then it is also a cache of their data. Every read of a
+stream uses its runs, in order, from the last run that contains its start.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Final, Protocol
 
 from headwater.core.records import ForkPoint
 from headwater.storage import extents
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.extents import NO_EXTENTS, Extent
 from headwater.storage.interface import CorruptError
-from headwater.storage.tail import Tail
+from headwater.storage.tail import TIME_RUN_BYTES, Tail
 
-TAIL_BYTES: Final = 320
-"""About what an empty tail costs in memory: itself, its buffer and its index."""
+TAIL_BYTES: Final = 400
+"""About what an empty tail costs in memory: itself, its buffer, its index and its times."""
 
 
 class Run(Protocol):
@@ -35,6 +36,10 @@ class Run(Protocol):
     def cut(self, index: int, position: int, end_index: int, max_bytes: int) -> tuple[int, int]: ...
 
     def lengths(self, index: int, end_index: int) -> list[int]: ...
+
+    def arrivals(self, index: int, end_index: int) -> list[TimeRun]: ...
+
+    def first_since(self, at_ms: int) -> int: ...
 
     def read(self, position: int, end_position: int) -> Sequence[bytes | memoryview]: ...
 
@@ -89,24 +94,25 @@ class StreamData:
 
     @property
     def unsaved_memory(self) -> int:
-        """About how much memory the tail takes, without what the cold store has too and the tail only caches."""
+        """Estimated memory of the tail, without the part that only caches data of the cold store."""
         tail = self.tail
         cached = self.cached_index
         if tail is None or cached is None:
             return memory_of(tail)
         saved = extents.last(self.extents).end_position
-        return tail.end_position - saved + 8 * (tail.end_index - cached)
+        times = TIME_RUN_BYTES * tail.time_runs_from(cached)
+        return tail.end_position - saved + 8 * (tail.end_index - cached) + times
 
     @property
     def cached_index(self) -> int | None:
-        """Up to which message the tail holds what the cold store has too; None if it holds nothing of that."""
+        """The message up to which the tail caches data of the cold store; None if it caches nothing."""
         if self.tail is None or not self.extents:
             return None
         end_index = extents.last(self.extents).end_index
         return end_index if end_index > self.tail.index else None
 
     def drop_cached(self, min_bytes: int | None = None) -> None:
-        """Free the part of the tail that the cold store has too: all of it, or the oldest `min_bytes`."""
+        """Free the part of the tail that is also in the cold store: all of it, or the oldest `min_bytes`."""
         index, tail = self.cached_index, self.tail
         if index is None or tail is None:
             return
@@ -135,7 +141,7 @@ class StreamData:
         self.extents = rest
 
     def freeze(self) -> Tail | None:
-        """Set aside what is in memory, unchanged from now on, for a checkpoint to save."""
+        """Freeze the data in memory for a checkpoint to save; it does not change from now on."""
         assert self.frozen is None
         self.frozen, self.tail = self.tail, None
         return self.frozen
@@ -169,12 +175,36 @@ class StreamData:
 
     def lengths(self, cold: ColdRuns, stream_id: int, index: int, end_index: int) -> list[int]:
         found: list[int] = []
-        for run in self._runs_from_index(cold, stream_id, index):
-            if index >= end_index:
-                break
-            stop = min(end_index, run.end_index)
-            found += run.lengths(index, stop)
-            index = stop
+        for run, start, stop in self._parts(cold, stream_id, index, end_index):
+            found += run.lengths(start, stop)
+        return found
+
+    def arrivals(self, cold: ColdRuns, stream_id: int, index: int, end_index: int) -> list[TimeRun]:
+        """When the messages from `index` to `end_index` arrived."""
+        found: list[TimeRun] = []
+        for run, start, stop in self._parts(cold, stream_id, index, end_index):
+            found += run.arrivals(start, stop)
+        return found
+
+    def first_since(self, cold: ColdRuns, stream_id: int, at_ms: int) -> int:
+        """The index of the first message that arrived at `at_ms` or later; the end if there is none."""
+        found = self.end[0]
+        for tail in (self.tail, self.frozen):
+            if tail is not None:
+                found = tail.first_since(at_ms)
+                if found > tail.index:
+                    return found
+        low, high = 0, extents.count(self.extents)
+        while low < high:
+            # In the first extent that has such a message, or at the end of the one before it.
+            middle = (low + high) // 2
+            extent = extents.at(self.extents, middle)
+            run = next(self._cold_runs(cold, stream_id, middle))
+            within = run.first_since(at_ms)
+            if within < extent.end_index:
+                found, high = within, middle
+            else:
+                low = middle + 1
         return found
 
     def read(self, cold: ColdRuns, stream_id: int, position: int, end_position: int) -> list[bytes | memoryview]:
@@ -186,6 +216,15 @@ class StreamData:
             pieces += run.read(position, stop)
             position = stop
         return pieces
+
+    def _parts(self, cold: ColdRuns, stream_id: int, index: int, end_index: int) -> Iterator[tuple[Run, int, int]]:
+        """Each run with messages from `index` to `end_index`, and the range of these in it."""
+        for run in self._runs_from_index(cold, stream_id, index):
+            if index >= end_index:
+                return
+            stop = min(end_index, run.end_index)
+            yield run, index, stop
+            index = stop
 
     def _runs_from_index(self, cold: ColdRuns, stream_id: int, index: int) -> Iterator[Run]:
         """The runs from the one that holds message `index` on."""
@@ -228,4 +267,4 @@ def new_stream(fork: ForkPoint | None) -> StreamData:
 
 def memory_of(tail: Tail | None) -> int:
     """About how much memory a tail takes."""
-    return TAIL_BYTES + tail.size + 8 * len(tail.ends) if tail is not None else 0
+    return TAIL_BYTES + tail.size + 8 * (len(tail.ends) + len(tail.times)) if tail is not None else 0

@@ -1,4 +1,4 @@
-"""A run of consecutive messages of one stream, in memory: its bytes, and where each message ends.
+"""A run of consecutive messages of one stream, in memory: its bytes, where each message ends, and when it arrived.
 
 Used for all of a stream in `memory`, and for the hot tail in the other modes. Positions and indexes are absolute.
 
@@ -9,28 +9,34 @@ copies nothing on the event loop.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Final
 
+from headwater.storage.arrival_times import TimeRun
+
 BLOCK_BYTES: Final = 256 * 1024
-"""A gathered block of this size gets no more."""
+"""Nothing more is added to a block of this size."""
 WHOLE_BYTES: Final = 64 * 1024
 """A payload of this size is a block."""
 SHARED_MAX_BYTES: Final = 1024 * 1024
 """Readers get views of blocks up to this size, and copies of parts of larger ones: a view keeps all of its block."""
+TIME_RUN_BYTES: Final = 16
 
 
 class Tail:
     """Bytes from `position`, the first of them the start of message `index`."""
 
-    __slots__ = ("_blocks", "_growing", "_growing_position", "_starts", "ends", "index", "position")
+    __slots__ = ("_blocks", "_growing", "_growing_position", "_starts", "ends", "index", "position", "times")
 
     def __init__(self, index: int, position: int) -> None:
         self.index = index
         self.position = position
         self.ends = array("Q")
+        self.times = array("Q")
+        """Runs of messages that arrived at the same time, two numbers each: the index after its last message, and the
+        time in milliseconds. One array, because in memory every stream has one."""
         self._growing = bytearray()
         """The last block, which takes the next small payload."""
         self._growing_position = position
@@ -52,7 +58,8 @@ class Tail:
         """The number of bytes in the run."""
         return self._growing_position + len(self._growing) - self.position
 
-    def extend(self, payload: bytes, lengths: Sequence[int]) -> None:
+    def extend(self, payload: bytes, lengths: Sequence[int], at_ms: int) -> int:
+        """Add messages that arrived at `at_ms`; returns how much memory they take. Time never goes back."""
         growing = self._growing
         size = len(payload)
         end = self._growing_position + len(growing)
@@ -69,6 +76,13 @@ class Tail:
             self.ends.append(end + size)
         else:
             self.ends.extend(islice(accumulate(lengths, initial=end), 1, None))
+        times = self.times
+        end_index = self.index + len(self.ends)
+        if times and at_ms <= times[-1]:
+            times[-2] = end_index
+            return size + 8 * len(lengths)
+        times.extend((end_index, at_ms))
+        return size + 8 * len(lengths) + TIME_RUN_BYTES
 
     def boundary(self, index: int) -> int | None:
         """Position after `index` messages of the stream, for boundaries inside the run or at its start."""
@@ -95,8 +109,37 @@ class Tail:
         starts = array("Q", [self.position if low == 0 else self.ends[low - 1]]) + ends[:-1]
         return [end - start for start, end in zip(starts, ends, strict=True)]
 
+    def arrivals(self, index: int, end_index: int) -> list[TimeRun]:
+        runs: list[TimeRun] = []
+        run = bisect_right(self._time_runs, index, key=self._run_end)
+        while index < end_index:
+            end = min(self.times[2 * run], end_index)
+            runs.append(TimeRun(end - index, self.times[2 * run + 1]))
+            index = end
+            run += 1
+        return runs
+
+    def first_since(self, at_ms: int) -> int:
+        """The index of the first message that arrived at `at_ms` or later; the end if there is none."""
+        run = bisect_left(self._time_runs, at_ms, key=self._run_time)
+        return self.times[2 * run - 2] if run else self.index
+
+    def time_runs_from(self, index: int) -> int:
+        """The number of runs of arrival times that begin at `index` or later."""
+        return len(self._time_runs) - bisect_left(self._time_runs, index, key=self._run_end) - 1
+
+    @property
+    def _time_runs(self) -> range:
+        return range(len(self.times) // 2)
+
+    def _run_end(self, run: int) -> int:
+        return self.times[2 * run]
+
+    def _run_time(self, run: int) -> int:
+        return self.times[2 * run + 1]
+
     def read(self, position: int, end_position: int) -> list[bytes | memoryview]:
-        """The bytes from `position` to `end_position`, in as many pieces as they lie in."""
+        """The bytes from `position` to `end_position`, in the pieces in which they are stored."""
         pieces: list[bytes | memoryview] = []
         for block, view in self._parts(position, end_position):
             # A view of the growing block would make the next append fail.
@@ -105,7 +148,7 @@ class Tail:
         return pieces
 
     def views(self, position: int, end_position: int) -> Iterator[memoryview]:
-        """The same without copies. They must be gone before the run is extended."""
+        """The same without copies. The caller must release them before the run is extended."""
         return (view for _, view in self._parts(position, end_position))
 
     def _parts(self, position: int, end_position: int) -> Iterator[tuple[bytes | bytearray, memoryview]]:
@@ -131,6 +174,7 @@ class Tail:
         self.index = index
         self.position = self.ends[at - 1]
         self.ends = self.ends[at:]
+        del self.times[: 2 * bisect_right(self._time_runs, index, key=self._run_end)]
         if self.position >= self._growing_position:
             del self._growing[: self.position - self._growing_position]
             self._growing_position = self.position
@@ -141,7 +185,7 @@ class Tail:
             self._shrink_first(self._blocks)
 
     def _shrink_first(self, blocks: list[bytes | bytearray]) -> None:
-        """Give back the dropped part of the first block once it is half of it; so each byte is copied once at most."""
+        """Free the dropped part of the first block once it is half of it, so that each byte is copied at most once."""
         unused = self.position - self._starts[0]
         if unused * 2 >= len(blocks[0]):
             blocks[0] = blocks[0][unused:]

@@ -1,4 +1,4 @@
-"""The store's worker: long jobs, done in small steps beside the event loop.
+"""The store's worker: long jobs in small steps on a separate thread.
 
 A job is a generator: it does a little, yields, and at its end returns a result. An urgent job goes before background
 ones, between any two of their steps. All jobs run on one thread, so they need no locks among themselves. What a job
@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 Job: TypeAlias = Generator[None, None, Any]
 
 _BREATH_S: Final = 0.0002
-"""Sleeping this long after a step lets the event loop take the interpreter lock."""
+"""Sleeping this long after a step lets the event loop acquire the GIL."""
 
 
 class Outcome:

@@ -1,7 +1,7 @@
 """Apply records of the journal to a shard, in one transaction.
 
-What a record does to a stream is decided by `Catalog.apply`, here on a catalog that holds only the streams that the
-transaction touches. Then each of them is written once, however many records touched it: its row, the producers that
+`Catalog.apply` decides what a record does to a stream, here on a catalog with only the streams that the
+transaction touches. Then each of them is written once, for any number of records: its row, the producers that
 changed, and its new bytes joined into pieces.
 """
 
@@ -14,7 +14,7 @@ import lmdb
 import msgspec
 
 from headwater.core.catalog import Catalog, StreamState
-from headwater.core.records import Append, Create, Delete, Document, Image, Record, Retain, Touch
+from headwater.core.records import Append, Create, Delete, Document, Evict, Image, Record, Retain, Touch
 from headwater.storage.acid.environment import Databases
 from headwater.storage.acid.pieces import KEY, PIECE_BYTES, DamagedPieceError, PieceWriter, decode_piece
 from headwater.storage.acid.rows import (
@@ -29,13 +29,14 @@ from headwater.storage.acid.rows import (
     encode_producer,
     producer_key,
 )
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.interface import CorruptError
 
 
 class _Touched:
     """A stream that the transaction changes."""
 
-    __slots__ = ("added", "producers_replaced", "row_crc", "start", "stream")
+    __slots__ = ("added", "evicted", "producers_replaced", "row_crc", "start", "stream")
 
     def __init__(self, stream: StreamState, row_crc: int | None) -> None:
         self.stream = stream
@@ -46,6 +47,8 @@ class _Touched:
         self.start = (0, 0)
         """Index and position at which the new bytes begin."""
         self.producers_replaced = False
+        self.evicted: set[str] = set()
+        """Producers whose rows are to be deleted, unless they append again."""
 
 
 class _JoinedPiece(NamedTuple):
@@ -54,6 +57,7 @@ class _JoinedPiece(NamedTuple):
     start_index: int
     position: int
     ends: list[int]
+    times: list[TimeRun]
     body: bytes
 
 
@@ -85,7 +89,7 @@ class Applier:
         elif type(record) is Create:
             self._create(record)
         elif type(record) is Delete:
-            # The journal says what is removed for good; otherwise forks keep the stream. The catalog here cannot
+            # The journal says what is removed permanently; otherwise forks keep the stream. The catalog here cannot
             # decide that, because it does not hold the forks.
             touched = self._touch(record.id)
             self._catalog.apply(msgspec.structs.replace(touched.stream.image(), deleted=True))
@@ -94,13 +98,16 @@ class Applier:
             self._replace(record)
         elif type(record) is Document:
             self._write_document(record)
+        elif type(record) is Evict:
+            self._touch(record.id).evicted.update(record.producer_ids)
+            self._catalog.apply(record)
         else:
             assert type(record) is Touch or type(record) is Retain, f"no rule to apply {record!r}"
             self._touch(record.id)
             self._catalog.apply(record)
 
     def remove(self, stream_id: int) -> None:
-        """Remove a stream for good. Its pieces are deleted later, some in each transaction."""
+        """Remove a stream permanently. Its pieces are deleted later, some in each transaction."""
         touched = self._touched.pop(stream_id, None)
         self._catalog.by_id.pop(stream_id, None)
         if touched is not None and touched.row_crc is None:
@@ -142,6 +149,8 @@ class Applier:
         """Read a producer of the stream from the shard. Only those that change are read, and then written."""
         stream = touched.stream
         if touched.row_crc is None or touched.producers_replaced or producer_id in (stream.producers or ()):
+            return
+        if producer_id in touched.evicted:
             return
         key = producer_key(stream.id, producer_id)
         row = self._txn.get(key, db=self._databases.producers)
@@ -195,9 +204,9 @@ class Applier:
         index, position = (earlier[-1].start_index, earlier[-1].position) if earlier else touched.start
         writer = PieceWriter(stream_id, index, position)
         for piece in reversed(earlier):
-            writer.add_piece(piece.ends, piece.body)
+            writer.add_piece(piece.ends, piece.times, piece.body)
         for record in touched.added:
-            writer.add(record.payload, record.lengths)
+            writer.add(record.payload, record.lengths, record.at_ms)
         for key, value in writer.finish():
             if not self._txn.put(key, value, db=self._databases.data, overwrite=False):
                 raise CorruptError(
@@ -220,9 +229,9 @@ class Applier:
                     joins = (piece.end_index, piece.end_position) == (index, position)
                     if not joins or len(piece.body) >= PIECE_BYTES or len(piece.body) > size:
                         break
-                    taken.append(
-                        _JoinedPiece(piece.start_index, piece.position, list(piece.ends), bytes(piece.verified_body()))
-                    )
+                    times = piece.times.between(0, len(piece.ends))
+                    body = bytes(piece.verified_body())
+                    taken.append(_JoinedPiece(piece.start_index, piece.position, list(piece.ends), times, body))
                 except DamagedPieceError:
                     # It stays: its copy would look sound. A read or a check reports it.
                     break
@@ -243,6 +252,8 @@ class Applier:
         producers = self._databases.producers
         if touched.producers_replaced and touched.row_crc is not None:
             self._drop_producers(stream.id)
+        for producer_id in touched.evicted.difference(stream.producers or ()):
+            self._drop_producer(producer_key(stream.id, producer_id))
         for producer_id, state in (stream.producers or {}).items():
             key = producer_key(stream.id, producer_id)
             before = self._txn.get(key, db=producers)
@@ -264,6 +275,12 @@ class Applier:
             self.row_sum += crc_of(row)
         elif before is not None:
             self._txn.delete(key, db=documents)
+
+    def _drop_producer(self, key: bytes) -> None:
+        row = self._txn.get(key, db=self._databases.producers)
+        if row is not None:
+            self.row_sum -= crc_of(row)
+            self._txn.delete(key, db=self._databases.producers)
 
     def _drop_producers(self, stream_id: int) -> None:
         prefix = ID.pack(stream_id)

@@ -32,7 +32,7 @@ from headwater.storage.acid.shard import Shard
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.journal.replay import Replay
-from headwater.storage.journal.segments import JOURNAL_NAME
+from headwater.storage.journal_place import journal_directory
 
 _MAP_BYTES: Final = 2**40
 """Of address space, for one database at a time: enough for one that grows while it is read."""
@@ -108,7 +108,7 @@ def _journal(filesystem: Filesystem, directory: Path, manifest: AcidManifest) ->
                 pass
             return journal.shard_seqs, journal.last_seq, journal.last_seq > journal.trimmed_seq
     mark = read_mark(root, manifest)
-    replay = Replay(filesystem, directory / JOURNAL_NAME, mark.segment, lambda _: None)
+    replay = Replay(filesystem, journal_directory(filesystem, directory), mark.segment, lambda _: None)
     for _ in replay.batches():
         pass
     return mark.shard_lsns, replay.last_lsn, replay.last_lsn > mark.lsn
@@ -135,6 +135,8 @@ def _pieces(shard: Shard, streams: dict[int, Image]) -> Iterator[str]:
             except DamagedPieceError as error:
                 yield f"Stream {image.name!r}, position {position}: {error} ({shard.path})."
                 continue
+            if len(piece.ends) and not piece.times.is_sound(len(piece.ends)):
+                yield f"Stream {image.name!r}, position {position}: its arrival times are not in order ({shard.path})."
             try:
                 piece.verified_body()
             except DamagedPieceError as error:

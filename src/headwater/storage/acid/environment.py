@@ -21,7 +21,7 @@ from headwater.storage.filesystem import FILE_MODE
 from headwater.storage.interface import CorruptError, StorageError, WriteFailedError
 
 ADDRESS_SPACE_BYTES: Final = 64 * 2**40
-"""What all maps of a store may take together: half of what a 64-bit process has."""
+"""Address space for all maps of a store: half of that of a 64-bit process."""
 
 _DAMAGED: Final = (
     lmdb.CorruptedError,
@@ -50,7 +50,7 @@ def map_bytes_each(map_bytes: int, databases: int) -> int:
 def open_environment(
     path: Path, map_bytes: int, databases: int, *, readonly: bool = False, new: bool = False
 ) -> lmdb.Environment:
-    """Open the environment in a directory that exists; a failure says which, and what can be done."""
+    """Open the environment in an existing directory; an error names it and says what to do."""
     if not new:
         _check_present(path / "data.mdb")
     try:
@@ -118,19 +118,19 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def used_bytes(txn: lmdb.Transaction, databases: Iterable[lmdb._Database]) -> int:
-    """What the pages in use take; the rest of the file is free to be used again."""
+    """The size of the pages in use; the rest of the file is free for reuse."""
     main = txn.stat()
     return (_pages(main) + sum(_pages(txn.stat(database)) for database in databases)) * main["psize"]
 
 
 def room_bytes(environment: lmdb.Environment, databases: Iterable[lmdb._Database]) -> int:
-    """How much the map can still take: beyond the end of what was ever used, and in pages that are free again."""
+    """Free space of the map: beyond the highest page ever used, and in freed pages."""
     with environment.begin() as txn:
         return environment.info()["map_size"] - used_bytes(txn, databases)
 
 
 def unused_bytes(environment: lmdb.Environment) -> int:
-    """The part of the map beyond what was ever used: not all of the room, but quickly read."""
+    """The part of the map beyond the highest page ever used: not all of the free space, but fast to read."""
     info = environment.info()
     return info["map_size"] - (info["last_pgno"] + 1) * environment.stat()["psize"]
 

@@ -6,8 +6,10 @@
     log/                 the journal, as in the file modes
     acid/journal/        format 1 only: the journal as an LMDB database
 
+Since format 3, pieces have the arrival times of their messages.
+
 A stream's shard is `crc32(name as UTF-8) & (shard_count - 1)`: the same in every run and easy to redo in any language.
-A store is made under another name and renamed when all of it is durable, so `acid/` is whole whenever it exists.
+A store is created under another name and renamed when all of it is durable, so `acid/` is complete whenever it exists.
 Invariant: a store is never opened with another shard count or routing than it was made with, and never with a shard or
 a checkpoint file of another store (each carries the store's id).
 """
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import shutil
 import uuid
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from headwater.core.checksum import crc32
 from headwater.storage.directory import write_file
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError, StorageError
@@ -32,7 +34,7 @@ DIRECTORY: Final = "acid"
 UNFINISHED: Final = "acid.new"
 MANIFEST: Final = "manifest.json"
 CHECKPOINT: Final = "checkpoint"
-FORMAT: Final = 2
+FORMAT: Final = 3
 FIRST_FORMAT: Final = 1
 """With the journal as an LMDB database; read and upgraded, never written."""
 _OLD_MANIFEST: Final = "manifest-1.json"
@@ -41,7 +43,7 @@ SHARD_COUNT_MAX: Final = 256
 
 
 class AcidManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a store was made with."""
+    """The parameters with which a store was created."""
 
     format: int
     shard_count: int
@@ -55,7 +57,7 @@ class AcidManifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def shard_of(name: str, shard_count: int) -> int:
     """The shard that holds a stream."""
-    return zlib.crc32(name.encode("utf-8", "surrogatepass")) & (shard_count - 1)
+    return crc32(name.encode("utf-8", "surrogatepass")) & (shard_count - 1)
 
 
 def shard_path(root: Path, shard: int) -> Path:
@@ -83,7 +85,7 @@ def read_manifest(root: Path) -> AcidManifest:
         raise StorageError(f"{path} cannot be read: {error}.") from error
     try:
         fields = msgspec.json.decode(text)
-        if isinstance(fields, dict) and fields.get("format") not in (FIRST_FORMAT, FORMAT):
+        if isinstance(fields, dict) and fields.get("format") not in range(FIRST_FORMAT, FORMAT + 1):
             raise StorageError(
                 f"{path} has format {fields.get('format')}; this Headwater reads formats {FIRST_FORMAT} to {FORMAT}."
                 " Open it with the Headwater that wrote it."
@@ -137,7 +139,7 @@ def write_manifest(filesystem: Filesystem, root: Path, manifest: AcidManifest, n
 
 
 class Mark(NamedTuple):
-    """What the checkpoint file says."""
+    """The content of the checkpoint file."""
 
     lsn: int
     """Every shard has every record up to this one."""
@@ -157,7 +159,7 @@ _decode_mark: Final = msgspec.msgpack.Decoder(_Packed).decode
 def write_mark(filesystem: Filesystem, root: Path, manifest: AcidManifest, mark: Mark) -> None:
     """Replace the checkpoint file; it is durable when this returns."""
     content = _encode_mark((manifest.id_bytes, *mark))
-    _replace(filesystem, root, CHECKPOINT, zlib.crc32(content).to_bytes(4, "big") + content)
+    _replace(filesystem, root, CHECKPOINT, crc32(content).to_bytes(4, "big") + content)
 
 
 def read_mark(root: Path, manifest: AcidManifest) -> Mark:
@@ -168,7 +170,7 @@ def read_mark(root: Path, manifest: AcidManifest) -> Mark:
         raise CorruptError(f"{path} is missing. Restore the store from a backup.") from None
     except OSError as error:
         raise StorageError(f"{path} cannot be read: {error}.") from error
-    if len(data) <= 4 or zlib.crc32(data[4:]) != int.from_bytes(data[:4], "big"):
+    if len(data) <= 4 or crc32(data[4:]) != int.from_bytes(data[:4], "big"):
         raise CorruptError(f"{path} does not match its checksum.")
     try:
         store_id, lsn, segment, salt, shard_lsns = _decode_mark(data[4:])
@@ -179,13 +181,16 @@ def read_mark(root: Path, manifest: AcidManifest) -> Mark:
     return Mark(lsn, segment, salt, shard_lsns)
 
 
-# -- from format 1 to format 2 -----------------------------------------------------------------------------------------
+# -- from earlier formats ----------------------------------------------------------------------------------------------
 
 
 def upgrade_manifest(filesystem: Filesystem, root: Path, manifest: AcidManifest) -> AcidManifest:
-    """Make a store format 2. From here on older versions refuse it. The manifest of before stays as a hard link."""
+    """Make a store the present format. From here on older versions refuse it.
+
+    The manifest of format 1 stays as a hard link, until its journal is removed.
+    """
     old = root / _OLD_MANIFEST
-    if not old.exists():
+    if manifest.format == FIRST_FORMAT and not old.exists():
         filesystem.link(root / MANIFEST, old)
     upgraded = msgspec.structs.replace(manifest, format=FORMAT)
     text = msgspec.json.format(msgspec.json.encode(upgraded), indent=2) + b"\n"

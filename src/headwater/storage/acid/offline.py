@@ -44,11 +44,12 @@ from headwater.storage.filesystem import DIRECTORY_MODE, FILE_MODE, Filesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.journal.replay import JournalReader, Replay, copy_journal
 from headwater.storage.journal.segments import JOURNAL_NAME, create_journal, segment_numbers, segment_path
+from headwater.storage.journal_place import journal_directory
 from headwater.storage.offline.interface import CopyFile, StoredRun
 from headwater.storage.stream_data import StreamData, new_stream
 
 TRIES: Final = 100
-"""How often a copy begins again because the server trimmed the journal meanwhile."""
+"""How often a copy is restarted because the server trimmed the journal during it."""
 
 
 class AcidTools:
@@ -77,7 +78,7 @@ class AcidTools:
             parts["shards"] += 1
             parts["shard_bytes"] += found.file_bytes
             parts["used_bytes"] += found.used_bytes
-        log = directory / JOURNAL_NAME
+        log = journal_directory(filesystem, directory)
         for number in segment_numbers(filesystem, log) if filesystem.exists(log) else ():
             try:
                 parts["journal_bytes"] += filesystem.size(segment_path(log, number))
@@ -91,7 +92,7 @@ class AcidTools:
         """First the checkpoint file, then a snapshot of each shard, then the journal from the segment it names.
 
         So no shard is behind the checkpoint file, and none is ahead of the journal: together they are the store as of
-        the last whole batch of that journal. A server that runs may trim the journal meanwhile: then it begins again.
+        the last whole batch of that journal. A running server may trim the journal: then the copy starts again.
         """
         root = source / DIRECTORY
         if not root.exists():
@@ -161,7 +162,7 @@ class AcidSource:
                     for routed in batch:
                         yield PendingRecord(seq, routed.record, tuple(stream_id for stream_id, _ in routed.removed))
             return
-        log = self._directory / JOURNAL_NAME
+        log = journal_directory(self._filesystem, self._directory)
         mark = read_mark(self._root, self._manifest)
         replay = Replay(self._filesystem, log, mark.segment, lambda _: None)
         for _ in replay.batches():
@@ -194,7 +195,7 @@ class AcidSource:
             elif isinstance(record, Image) and record.id not in streams:
                 streams[record.id] = StreamData(record.message_index, record.byte_position)
             if isinstance(record, Create | Append) and record.payload:
-                streams[record.id].growing_tail().extend(record.payload, record.lengths)
+                streams[record.id].growing_tail().extend(record.payload, record.lengths, record.at_ms)
         for stream_id in removed:
             if stream_id in streams and self._shards[shard_by_stream[stream_id]].ledger.lsn < lsn:
                 del streams[stream_id]
@@ -236,7 +237,8 @@ def _copy_once(filesystem: Filesystem, source: Path, target: Path, copy_file: Co
         views = [opened.enter_context(environment.begin()) for environment, _, _ in copies]
         if mark is not None:
             filesystem.make_directory(target / JOURNAL_NAME)
-            copy_journal(filesystem, source / JOURNAL_NAME, target / JOURNAL_NAME, mark.segment, copy_file)
+            journal = journal_directory(filesystem, source)
+            copy_journal(filesystem, journal, target / JOURNAL_NAME, mark.segment, copy_file)
         with making(filesystem, target / DIRECTORY) as unfinished:
             for (environment, path, name), view in zip(copies, views, strict=True):
                 _copy_environment(filesystem, environment, view, path, unfinished / name)
@@ -264,7 +266,7 @@ def _copy_environment(
 class _ShardFigures(NamedTuple):
     file_bytes: int
     used_bytes: int
-    """What the file holds beyond this is free, and used again by later writes."""
+    """The rest of the file is free, and reused by later writes."""
 
 
 def _shard_figures(shard: Shard) -> _ShardFigures:
@@ -301,9 +303,8 @@ class ShardBulkLoad:
             if is_new:
                 self._put(shard, _without_bytes(image, run.index, run.position), 0)
                 is_new = False
-            payload = b"".join(run.pieces)
-            append = Append(image.id, image.written_ms, run.index, run.position, payload, tuple(run.lengths))
-            self._put(shard, append, len(payload))
+            for append in _appends(image.id, run):
+                self._put(shard, append, len(append.payload))
         self._put(shard, image, 0)
 
     def add_document(self, document: Document) -> None:
@@ -330,6 +331,17 @@ class ShardBulkLoad:
             self._shards[number].apply(0, self._changes[number])
         self._changes[number] = []
         self._sizes[number] = 0
+
+
+def _appends(stream_id: int, run: StoredRun) -> Iterator[Append]:
+    """The messages of a run as records, one for each time of arrival."""
+    payload = memoryview(b"".join(run.pieces))
+    index, position, at, number = run.index, run.position, 0, 0
+    for messages, at_ms in run.times:
+        lengths = tuple(run.lengths[number : number + messages])
+        size = sum(lengths)
+        yield Append(stream_id, at_ms, index, position, bytes(payload[at : at + size]), lengths)
+        index, position, at, number = index + messages, position + size, at + size, number + messages
 
 
 def _without_bytes(image: Image, index: int, position: int) -> Image:

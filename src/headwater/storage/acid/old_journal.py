@@ -11,13 +11,13 @@ the last. Both trees are therefore compared: the last key of the tree that LMDB 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 import msgspec
 
+from headwater.core.checksum import crc32
 from headwater.core.records import Record
 from headwater.storage.acid.environment import open_environment, reading
 from headwater.storage.acid.shard import Shard
@@ -96,7 +96,7 @@ class OldJournal:
 
     def _decode_header(self, header: bytes) -> tuple[int, tuple[int, ...]]:
         size = _HEADER.size + 8 * self._shard_count
-        if len(header) != 4 + size or zlib.crc32(header[4:]) != int.from_bytes(header[:4], "big"):
+        if len(header) != 4 + size or crc32(header[4:]) != int.from_bytes(header[:4], "big"):
             raise CorruptError(f"{self.path}: its header does not match its checksum.")
         store_id, trimmed, _count = _HEADER.unpack_from(header, 4)
         if store_id != self._store_id:
@@ -105,7 +105,7 @@ class OldJournal:
 
     def _decode(self, seq: int, value: memoryview) -> list[Routed]:
         body = value[4:]
-        if len(value) < 5 or zlib.crc32(body, zlib.crc32(_KEY.pack(seq))) != int.from_bytes(value[:4], "big"):
+        if len(value) < 5 or crc32(body, crc32(_KEY.pack(seq))) != int.from_bytes(value[:4], "big"):
             raise CorruptError(f"{self.path}: entry {seq} does not match its checksum.")
         try:
             return _decoder.decode(body)

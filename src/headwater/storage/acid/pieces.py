@@ -2,9 +2,11 @@
 
 A piece is a run of consecutive bytes of one stream, at most `PIECE_BYTES` long, stored under (stream id, position of
 its first byte), so a range of bytes is one seek and a scan. It says how many messages end before it and where messages
-end inside it; a message may span pieces, so what one read must verify is limited whatever its size.
+end inside it; a message may span pieces, so the amount that one read must verify is limited.
 
-Layout of a value: head checksum, body checksum, index, count, length; `count` ends relative to the piece; the bytes.
+Layout of a value: head checksum, body checksum, index, count, length; `count` ends relative to the piece; a table of
+the arrival times of the messages that end in it; the bytes. The highest bit of `count` says that there is such a table:
+pieces of formats 1 and 2 have none.
 The head checksum covers the key too, so a piece under the key of another stream or position is found. Nothing is used
 from a piece before its head has been verified, and no byte of its body before the body has.
 """
@@ -13,15 +15,27 @@ from __future__ import annotations
 
 import struct
 import sys
-import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
+
+from headwater.core.checksum import crc32
+from headwater.storage.arrival_times import (
+    COUNT,
+    StoredTimes,
+    TimeRun,
+    TimeTable,
+    little_endian,
+    read_table,
+    table_bytes,
+    unknown_times,
+)
 
 PIECE_BYTES: Final = 65_536
 """Small enough to verify for a short read, large enough that a long read is made of few pieces."""
 
 KEY: Final = struct.Struct(">QQ")
+_HAS_TIMES: Final = 2**31
 _HEAD: Final = struct.Struct("<IIQII")
 _HEAD_FIELDS: Final = struct.Struct("<QII")
 
@@ -39,6 +53,8 @@ class StoredPiece(NamedTuple):
     ends: memoryview
     body: memoryview
     body_crc: int
+    times: StoredTimes
+    """Of the messages that end in the piece."""
 
     @property
     def end_position(self) -> int:
@@ -49,25 +65,21 @@ class StoredPiece(NamedTuple):
         return self.start_index + len(self.ends)
 
     def verified_body(self) -> memoryview:
-        if zlib.crc32(self.body) != self.body_crc:
+        if crc32(self.body) != self.body_crc:
             raise DamagedPieceError("its bytes do not match their checksum")
         return self.body
 
 
-def _native(ends: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        ends = array("I", ends)
-        ends.byteswap()
-    return ends.tobytes()
-
-
-def encode_piece(key: bytes, index: int, ends: array[int], body: bytes | bytearray | memoryview) -> bytes:
+def encode_piece(
+    key: bytes, index: int, ends: array[int], times: TimeTable, body: bytes | bytearray | memoryview
+) -> bytes:
     """The value to file under `key`."""
-    body_crc = zlib.crc32(body)
-    fields = _HEAD_FIELDS.pack(index, len(ends), len(body))
-    ends_bytes = _native(ends)
-    head_crc = zlib.crc32(ends_bytes, zlib.crc32(fields, zlib.crc32(body_crc.to_bytes(4, "little"), zlib.crc32(key))))
-    return b"".join((_HEAD.pack(head_crc, body_crc, index, len(ends), len(body)), ends_bytes, body))
+    body_crc = crc32(body)
+    count = len(ends) | _HAS_TIMES
+    fields = _HEAD_FIELDS.pack(index, count, len(body))
+    tables = little_endian(ends) + times.encoded()
+    head_crc = crc32(tables, crc32(fields, crc32(body_crc.to_bytes(4, "little"), crc32(key))))
+    return b"".join((_HEAD.pack(head_crc, body_crc, index, count, len(body)), tables, body))
 
 
 def decode_piece(key: bytes | memoryview, value: memoryview) -> StoredPiece:
@@ -75,23 +87,28 @@ def decode_piece(key: bytes | memoryview, value: memoryview) -> StoredPiece:
     if len(key) != KEY.size or len(value) < _HEAD.size:
         raise DamagedPieceError("it is too short")
     head_crc, body_crc, index, count, length = _HEAD.unpack_from(value)
-    body_at = _HEAD.size + 4 * count
+    has_times = bool(count & _HAS_TIMES)
+    count &= ~_HAS_TIMES
+    times_at = body_at = _HEAD.size + 4 * count
+    if has_times and times_at + COUNT.size <= len(value):
+        body_at += table_bytes(value, times_at)
     if body_at + length != len(value) or not length:
         raise DamagedPieceError("its length does not add up")
-    if zlib.crc32(value[4 + 4 : body_at], zlib.crc32(value[4:8], zlib.crc32(key))) != head_crc:
+    if crc32(value[4 + 4 : body_at], crc32(value[4:8], crc32(key))) != head_crc:
         raise DamagedPieceError("its index does not match its checksum")
-    ends = value[_HEAD.size : body_at]
+    times = read_table(value, times_at) if has_times else unknown_times(count)
+    ends = value[_HEAD.size : times_at]
     if sys.byteorder == "big":
         swapped = array("I", ends)
         swapped.byteswap()
         ends = memoryview(swapped.tobytes())
-    return StoredPiece(KEY.unpack(key)[1], index, ends.cast("I"), value[body_at:], body_crc)
+    return StoredPiece(KEY.unpack(key)[1], index, ends.cast("I"), value[body_at:], body_crc, times)
 
 
 class PieceWriter:
-    """Cuts what is added to a stream into pieces, joining small appends into one piece."""
+    """Splits new bytes of a stream into pieces, joining small appends into one piece."""
 
-    __slots__ = ("_body", "_ends", "_id", "_index", "_position", "_sealed")
+    __slots__ = ("_body", "_ends", "_id", "_index", "_position", "_sealed", "_times")
 
     def __init__(self, stream_id: int, index: int, position: int) -> None:
         self._id = stream_id
@@ -99,30 +116,34 @@ class PieceWriter:
         self._position = position
         self._body = bytearray()
         self._ends: array[int] = array("I")
+        self._times = TimeTable()
         self._sealed: list[tuple[bytes, bytes]] = []
 
-    def add_piece(self, ends: Sequence[int], body: bytes) -> None:
+    def add_piece(self, ends: Sequence[int], times: Iterable[TimeRun], body: bytes) -> None:
         """Add an earlier piece: bytes, and where messages end in them. The last message may end in a later piece."""
-        at = 0
-        for end in ends:
-            self._fill(body[at:end])
-            self._ends.append(len(self._body))
-            at = end
+        at = number = 0
+        for messages, at_ms in times:
+            for end in ends[number : number + messages]:
+                self._fill(body[at:end])
+                self._end_message(at_ms)
+                at = end
+            number += messages
         self._fill(body[at:])
 
-    def add(self, payload: bytes, lengths: Sequence[int]) -> None:
+    def add(self, payload: bytes, lengths: Sequence[int], at_ms: int) -> None:
         if len(self._body) + len(payload) <= PIECE_BYTES:
             end = len(self._body)
             self._body += payload
             for length in lengths:
                 end += length
                 self._ends.append(end)
+            self._times.add(len(lengths), at_ms)
             return
         view = memoryview(payload)
         at = 0
         for length in lengths:
             self._fill(view[at : at + length])
-            self._ends.append(len(self._body))
+            self._end_message(at_ms)
             at += length
 
     def finish(self) -> Iterator[tuple[bytes, bytes]]:
@@ -131,6 +152,10 @@ class PieceWriter:
             self._seal()
         sealed, self._sealed = self._sealed, []
         return iter(sealed)
+
+    def _end_message(self, at_ms: int) -> None:
+        self._ends.append(len(self._body))
+        self._times.add(1, at_ms)
 
     def _fill(self, data: bytes | memoryview) -> None:
         while data:
@@ -142,8 +167,9 @@ class PieceWriter:
 
     def _seal(self) -> None:
         key = KEY.pack(self._id, self._position)
-        self._sealed.append((key, encode_piece(key, self._index, self._ends, self._body)))
+        self._sealed.append((key, encode_piece(key, self._index, self._ends, self._times, self._body)))
         self._index += len(self._ends)
         self._position += len(self._body)
         self._body.clear()
         self._ends = array("I")
+        self._times = TimeTable()

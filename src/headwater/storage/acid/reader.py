@@ -1,6 +1,6 @@
 """Read the bytes of a stream from its shard: boundaries, lengths and ranges, all of it verified.
 
-Every call is one short read transaction; what it returns is copied, because LMDB may reuse a page when the transaction
+Every call is one short read transaction; its result is copied, because LMDB may reuse a page when the transaction
 that sees it has ended. Invariant: the pieces that are read follow each other without a gap, and each belongs to the
 stream and matches its checksum, or the call raises `CorruptError` with the stream's name and the position.
 """
@@ -19,6 +19,7 @@ from headwater.storage.acid.environment import reading
 from headwater.storage.acid.pieces import KEY, DamagedPieceError, StoredPiece, decode_piece
 from headwater.storage.acid.rows import ID, DamagedRowError, decode_image
 from headwater.storage.acid.shard import Shard
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.extents import Extent
 from headwater.storage.interface import CorruptError, StorageError
 
@@ -44,6 +45,12 @@ class ShardRun:
 
     def lengths(self, index: int, end_index: int) -> list[int]:
         return self._reader.lengths(self._stream_id, index, end_index)
+
+    def arrivals(self, index: int, end_index: int) -> list[TimeRun]:
+        return self._reader.arrivals(self._stream_id, index, end_index)
+
+    def first_since(self, at_ms: int) -> int:
+        return min(self._reader.first_since(self._stream_id, at_ms), self.end_index)
 
     def read(self, position: int, end_position: int) -> list[bytes]:
         return self._reader.read(self._stream_id, position, end_position)
@@ -105,6 +112,40 @@ class ShardReader:
                     break
         return lengths
 
+    def arrivals(self, stream_id: int, index: int, end_index: int) -> list[TimeRun]:
+        """When the messages from `index` to `end_index` arrived, all of which are in this shard."""
+        runs: list[TimeRun] = []
+        with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
+            position = self._find(txn, stream_id, index)
+            if position is None:
+                raise self._missing(txn, stream_id, index)
+            for piece in self._walk(txn, stream_id, position):
+                if index >= piece.start_index:
+                    end = min(end_index, piece.end_index)
+                    runs += piece.times.between(index - piece.start_index, end - piece.start_index)
+                    index = max(index, end)
+                if index >= end_index:
+                    break
+        return runs
+
+    def first_since(self, stream_id: int, at_ms: int) -> int:
+        """The index of the first message that arrived at `at_ms` or later; the end of the stream if there is none."""
+        with reading(self._shard.path), self._environment.begin(buffers=True) as txn, txn.cursor(self._data) as cursor:
+            first, last = self._first(txn, cursor, stream_id), self._last(txn, cursor, stream_id)
+            if first is None or last is None:
+                return self._image(txn, stream_id).message_index
+            low, high = first.start_index, last.end_index
+            while low < high:
+                piece = self._ending(txn, cursor, stream_id, (low + high) // 2 + 1, first, last)
+                found = piece.start_index + piece.times.first_since(at_ms)
+                if found == piece.end_index:
+                    low = found
+                elif found > piece.start_index:
+                    return found
+                else:
+                    high = found
+            return low
+
     def boundary(self, stream_id: int, index: int) -> int | None:
         """Position after `index` messages, from where the stream is kept to its end in this shard; None outside."""
         with reading(self._shard.path), self._environment.begin(buffers=True) as txn:
@@ -131,11 +172,7 @@ class ShardReader:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _find(self, txn: lmdb.Transaction[memoryview], stream_id: int, index: int) -> int | None:
-        """The position after `index` messages according to the pieces, or None when they do not cover it.
-
-        A search over positions: guesses in proportion and in the middle take turns, so that even messages cost a
-        few seeks and no stream costs more than twice the logarithm of its length.
-        """
+        """The position after `index` messages according to the pieces, or None when they do not cover it."""
         with txn.cursor(self._data) as cursor:
             first = self._first(txn, cursor, stream_id)
             last = self._last(txn, cursor, stream_id)
@@ -143,22 +180,39 @@ class ShardReader:
                 return None
             if index == first.start_index:
                 return first.position
-            low, low_index = first.position, first.start_index
-            high, high_index = last.end_position, last.end_index
-            proportional = True
-            while low < high:
-                middle = (low + high) // 2
-                if proportional:
-                    middle = low + (high - low) * (index - low_index) // max(high_index - low_index, 1)
-                    middle = min(max(middle, low), high - 1)
-                proportional = not proportional
-                piece = self._at(txn, cursor, stream_id, middle)
-                if index <= piece.start_index:
-                    high, high_index = piece.position, piece.start_index
-                elif index > piece.end_index:
-                    low, low_index = piece.end_position, piece.end_index
-                else:
-                    return piece.position + piece.ends[index - piece.start_index - 1]
+            piece = self._ending(txn, cursor, stream_id, index, first, last)
+            return piece.position + piece.ends[index - piece.start_index - 1]
+
+    def _ending(
+        self,
+        txn: lmdb.Transaction[memoryview],
+        cursor: lmdb.Cursor[memoryview],
+        stream_id: int,
+        index: int,
+        first: StoredPiece,
+        last: StoredPiece,
+    ) -> StoredPiece:
+        """The piece in which the message before `index` ends.
+
+        A search over positions: guesses in proportion and in the middle take turns, so that even messages cost a
+        few seeks and no stream costs more than twice the logarithm of its length.
+        """
+        low, low_index = first.position, first.start_index
+        high, high_index = last.end_position, last.end_index
+        proportional = True
+        while low < high:
+            middle = (low + high) // 2
+            if proportional:
+                middle = low + (high - low) * (index - low_index) // max(high_index - low_index, 1)
+                middle = min(max(middle, low), high - 1)
+            proportional = not proportional
+            piece = self._at(txn, cursor, stream_id, middle)
+            if index <= piece.start_index:
+                high, high_index = piece.position, piece.start_index
+            elif index > piece.end_index:
+                low, low_index = piece.end_position, piece.end_index
+            else:
+                return piece
         raise self._missing(txn, stream_id, index)
 
     def _walk(self, txn: lmdb.Transaction[memoryview], stream_id: int, position: int) -> Iterator[StoredPiece]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import zlib
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from headwater.core.checksum import crc32
 from headwater.core.producers import ProducerState
 from headwater.core.records import Document, Image
 
@@ -23,7 +23,18 @@ _CRC_BYTES: Final = 4
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_image: Final = msgspec.msgpack.Decoder(Image).decode
 _decode_document: Final = msgspec.msgpack.Decoder(Document).decode
-_decode_producer: Final = msgspec.msgpack.Decoder(tuple[str, int, int, bytes]).decode
+
+
+class _ProducerRow(NamedTuple):
+    id: str
+    epoch: int
+    seq: int
+    digests: bytes
+    used_ms: int = 0
+    """Rows of earlier releases do not have it."""
+
+
+_decode_producer: Final = msgspec.msgpack.Decoder(_ProducerRow).decode
 
 
 class DamagedRowError(Exception):
@@ -55,8 +66,8 @@ def encode_producer(key: bytes, producer_id: str, state: ProducerState) -> bytes
 
 
 def decode_producer(key: bytes | memoryview, row: bytes | memoryview) -> tuple[str, ProducerState]:
-    producer_id, epoch, seq, digests = _decode_producer(_open(key, row))
-    return producer_id, ProducerState(epoch, seq, digests)
+    stored = _decode_producer(_open(key, row))
+    return stored.id, ProducerState(stored.epoch, stored.seq, stored.digests, stored.used_ms)
 
 
 def document_key(key: str) -> bytes:
@@ -76,11 +87,11 @@ def _digest(text: str) -> bytes:
 
 
 def _seal(key: bytes, content: bytes) -> bytes:
-    return zlib.crc32(content, zlib.crc32(key)).to_bytes(_CRC_BYTES, "big") + content
+    return crc32(content, crc32(key)).to_bytes(_CRC_BYTES, "big") + content
 
 
 def _open(key: bytes | memoryview, row: bytes | memoryview) -> bytes | memoryview:
     content = row[_CRC_BYTES:]
-    if zlib.crc32(content, zlib.crc32(key)) != crc_of(row):
+    if crc32(content, crc32(key)) != crc_of(row):
         raise DamagedRowError("it does not match its checksum")
     return content

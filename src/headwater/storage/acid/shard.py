@@ -18,7 +18,6 @@ from __future__ import annotations
 import struct
 import time
 import uuid
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -26,6 +25,7 @@ from typing import Final, NamedTuple
 import lmdb
 import msgspec
 
+from headwater.core.checksum import crc32
 from headwater.core.producers import ProducerState
 from headwater.core.records import Document, Image, Record
 from headwater.storage.acid.applier import Applier
@@ -59,7 +59,7 @@ SUM_MASK: Final = 2**64 - 1
 
 
 class ShardChange(NamedTuple):
-    """What one record of the journal does to a shard."""
+    """The changes of one journal record to a shard."""
 
     record: Record | None
     removed: tuple[int, ...]
@@ -198,7 +198,7 @@ class Shard:
 
     def read_ledger(self, txn: lmdb.Transaction[bytes] | lmdb.Transaction[memoryview]) -> Ledger:
         ledger = txn.get(LEDGER_KEY)
-        if ledger is None or len(ledger) != 4 + _LEDGER.size or zlib.crc32(ledger[4:]) != crc_of(ledger):
+        if ledger is None or len(ledger) != 4 + _LEDGER.size or crc32(ledger[4:]) != crc_of(ledger):
             raise CorruptError(f"{self.path}: its ledger is missing or does not match its checksum.")
         store_id, number, lsn, row_sum = _LEDGER.unpack_from(ledger, 4)
         if store_id != self._store_id or number != self.number:
@@ -250,7 +250,7 @@ class Shard:
             yield crc_of(row), document
 
     def _rows(self, txn: lmdb.Transaction[memoryview], database: lmdb._Database) -> Iterator[tuple[bytes, memoryview]]:
-        """All rows of a database, seen to be in order and as many as LMDB has counted."""
+        """Iterate over all rows of a database, and check their order and their number."""
         previous = b""
         count = 0
         with txn.cursor(database) as cursor:
@@ -262,7 +262,7 @@ class Shard:
                 count += 1
                 yield key, row
         if count != txn.stat(database)["entries"]:
-            raise CorruptError(f"{self.path}: {count} rows are there instead of {txn.stat(database)['entries']}.")
+            raise CorruptError(f"{self.path}: {count} rows instead of {txn.stat(database)['entries']}.")
 
     def _put_ledger(self, txn: lmdb.Transaction[memoryview], ledger: Ledger) -> None:
         txn.put(LEDGER_KEY, _encode_ledger(self._store_id, self.number, ledger))
@@ -310,4 +310,4 @@ def make_shard(path: Path, number: int, store_id: bytes) -> None:
 
 def _encode_ledger(store_id: bytes, number: int, ledger: Ledger) -> bytes:
     content = _LEDGER.pack(store_id, number, *ledger)
-    return zlib.crc32(content).to_bytes(4, "big") + content
+    return crc32(content).to_bytes(4, "big") + content

@@ -48,12 +48,12 @@ from headwater.storage.interface import CorruptError, StorageError, WriteFailedE
 from headwater.storage.journal.frames import read_batch
 from headwater.storage.journal.replay import JournalReader, Replay
 from headwater.storage.journal.segments import (
-    JOURNAL_NAME,
     FileJournal,
     Segment,
     create_journal,
     remove_segments_before,
 )
+from headwater.storage.journal_place import journal_directory, place_journal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.stream_data import StreamData, memory_of
 from headwater.storage.worker import Job, Worker
@@ -68,7 +68,7 @@ ROUND_BYTES: Final = 16 * 2**20
 """How much is applied to the shards at a time: it bounds the memory that decoded records and a transaction take."""
 DISK_RESERVE_BYTES: Final = 128 * 2**20
 """With less free disk no new writes begin: what is unsaved must still fit into the shards, and a shard that cannot be
-written disables writes for good."""
+written disables writes until a restart."""
 MAP_RESERVE_SHARE: Final = 16
 MAP_RESERVE_BYTES: Final = 512 * 2**20
 """With less of its map left than the smaller of these, a database counts as full: a transaction needs room beside
@@ -81,7 +81,7 @@ PUBLISH_EVERY: Final = 64
 """Streams that are published between two looks at the clock."""
 
 _RECORD_BYTES: Final = 256
-"""About what a record takes beside its payload."""
+"""Estimated size of a record without its payload."""
 
 
 class PendingRecord(NamedTuple):
@@ -111,7 +111,7 @@ class ShardStore:
         self.save_after_s: float | None = save_after_s
         self._filesystem = filesystem
         self._root: Final = directory / DIRECTORY
-        self._journal_directory: Final = directory / JOURNAL_NAME
+        self._journal_directory: Final = journal_directory(filesystem, directory)
         self._clock = clock
         self._unsaved = UnsavedState()
         self.shards: Final[list[Shard]] = []
@@ -152,11 +152,13 @@ class ShardStore:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def recover(self, unsaved: UnsavedState) -> Iterator[Image | Document]:
-        """Apply what the last run left in the journal, then read the state of every stream, and every document."""
+        """Apply the records that the last run left in the journal, then read the state of every stream and document."""
         self._unsaved = unsaved
         try:
             if self._manifest.format == FIRST_FORMAT:
                 self._upgrade()
+            elif self._manifest.format != FORMAT:
+                self._manifest = upgrade_manifest(self._filesystem, self._root, self._manifest)
             self._recover_journal()
         except WriteFailedError as error:
             raise StorageError(f"The journal cannot be applied to the shards: {error}") from error
@@ -172,7 +174,7 @@ class ShardStore:
         mark = self._mark = read_mark(self._root, self._manifest)
         replay = self._replay = Replay(self._filesystem, self._journal_directory, mark.segment, lambda _: None)
         for _ in replay.batches():
-            # Read to its end, and repaired, before a shard can rely on any of it.
+            # Read to its end and repaired before a shard depends on it.
             pass
         check_same_age(self.shards, mark, replay)
         replay.repair()
@@ -213,7 +215,7 @@ class ShardStore:
     # -- the format before: the journal was an LMDB database -------------------------------------------------------
 
     def _upgrade(self) -> None:
-        """Apply the old journal to the shards, begin a file journal after it, and make the directory format 2.
+        """Apply the old journal to the shards, begin a file journal after it, and make this the present format.
 
         A crash before the manifest is replaced leaves a store of format 1, which is upgraded again. The old journal and
         manifest stay until the first checkpoint of the new format.
@@ -417,6 +419,13 @@ class ShardStore:
 
     # -- room ------------------------------------------------------------------------------------------------------
 
+    def busy(self) -> str | None:
+        return None
+
+    @property
+    def failure(self) -> str | None:
+        return None
+
     def refusal(self) -> str | None:
         now = self._clock()
         if self._room_checked_at is None or now - self._room_checked_at >= CHECK_ROOM_S:
@@ -468,6 +477,7 @@ def acid_storage(
     # Half of the memory is left to what is unsaved: a checkpoint begins when that is used.
     cache_bytes = settings.hot_tail_bytes // 2
     try:
+        place_journal(filesystem, opened, settings.journal_dir)
         cold = ShardStore(
             filesystem,
             directory,

@@ -5,26 +5,29 @@ sound frame follows it (a torn tail, which is cut), and was damaged later if one
 Every file has a random salt that begins each of its frames: without it, a client could put bytes into a payload that
 look like a frame, and make a torn tail look like damage.
 
-In the journal a frame is one batch: either all of its records count, or none.
+In the journal a frame is one batch: either all of its records count, or none. It is encoded in parts, because large
+payloads are not copied.
 """
 
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from headwater.core.records import Document, Record, decode_record
+from headwater.core.checksum import crc32
+from headwater.core.records import Append, Create, Document, Record, decode_record
+from headwater.storage.filesystem import Bytes
 from headwater.storage.interface import BatchTooLargeError, Committed
+from headwater.storage.journal.large_records import LARGE_BYTES, decode_large, encode_large
 
 FRAME: Final = struct.Struct("<QIIQI")
 """Salt; checksum of all that follows it; length of the body; number (of the first record); count (of records)."""
 BODY_MAX_BYTES: Final = 2**32 - 1
 NO_STREAM: Final = 0
-"""Stands for the stream of a record that belongs to none. No stream has this id."""
+"""The stream id of a record without a stream. No stream has this id."""
 
 _CHECKED_FROM: Final = 12
 _RECORD: Final = struct.Struct("<QII")
@@ -49,16 +52,25 @@ class Logged(NamedTuple):
 
     @property
     def record(self) -> Record:
+        if len(self.encoded) >= LARGE_BYTES:
+            return decode_large(self.encoded)
         record: Record = decode_record(self.encoded)
         return record
 
 
-def seal(buffer: bytearray, salt: int, number: int, count: int) -> None:
-    """Fill in the header for which the buffer begins with `FRAME.size` spare bytes."""
-    FRAME.pack_into(buffer, 0, salt, 0, len(buffer) - FRAME.size, number, count)
+def seal(buffer: bytearray, salt: int, number: int, count: int, rest: Sequence[Bytes] = ()) -> None:
+    """Fill in the header for which the buffer begins with `FRAME.size` spare bytes; `rest` is what follows it."""
+    FRAME.pack_into(buffer, 0, salt, 0, len(buffer) - FRAME.size + sum(map(len, rest)), number, count)
     with memoryview(buffer) as whole:
-        checksum = zlib.crc32(whole[_CHECKED_FROM:])
+        checksum = crc32(whole[_CHECKED_FROM:])
+    for part in rest:
+        checksum = crc32(part, checksum)
     struct.pack_into("<I", buffer, 8, checksum)
+
+
+def salt_again(buffer: bytearray, salt: int) -> None:
+    """Give a sealed frame the salt of another file: the checksum does not cover it."""
+    struct.pack_into("<Q", buffer, 0, salt)
 
 
 def read_frame(data: memoryview, at: int, salt: int) -> Frame | None:
@@ -68,7 +80,7 @@ def read_frame(data: memoryview, at: int, salt: int) -> Frame | None:
         return None
     found_salt, checksum, length, number, count = FRAME.unpack_from(data, at)
     end = body + length
-    if found_salt != salt or end > len(data) or zlib.crc32(data[at + _CHECKED_FROM : end]) != checksum:
+    if found_salt != salt or end > len(data) or crc32(data[at + _CHECKED_FROM : end]) != checksum:
         return None
     return Frame(at, end, number, count, data[body:end])
 
@@ -93,17 +105,29 @@ class BatchEncoder:
     def __init__(self) -> None:
         self._encode_into = msgspec.msgpack.Encoder().encode_into
 
-    def encode(self, batch: Sequence[Committed], lsn: int, salt: int) -> bytearray:
+    def encode(self, batch: Sequence[Committed], lsn: int, salt: int) -> tuple[bytearray, list[Bytes]]:
+        """The beginning of the frame, with its header, and the parts that follow it."""
         encode_into = self._encode_into
         at = FRAME.size + _RECORD.size * len(batch)
-        buffer = bytearray(at)
+        first = buffer = bytearray(at)
+        rest: list[Bytes] = []
+        total = at
         table: list[int] = []
         all_removed: tuple[int, ...] = ()
         for record, removed in batch:
-            encode_into(record, buffer, at)
-            table += (NO_STREAM if isinstance(record, Document) else record.id, len(buffer) - at, len(removed))
+            if isinstance(record, Append | Create) and len(record.payload) >= LARGE_BYTES:
+                before, payload, after = encode_large(record)
+                buffer += before
+                buffer = bytearray(after)
+                rest += (payload, buffer)
+                length = len(before) + len(payload) + len(after)
+            else:
+                encode_into(record, buffer, at)
+                length = len(buffer) - at
+            table += (NO_STREAM if isinstance(record, Document) else record.id, length, len(removed))
             at = len(buffer)
-            if at > BODY_MAX_BYTES:
+            total += length
+            if total > BODY_MAX_BYTES:
                 raise BatchTooLargeError(
                     f"A batch of more than {BODY_MAX_BYTES} bytes does not fit into a frame of the log."
                 )
@@ -111,9 +135,9 @@ class BatchEncoder:
                 all_removed += removed
         if all_removed:
             buffer += struct.pack(f"<{len(all_removed)}Q", *all_removed)
-        struct.pack_into("<" + "QII" * len(batch), buffer, FRAME.size, *table)
-        seal(buffer, salt, lsn, len(batch))
-        return buffer
+        struct.pack_into("<" + "QII" * len(batch), first, FRAME.size, *table)
+        seal(first, salt, lsn, len(batch), rest)
+        return first, rest
 
 
 def read_batch(frame: Frame) -> Iterator[Logged]:

@@ -1,10 +1,14 @@
-"""Read the journal: which batches count, where a torn tail begins, and what is damage.
+"""Read the journal: find the valid batches, detect a torn tail, and distinguish it from damage.
 
 Reading changes nothing on the disk. What must be cut or removed is collected, and done by `repair` when the whole
 journal has been read and found good. The rules:
 
 - A bad frame with nothing sound after it is a torn tail: its write was never acknowledged. It is cut.
 - A bad frame with a sound frame or a further segment after it was acknowledged once. That is damage, and an error.
+- The file of the next segment is prepared in advance, empty, filled with zeros or with the content of a former segment.
+  Such a file has no header, and no sound frame with a later record number than the journal before it: those of a
+  former segment are older, whatever is left of them. A begun segment may have the same after its last batch, if it is
+  the last one: that is cut like a torn tail.
 - In segments that were never synced (`file-fast`) a restart of the machine may have kept any part of what was
   written. Where the machine has been restarted since, the journal ends at the first bad frame, and the rest is dropped.
 """
@@ -40,6 +44,7 @@ class Cut(NamedTuple):
     path: Path
     size: int
     lost_bytes: int
+    """0 when only what the file held before it was begun is cut."""
 
 
 class Replay:
@@ -61,8 +66,6 @@ class Replay:
         self.cut: Cut | None = None
         self.dropped: list[int] = []
         self._prepared: list[int] = []
-        self._begun_up_to = first_number
-        """The manifest names only a segment that has its header."""
 
     @property
     def next_number(self) -> int:
@@ -79,7 +82,6 @@ class Replay:
                 raise CorruptError(f"{segment_path(self.directory, expected)} is missing, but later segments exist.")
         if not self.numbers:
             raise CorruptError(f"{segment_path(self.directory, self.first_number)} is missing.")
-        self._leave_out_prepared()
         for number in self.numbers:
             yield from self._segment(number)
             if self.dropped or self.cut is not None:
@@ -96,7 +98,7 @@ class Replay:
             # The last one first, so that after a crash in between the next start decides the same.
             self._filesystem.unlink(segment_path(self.directory, number))
             self._filesystem.sync_directory(self.directory)
-        if self.cut is not None:
+        if self.cut is not None and self.cut.lost_bytes:
             log.warning("cut %d bytes of an unfinished write from %s", self.cut.lost_bytes, self.cut.path)
         for segment in self.segments[:-1]:
             self._filesystem.sync(segment_path(self.directory, segment.number))
@@ -107,24 +109,18 @@ class Replay:
             self._filesystem.sync_directory(self.directory)
 
     def _leave_out_prepared(self) -> None:
-        """The last file may have been created in advance and never used: then the log ends before it."""
+        """The last file may have been prepared and never begun: then the journal ends before it."""
         number = self.numbers[-1]
         path = segment_path(self.directory, number)
-        if len(self.numbers) > 1 and not self._filesystem.size(path):
+        if is_blank(self._filesystem, path) or self._is_unbegun(number, self._filesystem.read(path)):
             self.numbers.pop()
             self._prepared = [number]
-            # It is created only once the one before it has its header.
-            self._begun_up_to = number - 1
 
     def _segment(self, number: int) -> Iterator[Frame]:
         path = segment_path(self.directory, number)
         data = self._filesystem.read(path)
         header = unpack_header(data)
-        is_last = number == self.numbers[-1]
         if header is None:
-            if self._is_unbegun(number, data):
-                self.dropped.append(number)
-                return
             raise CorruptError(f"{path} has a damaged header: it is damaged, or from an older copy.")
         if header.number != number:
             raise CorruptError(f"{path} is really segment {header.number}.")
@@ -146,10 +142,14 @@ class Replay:
             self.last_lsn += frame.entries
             at = frame.end
             yield frame
+        if number + 1 == self.numbers[-1]:
+            self._leave_out_prepared()
+        is_last = number == self.numbers[-1]
         if at < len(data):
             if (not is_last or find_frame(data, at, header.salt) is not None) and not self._may_end_at(number):
                 raise self._damage(path, view, at)
-            self.cut = Cut(path, at, len(data) - at)
+            is_torn = not header.overwrites or data.startswith(header.salt.to_bytes(8, "little"), at)
+            self.cut = Cut(path, at, len(data) - at if is_torn else 0)
             self._drop_from(number + 1)
 
     def _may_end_at(self, number: int) -> bool:
@@ -171,8 +171,15 @@ class Replay:
         return self._losable[number]
 
     def _is_unbegun(self, number: int, data: bytes) -> bool:
-        """A header is synced before anything follows it, so this segment was created and no more."""
-        return number == self.numbers[-1] and len(data) <= HEADER_BYTES and number > self._begun_up_to
+        """Whether this segment was prepared and no more: a header is synced before anything follows it.
+
+        The first one was begun, because a checkpoint names only a segment that has its header.
+        """
+        if unpack_header(data) is not None or number != self.numbers[-1] or number == self.first_number:
+            return False
+        salt = int.from_bytes(data[HEADER_BYTES : HEADER_BYTES + 8], "little")
+        frame = read_frame(memoryview(data), HEADER_BYTES, salt)
+        return frame is None or frame.number <= self.last_lsn
 
     def _drop_from(self, number: int) -> None:
         self.dropped = [later for later in self.numbers if later >= number]
@@ -259,16 +266,58 @@ def copy_journal(
 
     A batch that was being written is copied in part: it was not acknowledged when the copy reached it, and is cut.
     """
-    for number in segment_numbers(filesystem, source):
-        if number >= first_number:
-            copy_file(segment_path(source, number), segment_path(target, number))
-    if not filesystem.exists(segment_path(target, first_number)):
+    numbers = _side_by_side(segment_numbers(filesystem, source), first_number)
+    # The last one first: when it has been begun, the one before it is complete.
+    for number in reversed(numbers):
+        path, copy = segment_path(source, number), segment_path(target, number)
+        end = _end_of_batches(filesystem.read(path))
+        if end is None and number == numbers[-1] > first_number:
+            continue
+        copy_file(path, copy)
+        if end is not None and filesystem.size(copy) > end:
+            filesystem.truncate(copy, end)
+    # Segments are trimmed in order, and may be overwritten then: while the first one is there, all are what they were.
+    if not numbers or not filesystem.exists(segment_path(source, first_number)):
         raise FileNotFoundError(segment_path(source, first_number))
     replay = Replay(filesystem, target, first_number, lambda _: None)
     for _ in replay.batches():
         pass
     replay.repair()
     return replay
+
+
+def _side_by_side(numbers: list[int], first_number: int) -> list[int]:
+    """The segments from `first_number` up to the first that is not in the list.
+
+    A directory is not read at one moment: of the files that are created meanwhile, a later one may be listed and an
+    earlier one not. All that existed before are listed, and hold what was acknowledged by then.
+    """
+    later = [number for number in numbers if number >= first_number]
+    return [number for expected, number in enumerate(later, first_number) if number == expected]
+
+
+def _end_of_batches(data: bytes) -> int | None:
+    """Where the whole batches of a segment end now; None without a sound header.
+
+    Only where a file is overwritten: what is written to it later must not follow older content in a copy.
+    """
+    header = unpack_header(data)
+    if header is None or not header.overwrites:
+        return None if header is None else len(data)
+    at, view = HEADER_BYTES, memoryview(data)
+    while (frame := read_frame(view, at, header.salt)) is not None:
+        at = frame.end
+    return at
+
+
+def is_blank(filesystem: Filesystem, path: Path) -> bool:
+    """Whether a segment's file begins with nothing or with zeros, as a prepared one does."""
+    mapped = filesystem.map(path)
+    try:
+        start = mapped.read(0, min(len(mapped.view), HEADER_BYTES + FRAME.size))
+    finally:
+        mapped.close()
+    return not any(start)
 
 
 SUFFIX: Final = ".new"

@@ -1,11 +1,14 @@
 """The write-ahead journal: all streams in one file at a time, one write (and where it is synced, one sync) per batch.
 
 Invariants: a segment's header and name are durable before its first batch; a segment is begun only when every batch
-before it is as durable as the mode promises; no segment with content is ever written by a second process, re-created
-or filled ahead. The file of the next segment is created in advance (`prepare`) and stays empty until the current one
-is full, so that a write needs no new descriptor and does not wait for a directory to be synced; while the next file is
-missing, the current segment grows beyond its size. After the first error nothing more is written: the result of a
-failed write or sync is unknown, and a second sync can report success for pages that the first one lost.
+before it is as durable as the mode promises, and when nothing of an earlier use is left in the file of the one before;
+no segment that was begun is ever written by a second process, re-created or filled. The file of the next segment is
+prepared in advance (`next_segment`), so that a write needs no new descriptor and does not wait for a directory to be
+synced; while the next file is missing, the current segment grows beyond its size. A segment that grows as it is
+written gives way to a prepared one early, because syncs are faster there. The batch that begins a segment waits for two
+syncs, of the header and of the batch: `takes_long` says so before it is written. After the first error nothing more is
+written: the result of a failed write or sync is unknown, and a second sync can report success for pages that the first
+one lost.
 """
 
 from __future__ import annotations
@@ -14,14 +17,16 @@ import logging
 import secrets
 import struct
 import threading
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from headwater.storage.filesystem import Bytes, FileAppender, Filesystem
+from headwater.core.checksum import crc32
+from headwater.storage.filesystem import Bytes, FileAppender, Filesystem, write_whole
 from headwater.storage.interface import Committed, WriteFailedError
-from headwater.storage.journal.frames import FRAME, BatchEncoder, seal
+from headwater.storage.journal.frames import FRAME, BatchEncoder, salt_again, seal
+from headwater.storage.journal.next_segment import NextSegment, remove_spares
+from headwater.storage.worker import Job
 
 log = logging.getLogger("headwater.storage")
 
@@ -29,6 +34,8 @@ JOURNAL_NAME: Final = "log"
 """The directory of the journal, within a data directory."""
 SEGMENT_MAX_BYTES: Final = 2**30
 """A segment is read whole at startup; a larger setting is taken as this."""
+FILL_AFTER_BYTES: Final = 256 * 1024
+"""The next segment is filled when so much is in the current one: a server that is hardly used needs no space for it."""
 
 _HEADER: Final = struct.Struct("<8sQQQQ16sI")
 _CHECKSUM: Final = struct.Struct("<I")
@@ -36,6 +43,7 @@ HEADER_BYTES: Final = _HEADER.size + _CHECKSUM.size
 _MAGIC: Final = b"HWLOG\x00\x00\x01"
 _SYNCED: Final = 1
 _FOLLOWS_A_LOSS: Final = 2
+_OVERWRITES: Final = 4
 _SUFFIX: Final = ".log"
 
 
@@ -50,6 +58,8 @@ class SegmentHeader(NamedTuple):
     """Whether each batch was synced before it was acknowledged."""
     follows_a_loss: bool = False
     """Whether the journal before it lost its end in a restart of the machine."""
+    overwrites: bool = False
+    """Whether the file had content before: then anything may follow the last batch."""
 
 
 class Segment(NamedTuple):
@@ -71,11 +81,15 @@ def segment_numbers(filesystem: Filesystem, directory: Path) -> list[int]:
 
 
 def pack_header(header: SegmentHeader) -> bytes:
-    flags = (_SYNCED if header.synced else 0) | (_FOLLOWS_A_LOSS if header.follows_a_loss else 0)
+    flags = (
+        (_SYNCED if header.synced else 0)
+        | (_FOLLOWS_A_LOSS if header.follows_a_loss else 0)
+        | (_OVERWRITES if header.overwrites else 0)
+    )
     packed = _HEADER.pack(
         _MAGIC, header.number, header.first_lsn, header.previous_lsn, header.salt, header.boot_id, flags
     )
-    return packed + _CHECKSUM.pack(zlib.crc32(packed))
+    return packed + _CHECKSUM.pack(crc32(packed))
 
 
 def unpack_header(data: Bytes) -> SegmentHeader | None:
@@ -84,10 +98,17 @@ def unpack_header(data: Bytes) -> SegmentHeader | None:
         return None
     magic, number, first_lsn, previous_lsn, salt, boot_id, flags = _HEADER.unpack_from(data)
     (checksum,) = _CHECKSUM.unpack_from(data, _HEADER.size)
-    if magic != _MAGIC or zlib.crc32(data[: _HEADER.size]) != checksum:
+    if magic != _MAGIC or crc32(data[: _HEADER.size]) != checksum:
         return None
     return SegmentHeader(
-        number, first_lsn, previous_lsn, salt, boot_id, bool(flags & _SYNCED), bool(flags & _FOLLOWS_A_LOSS)
+        number,
+        first_lsn,
+        previous_lsn,
+        salt,
+        boot_id,
+        bool(flags & _SYNCED),
+        bool(flags & _FOLLOWS_A_LOSS),
+        bool(flags & _OVERWRITES),
     )
 
 
@@ -116,26 +137,46 @@ class FileJournal:
         self._is_marked = True
         # Read now: when a segment is full there may be no descriptor to read it with.
         self._boot_id = filesystem.boot_id()
-        self._next: FileAppender | None = None
-        self._next_is_named = False
+        self._next = NextSegment(
+            filesystem, directory, fill_bytes=self._segment_bytes if durable else 0, header_bytes=HEADER_BYTES
+        )
+        self._filled_bytes = 0
+        """How far the current segment was written before it was begun."""
+        self._begins: bool | None = None
+        """Whether the next batch begins a segment, once `takes_long` has decided it."""
         self.last_lsn = last_lsn
         self.failure: str | None = None
         self.segments: list[Segment] = list(older)
+        remove_spares(filesystem, directory)
         file = filesystem.create(segment_path(directory, number))
         try:
-            self._file, self._size, self._salt = self._begin(file, number, previous_lsn, follows_a_loss=follows_a_loss)
+            self._salt = self._begin(file, number, previous_lsn, follows_a_loss=follows_a_loss)
+            self._file, self._size = file, HEADER_BYTES
             filesystem.sync_directory(directory)
         except BaseException:
             file.close()
             raise
 
+    def takes_long(self) -> bool:
+        """Whether the next append waits for more than its own sync. The answer holds for that append.
+
+        It begins a segment then, or another thread is writing.
+        """
+        if self._begins is None:
+            self._begins = self._can_begin()
+        return self._begins or self._lock.locked()
+
     def append(self, batch: Sequence[Committed]) -> None:
         """Append a batch; when this returns it is as durable as the mode promises."""
         with self._lock:
             self._check()
-            frame = self._encoder.encode(batch, self.last_lsn + 1, self._salt)
+            frame, rest = self._encoder.encode(batch, self.last_lsn + 1, self._salt)
+            begins, self._begins = self._begins, None
             try:
-                self._append(frame)
+                if self._can_begin() if begins is None else begins:
+                    self._roll()
+                    salt_again(frame, self._salt)
+                self._append(frame, rest)
             except BaseException as error:
                 raise self._fail(error) from error
             self.last_lsn += len(batch)
@@ -157,26 +198,36 @@ class FileJournal:
     @property
     def wants_next(self) -> bool:
         """Whether `prepare` has something to do."""
-        return not self._next_is_named and self.failure is None
+        return not self._next.is_there and self.failure is None
 
     def prepare(self) -> None:
         """Create the file of the next segment. Called by one thread only; no write waits for it.
 
         Raises OSError when that fails, and can then be called again.
         """
-        if not self.wants_next:
-            return
-        if self._next is None:
-            self._next = self._filesystem.create(segment_path(self._directory, self.segments[-1].number + 1))
-        self._filesystem.sync_directory(self._directory)
-        self._next_is_named = True
+        if self.wants_next:
+            self._next.prepare(segment_path(self._directory, self.segments[-1].number + 1))
+
+    @property
+    def wants_fill(self) -> bool:
+        """Whether `fill` has something to do."""
+        return (
+            self._next.wants_fill
+            and self.failure is None
+            and self._size >= min(FILL_AFTER_BYTES, self._segment_bytes // 4)
+        )
+
+    def fill(self) -> Job:
+        """Fill the file of the next segment. Called by one thread only; no write waits for it."""
+        return self._next.fill()
 
     def trim(self, first_needed: int) -> None:
         """Remove the segments before this one. Called by one thread only."""
         while self.segments and self.segments[0].number < first_needed:
             path = segment_path(self._directory, self.segments[0].number)
             try:
-                self._filesystem.unlink(path)
+                if not self._next.keep_spare(path):
+                    self._filesystem.unlink(path)
             except OSError as error:
                 log.warning("%s is no longer needed and will be removed at the next start: %s", path, error)
             del self.segments[0]
@@ -195,39 +246,64 @@ class FileJournal:
         self.failure = self.failure or reason
 
     def close(self) -> None:
+        """Close the files. Without an earlier error, what was only prepared is given back to the file system."""
         with self._lock:
+            in_good_order = self.failure is None
             self.fail("The store is closed.")
             self._file.close()
-            if self._next is not None:
-                self._next.close()
+            try:
+                self._next.close(remove=in_good_order)
+                if in_good_order and self._size < self._filled_bytes:
+                    self._filesystem.truncate(segment_path(self._directory, self.segments[-1].number), self._size)
+            except OSError as error:
+                log.warning("what was prepared for the journal is removed at the next start: %s", error)
 
-    def _append(self, frame: bytearray) -> None:
-        if self._size >= self._segment_bytes and self._next_is_named:
-            assert self._next is not None
-            full = self._file
-            self._file, self._size, self._salt = self._begin(self._next, self.segments[-1].number + 1, self.last_lsn)
-            self._next = None
-            self._next_is_named = False
-            full.close()
-            # The frame carries the salt of the segment before.
-            _, _, _, number, count = FRAME.unpack_from(frame)
-            seal(frame, self._salt, number, count)
+    def _append(self, frame: bytearray, rest: Sequence[Bytes] = ()) -> None:
         write_whole(self._file, frame)
+        for part in rest:
+            write_whole(self._file, part)
         if self._durable:
             self._file.sync()
-        self._size += len(frame)
+        self._size += len(frame) + sum(map(len, rest))
+
+    def _can_begin(self) -> bool:
+        """Whether the next segment should be begun, and its file is there."""
+        return (
+            self._size >= self._filled_bytes
+            and (self._size >= self._segment_bytes or (self._next.is_filled and not self._filled_bytes))
+            and self._next.is_ready
+        )
+
+    def _roll(self) -> None:
+        """Begin the next segment, if its file is still free."""
+        if (prepared := self._next.take()) is None:
+            return
+        full = self._file
+        number = self.segments[-1].number + 1
+        self._salt = self._begin(prepared.file, number, self.last_lsn, overwrites=prepared.filled_bytes > 0)
+        self._file, self._size, self._filled_bytes = prepared.file, HEADER_BYTES, prepared.filled_bytes
+        self._next.forget()
+        full.close()
 
     def _begin(
-        self, file: FileAppender, number: int, previous_lsn: int, *, follows_a_loss: bool = False
-    ) -> tuple[FileAppender, int, int]:
+        self,
+        file: FileAppender,
+        number: int,
+        previous_lsn: int,
+        *,
+        follows_a_loss: bool = False,
+        overwrites: bool = False,
+    ) -> int:
+        """Write the header of a segment; returns its salt."""
         salt = secrets.randbits(64)
+        first_lsn = self.last_lsn + 1
         header = SegmentHeader(
-            number, self.last_lsn + 1, previous_lsn, salt, self._boot_id, self._durable, follows_a_loss
+            number, first_lsn, previous_lsn, salt, self._boot_id, self._durable, follows_a_loss, overwrites
         )
         write_whole(file, pack_header(header))
         file.sync()
-        self.segments.append(Segment(number, self.last_lsn + 1, salt))
-        return file, HEADER_BYTES, salt
+        self.segments.append(Segment(number, first_lsn, salt))
+        return salt
 
     def _check(self) -> None:
         if self.failure is not None:
@@ -257,10 +333,3 @@ def remove_segments_before(filesystem: Filesystem, directory: Path, first_needed
     for number in segment_numbers(filesystem, directory):
         if number < first_needed:
             filesystem.unlink(segment_path(directory, number))
-
-
-def write_whole(file: FileAppender, data: Bytes) -> None:
-    """Write all of the data, in as many calls as the system needs."""
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) :]

@@ -22,6 +22,8 @@ from headwater.storage.filesystem import FILE_MODE, RealFilesystem
 from headwater.storage.interface import StorageError
 from headwater.storage.offline.atomic_install import atomic_install
 from headwater.storage.offline.families import family_of, tools_of
+from headwater.storage.tiering.home import read_mark
+from headwater.storage.worker_stores import WORKERS_NAME, store_directories
 
 BACKUP_NAME: Final = "BACKUP"
 BACKUP_VERSION: Final = 1
@@ -36,7 +38,7 @@ class BackupFile(msgspec.Struct, frozen=True):
 
 
 class Backup(msgspec.Struct, frozen=True):
-    """What the file `BACKUP` says."""
+    """The content of the file `BACKUP`."""
 
     version: int
     family: str
@@ -53,11 +55,23 @@ def take_backup(source: Path, target: Path) -> Backup:
     family = family_of(source)
     _check_apart(source, target)
     filesystem = RealFilesystem()
+    mark = read_mark(filesystem, source)
+    if mark is not None:
+        raise StorageError(
+            f"The packs of {source} are in {mark.url}, so a copy of the directory is not a backup. Stop the server and"
+            " copy the whole store with `headwater store copy`, and back that up."
+        )
     with atomic_install(target) as place:
-        _copy_file(source / FORMAT_NAME, place / FORMAT_NAME)
-        tools_of(source).copy(filesystem, source, place, _copy_file)
-        # After the records that name them: a blob exists before its record, and is held from then on.
-        _copy_blobs(filesystem, source, place)
+        # The first store of several has what refers to streams of the others, so it is the oldest.
+        for store in store_directories(source):
+            copy = place / store.relative_to(source)
+            _make_directories(filesystem, place, copy)
+            _copy_file(store / FORMAT_NAME, copy / FORMAT_NAME)
+            tools_of(store).copy(filesystem, store, copy, _copy_file)
+            # After the records that name them: a blob exists before its record, and is held from then on.
+            _copy_blobs(filesystem, store, copy)
+        if (source / WORKERS_NAME).exists():
+            _copy_file(source / WORKERS_NAME, place / WORKERS_NAME)
         taken = datetime.now(UTC).isoformat(timespec="milliseconds")
         backup = Backup(BACKUP_VERSION, family, taken, tuple(_listed(place)))
         write_file(filesystem, place / BACKUP_NAME, msgspec.json.format(msgspec.json.encode(backup), indent=1) + b"\n")
@@ -90,8 +104,7 @@ def restore_backup(source: Path, target: Path, *, replace: bool = False) -> Back
     with atomic_install(target, replace=replace) as place:
         for file in backup.files:
             path = place / _inside(file.path)
-            for parent in reversed(path.relative_to(place).parents):
-                filesystem.make_directory(place / parent)
+            _make_directories(filesystem, place, path.parent)
             try:
                 digest = _copy_file(source / file.path, path)
             except FileNotFoundError:
@@ -99,6 +112,11 @@ def restore_backup(source: Path, target: Path, *, replace: bool = False) -> Back
             if path.stat().st_size != file.size or digest != file.sha256:
                 raise StorageError(f"{source / file.path} is not what was backed up: its checksum differs.")
     return backup
+
+
+def _make_directories(filesystem: RealFilesystem, place: Path, path: Path) -> None:
+    for parent in (*reversed(path.relative_to(place).parents), path.relative_to(place)):
+        filesystem.make_directory(place / parent)
 
 
 def _check_apart(source: Path, target: Path) -> None:
@@ -131,7 +149,7 @@ def _listed(place: Path) -> Iterator[BackupFile]:
 
 
 def _copy_file(source: Path, target: Path) -> str:
-    """Copy a file as far as it reaches now, durable except for its name; returns the digest of what was written."""
+    """Copy a file up to its current size, durable except for its name; return the digest of the copy."""
     digest = hashlib.sha256()
     target.touch(FILE_MODE, exist_ok=False)
     with source.open("rb") as reader, target.open("wb") as writer:

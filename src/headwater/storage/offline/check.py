@@ -8,16 +8,24 @@ from pathlib import Path
 
 from headwater.core.catalog import Catalog, StreamState
 from headwater.storage.blobs import BLOBS_NAME, PAGE_BYTES, FileBlobs
-from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError
 from headwater.storage.offline.families import family_of, locked, tools_of
 from headwater.storage.offline.interface import open_reader
+from headwater.storage.tiering.open import files_of
+from headwater.storage.worker_stores import store_directories
 
 
 def check(directory: Path, mode: str | None = None) -> Iterator[str]:
     """Every problem found, a sentence each; none when all is well. Raises `StorageError` if it cannot even look."""
     family_of(directory, mode)
-    filesystem = RealFilesystem()
+    for store in store_directories(directory):
+        where = f"{store.relative_to(directory)}: " if store != directory else ""
+        yield from (where + problem for problem in _check_store(store))
+
+
+def _check_store(directory: Path) -> Iterator[str]:
+    filesystem = files_of(directory)
     tools = tools_of(directory)
     with locked(filesystem, directory):
         found = False
@@ -31,15 +39,15 @@ def check(directory: Path, mode: str | None = None) -> Iterator[str]:
                 found = True
                 yield gap
         if not found:
-            yield from _check_blobs(directory, reader.catalog)
+            yield from _check_blobs(filesystem, directory, reader.catalog)
 
 
-def _check_blobs(directory: Path, catalog: Catalog[StreamState]) -> Iterator[str]:
-    """Whether the snapshot of every stream exists, and every page of it is what was written."""
+def _check_blobs(filesystem: Filesystem, directory: Path, catalog: Catalog[StreamState]) -> Iterator[str]:
+    """Check that the snapshot of every stream exists and that the checksums of its pages are right."""
     if not (directory / BLOBS_NAME).exists():
         yield from _missing(stream for stream in catalog if stream.snapshot is not None and not stream.deleted)
         return
-    blobs = FileBlobs(RealFilesystem(), directory / BLOBS_NAME, durable=False)
+    blobs = FileBlobs(filesystem, directory / BLOBS_NAME, durable=False)
     seen: set[int] = set()
     for stream in catalog:
         ref = stream.snapshot

@@ -11,8 +11,10 @@ from headwater.storage.acid.offline import AcidTools
 from headwater.storage.directory import FAMILY_OF_MODE, Directory, open_directory, read_format
 from headwater.storage.filesystem import Filesystem, RealFilesystem
 from headwater.storage.interface import StorageError
+from headwater.storage.journal_place import lock_journal
 from headwater.storage.offline.interface import OfflineTools
 from headwater.storage.packs.offline import PackTools
+from headwater.storage.worker_stores import store_directories
 
 TOOLS: Final[Mapping[str, OfflineTools]] = {"log": PackTools(), "acid": AcidTools()}
 
@@ -20,6 +22,7 @@ TOOLS: Final[Mapping[str, OfflineTools]] = {"log": PackTools(), "acid": AcidTool
 def family_of(directory: Path, mode: str | None = None) -> str:
     """The family of a data directory. Raises `StorageError` if it is not one of ours, or does not fit the mode."""
     filesystem = RealFilesystem()
+    directory = store_directories(directory)[0]
     found = read_format(filesystem, directory)
     if found.family not in TOOLS:
         raise StorageError(f"Data directory {directory} was written by an unknown storage mode ({found.family!r}).")
@@ -38,5 +41,11 @@ def tools_of_mode(mode: str) -> OfflineTools:
 
 
 def locked(filesystem: Filesystem, directory: Path) -> closing[Directory]:
-    """Lock a data directory of any family; it must exist."""
-    return closing(open_directory(filesystem, directory, family_of(directory), create=False))
+    """Lock a data directory of any family, with its journal; it must exist."""
+    opened = open_directory(filesystem, directory, family_of(directory), create=False)
+    try:
+        lock_journal(filesystem, opened)
+    except BaseException:
+        opened.close()
+        raise
+    return closing(opened)

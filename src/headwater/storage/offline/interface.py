@@ -1,4 +1,4 @@
-"""What the offline tools need from a family of storage modes, and which families exist.
+"""The interface of the offline tools to a family of storage modes.
 
 The tools (`check`, `stats`, `backup`, `store_copy`) work on a data directory without knowing its storage mode. The
 directory says to which family it belongs; `TOOLS` has the implementation of each family.
@@ -16,6 +16,7 @@ from headwater.core.catalog import Catalog, StreamState
 from headwater.core.floors import floors, own_start
 from headwater.core.records import Document, Image, Record
 from headwater.storage import extents
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.cold_store import UnsavedState
 from headwater.storage.filesystem import Bytes, Filesystem
 from headwater.storage.interface import CorruptError, StorageError
@@ -44,6 +45,7 @@ class StoredRun:
     position: int
     pieces: Sequence[Bytes]
     lengths: Sequence[int]
+    times: Sequence[TimeRun]
 
 
 class BulkLoad(Protocol):
@@ -59,7 +61,7 @@ class BulkLoad(Protocol):
 
 
 class OfflineTools(Protocol):
-    """What one family of storage modes can do with a data directory."""
+    """The offline operations of one family of storage modes."""
 
     def problems(self, filesystem: Filesystem, directory: Path) -> Iterator[str]:
         """Every damaged or inconsistent part of the files, a sentence each."""
@@ -79,7 +81,7 @@ class OfflineTools(Protocol):
 
 
 class OfflineReader:
-    """All that a store holds, as of its last complete batch."""
+    """The whole content of a store, as of its last complete batch."""
 
     def __init__(self, source: OfflineSource) -> None:
         self._source = source
@@ -100,7 +102,9 @@ class OfflineReader:
                     source, stream.id, index, position, stream.message_index, max_bytes
                 )
                 pieces = stored.read(source, stream.id, position, end_position)
-                yield StoredRun(index, position, pieces, stored.lengths(source, stream.id, index, end_index))
+                lengths = stored.lengths(source, stream.id, index, end_index)
+                times = stored.arrivals(source, stream.id, index, end_index)
+                yield StoredRun(index, position, pieces, lengths, times)
                 index, position = end_index, end_position
         except DamagedRangeError as damage:
             name = source.name_of(stream.id)

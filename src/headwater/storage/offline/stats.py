@@ -1,15 +1,21 @@
-"""Store statistics: what a data directory holds, and the files that it consists of."""
+"""Store statistics: the content of a data directory, and its files."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.journal_place import moved_journals
 from headwater.storage.offline.families import family_of, locked, tools_of
 from headwater.storage.offline.interface import open_reader
 from headwater.storage.stream_stats import StreamStats, stream_stats
+from headwater.storage.tiering.open import files_of
+from headwater.storage.tiering.tier import TieredFilesystem
+from headwater.storage.worker_stores import store_directories
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +33,26 @@ class StoreStats:
 
 
 def offline_stats(directory: Path) -> StoreStats:
-    """Statistics of a directory that no server has open."""
-    filesystem = RealFilesystem()
+    """Statistics of a directory that no server has open: of all stores that it consists of, together."""
     tools = tools_of(directory)
-    with locked(filesystem, directory):
-        with open_reader(tools, filesystem, directory) as reader:
-            contents = stream_stats(reader.catalog)
-        parts = tools.parts(filesystem, directory)
-    return _stats(directory, contents, parts)
+    contents: Counter[str] = Counter()
+    parts: Counter[str] = Counter()
+    for store in store_directories(directory):
+        filesystem = files_of(store)
+        with locked(filesystem, store):
+            with open_reader(tools, filesystem, store) as reader:
+                contents.update(asdict(stream_stats(reader.catalog)))
+            parts.update(tools.parts(filesystem, store))
+            if isinstance(filesystem, TieredFilesystem):
+                parts.update(filesystem.parts())
+    return _stats(directory, StreamStats(**contents), dict(parts))
 
 
 def live_stats(directory: Path, contents: Mapping[str, int], parts: Mapping[str, int]) -> StoreStats:
     """Statistics of a directory that a server has open, from what it reports and from the files."""
-    shown = tools_of(directory).live_parts(RealFilesystem(), directory)
+    shown: Counter[str] = Counter()
+    for store in store_directories(directory):
+        shown.update(tools_of(store).live_parts(RealFilesystem(), store))
     return _stats(directory, StreamStats(**contents), {**shown, **parts})
 
 
@@ -50,7 +63,8 @@ def _stats(directory: Path, contents: StreamStats, parts: dict[str, int]) -> Sto
 
 def _disk_bytes(directory: Path) -> int:
     total = 0
-    for path in directory.rglob("*"):
+    places = (directory, *moved_journals(store_directories(directory)))
+    for path in chain.from_iterable(place.rglob("*") for place in places):
         try:
             if path.is_file():
                 # The blocks that it takes, not its length: a database has holes.

@@ -12,11 +12,12 @@ from collections.abc import Generator, Iterator
 from typing import Final, NamedTuple
 
 from headwater.storage import extents
+from headwater.storage.arrival_times import TimeTable, read_table, unknown_times
 from headwater.storage.extents import Extent
 from headwater.storage.interface import CorruptError
 from headwater.storage.packs.checkpoint import PackContext, PackPair
 from headwater.storage.packs.manifest import Commit
-from headwater.storage.packs.pack import Pack, PackInfo
+from headwater.storage.packs.pack import Pack, PackInfo, ends_offset
 from headwater.storage.packs.pack_set import BIG, Rewrite
 
 MERGED_MAX_BYTES: Final = 64 * 1024 * 1024
@@ -59,10 +60,9 @@ def rewrite_packs(context: PackContext, rewrite: Rewrite) -> Generator[None, Non
                 yield from pack.check_everything()
             except CorruptError as damage:
                 raise DamagedPackError(info.number, damage) from damage
-        views = {number: pack.checked_view for number, pack in sources.items()}
         for stream_id in _streams_in(sources):
             for group in _neighbours(context.extents_of(stream_id), sources):
-                moves.append(Move(stream_id, _merge(fresh, views, stream_id, group)))
+                moves.append(Move(stream_id, _merge(fresh, sources, stream_id, group)))
                 written += moves[-1].merged.length + 16_384
                 if written >= _STEP_BYTES:
                     written = 0
@@ -120,19 +120,22 @@ def _neighbours(blob: bytes, sources: dict[int, Pack]) -> Iterator[list[Extent]]
         yield group
 
 
-def _merge(fresh: PackPair, views: dict[int, memoryview], stream_id: int, group: list[Extent]) -> Extent:
+def _merge(fresh: PackPair, sources: dict[int, Pack], stream_id: int, group: list[Extent]) -> Extent:
     first = group[0]
     ends = array("I")
+    times = TimeTable()
     pieces = []
-    for number, offset, _, position, messages, length in group:
-        view = views[number]
-        data_end = offset + length
-        pieces.append(view[offset:data_end])
-        index_at = data_end + -data_end % 4
-        theirs = view[index_at : index_at + 4 * messages]
-        shift = position - first.position
+    for extent in group:
+        pack = sources[extent.pack]
+        view = pack.checked_view
+        pieces.append(view[extent.offset : extent.offset + extent.length])
+        index_at = ends_offset(extent)
+        times_at = index_at + 4 * extent.messages
+        theirs = view[index_at:times_at]
+        shift = extent.position - first.position
         if shift:
             ends.extend([end + shift for end in theirs.cast("I")])
         else:
             ends.frombytes(theirs)
-    return fresh.writer(ends[-1]).add(stream_id, first.first_index, first.position, pieces, ends)
+        times.join(read_table(view, times_at) if pack.has_times else unknown_times(extent.messages))
+    return fresh.writer(ends[-1]).add(stream_id, first.first_index, first.position, pieces, ends, times)

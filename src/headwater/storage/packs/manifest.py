@@ -13,20 +13,19 @@ from __future__ import annotations
 import secrets
 import struct
 import time
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from headwater.core.checksum import crc32
 from headwater.core.records import Document, Image
-from headwater.storage.filesystem import FileAppender, Filesystem
+from headwater.storage.filesystem import FileAppender, Filesystem, write_whole
 from headwater.storage.interface import CorruptError, WriteFailedError
 from headwater.storage.journal.frames import FRAME, NO_STREAM, Frame, find_frame, read_frame, seal
 from headwater.storage.journal.replay import renew
-from headwater.storage.journal.segments import write_whole
 from headwater.storage.packs.pack import PackInfo
 
 NAME: Final = "MANIFEST"
@@ -81,12 +80,21 @@ class ManifestEntry(NamedTuple):
     encoded: bytes
 
 
+class SavedManifest(NamedTuple):
+    """A manifest that is durable: the first `size` bytes of the file that begins with `header`."""
+
+    header: bytes
+    size: int
+    lsn: int
+    packs: tuple[PackInfo, ...]
+
+
 class Sections:
     """The end of a manifest file. It knows the format, not the meaning."""
 
     def __init__(self, file: FileAppender, salt: int, size: int, number: int) -> None:
         self._file = file
-        self._salt = salt
+        self.salt: Final = salt
         self._number = number
         self.size = size
 
@@ -117,7 +125,7 @@ class Sections:
         frame = bytearray(FRAME.size) + _HEAD_LENGTH.pack(len(head)) + head
         start = self.size + len(frame)
         frame += body
-        seal(frame, self._salt, self._number + 1, len(waiting))
+        seal(frame, self.salt, self._number + 1, len(waiting))
         write_whole(self._file, frame)
         self._file.sync()
         self._number += 1
@@ -128,15 +136,19 @@ class Sections:
 class Manifest:
     """`at` has the place in the file of the newest state of each existing stream and document."""
 
-    def __init__(self, filesystem: Filesystem, directory: Path, *, rewrite_floor: int = REWRITE_FLOOR_BYTES) -> None:
+    def __init__(
+        self, filesystem: Filesystem, directory: Path, *, rewrite_floor: int = REWRITE_FLOOR_BYTES, name: str = NAME
+    ) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        self._path = directory / NAME
+        self._path = directory / name
         self._rewrite_floor = rewrite_floor
         self._sections: Sections | None = None
         self._fresh_size = 0
         self._failure: str | None = None
         self._end = (0, 0, 0)
+        self.on_saved: Callable[[SavedManifest], None] = lambda _: None
+        """Called whenever the file has a new durable content."""
         self.at: dict[Key, int] = {}
         self.packs: dict[int, PackInfo] = {}
         self.lsn = 0
@@ -208,6 +220,7 @@ class Manifest:
         sections = self._sections
         if sections is None or sections.size > self._rewrite_floor + 2 * self._fresh_size:
             yield from self._rewrite(commit, kept)
+            self.on_saved(self.saved())
             return
         self._sections = None
         found: list[tuple[Key, int]] = []
@@ -219,6 +232,14 @@ class Manifest:
         self._sections = sections
         yield from _update(self.at, found)
         self._apply(commit)
+        self.on_saved(self.saved())
+
+    def saved(self) -> SavedManifest:
+        """What is durable now; after `create` or `repair`."""
+        assert self._sections is not None
+        return SavedManifest(
+            _packed_header(self._sections.salt), self._sections.size, self.lsn, tuple(self.packs.values())
+        )
 
     def close(self) -> None:
         if self._sections is not None:
@@ -231,7 +252,7 @@ class Manifest:
         if len(view) >= _HEADER_BYTES:
             magic, salt = _HEADER.unpack_from(view)
             (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
-            if magic == _MAGIC and zlib.crc32(view[: _HEADER.size]) == checksum:
+            if magic == _MAGIC and crc32(view[: _HEADER.size]) == checksum:
                 return int(salt)
         raise CorruptError(f"{self._path} has a damaged header.")
 
@@ -265,8 +286,7 @@ class Manifest:
         file = self._filesystem.create(path)
         try:
             salt = secrets.randbits(64)
-            header = _HEADER.pack(_MAGIC, salt)
-            write_whole(file, header + _CHECKSUM.pack(zlib.crc32(header)))
+            write_whole(file, _packed_header(salt))
             sections = Sections(file, salt, _HEADER_BYTES, 0)
             entries = self._all_entries(commit, kept)
             yield from sections.write(Commit(True, commit.lsn, commit.segment, packs), entries, found)
@@ -291,7 +311,7 @@ class Manifest:
             raise WriteFailedError(self._failure) from error
 
     def _all_entries(self, commit: Commit, kept: list[SavedState]) -> Iterator[ManifestEntry]:
-        """The entries of all that lives: copied from the old file where there is no newer one."""
+        """The entries of all existing streams, copied from the old file where there is no newer one."""
         replaced = {each.key for each in kept}.union(commit.gone)
         old = [(at, key) for key, at in self.at.items() if key not in replaced]
         if old:
@@ -310,8 +330,13 @@ class Manifest:
     def _check_entry(self, view: memoryview, at: int, place: int) -> None:
         # The section's checksum was checked at boot; a copy made since then must not make damage look sound.
         checksum, length, stream_id, _ = _ENTRY.unpack_from(view, at)
-        if zlib.crc32(view[at + _CHECKSUM.size : at + _ENTRY.size + length]) != checksum:
+        if crc32(view[at + _CHECKSUM.size : at + _ENTRY.size + length]) != checksum:
             raise CorruptError(f"{self._path} is damaged at byte {place}: the state of stream {stream_id:016x}.")
+
+
+def _packed_header(salt: int) -> bytes:
+    header = _HEADER.pack(_MAGIC, salt)
+    return header + _CHECKSUM.pack(crc32(header))
 
 
 def _update(places: dict[Key, int], found: list[tuple[Key, int]]) -> Iterator[None]:
@@ -324,7 +349,7 @@ def _encode_entry(kept: SavedState) -> ManifestEntry:
     encoded = encode_state(kept.state)
     stream_id = NO_STREAM if isinstance(kept.key, str) else kept.key
     header = _ENTRY.pack(0, len(encoded), stream_id, kept.lsn)[_CHECKSUM.size :]
-    checksum = zlib.crc32(encoded, zlib.crc32(header))
+    checksum = crc32(encoded, crc32(header))
     return ManifestEntry(kept.key, _CHECKSUM.pack(checksum) + header + encoded)
 
 

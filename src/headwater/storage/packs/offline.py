@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from headwater.core.records import Document, Image
+from headwater.storage.arrival_times import StoredTimes, TimeTable
 from headwater.storage.cold_store import UnsavedState
 from headwater.storage.directory import open_directory
 from headwater.storage.extents import split
@@ -21,6 +22,7 @@ from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError, StorageError
 from headwater.storage.journal.replay import Replay, copy_journal
 from headwater.storage.journal.segments import JOURNAL_NAME, create_journal, segment_numbers, segment_path
+from headwater.storage.journal_place import journal_directory
 from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.offline.interface import CopyFile, StoredRun
 from headwater.storage.packs.manifest import NAME, Commit, Manifest, SavedState
@@ -76,7 +78,7 @@ class PackTools:
         return {**self.live_parts(filesystem, directory), **found}
 
     def live_parts(self, filesystem: Filesystem, directory: Path) -> dict[str, int]:
-        log, packs = directory / JOURNAL_NAME, directory / PACKS_NAME
+        log, packs = journal_directory(filesystem, directory), directory / PACKS_NAME
         segments = [segment_path(log, number) for number in _numbers(filesystem, log, segment_numbers)]
         files = [pack_path(packs, number) for number in _numbers(filesystem, packs, pack_numbers)]
         return {
@@ -103,7 +105,8 @@ class PackTools:
             pass
         for number in manifest.packs:
             copy_file(pack_path(source / PACKS_NAME, number), pack_path(target / PACKS_NAME, number))
-        copy_journal(filesystem, source / JOURNAL_NAME, target / JOURNAL_NAME, manifest.segment, copy_file)
+        journal = journal_directory(filesystem, source)
+        copy_journal(filesystem, journal, target / JOURNAL_NAME, manifest.segment, copy_file)
 
     def bulk_load(
         self,
@@ -118,6 +121,7 @@ class PackTools:
 
 def find_damage(filesystem: Filesystem, path: Path) -> Iterator[Finding]:
     """Everything that is wrong with a directory; nothing means that it is sound."""
+    journal = journal_directory(filesystem, path)
     if not filesystem.exists(path / NAME):
         try:
             # Either it was never used, or its manifest is lost.
@@ -150,10 +154,10 @@ def find_damage(filesystem: Filesystem, path: Path) -> Iterator[Finding]:
             # Reads the manifest and the packs' directories again, now against each other and the journal.
             _exhaust(Recovery(filesystem, path, Manifest(filesystem, path)))
         else:
-            for _ in Replay(filesystem, path / JOURNAL_NAME, manifest.segment, name_of).batches():
+            for _ in Replay(filesystem, journal, manifest.segment, name_of).batches():
                 pass
     except (StorageError, OSError) as error:
-        yield Finding(path / JOURNAL_NAME, None, None, str(error))
+        yield Finding(journal, None, None, str(error))
 
 
 def _exhaust(recovery: Recovery) -> None:
@@ -188,8 +192,8 @@ def _affected(
 ) -> Iterator[Finding]:
     """The streams that have bytes or index in a damaged page."""
     is_unused = True
-    for stream_id, extent in found:
-        index_end = extent.offset + extent.length + 3 + 4 * extent.messages
+    starts = [extent.offset for _, extent in found] + [damage.offset + PAGE_BYTES]
+    for (stream_id, extent), index_end in zip(found, starts[1:], strict=True):
         if extent.offset < damage.offset + PAGE_BYTES and damage.offset < index_end and name_of(stream_id) is not None:
             is_unused = False
             position = extent.position + min(max(damage.offset - extent.offset, 0), extent.length)
@@ -202,8 +206,10 @@ def _index_findings(
     path: Path, pack: Pack, found: list[Located], name_of: Callable[[int], str | None]
 ) -> Iterator[Finding]:
     for stream_id, extent in found:
-        ends = pack.ends(extent).slice(0, extent.messages).tolist()
-        if ends[-1] != extent.length or any(later <= earlier for earlier, later in pairwise([0, *ends])):
+        ends = pack.ends(extent)[:].tolist()
+        is_in_order = ends[-1] == extent.length and all(earlier < later for earlier, later in pairwise([0, *ends]))
+        times = StoredTimes(*(column[:] for column in pack.times(extent)))
+        if not is_in_order or not times.is_sound(extent.messages):
             name = name_of(stream_id) or f"stream {stream_id:016x}"
             yield Finding(path, name, extent.position, f"{path}: the index at byte {extent.offset} is invalid")
 
@@ -246,7 +252,7 @@ class PackBulkLoad:
             for length in run.lengths:
                 end += length
                 ends.append(end)
-            self._pack().add(image.id, run.index, run.position, run.pieces, ends)
+            self._pack().add(image.id, run.index, run.position, run.pieces, ends, TimeTable(run.times))
         self._kept.append(SavedState(image.id, 0, image))
 
     def add_document(self, document: Document) -> None:

@@ -3,31 +3,33 @@
 A checkpoint writes the new bytes of all streams into one or two packs, so the number of syncs and of files does not
 grow with the number of streams. A pack is
 
-    header | extents: wire bytes, then the end of each message | checksum of each page | directory | trailer
+    header | extents: wire bytes, the end of each message, arrival times | checksum of each page | directory | trailer
 
 The checksums cover all that is before them in pages of 16 KiB; they and the directory are covered by the trailer. A
 page is checked when it is first touched, so that a flipped byte is found without reading a whole pack, and harms only
 the streams in its page. No byte is given out unchecked.
+
+Packs of version 1 have no arrival times. They are read, and never written.
 """
 
 from __future__ import annotations
 
 import struct
 import sys
-import zlib
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, overload
 
 import msgspec
 
+from headwater.core.checksum import crc32
+from headwater.storage.arrival_times import COUNT, StoredTimes, TimeRun, TimeTable, unknown_times
 from headwater.storage.extents import Extent
-from headwater.storage.filesystem import Bytes, Filesystem
+from headwater.storage.filesystem import Bytes, Filesystem, write_whole
 from headwater.storage.interface import CorruptError
-from headwater.storage.journal.segments import write_whole
 from headwater.storage.stream_data import DamagedRangeError
 
 PAGE_BYTES: Final = 16 * 1024
@@ -49,7 +51,8 @@ _TRAILER: Final = struct.Struct("<8sQIQQII")
 """Magic, number, page size, offset of the checksums, offset of the directory, and the checksums of these two."""
 _CHECKSUM: Final = struct.Struct("<I")
 _TRAILER_BYTES: Final = _TRAILER.size + _CHECKSUM.size
-_MAGIC: Final = b"HWPACK\x00\x01"
+_MAGIC: Final = b"HWPACK\x00\x02"
+_FIRST_MAGIC: Final = b"HWPACK\x00\x01"
 _SUFFIX: Final = ".pack"
 
 assert sys.byteorder == "little", "packs are read in place, in the byte order of the machine"
@@ -86,8 +89,13 @@ def pack_path(directory: Path, number: int) -> Path:
 
 
 def pack_numbers(filesystem: Filesystem, directory: Path) -> list[int]:
-    names = (name.removesuffix(_SUFFIX) for name in filesystem.names(directory) if name.endswith(_SUFFIX))
-    return sorted(int(name) for name in names if name.isdecimal() and len(name) == 16)
+    return sorted(filter(None, map(pack_number, filesystem.names(directory))))
+
+
+def pack_number(name: str) -> int | None:
+    """The number of the pack that a file of this name is, if it is one."""
+    number = name.removesuffix(_SUFFIX)
+    return int(number) if name.endswith(_SUFFIX) and number.isdecimal() and len(number) == 16 else None
 
 
 class PackWriter:
@@ -106,8 +114,16 @@ class PackWriter:
         self.tier: Final = tier
         self.born: Final = born
 
-    def add(self, stream_id: int, index: int, position: int, pieces: Iterable[Bytes], ends: array[int]) -> Extent:
-        """Add an extent; `ends` are distances from its start, one for each message."""
+    def add(
+        self,
+        stream_id: int,
+        index: int,
+        position: int,
+        pieces: Iterable[Bytes],
+        ends: array[int],
+        times: TimeTable,
+    ) -> Extent:
+        """Add an extent; `ends` are distances from its start, one for each message, and `times` covers all of them."""
         buffer = self._buffer
         offset = self._flushed + len(buffer)
         for piece in pieces:
@@ -120,8 +136,10 @@ class PackWriter:
                     self._flush()
         length = self._flushed + len(buffer) - offset
         assert ends[-1] == length
+        assert times.ends[-1] == len(ends)
         buffer += _PADDING[-len(buffer) % 4]
         buffer += ends.tobytes()
+        buffer += times.encoded()
         if len(buffer) >= _FLUSH_BYTES:
             self._flush()
         self._directory += _ENTRY.pack(stream_id, offset, index, position, len(ends), length)
@@ -143,10 +161,10 @@ class PackWriter:
             PAGE_BYTES,
             self._flushed,
             directory_at,
-            zlib.crc32(checksums),
-            zlib.crc32(self._directory),
+            crc32(checksums),
+            crc32(self._directory),
         )
-        checksum = zlib.crc32(trailer)
+        checksum = crc32(trailer)
         write_whole(self._file, b"".join((checksums, self._directory, trailer, _CHECKSUM.pack(checksum))))
         self._file.sync()
         self._file.close()
@@ -165,7 +183,7 @@ class PackWriter:
         size = len(self._buffer) if everything else len(self._buffer) // PAGE_BYTES * PAGE_BYTES
         with memoryview(self._buffer) as view, view[:size] as pages:
             for start in range(0, size, PAGE_BYTES):
-                self._checksums.append(zlib.crc32(pages[start : start + PAGE_BYTES]))
+                self._checksums.append(crc32(pages[start : start + PAGE_BYTES]))
             write_whole(self._file, pages)
         del self._buffer[:size]
         self._flushed += size
@@ -182,6 +200,7 @@ class Pack:
         "_mapped",
         "_pages_end",
         "_shown",
+        "has_times",
         "info",
         "path",
     )
@@ -205,13 +224,18 @@ class Pack:
         magic, number, page, *places, table_sum, self._directory_sum = _TRAILER.unpack_from(packed)
         self._pages_end, self._directory_at = places
         (checksum,) = _CHECKSUM.unpack_from(packed, _TRAILER.size)
-        if zlib.crc32(packed[: _TRAILER.size]) != checksum or checksum != self.info.checksum:
+        if crc32(packed[: _TRAILER.size]) != checksum or checksum != self.info.checksum:
             raise CorruptError(
                 f"{self.path} is damaged at byte {size - _TRAILER_BYTES}: its trailer fails its checksum."
             )
-        assert (magic, number, page) == (_MAGIC, self.info.number, PAGE_BYTES)
+        if magic not in (_FIRST_MAGIC, _MAGIC):
+            raise CorruptError(
+                f"{self.path} has version {magic[-1]}, and this Headwater reads 1 and 2. Open it with the newer one."
+            )
+        self.has_times = magic == _MAGIC
+        assert (number, page) == (self.info.number, PAGE_BYTES)
         table = self._mapped.read(self._pages_end, self._directory_at - self._pages_end)
-        if zlib.crc32(table) != table_sum:
+        if crc32(table) != table_sum:
             raise CorruptError(f"{self.path} is damaged at byte {self._pages_end}: its table of checksums is wrong.")
         self._checksums = array("I", table)
         self._checked = bytearray(len(self._checksums))
@@ -234,10 +258,17 @@ class Pack:
             self._mapped.relax()
         return self._mapped.view[start:end]
 
-    def ends(self, extent: Extent) -> Ends:
-        start = extent.offset + extent.length
-        start += -start % 4
-        return Ends(self, start, extent.messages)
+    def ends(self, extent: Extent) -> PackColumn:
+        return PackColumn(self, ends_offset(extent), extent.messages, "I")
+
+    def times(self, extent: Extent) -> StoredTimes:
+        """When the messages of an extent arrived."""
+        if not self.has_times:
+            return unknown_times(extent.messages)
+        start = ends_offset(extent) + 4 * extent.messages
+        runs: int = COUNT.unpack(self.data(start, start + COUNT.size))[0]
+        start += COUNT.size
+        return StoredTimes(PackColumn(self, start, runs, "I"), PackColumn(self, start + 4 * runs, runs, "Q"))
 
     def extents(self) -> Iterator[Located]:
         """What the pack holds, in order of stream id and position."""
@@ -248,7 +279,7 @@ class Pack:
     def directory(self) -> Iterator[tuple[int, ...]]:
         """Stream id, offset, index, position, messages and length of each extent, in order."""
         directory = self._mapped.read(self._directory_at, self.info.size - _TRAILER_BYTES - self._directory_at)
-        if zlib.crc32(directory) != self._directory_sum:
+        if crc32(directory) != self._directory_sum:
             raise CorruptError(
                 f"{self.path} is damaged at byte {self._directory_at}: its directory fails its checksum."
             )
@@ -288,31 +319,48 @@ class Pack:
         end = min(end_page * PAGE_BYTES, self._pages_end)
         data = memoryview(self._mapped.read(start, end - start))
         for at in range(0, end - start, PAGE_BYTES):
-            if zlib.crc32(data[at : at + PAGE_BYTES]) != self._checksums[page]:
+            if crc32(data[at : at + PAGE_BYTES]) != self._checksums[page]:
                 raise DamagedPageError(self.path, page * PAGE_BYTES)
             self._checked[page] = 1
             page += 1
 
 
-class Ends:
-    """Where each message of an extent ends, read in place; pages are checked as they are touched."""
+def ends_offset(extent: Extent) -> int:
+    """Where in the pack the ends of an extent's messages are."""
+    start = extent.offset + extent.length
+    return start + -start % 4
 
-    __slots__ = ("_count", "_pack", "_start")
 
-    def __init__(self, pack: Pack, start: int, count: int) -> None:
+class PackColumn(Sequence[int]):
+    """Numbers of an extent's index, read in place; pages are checked as they are touched."""
+
+    __slots__ = ("_count", "_pack", "_start", "_type", "_width")
+
+    def __init__(self, pack: Pack, start: int, count: int, type_: Literal["I", "Q"]) -> None:
         self._pack = pack
         self._start = start
         self._count = count
+        self._type: Literal["I", "Q"] = type_
+        self._width = 4 if type_ == "I" else 8
 
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, at: int) -> int:
-        start = self._start + 4 * at
-        return int.from_bytes(self._pack.data(start, start + 4), "little")
+    @overload
+    def __getitem__(self, at: int) -> int: ...
 
-    def slice(self, low: int, high: int) -> memoryview:
-        return self._pack.data(self._start + 4 * low, self._start + 4 * high).cast("I")
+    @overload
+    def __getitem__(self, at: slice) -> memoryview[int]: ...
+
+    def __getitem__(self, at: int | slice) -> int | memoryview[int]:
+        if isinstance(at, slice):
+            low, high, step = at.indices(self._count)
+            assert step == 1
+            return self._pack.data(self._start + self._width * low, self._start + self._width * high).cast(self._type)
+        if not -self._count <= at < self._count:
+            raise IndexError(at)
+        start = self._start + self._width * (at % self._count)
+        return int.from_bytes(self._pack.data(start, start + self._width), "little")
 
 
 class PackRun:
@@ -346,9 +394,17 @@ class PackRun:
     def lengths(self, index: int, end_index: int) -> list[int]:
         low = index - self.index
         with self._locating(self.position):
-            ends = self._pack.ends(self._extent).slice(max(low - 1, 0), end_index - self.index).tolist()
+            ends = self._pack.ends(self._extent)[max(low - 1, 0) : end_index - self.index].tolist()
         starts = ends[:-1] if low else [0, *ends[:-1]]
         return [end - start for start, end in zip(starts, ends[1:] if low else ends, strict=True)]
+
+    def arrivals(self, index: int, end_index: int) -> list[TimeRun]:
+        with self._locating(self.position):
+            return self._pack.times(self._extent).between(index - self.index, end_index - self.index)
+
+    def first_since(self, at_ms: int) -> int:
+        with self._locating(self.position):
+            return self.index + self._pack.times(self._extent).first_since(at_ms)
 
     def read(self, position: int, end_position: int) -> tuple[memoryview]:
         start = self._extent.offset + position - self.position

@@ -71,9 +71,7 @@ class PackSet:
         """Forget a pack that nothing refers to any more."""
         del self._infos[number], self._live[number]
         self._spared.discard(number)
-        pack = self._open.pop(number, None)
-        if pack is not None:
-            pack.close()
+        self.shut((number,))
 
     def hold(self, blob: bytes) -> None:
         """Count extents as living."""
@@ -100,6 +98,18 @@ class PackSet:
         else:
             self._open.move_to_end(number)
         return pack
+
+    @property
+    def recent(self) -> list[int]:
+        """The packs that are open, the one that was used last at the end."""
+        return list(self._open)
+
+    def shut(self, numbers: Iterable[int]) -> None:
+        """Close packs that are open. They are opened again when they are read."""
+        for number in numbers:
+            pack = self._open.pop(number, None)
+            if pack is not None:
+                pack.close()
 
     def dead(self) -> tuple[int, ...]:
         """The packs of which nothing counts any more, damaged ones too: they can be removed unread."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -21,11 +21,12 @@ from headwater.storage.cold_store import Checkpoint, Chore, Step, Steps, Unsaved
 from headwater.storage.directory import open_directory
 from headwater.storage.extents import NO_EXTENTS, Extent, join, merge
 from headwater.storage.filesystem import Filesystem
-from headwater.storage.journal.segments import JOURNAL_NAME, FileJournal
+from headwater.storage.journal.segments import FileJournal
+from headwater.storage.journal_place import place_journal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
 from headwater.storage.packs.checkpoint import Frozen, PackContext, Plan, Saved, save_checkpoint
 from headwater.storage.packs.compaction import DamagedPackError, Rewritten, forget_packs, rewrite_packs
-from headwater.storage.packs.manifest import Manifest, is_large
+from headwater.storage.packs.manifest import Manifest, SavedManifest, is_large
 from headwater.storage.packs.pack import PackRun, pack_path
 from headwater.storage.packs.pack_set import PackSet
 from headwater.storage.packs.recovery import PACKS_NAME, Recovery, name_of
@@ -37,14 +38,51 @@ log = logging.getLogger("headwater.storage")
 FAMILY: Final = "log"
 """What the file FORMAT of a data directory calls the file modes."""
 
+
+class LowerTier(Protocol):
+    """Where packs go after they were saved here (see `storage.tiering`)."""
+
+    first_pack: int
+    """New packs are numbered from here on at least."""
+    save_after_s: float
+
+    @property
+    def failure(self) -> str | None: ...
+
+    def open(self, state: SavedManifest, written_lsn: Callable[[], int]) -> None:
+        """The store was recovered with this manifest. `written_lsn` says which record was written last."""
+
+    def saved(self, state: SavedManifest) -> None:
+        """A manifest is durable here."""
+
+    def busy(self) -> str | None:
+        """Why new writes should be tried again in a moment, or None."""
+
+    def content(self) -> object:
+        """Differs when there may be more to evict."""
+
+    def evict(self, recent: Sequence[int]) -> list[int]:
+        """Remove what the tier has too until the disk is within its limit; returns the packs that should be closed.
+
+        `recent` are the packs that are open, the one that was read last at the end: they go last. Any thread may call
+        it.
+        """
+
+    def parts(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+
 ASKS_MAX: Final = 8
 """How often the state of a busy stream is requested before it is read back from the journal."""
 
 
 class PackStore:
-    save_after_s: float | None = None
-
-    def __init__(self, filesystem: Filesystem, directory: Path, settings: StoreSettings) -> None:
+    def __init__(
+        self, filesystem: Filesystem, directory: Path, settings: StoreSettings, tier: LowerTier | None = None
+    ) -> None:
+        self._tier = tier
+        self.save_after_s = tier.save_after_s if tier is not None else None
         self._filesystem = filesystem
         self._path = directory
         self._look_every = settings.look_every
@@ -59,6 +97,8 @@ class PackStore:
         self._to_freeze: set[int] = set()
         self._frozen: list[Frozen] = []
         self._to_unlink: tuple[int, ...] = ()
+        self._evicted: object = None
+        """What the tier had when something was last evicted."""
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -79,16 +119,20 @@ class PackStore:
         self.pack_set.complete(self._manifest.packs.values())
 
     def open_journal(self, *, segment_bytes: int, durable: bool) -> FileJournal:
+        tier = self._tier
         journal = self._recovery.open_journal(durable=durable, segment_bytes=segment_bytes)
         self._context = PackContext(
             self._filesystem,
-            self._path / JOURNAL_NAME,
+            self._recovery.journal_directory,
             self._path / PACKS_NAME,
             self._manifest,
-            itertools.count(self._recovery.last_pack + 1).__next__,
+            itertools.count(max(self._recovery.last_pack + 1, tier.first_pack if tier is not None else 1)).__next__,
             self._unsaved.extents_of,
             self._big_bytes,
         )
+        if tier is not None:
+            self._manifest.on_saved = tier.saved
+            tier.open(self._manifest.saved(), lambda: journal.last_lsn)
         return journal
 
     def name_of(self, stream_id: int) -> str:
@@ -97,9 +141,17 @@ class PackStore:
     def refusal(self) -> str | None:
         return None
 
+    def busy(self) -> str | None:
+        return self._tier.busy() if self._tier is not None else None
+
+    @property
+    def failure(self) -> str | None:
+        return self._tier.failure if self._tier is not None else None
+
     def parts(self) -> dict[str, int]:
         live = self.pack_set.live_bytes
-        return {"packs": len(self.pack_set), "live_bytes": live, "dead_bytes": self.pack_set.data_bytes - live}
+        tier = self._tier.parts() if self._tier is not None else {}
+        return {"packs": len(self.pack_set), "live_bytes": live, "dead_bytes": self.pack_set.data_bytes - live, **tier}
 
     def finish(self) -> None:
         """Nothing: the next start replays the journal."""
@@ -107,6 +159,8 @@ class PackStore:
     def close(self) -> None:
         self._manifest.close()
         self.pack_set.close()
+        if self._tier is not None:
+            self._tier.close()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +257,20 @@ class PackStore:
             return self._rewrite(forget_packs(self._context, dead), dead)
         if (rewrite := self.pack_set.next_rewrite()) is not None:
             return self._rewrite(rewrite_packs(self._context, rewrite), tuple(info.number for info in rewrite.sources))
-        return None
+        return self._eviction(self._tier) if self._tier is not None else None
+
+    def _eviction(self, tier: LowerTier) -> Chore | None:
+        """Remove from the disk what is too much there and is in the object store too."""
+        content = tier.content()
+        if content == self._evicted:
+            return None
+        self._evicted = content
+
+        def shut(numbers: list[int]) -> Steps:
+            self.pack_set.shut(numbers)
+            return iter(())
+
+        return Chore("removing what the object store has", _evict(tier, self.pack_set.recent), shut, lambda _: None)
 
     def _rewrite(self, job: Job, numbers: tuple[int, ...]) -> Chore:
         def failed(error: BaseException) -> None:
@@ -245,8 +312,19 @@ def file_storage(
     """Open a data directory in mode `file-durable`, or in `file-fast` when it is not to be durable."""
     opened = open_directory(filesystem, directory, FAMILY)
     settings = settings if settings is not None else StoreSettings()
-    cold = PackStore(filesystem, directory, settings)
+    try:
+        place_journal(filesystem, opened, settings.journal_dir)
+        cold = PackStore(filesystem, directory, settings)
+    except BaseException:
+        opened.close()
+        raise
     return JournaledStorage(filesystem, opened, cold, durable=durable, settings=settings, worker=worker, clock=clock)
+
+
+def _evict(tier: LowerTier, recent: Sequence[int]) -> Job:
+    numbers = tier.evict(recent)
+    yield
+    return numbers
 
 
 def _unlink(filesystem: Filesystem, paths: list[Path]) -> Job:

@@ -21,12 +21,12 @@ from headwater.storage.journal.frames import Logged, read_batch
 from headwater.storage.journal.replay import Replay
 from headwater.storage.journal.segments import (
     HEADER_BYTES,
-    JOURNAL_NAME,
     FileJournal,
     remove_segments_before,
     segment_numbers,
     segment_path,
 )
+from headwater.storage.journal_place import journal_directory
 from headwater.storage.packs.manifest import NAME, NEW_NAME, Manifest, SavedState
 from headwater.storage.packs.pack import Pack, pack_numbers, pack_path
 from headwater.storage.stream_data import StreamData, new_stream
@@ -40,7 +40,7 @@ class Recovery:
     def __init__(self, filesystem: Filesystem, directory: Path, manifest: Manifest) -> None:
         self._filesystem = filesystem
         self._directory = directory
-        self._journal_directory = directory / JOURNAL_NAME
+        self.journal_directory: Final = journal_directory(filesystem, directory)
         self._pack_directory = directory / PACKS_NAME
         self._manifest = manifest
         self._replay: Replay | None = None
@@ -68,7 +68,7 @@ class Recovery:
         for kept in states:
             self._keep(kept, saved)
             yield kept.state
-        replay = Replay(self._filesystem, self._journal_directory, self._manifest.segment, self.name_of)
+        replay = Replay(self._filesystem, self.journal_directory, self._manifest.segment, self.name_of)
         for frame in replay.batches():
             if frame.number + frame.entries > self._manifest.lsn + 1:
                 for logged in read_batch(frame):
@@ -89,7 +89,7 @@ class Recovery:
         self._replay.repair()
         writer = FileJournal(
             self._filesystem,
-            self._journal_directory,
+            self.journal_directory,
             number=self._replay.next_number,
             last_lsn=self.last_lsn,
             previous_lsn=self._replay.last_lsn,
@@ -112,7 +112,7 @@ class Recovery:
 
     def _check_empty(self) -> None:
         """Without a manifest the store must be one that was never used."""
-        for directory, numbers in ((self._journal_directory, segment_numbers), (self._pack_directory, pack_numbers)):
+        for directory, numbers in ((self.journal_directory, segment_numbers), (self._pack_directory, pack_numbers)):
             if self._filesystem.exists(directory):
                 for number in numbers(self._filesystem, directory):
                     path = segment_path(directory, number)
@@ -177,11 +177,11 @@ class Recovery:
             stored = self.streams[record.id]
         else:
             raise CorruptError(
-                f"{self._journal_directory} has record {logged.lsn} of stream {record.id:016x}, which is in no"
+                f"{self.journal_directory} has record {logged.lsn} of stream {record.id:016x}, which is in no"
                 " checkpoint and was created by no earlier record."
             )
         if isinstance(record, Create | Append) and record.payload:
-            stored.growing_tail().extend(record.payload, record.lengths)
+            stored.growing_tail().extend(record.payload, record.lengths, record.at_ms)
         self.dirty.add(record.id)
         if isinstance(record, Retain):
             self._note_retained(record.id, record.byte_position)
@@ -206,7 +206,7 @@ class Recovery:
     def _check_complete(self, replay: Replay) -> None:
         if replay.segments and replay.last_lsn < self._manifest.lsn:
             raise CorruptError(
-                f"{self._journal_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
+                f"{self.journal_directory} ends at record {replay.last_lsn}, before checkpoint {self._manifest.lsn}."
             )
         for stream_id, (name, start, _) in self._missing.items():
             raise CorruptError(f"Stream {name!r} ({stream_id:016x}): bytes before position {start[1]} are in no pack.")
@@ -220,14 +220,14 @@ class Recovery:
     def _create(self, *, durable: bool, segment_bytes: int) -> FileJournal:
         """The first start. The manifest comes last: a store exists when it has one."""
         filesystem = self._filesystem
-        for directory in (self._journal_directory, self._pack_directory):
+        for directory in (self.journal_directory, self._pack_directory):
             filesystem.make_directory(directory)
         filesystem.sync_directory(self._directory)
-        for number in segment_numbers(filesystem, self._journal_directory):
-            filesystem.unlink(segment_path(self._journal_directory, number))
+        for number in segment_numbers(filesystem, self.journal_directory):
+            filesystem.unlink(segment_path(self.journal_directory, number))
         writer = FileJournal(
             filesystem,
-            self._journal_directory,
+            self.journal_directory,
             number=1,
             last_lsn=0,
             previous_lsn=0,
@@ -239,7 +239,7 @@ class Recovery:
 
     def _remove_leftovers(self) -> None:
         filesystem = self._filesystem
-        remove_segments_before(filesystem, self._journal_directory, self._manifest.segment)
+        remove_segments_before(filesystem, self.journal_directory, self._manifest.segment)
         leftovers = [
             pack_path(self._pack_directory, number)
             for number in pack_numbers(filesystem, self._pack_directory)

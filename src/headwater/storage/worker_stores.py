@@ -1,0 +1,98 @@
+"""A data directory of several workers: one complete store for each, and the file `WORKERS`, which says how many.
+
+The stores are in `workers-{generation}/{number}`. When the number of workers changes, the streams are copied into the
+stores of the next generation, and `WORKERS` is replaced at the end: so after a crash there is either the old division
+or the new one. A directory without `WORKERS` is a store itself, as one process has it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from headwater.storage.directory import FORMAT_NAME, read_format, write_file
+from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.interface import StorageError
+from headwater.storage.journal_place import moved_journals, remove_journals
+
+WORKERS_NAME: Final = "WORKERS"
+_NEW_WORKERS_NAME: Final = "WORKERS.new"
+WORKERS_VERSION: Final = 1
+GENERATION_PREFIX: Final = "workers-"
+
+
+class WorkerStores(msgspec.Struct, frozen=True):
+    """The content of the file `WORKERS`."""
+
+    version: int
+    family: str
+    shards: int
+    workers: int
+    generation: int
+
+    def directory(self, root: Path, worker: int) -> Path:
+        return root / f"{GENERATION_PREFIX}{self.generation}" / f"{worker:02}"
+
+    def directories(self, root: Path) -> list[Path]:
+        return [self.directory(root, worker) for worker in range(self.workers)]
+
+
+def read_worker_stores(root: Path) -> WorkerStores | None:
+    """How the directory is divided; None if it is not, or does not exist."""
+    path = root / WORKERS_NAME
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=WorkerStores)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StorageError(f"{path} cannot be read: {error}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StorageError(f"{path} cannot be read: {error}. It may be damaged.") from None
+    if found.version != WORKERS_VERSION:
+        raise StorageError(f"{path} has version {found.version}; this Headwater reads version {WORKERS_VERSION} only.")
+    return found
+
+
+def write_worker_stores(root: Path, stores: WorkerStores) -> None:
+    """Make this the division of the directory, atomically. The stores must be durable."""
+    filesystem = RealFilesystem()
+    fresh = root / _NEW_WORKERS_NAME
+    with suppress(FileNotFoundError):
+        fresh.unlink()
+    write_file(filesystem, fresh, msgspec.json.encode(stores) + b"\n")
+    filesystem.replace(fresh, root / WORKERS_NAME)
+    filesystem.sync_directory(root)
+
+
+def store_directories(root: Path) -> list[Path]:
+    """The directories of the stores that a data directory consists of."""
+    stores = read_worker_stores(root)
+    return [root] if stores is None else stores.directories(root)
+
+
+def shards_of(root: Path) -> int | None:
+    """The number of shards of a data directory; None if it has no data yet."""
+    stores = read_worker_stores(root)
+    if stores is not None:
+        return stores.shards
+    if not (root / FORMAT_NAME).exists():
+        return None
+    return read_format(RealFilesystem(), root).shards
+
+
+def remove_leftovers(root: Path, stores: WorkerStores, plain_names: frozenset[str]) -> None:
+    """Remove what an earlier division left: stores of other generations, and the files of an undivided store."""
+    current = f"{GENERATION_PREFIX}{stores.generation}"
+    generations = [path for path in root.glob(f"{GENERATION_PREFIX}*") if path.name != current]
+    gone = [store for generation in generations for store in generation.iterdir()] + ([root] if plain_names else [])
+    remove_journals(moved_journals(gone))
+    plain = (path for path in root.iterdir() if path.name in plain_names)
+    for path in (*sorted(plain, key=lambda path: path.name != FORMAT_NAME), *generations):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
