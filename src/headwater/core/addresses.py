@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
-from headwater.core.errors import WebhookUrlRejected
+from headwater.core.subscription_errors import WebhookUrlRejected
 
 Address: TypeAlias = IPv4Address | IPv6Address
 

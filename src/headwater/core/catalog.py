@@ -13,8 +13,20 @@ from typing import Final, Generic, TypeVar
 from headwater.core.content import JSON_MEDIA_TYPE, is_text, media_type
 from headwater.core.expiry import deadline_ms
 from headwater.core.offsets import Offset
-from headwater.core.producers import ProducerState, remember
-from headwater.core.records import AgeIndex, Append, Create, Delete, Document, ForkPoint, Image, Record, Retain, Touch
+from headwater.core.producers import ProducerState, dated, remember
+from headwater.core.records import (
+    AgeIndex,
+    Append,
+    Create,
+    Delete,
+    Document,
+    Evict,
+    ForkPoint,
+    Image,
+    Record,
+    Retain,
+    Touch,
+)
 from headwater.core.retention import STEP_MIN_MS, AgeMarks
 
 
@@ -83,7 +95,7 @@ class StreamState:
         self.closed = image.closed
         self.closed_by = image.closed_by
         self.stream_seq = image.stream_seq
-        self.producers: dict[str, ProducerState] | None = dict(image.producers) or None
+        self.producers: dict[str, ProducerState] | None = dated(image.producers, image.written_ms) or None
         self.retained_index = image.retained_index
         self.retained_position = image.retained_position
         self.snapshot = image.snapshot
@@ -177,6 +189,10 @@ class Catalog(Generic[StreamT]):
                 self.documents[record.key] = record.value
         elif type(record) is Retain:
             self._retain(self.by_id[record.id], record)
+        elif type(record) is Evict:
+            producers = self.by_id[record.id].producers or {}
+            for producer_id in record.producer_ids:
+                producers.pop(producer_id, None)
         else:
             raise AssertionError(f"no rule to apply {record!r}")
         return ()
@@ -195,7 +211,9 @@ class Catalog(Generic[StreamT]):
             if stream.producers is None:
                 stream.producers = {}
             known = stream.producers.get(record.producer_id)
-            stream.producers[record.producer_id] = remember(known, record.epoch, record.seq, record.digest)
+            stream.producers[record.producer_id] = remember(
+                known, record.epoch, record.seq, record.digest, record.at_ms
+            )
         if record.stream_seq is not None:
             stream.stream_seq = record.stream_seq
         if record.close:

@@ -18,7 +18,10 @@ DEFAULT_CONTENT_TYPE: Final = "application/octet-stream"
 JSON_MEDIA_TYPE: Final = "application/json"
 
 _TOKEN: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
-_CONTENT_TYPE: Final = re.compile(rf"\s*({_TOKEN}/{_TOKEN})\s*(;.*)?", re.DOTALL)
+_QUOTED: Final = r'"(?:[^"\\]|\\.)*"'
+_PARAMETER: Final = rf"{_TOKEN}=(?:{_TOKEN}|{_QUOTED})"
+_CONTENT_TYPE: Final = re.compile(rf"{_TOKEN}/{_TOKEN}(?:\s*+;\s*+(?:{_PARAMETER})?+)*+", re.DOTALL)
+"""RFC 9110, section 8.3.1: a media type and its parameters, which may be empty; no backtracking into spaces."""
 _WHITESPACE: Final = b" \t\r\n"
 _ESCAPE: Final = re.compile(rb"\\(?:u([0-9A-Fa-f]{4})|.)", re.DOTALL)
 
@@ -48,7 +51,8 @@ def check_content_type(content_type: str) -> str:
     stripped = content_type.strip()
     if _CONTENT_TYPE.fullmatch(stripped) is None:
         raise InvalidContentType(
-            f"Content-Type must be a media type such as text/plain or application/json, not {content_type!r}."
+            "Content-Type must be a media type such as text/plain or application/json; charset=utf-8,"
+            f" not {content_type!r}."
         )
     return stripped
 
@@ -96,7 +100,7 @@ def split_body(content_type: str, body: bytes, *, creating: bool = False) -> Mes
 
 
 def invalid_json(body: bytes, error: msgspec.DecodeError) -> InvalidJson:
-    """What is wrong with a body. The decoder takes half of a surrogate pair for truncated input; we name it."""
+    """Describe the error in a body. The decoder reports half of a surrogate pair as truncated input; this names it."""
     high: re.Match[bytes] | None = None
     for escape in _ESCAPE.finditer(body):
         unit = int(escape[1], 16) if escape[1] is not None else 0

@@ -14,10 +14,10 @@ EPOCH_MS: Final = 1_728_432_000_000
 """2024-10-09T00:00:00Z."""
 JITTER_MAX_SECS: Final = 3600
 DIGITS_MAX: Final = 32
-"""Longest cursor that is believed. A server's own have ten digits at most in a thousand years; the rest is room for
-clients that begin with their own number, such as 2^53 - 1, and must still get a greater one."""
+"""Longest cursor that is calculated with. A server's own have ten digits at most in a thousand years; clients may begin
+with a number of their own, such as 2^53 - 1."""
 
-_CURSOR: Final = re.compile(rf"[0-9]{{1,{DIGITS_MAX}}}", re.ASCII)
+_CURSOR: Final = re.compile(r"[0-9]+", re.ASCII)
 
 
 def next_cursor(now_ms: int, interval_secs: int, echoed: str | None, jitter: float) -> str:
@@ -26,7 +26,13 @@ def next_cursor(now_ms: int, interval_secs: int, echoed: str | None, jitter: flo
     `jitter` is a random number in [0, 1).
     """
     current = max(0, (now_ms - EPOCH_MS) // (interval_secs * 1000))
-    if echoed is None or _CURSOR.fullmatch(echoed) is None or int(echoed) < current:
+    if echoed is None or _CURSOR.fullmatch(echoed) is None:
+        return str(current)
+    digits = echoed.lstrip("0")
+    if len(digits) > DIGITS_MAX:
+        # Ten times as much, without arithmetic on numbers of any length.
+        return f"{digits}0"
+    if int(digits or 0) < current:
         return str(current)
     step_secs = 1 + int(jitter * JITTER_MAX_SECS)
-    return str(int(echoed) + max(1, step_secs // interval_secs))
+    return str(int(digits or 0) + max(1, step_secs // interval_secs))

@@ -103,6 +103,15 @@ class StaleEpoch(Refusal):
     code = "stale_epoch"
 
 
+class InvalidLease(Refusal):
+    """The body of a lease request is malformed, or its terms cannot be carried out.
+
+    Read `detail`, and correct the request.
+    """
+
+    code = "invalid_lease"
+
+
 class StreamNotFound(Refusal):
     """There is no stream with this name.
 
@@ -131,6 +140,36 @@ class SnapshotNotFound(Refusal):
 
     status = 404
     code = "snapshot_not_found"
+
+
+class OutsideNamespace(Refusal):
+    """The token does not allow access to a stream that the request names.
+
+    Use a token for these streams, or name only streams in the token's namespace.
+    """
+
+    status = 403
+    code = "outside_namespace"
+
+
+class FollowNotFound(Refusal):
+    """The id of a follower of many streams has expired, or the events to resume from are not known any more.
+
+    Send the POST again, with the offsets of the last events that were received.
+    """
+
+    status = 404
+    code = "follow_not_found"
+
+
+class LeaseNotFound(Refusal):
+    """Nobody holds a writer lease on this stream.
+
+    Acquire one with `?lease=acquire`.
+    """
+
+    status = 404
+    code = "lease_not_found"
 
 
 class NotFound(Refusal):
@@ -227,6 +266,15 @@ class StreamClosed(Conflict):
     code = "stream_closed"
 
 
+class LeaseHeld(Conflict):
+    """Another writer holds the lease of this stream, or took it over.
+
+    Stop this writer. To replace the other one, acquire the lease with `"take_over": true`.
+    """
+
+    code = "lease_held"
+
+
 class SequenceGap(Conflict):
     """`Producer-Seq` is higher than the next expected number.
 
@@ -302,6 +350,27 @@ class MemoryFull(TooLarge):
     code = "memory_full"
 
 
+class NamespaceFull(TooLarge):
+    """The namespace of the stream has reached its quota of bytes or streams.
+
+    Delete streams of the namespace, let retention drop old messages, or raise `quotas.max_bytes`, `quotas.max_streams`
+    or the entry of `quotas.namespaces`.
+    """
+
+    code = "namespace_full"
+
+
+class TooManyReaders(Refusal):
+    """The namespace of the stream has reached its quota of live readers.
+
+    Retry after `Retry-After` seconds, close unused readers, or raise `quotas.max_readers` or the entry of
+    `quotas.namespaces`.
+    """
+
+    status = 429
+    code = "too_many_readers"
+
+
 class TooManyMessages(TooLarge):
     """One request contains more messages than `limits.max_append_messages`.
 
@@ -321,12 +390,30 @@ class MessageTooLarge(TooLarge):
 
 
 class TooManyProducers(TooLarge):
-    """The stream has seen more producer ids than `limits.max_producers_per_stream`.
+    """The stream has `limits.max_producers_per_stream` producers, all used within `limits.producer_idle_days`.
 
     Reuse producer ids, or use another stream.
     """
 
     code = "too_many_producers"
+
+
+class TooManyFollowed(TooLarge):
+    """The followers of many streams follow as many streams together as the server allows.
+
+    Follow fewer streams, or raise `limits.max_followed_streams`.
+    """
+
+    code = "too_many_followed"
+
+
+class TooManyLeases(TooLarge):
+    """The server holds as many writer leases as it may.
+
+    End the leases of writers that have finished, or raise `limits.max_leases`.
+    """
+
+    code = "too_many_leases"
 
 
 class UrlTooLong(Refusal):
@@ -370,13 +457,23 @@ class StorageFull(Refusal):
 
 
 class StorageBusy(Refusal):
-    """Data arrives faster than the disk can store it.
+    """Data arrives faster than the disk can store it, or too much waits for the object store (`storage.cold`).
 
     Retry after `Retry-After` seconds.
     """
 
     status = 503
     code = "storage_busy"
+
+
+class BeingFetched(Refusal):
+    """The data is in the object store (`storage.cold`) and not on the disk. It is being fetched.
+
+    Retry after `Retry-After` seconds.
+    """
+
+    status = 503
+    code = "being_fetched"
 
 
 class Draining(Refusal):
@@ -387,6 +484,16 @@ class Draining(Refusal):
 
     status = 503
     code = "draining"
+
+
+class WorkerUnavailable(Refusal):
+    """The worker process that owns the stream is being restarted, and did not return in time.
+
+    Retry after `Retry-After` seconds. Nothing was changed.
+    """
+
+    status = 503
+    code = "worker_unavailable"
 
 
 class Unauthorized(Refusal):
@@ -429,6 +536,16 @@ class TooManyConnections(Refusal):
     code = "too_many_connections"
 
 
+class TooManyFollows(Refusal):
+    """The server has as many followers of many streams as it may.
+
+    Retry after the time in `Retry-After`, or raise `limits.max_follows`.
+    """
+
+    status = 503
+    code = "too_many_follows"
+
+
 class Overloaded(Refusal):
     """The request bodies in memory have reached `limits.max_request_bodies_bytes`.
 
@@ -459,6 +576,16 @@ class UnsupportedTransferCoding(Refusal):
     code = "unsupported_transfer_coding"
 
 
+class FencingUnavailable(Refusal):
+    """The server cannot fence the stream: there are no subscriptions, or it is a fork of one whose worker has none.
+
+    Create the stream without `Write-Fence`, or serve with subscriptions and, for such forks, one worker.
+    """
+
+    status = 501
+    code = "fencing_unavailable"
+
+
 class InternalError(Refusal):
     """A defect of the server.
 
@@ -477,137 +604,3 @@ class DataCorrupt(Refusal):
 
     status = 500
     code = "data_corrupt"
-
-
-# -- subscriptions: codes in the spelling of the protocol, with additional members in the body ------------------------
-
-
-class SubscriptionRefusal(Refusal):
-    """A rejected request of the subscription API."""
-
-    code = "INVALID_REQUEST"
-    retry_after_s: ClassVar[int] = 0
-    """Sent as `Retry-After`, unless it is 0."""
-
-    def __init__(self, detail: str, **members: str | int) -> None:
-        super().__init__(detail, (("Retry-After", str(self.retry_after_s)),) if self.retry_after_s else ())
-        self.members = members
-
-
-class InvalidSubscription(SubscriptionRefusal):
-    """The body or a parameter of a subscription request is invalid.
-
-    Read `detail`, and correct the request.
-    """
-
-
-class TooManyStreams(SubscriptionRefusal):
-    """A subscription or a request names more streams than the settings allow.
-
-    Split the request, or raise `subscriptions.max_streams_per_request` or
-    `subscriptions.max_links_per_subscription`.
-    """
-
-    status = 413
-    code = "TOO_MANY_STREAMS"
-
-
-class SubscriptionLimitReached(SubscriptionRefusal):
-    """The server has reached its limit of subscriptions, links or pattern segments.
-
-    Delete subscriptions, raise `subscriptions.max_…`, or retry after `Retry-After` seconds.
-    """
-
-    status = 503
-    code = "SUBSCRIPTION_LIMIT_REACHED"
-    retry_after_s = 60
-
-
-class SubscriptionBusy(SubscriptionRefusal):
-    """Too many requests wait for the same subscription to be created or deleted.
-
-    Retry after `Retry-After` seconds.
-    """
-
-    status = 503
-    code = "SUBSCRIPTION_BUSY"
-    retry_after_s = 1
-
-
-class WebhookUrlRejected(SubscriptionRefusal):
-    """The webhook URL is not a public https address.
-
-    Use such an address; for local receivers set `subscriptions.allow_local_webhooks`.
-    """
-
-    code = "WEBHOOK_URL_REJECTED"
-
-
-class TokenInvalid(SubscriptionRefusal):
-    """The token of the worker is missing, malformed, or belongs to another wake.
-
-    Use the token of the wake that the worker received.
-    """
-
-    status = 401
-    code = "TOKEN_INVALID"
-
-
-class SubscriptionNotFound(SubscriptionRefusal):
-    """There is no subscription with this id.
-
-    Create it with PUT.
-    """
-
-    status = 404
-    code = "SUBSCRIPTION_NOT_FOUND"
-
-
-class SubscriptionExists(SubscriptionRefusal):
-    """A subscription with this id exists with another configuration.
-
-    Use it, delete it first, or choose another id.
-    """
-
-    status = 409
-    code = "SUBSCRIPTION_ALREADY_EXISTS"
-
-
-class AlreadyClaimed(SubscriptionRefusal):
-    """Another worker holds the lease of this subscription.
-
-    Wait for the next wake, or until the lease expires.
-    """
-
-    status = 409
-    code = "ALREADY_CLAIMED"
-
-
-class NoPendingWork(SubscriptionRefusal):
-    """The subscription has nothing to do.
-
-    Wait for the next wake.
-    """
-
-    status = 409
-    code = "NO_PENDING_WORK"
-
-
-class Fenced(SubscriptionRefusal):
-    """The wake of this worker has ended; another worker may have taken over.
-
-    Stop, and claim the next wake.
-    """
-
-    status = 409
-    code = "FENCED"
-
-
-class InvalidAck(SubscriptionRefusal):
-    """An acknowledged offset is not valid for its stream, or is beyond its end.
-
-    Acknowledge offsets that the wake or a read returned.
-    """
-
-    status = 409
-    code = "INVALID_OFFSET"

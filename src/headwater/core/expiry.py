@@ -33,9 +33,17 @@ def parse_ttl(text: str) -> int:
 
 def parse_expires_at(text: str) -> int:
     """Milliseconds since the epoch of a Stream-Expires-At header (RFC 3339)."""
-    match = _RFC3339.fullmatch(text.strip())
+    at_ms = parse_instant(text.strip())
+    if at_ms is None:
+        raise InvalidExpiry(f"Stream-Expires-At must be an RFC 3339 time such as 2030-01-31T12:00:00Z, not {text!r}.")
+    return at_ms
+
+
+def parse_instant(text: str) -> int | None:
+    """Milliseconds since the epoch of an RFC 3339 time, or None if it is not one."""
+    match = _RFC3339.fullmatch(text)
     if match is None:
-        raise _not_a_time(text)
+        return None
     year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
     # RFC 3339 sets no limit on the digits of a fraction; beyond microseconds they are dropped.
     fraction = (match[7] or "").ljust(6, "0")[:6]
@@ -43,7 +51,7 @@ def parse_expires_at(text: str) -> int:
     if match[9]:
         shift = timedelta(hours=int(match[10]), minutes=int(match[11]))
         if int(match[10]) > 23 or int(match[11]) > 59:
-            raise _not_a_time(text)
+            return None
         zone = timezone(shift if match[9] == "+" else -shift)
     try:
         # RFC 3339 allows a leap second; it is the first instant of the next minute.
@@ -51,12 +59,12 @@ def parse_expires_at(text: str) -> int:
         if second == 60:
             moment += timedelta(seconds=1)
         elif second > 60:
-            raise _not_a_time(text)
+            return None
         # Whole milliseconds, and only instants that can be written down again in UTC (years 1 to 9999).
         at_ms = (moment.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
         format_instant(at_ms)
     except (ValueError, OverflowError):
-        raise _not_a_time(text) from None
+        return None
     return at_ms
 
 
@@ -74,7 +82,3 @@ def deadline_ms(ttl_secs: int | None, expires_at_ms: int | None, accessed_ms: in
     if ttl_secs is not None:
         return accessed_ms + ttl_secs * 1000
     return None
-
-
-def _not_a_time(text: str) -> InvalidExpiry:
-    return InvalidExpiry(f"Stream-Expires-At must be an RFC 3339 time such as 2030-01-31T12:00:00Z, not {text!r}.")

@@ -1,12 +1,12 @@
 """Globs over stream names: which patterns a name matches.
 
-`*` stands for exactly one segment of a name and `**` for any number of segments, including none; every other segment
-stands for itself (`%2A` spells a literal asterisk). `GlobIndex` holds many patterns and bounds the work per name:
+`*` matches exactly one segment of a name and `**` any number of segments, including none; every other segment
+matches itself (`%2A` is a literal asterisk). `GlobIndex` holds many patterns and bounds the work per name:
 
 - The segments before the first `**` of all patterns form one tree. Each of its nodes is visited at most once per name,
   and patterns that begin differently are never examined.
 - The segments after the first `**` form automata whose states are the bits of an integer (the Shift-And method). One
-  step handles all states of up to `GROUP_BITS_MAX` pattern segments at once, whatever the patterns are.
+  step handles all states of up to `GROUP_BITS_MAX` pattern segments at once, for any patterns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import re
 from typing import Final, Generic, TypeVar
 
 from headwater.core.buckets import BUCKET_ROOT, check_bucket_id, check_stream_id
-from headwater.core.errors import InvalidName, InvalidSubscription
+from headwater.core.errors import InvalidName
 from headwater.core.names import RESERVED_SEGMENT
+from headwater.core.subscription_errors import InvalidSubscription
 
 ONE: Final = "*"
 ANY: Final = "**"
@@ -58,10 +59,10 @@ def compile_glob(pattern: str, max_bytes: int) -> Glob:
         if not segment:
             raise InvalidSubscription("pattern may not contain empty segments.")
         if "*" in segment and segment not in (ONE, ANY):
-            # It could only match a name that contains an asterisk, which is hardly what the client wants.
+            # It could only match a name that contains an asterisk, which is probably not intended.
             raise InvalidSubscription("In a pattern, * and ** are whole segments; write a literal asterisk as %2A.")
         if segment == ANY and segments and segments[-1] == ANY:
-            continue  # Two in a row match what one does.
+            continue  # Two in a row match the same as one.
         segments.append(segment)
     if len(segments) > SEGMENTS_MAX:
         raise InvalidSubscription(f"pattern has {len(segments)} segments; at most {SEGMENTS_MAX} are allowed.")

@@ -118,7 +118,7 @@ def _next_piece(
 
 
 def _is_within(error: msgspec.DecodeError, size: int) -> bool:
-    """Whether an error lies within a piece of this size, and is not only that the piece was cut off."""
+    """Whether there is an error within a piece of this size, other than that the piece is incomplete."""
     found = _ERROR_AT.search(str(error))
     return found is not None and int(found[1]) <= size
 

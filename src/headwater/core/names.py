@@ -6,6 +6,7 @@ different rules, and none can pass a check that was made on another spelling.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -13,16 +14,17 @@ from headwater.core.errors import InvalidName
 
 RESERVED_SEGMENT: Final = "__ds"
 """First segment of the subscription API; never part of a stream's name."""
+_CONTROL: Final = re.compile("[\0-\x1f\x7f]")
 
 
 def canonical_name(raw_path: bytes, max_bytes: int) -> str:
-    """The stream name that a percent-encoded path (below the stream root, no leading slash) stands for."""
+    """Decode a percent-encoded path (below the stream root, no leading slash) to a stream name."""
     # An encoded slash is a slash: some clients encode a whole name as one segment.
     return check_name(decode_segment(raw_path), max_bytes)
 
 
 def decode_segment(raw: bytes) -> str:
-    """What a percent-encoded piece of a path stands for, decoded once."""
+    """Decode a percent-encoded piece of a path, once."""
     if b"%" in raw and not _escapes_are_whole(raw):
         raise InvalidName("The path has a percent sign that is not followed by two hex digits.")
     try:
@@ -37,7 +39,7 @@ def check_name(name: str, max_bytes: int) -> str:
         raise InvalidName("The stream name is empty.")
     if len(name.encode("utf-8", "surrogatepass")) > max_bytes:
         raise InvalidName(f"The stream name is longer than {max_bytes} bytes.")
-    if any(ord(character) < 0x20 or ord(character) == 0x7F for character in name):
+    if _CONTROL.search(name) is not None:
         raise InvalidName("A stream name may not contain control characters.")
     if "\\" in name:
         raise InvalidName("A stream name may not contain a backslash.")

@@ -21,7 +21,7 @@ _TOKEN: Final = re.compile(r"([0-9a-f]{16})_([0-9a-f]{16})(?:_([0-9a-f]{16}))?",
 
 @dataclass(frozen=True, slots=True, order=True)
 class Offset:
-    """A place in a stream: ``message_index`` messages and ``byte_position`` stored bytes lie before it."""
+    """A position in a stream: ``message_index`` messages and ``byte_position`` stored bytes are before it."""
 
     message_index: int
     byte_position: int

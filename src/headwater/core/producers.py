@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 import re
-import zlib
+from collections.abc import Mapping
+from itertools import islice
 from typing import Final, NamedTuple
 
+from headwater.core.checksum import crc32
 from headwater.core.errors import InvalidProducer, SequenceGap, StaleEpoch
 
 DIGEST_BYTES: Final = 8
@@ -32,23 +34,35 @@ class ProducerHeaders(NamedTuple):
 
 
 class ProducerState(NamedTuple):
-    """What a stream remembers of a producer: the last append that it accepted, and what the last few were."""
+    """The state of a producer in a stream: the last accepted append, and digests of the last few."""
 
     epoch: int
     seq: int
     digests: bytes = b""
     """Of the last appends of the epoch, up to and with `seq`, each `DIGEST_BYTES` long."""
+    used_ms: int = 0
+    """When the last append was accepted. 0 in states that earlier releases stored, until they are loaded."""
 
 
 def digest(body: bytes) -> int:
     """The digest of a body: its checksum and its length, in 64 bits."""
-    return zlib.crc32(body) << 32 | len(body)
+    return crc32(body) << 32 | len(body)
 
 
-def remember(state: ProducerState | None, epoch: int, seq: int, body_digest: int) -> ProducerState:
+def remember(state: ProducerState | None, epoch: int, seq: int, body_digest: int, now_ms: int) -> ProducerState:
     """The state after an accepted append."""
     earlier = state.digests[-_DIGESTS_KEPT_BYTES:] if state is not None and state.epoch == epoch else b""
-    return ProducerState(epoch, seq, earlier + body_digest.to_bytes(DIGEST_BYTES, "big"))
+    return ProducerState(epoch, seq, earlier + body_digest.to_bytes(DIGEST_BYTES, "big"), now_ms)
+
+
+def dated(states: Mapping[str, ProducerState], written_ms: int) -> dict[str, ProducerState]:
+    """The states, where one without a time of last use was used when the stream was last written to, at the latest."""
+    return {id_: state if state.used_ms else state._replace(used_ms=written_ms) for id_, state in states.items()}
+
+
+def idle_producers(states: Mapping[str, ProducerState], used_until_ms: int, most: int) -> tuple[str, ...]:
+    """Return producers whose last append was accepted at this time or before, up to a number of them."""
+    return tuple(islice((id_ for id_, state in states.items() if state.used_ms <= used_until_ms), most))
 
 
 def digest_of_repeat(state: ProducerState, seq: int) -> int | None:

@@ -1,7 +1,7 @@
 """Records: everything that can happen to a stream, one type each.
 
-A record carries all that it changes (data, producer state, closure), so a crash can never split them. Records are
-what the log stores, what recovery replays, and the only thing that `Catalog.apply` takes. A stream is named by the
+A record contains everything that it changes (data, producer state, closure), so a crash can never split them. The
+journal stores records, recovery replays them, and `Catalog.apply` takes nothing else. A stream is named by the
 random id of its incarnation, so that deleting and re-creating a name never mixes two lives.
 """
 
@@ -15,7 +15,7 @@ from headwater.core.producers import ProducerState
 
 
 class ForkPoint(msgspec.Struct, frozen=True, array_like=True):
-    """Where a fork parts from its source. The fork's own data begins at (message_index, byte_position)."""
+    """The fork point in the source. The fork's own data begins at (message_index, byte_position)."""
 
     source_id: int
     source_name: str
@@ -37,7 +37,7 @@ class SnapshotRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True, array_like=True):
-    """What a stream keeps, where it says so itself; None leaves it to the server, 0 keeps all."""
+    """A stream's own retention rule; None uses the server's value, 0 keeps all."""
 
     max_age_secs: int | None = None
     max_bytes: int | None = None
@@ -66,7 +66,7 @@ class Create(msgspec.Struct, frozen=True, array_like=True, tag="create"):
     retained_position: int = 0
     """A fork begins with what its source had retained at the time."""
     snapshot: SnapshotRef | None = None
-    """And with its source's snapshot, which covers what is missing before that."""
+    """The source's snapshot, which covers the messages that are missing before that."""
     retention: RetentionPolicy | None = None
     tracks_age: bool = False
 
@@ -119,6 +119,14 @@ class Retain(msgspec.Struct, frozen=True, array_like=True, tag="retain"):
     """From now on the stream records when its messages were appended."""
 
 
+class Evict(msgspec.Struct, frozen=True, array_like=True, tag="evict"):
+    """The stream forgets producers that have been idle for long, to make room for others."""
+
+    id: int
+    at_ms: int
+    producer_ids: tuple[str, ...]
+
+
 class Document(msgspec.Struct, frozen=True, array_like=True, tag="document"):
     """A small value under a key, beside the streams: a bucket, a subscription, its cursors. None removes it."""
 
@@ -152,7 +160,7 @@ class Image(msgspec.Struct, frozen=True, array_like=True, tag="image"):
     ages: AgeIndex | None = None
 
 
-Record: TypeAlias = Create | Append | Delete | Touch | Retain | Document | Image
+Record: TypeAlias = Create | Append | Delete | Touch | Retain | Evict | Document | Image
 
 encode_record = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(Record).decode

@@ -52,7 +52,7 @@ class AgeMarks:
             return
         marks.append((written_ms, index, position))
         if len(marks) > MARKS_MAX:
-            # Without a mark, what it stood for waits for the next one.
+            # Without a mark, these messages are covered by the next one.
             del marks[::2]
             self._step_ms *= 2
 
@@ -71,7 +71,7 @@ class AgeMarks:
 
 @dataclass(frozen=True, slots=True)
 class RetentionRule:
-    """The limits that apply to a stream; 0 is no limit."""
+    """The limits that apply to a stream; 0 means no limit."""
 
     max_age_ms: int = 0
     max_bytes: int = 0
@@ -98,7 +98,7 @@ class RetentionRule:
 
 
 def parse_policy(age: str | None, size: str | None, drop: str | None) -> RetentionPolicy | None:
-    """What the headers of a create say about retention, if anything."""
+    """Parse the retention headers of a create; None if there are none."""
     if age is None and size is None and drop is None:
         return None
     if drop is not None and drop.lower() not in _MAY_DROP:

@@ -1,8 +1,8 @@
-"""The rules for creating and appending: what a request may do to a stream in a given state.
+"""The rules for creating and appending: whether a request is allowed in a given state of the stream.
 
 Each rule is a pure function from (state, request, now) to a decision; a decision that changes something carries the
 record that says so. Order of checks on an append: closed, content type, producer, Stream-Seq (protocol §5.2), so
-that a closed stream always says so, and a producer's retry is a repeat before it could be a regression.
+that closure is always reported, and a producer's retry is a duplicate before it could be a regression.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ class CreateRequest:
     retention: RetentionPolicy | None = None
     messages: Messages | None = None
     """The body split into messages already; None if the rules split it."""
+    fenced: bool = False
+    """Only the current claim of a subscription may write to it (see `fencing`)."""
 
     def split(self, content_type: str) -> Messages:
         """The messages that the body adds to a stream of this type."""
@@ -115,6 +117,8 @@ def decide_fork(
     if request.content_type is not None and media_type(request.content_type) != source.type.media:
         raise ContentTypeMismatch(f"A fork has its source's content type, {source.type.header}.")
     messages = request.split(source.type.header)
+    # Messages after the fork point are never older than those before it, even if the clock was set back.
+    now_ms = max(now_ms, source.written_ms)
     inherits = request.ttl_secs is None and request.expires_at_ms is None
     return Create(
         stream_id,
@@ -176,6 +180,8 @@ def decide_append(
 
     `messages` is a JSON body that is split already; a body of any other type is one message.
     """
+    # The times of a stream's messages never decrease, even if the clock is set back.
+    now_ms = max(now_ms, stream.written_ms)
     if not body and not close:
         raise EmptyBody("The body is empty. Send data, or Stream-Closed: true to close the stream.")
     if stream.closed:
@@ -183,9 +189,10 @@ def decide_append(
     if body:
         if content_type is None:
             raise BadRequest("Content-Type is missing; it must match the stream's.")
-        if content_type != stream.type.header and media_type(content_type) != stream.type.media:
+        if content_type != stream.type.header:
             check_content_type(content_type)
-            raise ContentTypeMismatch(f"The stream's content type is {stream.type.header}, not {content_type}.")
+            if media_type(content_type) != stream.type.media:
+                raise ContentTypeMismatch(f"The stream's content type is {stream.type.header}, not {content_type}.")
     if producer is not None:
         known = stream.producers.get(producer.id) if stream.producers is not None else None
         if judge(known, producer) is Verdict.DUPLICATE:
@@ -195,7 +202,7 @@ def decide_append(
             return Append(stream.id, now_ms, stream.message_index, stream.byte_position, b"", (), close=True)
     # Header values are decoded as Latin-1, so the order of the strings is the order of the bytes.
     if stream_seq is not None and stream.stream_seq is not None and stream_seq <= stream.stream_seq:
-        # The words "sequence conflict" are what the official PHP client looks for.
+        # The official PHP client searches for the words "sequence conflict".
         raise SequenceRegression(
             f"sequence conflict: Stream-Seq {stream_seq!r} is not greater than {stream.stream_seq!r}."
         )

@@ -19,7 +19,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from headwater.core.errors import TokenInvalid
+from headwater.core.subscription_errors import TokenInvalid
 
 SEED_BYTES: Final = 32
 JWKS_MAX_AGE_S: Final = 300

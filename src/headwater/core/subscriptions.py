@@ -25,18 +25,18 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from headwater.core.buckets import check_bucket_id, check_stream_id, ids_of, is_bucketed
-from headwater.core.errors import (
+from headwater.core.errors import InvalidName
+from headwater.core.globs import compile_glob
+from headwater.core.names import check_name
+from headwater.core.offsets import Offset, parse_token
+from headwater.core.subscription_errors import (
     AlreadyClaimed,
     Fenced,
     InvalidAck,
-    InvalidName,
     InvalidSubscription,
     NoPendingWork,
     TooManyStreams,
 )
-from headwater.core.globs import compile_glob
-from headwater.core.names import check_name
-from headwater.core.offsets import Offset, parse_token
 
 LEASE_TTL_DEFAULT_MS: Final = 30_000
 LEASE_TTL_MIN_MS: Final = 1_000
