@@ -1,4 +1,4 @@
-"""Background threads for work that no commit waits for: writing, syncing and removing large blobs.
+"""Background threads for work that no commit waits for: large blobs, and compression.
 
 They are separate from the commit thread, which must never wait for a file of hundreds of megabytes.
 """
@@ -22,15 +22,17 @@ class Background(Protocol):
 
 
 class Threads:
-    """The real one, beside an asyncio loop."""
+    """Background threads of an asyncio loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, name: str = "headwater-blobs", threads: int = THREADS) -> None:
         self._loop = loop
+        self._name = name
+        self._count = threads
         self._threads: ThreadPoolExecutor | None = None
 
     def run(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(THREADS, "headwater-blobs")
+            self._threads = ThreadPoolExecutor(self._count, self._name)
 
         def finished(future: Future[None]) -> None:
             if not self._loop.is_closed():
@@ -55,4 +57,4 @@ class AtOnce:
             done(None)
 
     def close(self) -> None:
-        """There is nothing to wait for."""
+        """Nothing is running."""

@@ -25,12 +25,13 @@ from headwater.core.rules import CreateRequest
 from headwater.engine.quota import Quota, document_bytes
 from headwater.engine.results import OnCreated
 from headwater.engine.stream import LiveStream
+from headwater.engine.stream_host import DocumentWriter
 
 log = logging.getLogger("headwater.engine")
 
 
 class BucketConfig(msgspec.Struct, frozen=True):
-    """What a bucket's document holds."""
+    """The content of a bucket's document."""
 
     created_ms: int
 
@@ -69,7 +70,7 @@ OnBucket: TypeAlias = Callable[[BucketState | Refusal], None]
 OnStreamPage: TypeAlias = Callable[[StreamPage | Refusal], None]
 
 
-class BucketsHost(Protocol):
+class BucketsHost(DocumentWriter, Protocol):
     """The engine, as buckets need it."""
 
     catalog: Catalog[LiveStream]
@@ -81,8 +82,6 @@ class BucketsHost(Protocol):
 
     def expire_due(self) -> None: ...
 
-    def put_document(self, key: str, value: bytes | None, done: Callable[..., None] | None, result: object) -> None: ...
-
     def after_all_pending(self, done: Callable[..., None], result: object) -> None: ...
 
     def create(self, request: CreateRequest, done: OnCreated) -> None: ...
@@ -90,14 +89,28 @@ class BucketsHost(Protocol):
     def seen(self, name: str) -> LiveStream | None: ...
 
 
+class BucketsElsewhere(Protocol):
+    """On a server with several workers: buckets of other workers, and streams that they have in buckets of this one."""
+
+    def owns(self, bucket_id: str) -> bool:
+        """Whether the bucket belongs to this worker. Others occur only for streams placed here."""
+
+    def has_any(self, bucket_id: str) -> bool:
+        """Whether another worker has streams of a bucket, or is creating one."""
+
+    def seen(self, name: str) -> LiveStream | None:
+        """A stream that another worker has."""
+
+
 class Buckets:
     def __init__(self, engine: BucketsHost) -> None:
         self._engine = engine
+        self.elsewhere: BucketsElsewhere | None = None
         self._documents = engine.catalog.documents
         self._decided: dict[str, BucketState] = {}
-        """By id, the buckets as they will be once all that is queued is durable."""
+        """Buckets by id, as they will be when all queued records are durable."""
         self._durable = SortedDict()
-        """By id, the buckets that readers see."""
+        """Buckets that readers see, by id."""
         self._creating: deque[BucketState] = deque()
         """Buckets whose creation is queued, in that order."""
 
@@ -109,7 +122,7 @@ class Buckets:
                 self._decided[bucket_id] = BucketState(bucket_id, _created_ms(bucket_id, value))
         streams: dict[str, list[LiveStream]] = {bucket_id: [] for bucket_id in self._decided}
         for stream in self._engine.catalog:
-            if is_bucketed(stream.name) and not stream.deleted:
+            if is_bucketed(stream.name) and not stream.deleted and self._owns(ids_of(stream.name)[0]):
                 streams.setdefault(ids_of(stream.name)[0], []).append(stream)
         for bucket_id, found in streams.items():
             bucket = self._decided.get(bucket_id) or self._restore(bucket_id, found)
@@ -148,7 +161,8 @@ class Buckets:
             self._engine.after_all_pending(done, bucket_not_found(bucket_id))
             return
         creating = any(not self._is_deleted(incarnation) for incarnation in bucket.creating)
-        if creating or any(self._stays(bucket_id, stream_id) for stream_id in bucket.ids):
+        elsewhere = self.elsewhere is not None and self.elsewhere.has_any(bucket_id)
+        if creating or elsewhere or any(self._stays(bucket_id, stream_id) for stream_id in bucket.ids):
             self._engine.after_all_pending(done, BucketNotEmpty(f"Bucket {bucket_id!r} still has streams."))
             return
         self._engine.check_writable()
@@ -156,7 +170,7 @@ class Buckets:
         self._engine.put_document(document_key(bucket_id), None, done, bucket)
 
     def look_up(self, bucket_id: str, done: OnBucket) -> None:
-        """The bucket as it is when all that was decided so far is durable."""
+        """The bucket as it will be when all queued records are durable."""
         self._engine.expire_due()
         self._engine.after_all_pending(partial(self._found, bucket_id, done), None)
 
@@ -181,7 +195,7 @@ class Buckets:
                 done(bucket)
                 return
             ids = ids_from(bucket.ids, prefix, after)
-            seen = (self._engine.seen(stream_name(bucket_id, stream_id)) for stream_id in ids)
+            seen = (self._seen(stream_name(bucket_id, stream_id)) for stream_id in ids)
             now_ms = self._engine.now_ms()
             alive = (stream for stream in seen if stream is not None and not stream.expired(now_ms))
             streams = tuple(islice(alive, limit + 1))
@@ -190,15 +204,16 @@ class Buckets:
         self.look_up(bucket_id, found)
 
     def exists(self, bucket_id: str) -> bool:
-        """Whether the bucket exists for writers: its creation is decided, durable or not."""
-        return bucket_id in self._decided
+        """Whether the bucket exists for writers: its creation is decided, durable or not. A bucket of another worker
+        counts as existing, because its owner has checked it."""
+        return bucket_id in self._decided or not self._owns(bucket_id)
 
     def create_stream(self, bucket_id: str, request: CreateRequest, done: OnCreated) -> None:
         """Create a stream in a bucket that exists. The bucket is not created by this (extensions §1.2)."""
-        bucket = self._decided[bucket_id]
+        bucket = self._decided.get(bucket_id)
         self._engine.create(request, done)
         stream = self._engine.catalog.by_name.get(request.name)
-        if stream is not None and not stream.visible:
+        if bucket is not None and stream is not None and not stream.visible:
             bucket.creating.add(stream.id)
 
     # -- what has become durable -----------------------------------------------------------------------------------
@@ -215,8 +230,11 @@ class Buckets:
             self._durable[bucket_id] = bucket
 
     def stream_created(self, stream: LiveStream) -> None:
+        """Add a stream of this worker or of another one."""
         if is_bucketed(stream.name):
             bucket_id, stream_id = ids_of(stream.name)
+            if not self._owns(bucket_id):
+                return
             bucket = self._durable[bucket_id]
             bucket.creating.discard(stream.id)
             if stream_id not in bucket.ids:
@@ -225,9 +243,17 @@ class Buckets:
     def stream_ended(self, stream: LiveStream) -> None:
         if is_bucketed(stream.name):
             bucket_id, stream_id = ids_of(stream.name)
-            self._durable[bucket_id].ids.discard(stream_id)
+            if self._owns(bucket_id):
+                self._durable[bucket_id].ids.discard(stream_id)
 
     # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _owns(self, bucket_id: str) -> bool:
+        return self.elsewhere is None or self.elsewhere.owns(bucket_id)
+
+    def _seen(self, name: str) -> LiveStream | None:
+        found = self._engine.seen(name)
+        return self.elsewhere.seen(name) if found is None and self.elsewhere is not None else found
 
     def _stays(self, bucket_id: str, stream_id: str) -> bool:
         """Whether a stream that readers see will still exist when all queued records are durable."""
@@ -249,7 +275,7 @@ class Buckets:
 
 
 def ids_from(ids: SortedList, prefix: str, after: str | None) -> Iterator[str]:
-    """The ids with a prefix, in order, from the first one after `after`. The list must not change meanwhile."""
+    """The ids with a prefix, in order, from the first one after `after`. The list must not change."""
     start = prefix if after is None else max(prefix, after)
     for stream_id in ids.irange(start, inclusive=(start != after, True)):
         if not stream_id.startswith(prefix):

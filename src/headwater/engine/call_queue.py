@@ -49,12 +49,12 @@ class CallQueue(Generic[CallT]):
         self._hosts: OrderedDict[str, _Host[CallT]] = OrderedDict()
         """In the order of their last call."""
         self._turns: dict[HostHealth, OrderedDict[str, int]] = {health: OrderedDict() for health in HostHealth}
-        """Hosts with a call that waits and may be made, by when their turn began."""
+        """Hosts with a waiting call that may be made, by when their turn began."""
         self._next_turn = itertools.count()
         self._active: dict[HostHealth, int] = dict.fromkeys(HostHealth, 0)
 
     def __len__(self) -> int:
-        """The number of calls that wait."""
+        """The number of waiting calls."""
         return sum(len(host.waiting) for host in self._hosts.values())
 
     def add(self, host_name: str, call: CallT) -> None:
@@ -66,7 +66,7 @@ class CallQueue(Generic[CallT]):
         self._offer(host)
 
     def take(self) -> tuple[str, CallT] | None:
-        """The next call to make and its host; None if every slot is taken that a waiting call could have.
+        """The next call to make and its host; None if no slot is free for a waiting call.
 
         `finished` must be called with the host when the call has ended.
         """
@@ -97,7 +97,7 @@ class CallQueue(Generic[CallT]):
         self._offer(host)
 
     def clear(self) -> None:
-        """Drop all calls that wait."""
+        """Drop all waiting calls."""
         for host in self._hosts.values():
             host.waiting.clear()
         for turns in self._turns.values():

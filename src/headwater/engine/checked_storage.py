@@ -1,6 +1,6 @@
 """The one boundary where storage errors become refusals: the engine reads stored data only through it.
 
-Data that fails its checksum answers `data_corrupt`, whichever operation met it. The store's own message names files
+Data that fails its checksum is refused with `data_corrupt` by every operation. The store's own message names files
 and positions, so it goes to the log (once per stream) and not to the client.
 """
 
@@ -10,8 +10,11 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from headwater.core.errors import DataCorrupt, Refusal, StorageUnavailable
+from headwater.engine.cold_reads import ColdRead
 from headwater.engine.stream import LiveStream
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.interface import CorruptError, Storage, StorageError
+from headwater.storage.tiering.block_cache import NotLocalError
 
 log = logging.getLogger("headwater.engine")
 
@@ -42,6 +45,18 @@ class CheckedStorage:
         except StorageError as error:
             raise self._refusal(stream_id, error) from error
 
+    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
+        try:
+            return self._storage.arrivals(stream_id, index, end_index)
+        except StorageError as error:
+            raise self._refusal(stream_id, error) from error
+
+    def first_since(self, stream_id: int, at_ms: int) -> int:
+        try:
+            return self._storage.first_since(stream_id, at_ms)
+        except StorageError as error:
+            raise self._refusal(stream_id, error) from error
+
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         try:
             return self._storage.read(stream_id, position, end_position)
@@ -51,6 +66,8 @@ class CheckedStorage:
     def _refusal(self, stream_id: int, error: StorageError) -> Refusal:
         stream = self._by_id.get(stream_id)
         name = stream.name if stream is not None else f"{stream_id:016x}"
+        if isinstance(error, NotLocalError):
+            return ColdRead(name, error)
         if stream_id not in self._reported:
             self._reported.add(stream_id)
             log.error("stored data of stream %r cannot be read: %s", name, error)

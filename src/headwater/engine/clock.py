@@ -1,6 +1,6 @@
-"""The engine's clock: wall time that moves on steadily.
+"""The engine's clock: wall time that advances steadily.
 
-It counts on the monotonic clock, so a step of the system clock does not reach it by surprise. Once a second the
+It is based on the monotonic clock, so a step of the system clock does not change it at once. Once a second the
 `ClockGuard` compares it with the wall clock and moves it forward where that is ahead: after a suspend, or when the
 system clock was corrected. It never moves back, because deadlines that have passed must not be pending again.
 """
@@ -13,12 +13,12 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """The time that everything is judged by. It never goes back."""
+        """The time that all decisions use. It never goes back."""
 
 
 class AdjustableClock(Clock, Protocol):
     def wall_ms(self) -> int:
-        """The time of the machine at this moment."""
+        """The current time of the machine."""
 
     def move_to(self, now_ms: int) -> None:
         """Continue from a later time."""

@@ -30,23 +30,23 @@ SAVE_INTERVAL_MS: Final = 600_000
 
 @dataclass(frozen=True, slots=True)
 class JumpRule:
-    """What counts as a jump, and how long deletions are held back after it. 0 as a jump turns the guard off."""
+    """The size of a jump, and how long deletions are held back after it. A jump size of 0 turns the guard off."""
 
     jump_ms: int = 0
     grace_ms: int = 0
 
 
 class Jump(msgspec.Struct, frozen=True):
-    """A jump whose consequences are held back."""
+    """A jump after which deletions are held back."""
 
     from_ms: int
-    """What was last used at this time or earlier is held."""
+    """Streams last used at this time or earlier are held."""
     to_ms: int
     until_ms: int
 
 
 class ClockState(msgspec.Struct, frozen=True):
-    """What the document holds."""
+    """The content of the document."""
 
     at_ms: int
     jump: Jump | None = None
@@ -69,7 +69,7 @@ class ClockGuard:
         """How far the wall clock is ahead of the engine's. Negative while the engine waits for it to catch up."""
 
     def start(self, document: bytes | None, last_used_ms: int) -> None:
-        """Compare the time with what the last run knew. `last_used_ms` is the newest use of any stream."""
+        """Compare the time with that saved by the previous run. `last_used_ms` is the newest use of a stream."""
         now_ms = self._saved_ms = self._clock.now_ms()
         if not self._rule.jump_ms:
             return

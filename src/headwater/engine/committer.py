@@ -1,17 +1,16 @@
 """The committer: makes decided records durable, then publishes them. There is no other path.
 
-What arrives in one tick of the loop is one batch, committed at the end of the tick: no linger when idle, larger
+Records submitted in one tick of the loop are one batch, committed at the end of the tick: no delay when idle, larger
 batches under load, up to a limit in bytes. Batches are written strictly one after the other.
 
-Where a batch is written is decided for each one: on the event loop while it is small and the disk is fast, because the
-handover to a thread costs as much as the write; else on the commit thread, and what arrives meanwhile forms the next
-batch. A slow write keeps commits on the thread for a while, so that the loop meets at most the first of them.
+Where a batch is written is decided for each one (`commit_placement`): on the event loop if that takes a short time;
+else on the commit thread, and records submitted during the write form the next batch.
 
 The entries of a batch belong to different requests, so each is completed separately: an exception in one callback is
 logged, and the other entries still get their answers.
 
 A failed write is fail-stop: how much of it reached the disk is unknown, so neither it nor anything after it is ever
-acknowledged, and a sync is never tried again (a second fsync can report success for pages that the first one lost).
+acknowledged, and a sync is never retried (a second fsync can report success for pages that the first one lost).
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from headwater.core.errors import StorageUnavailable
-from headwater.core.records import Append, Create, Document, Record, Retain
+from headwater.core.records import Append, Create, Document, Evict, Record, Retain
+from headwater.engine.commit_placement import CommitMode, CommitPlacement
 from headwater.engine.metrics import Metrics
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
@@ -32,22 +32,10 @@ from headwater.storage.interface import Committed, Storage
 
 log = logging.getLogger("headwater.engine")
 
-CommitMode: TypeAlias = Literal["auto", "inline", "thread"]
-
-SLOW_WRITE_S: Final = 0.0005
-"""A recent write time above this moves commits to the thread: longer would hold up every other connection."""
-FAST_WRITE_S: Final = 0.0003
-"""A recent write time below this moves them back: the handover to a thread costs about as much."""
-STALLED_WRITE_S: Final = 0.005
-"""One write as slow as this moves commits to the thread at once, and keeps them there for `STALLED_FOR_S`."""
-STALLED_FOR_S: Final = 10.0
-LARGE_BATCH_BYTES: Final = 256 * 1024
-"""A batch of this size goes to the thread: encoding it takes about 0.25 ms, 16 MiB take 50 ms and more."""
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 RECORD_OVERHEAD_BYTES: Final = 64
 LENGTH_BYTES: Final = 5
 """A message length takes at most this much in a record, below 4 GiB."""
-_MEAN_WEIGHT: Final = 0.05
 
 
 class CommitEntry(msgspec.Struct, frozen=True, gc=False):
@@ -83,7 +71,7 @@ class Committer:
         self._on_applied = on_applied
         """Called for every durable record except appends, before any answer that depends on it is given."""
         self._publish = publish
-        self._mode = mode
+        self._placement = CommitPlacement(mode, timer)
         self.submit: Callable[[CommitEntry, int], None] = self._enqueue if storage.waits_for_disk else self._commit_now
         """Commit an entry whose record has this size: at the end of this iteration of the event loop, or at once where
         there is no disk to wait for."""
@@ -93,10 +81,10 @@ class Committer:
         self._queued_bytes = 0
         self._flush_is_due = False
         self._writing: list[CommitEntry] | None = None
-        self._is_slow = False
-        self._recent_write_s = 0.0
-        self._stalled_until_s = 0.0
         self.failure: str | None = None
+        self.gathers_checked = False
+        """Whether a batch is being gathered in this tick whose first record is an append: before that was accepted,
+        storage was found to take writes (see `write_gate`)."""
         self.publishes_all = False
         """Whether appends to streams without followers are published too."""
 
@@ -109,6 +97,7 @@ class Committer:
         self._queued_bytes += size_bytes
         if not self._flush_is_due and self._writing is None:
             self._flush_is_due = True
+            self.gathers_checked = type(entry.record) is Append
             self._scheduler.soon(self._flush)
 
     def _commit_now(self, entry: CommitEntry, size_bytes: int) -> None:
@@ -136,6 +125,7 @@ class Committer:
 
     def _flush(self) -> None:
         self._flush_is_due = False
+        self.gathers_checked = False
         if not self._queue or self._writing is not None:
             return
         batch, size_bytes = self._next_batch()
@@ -145,7 +135,7 @@ class Committer:
         committed = [Committed(entry.record, entry.removed) for entry in batch if entry.record is not None]
         if not committed:
             self._complete(batch, committed)
-        elif self._belongs_on_thread(size_bytes):
+        elif self._placement.on_thread(size_bytes, takes_long=self._storage.takes_long()):
             self._write_on_thread(batch, committed, size_bytes)
         else:
             self._write_inline(batch, committed, size_bytes)
@@ -154,7 +144,7 @@ class Committer:
             self._scheduler.soon(self._flush)
 
     def _next_batch(self) -> tuple[list[CommitEntry], int]:
-        """Take what is queued, up to the limit in bytes; an entry that is larger than that is a separate batch."""
+        """Take queued entries up to the limit in bytes; an entry larger than that is a separate batch."""
         if self._queued_bytes <= self._max_batch_bytes:
             batch, self._queue = self._queue, []
             size_bytes, self._queued_bytes = self._queued_bytes, 0
@@ -169,11 +159,6 @@ class Committer:
         batch, self._queue = self._queue[:count], self._queue[count:]
         self._queued_bytes -= size_bytes
         return batch, size_bytes
-
-    def _belongs_on_thread(self, size_bytes: int) -> bool:
-        if self._mode != "auto":
-            return self._mode == "thread"
-        return size_bytes >= LARGE_BATCH_BYTES or self._is_slow or self._timer() < self._stalled_until_s
 
     def _write_inline(self, batch: list[CommitEntry], committed: list[Committed], size_bytes: int) -> None:
         started_s = self._timer()
@@ -202,7 +187,8 @@ class Committer:
                 return
             self._measure(seconds, len(committed), size_bytes)
             self._complete(batch, committed)
-            if self._queue:
+            # What completing has queued may have a flush already: with a second one, an iteration could sync twice.
+            if self._queue and not self._flush_is_due:
                 self._flush()
 
         self._scheduler.on_thread(work, done)
@@ -210,12 +196,7 @@ class Committer:
     def _measure(self, seconds: float, records: int, size_bytes: int) -> None:
         self._metrics.commit_seconds.observe(seconds)
         self._metrics.batch_sizes.observe(records)
-        if size_bytes >= LARGE_BATCH_BYTES:
-            return
-        self._recent_write_s += (seconds - self._recent_write_s) * _MEAN_WEIGHT
-        self._is_slow = self._recent_write_s > (FAST_WRITE_S if self._is_slow else SLOW_WRITE_S)
-        if seconds >= STALLED_WRITE_S:
-            self._stalled_until_s = self._timer() + STALLED_FOR_S
+        self._placement.measured(size_bytes, seconds)
 
     def _complete(self, batch: list[CommitEntry], committed: list[Committed]) -> None:
         if committed:
@@ -231,8 +212,13 @@ class Committer:
                 if type(record) is not Append:
                     guarded(self._on_applied, entry, record)
         for entry in batch:
-            if entry.done is not None:
-                guarded(entry.done, entry.result)
+            done = entry.done
+            if done is not None:
+                # As `guarded` does, without its call: every append passes here.
+                try:
+                    done(entry.result)
+                except Exception:
+                    _log_failure(done)
         guarded(self._publish, batch)
 
     def _fail(self, error: BaseException, batch: list[CommitEntry]) -> None:
@@ -253,26 +239,32 @@ class Committer:
 
 
 def record_bytes(record: Record | None) -> int:
-    """About how much a record takes in the journal: its data, and an allowance for the rest."""
+    """Estimate the size of a record in the journal: its data, and an allowance for the rest."""
     if record is None:
         return 0
     if type(record) is Append or type(record) is Create:
         return RECORD_OVERHEAD_BYTES + len(record.payload) + LENGTH_BYTES * len(record.lengths)
     if type(record) is Document and record.value is not None:
         return RECORD_OVERHEAD_BYTES + len(record.value)
+    if type(record) is Evict:
+        return RECORD_OVERHEAD_BYTES + sum(map(len, record.producer_ids))
     return RECORD_OVERHEAD_BYTES
 
 
 def guarded(callback: Callable[..., None], *arguments: object) -> None:
-    """Call back on behalf of one request or reader; what it raises is logged and does not reach the others."""
+    """Call a callback of one request or reader; an exception is logged and does not affect the others."""
     try:
         callback(*arguments)
     except Exception:
-        log.exception("a callback of the engine failed: %r", callback)
+        _log_failure(callback)
+
+
+def _log_failure(callback: Callable[..., None]) -> None:
+    log.exception("a callback of the engine failed: %r", callback)
 
 
 def _advance(stream: LiveStream | None, record: Record) -> None:
-    """Move the stream's durable state to what the record made of it. A document has no stream."""
+    """Update the stream's durable state with the record. A document has no stream."""
     if stream is None:
         return
     stream.in_flight -= 1

@@ -2,10 +2,11 @@
 
 A request is one JSON object on a line, and so is its answer:
 
-    {"ask": "stats"}           describe what the store holds
+    {"ask": "stats"}           describe the content of the store
     {"ask": "hold"}            keep every file of the store until this connection ends, for a backup
     {"ask": "rotate"}          create the next key that signs webhooks
     {"ask": "confirm-expiry"}  delete the expired streams that are kept after a clock jump
+    {"ask": "pause"}           close the store until this connection ends (`pause`)
 
 A hold only defers the deletion of files. The copy is made by another process, and the hold ends when that disconnects.
 """
@@ -25,6 +26,7 @@ import msgspec
 from headwater.core.errors import Refusal
 from headwater.core.signing import SigningKey
 from headwater.engine.engine import Engine
+from headwater.engine.pause import StorePause
 from headwater.engine.stores import Store
 from headwater.engine.stream import LiveStream
 from headwater.engine.subscriptions import Subscriptions
@@ -42,7 +44,7 @@ COUNTED_AT_ONCE: Final = 5000
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    ask: Literal["stats", "hold", "rotate", "confirm-expiry"]
+    ask: Literal["stats", "hold", "rotate", "confirm-expiry", "pause"]
 
 
 class HoldAnswer(msgspec.Struct, frozen=True):
@@ -76,13 +78,20 @@ class ErrorAnswer(msgspec.Struct, frozen=True):
 
 class ControlServer:
     def __init__(
-        self, engine: Engine, store: Store, subscriptions: Subscriptions | None, directory: Path, mode: str
+        self,
+        engine: Engine,
+        store: Store,
+        subscriptions: Subscriptions | None,
+        directory: Path,
+        mode: str,
+        pause: StorePause | None,
     ) -> None:
         self._engine = engine
         self._store = store
         self._subscriptions = subscriptions
         self._directory = directory
         self._mode = mode
+        self._pause = pause
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -113,6 +122,7 @@ class ControlServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         holds = 0
+        is_taken_over = False
         try:
             while line := await reader.readline():
                 try:
@@ -124,6 +134,11 @@ class ControlServer:
                         self._store.files.hold()
                         holds += 1
                         answer = HoldAnswer(True, self._mode, os.getpid())
+                    elif ask == "pause":
+                        is_taken_over = self._pause is not None and self._pause.request(reader, writer)
+                        if is_taken_over:
+                            return
+                        answer = ErrorAnswer("this server cannot close its store while it runs; stop it first")
                     elif ask == "rotate":
                         answer = await self._rotate()
                     elif ask == "confirm-expiry":
@@ -138,8 +153,9 @@ class ControlServer:
         finally:
             for _ in range(holds):
                 await asyncio.shield(asyncio.to_thread(self._store.files.release))
-            with suppress(OSError):
-                writer.close()
+            if not is_taken_over:
+                with suppress(OSError):
+                    writer.close()
 
     async def _rotate(self) -> RotateAnswer | ErrorAnswer:
         if self._subscriptions is None:
@@ -147,7 +163,7 @@ class ControlServer:
         durable: asyncio.Future[SigningKey | Refusal] = asyncio.get_running_loop().create_future()
 
         def done(result: SigningKey | Refusal) -> None:
-            # The connection may have been closed meanwhile.
+            # The connection may be closed by now.
             if not durable.done():
                 durable.set_result(result)
 
@@ -179,12 +195,16 @@ class ControlServer:
 
 
 async def open_control_socket(
-    engine: Engine, store: Store, subscriptions: Subscriptions | None, settings: StorageSettings
+    engine: Engine,
+    store: Store,
+    subscriptions: Subscriptions | None,
+    settings: StorageSettings,
+    pause: StorePause | None = None,
 ) -> ControlServer | None:
-    """Open the control socket of a store that has a directory."""
+    """Open the control socket of a store that has a directory. Without `pause`, requests to pause are refused."""
     if settings.mode == "memory":
         return None
-    control = ControlServer(engine, store, subscriptions, settings.data_dir, settings.mode)
+    control = ControlServer(engine, store, subscriptions, settings.data_dir, settings.mode, pause)
     await control.open()
     return control
 
@@ -194,7 +214,7 @@ def _parts(store: Store) -> Mapping[str, int]:
 
 
 async def _contents(engine: Engine) -> StreamStats:
-    """Count what the streams hold, a few thousand in each iteration of the event loop."""
+    """Count the content of the streams, a few thousand in each iteration of the event loop."""
     streams = tuple(engine.catalog)
     payload_bytes = forks = deleted = 0
     snapshots: dict[int, int] = {}

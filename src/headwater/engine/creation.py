@@ -38,7 +38,7 @@ def new_fork(
             f"The source {source.name!r} is a fork of the {max_depth}th generation, and {max_depth} is the limit"
             " (limits.max_fork_depth); fork one of its sources instead."
         )
-    # The fork point lies in what is durable: a fork must never outlive bytes that it shares.
+    # The fork point must be in durable data: a fork must never refer to bytes that a crash can lose.
     point = reader.fork_point(source, asked)
     tracks_age = rule.of(request.retention or source.retention).tracks_age
     return decide_fork(request, source, point, _new_id(), now_ms, tracks_age=tracks_age)

@@ -10,6 +10,7 @@ import logging
 import resource
 from typing import TYPE_CHECKING, Final
 
+from headwater.operating_system import SYSTEM
 from headwater.storage.descriptor_reserve import RESERVE
 from headwater.storage.packs.pack_set import FANOUT, OPEN_MAX
 
@@ -33,6 +34,8 @@ def raise_limit() -> int:
     """Raise the soft limit on open files to the hard one; returns the limit that now applies."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = SOFT_MAX if hard == resource.RLIM_INFINITY else min(hard, SOFT_MAX)
+    if SYSTEM.open_files_max is not None:
+        wanted = min(wanted, SYSTEM.open_files_max)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return min(soft, SOFT_MAX) if soft != resource.RLIM_INFINITY else SOFT_MAX
     try:

@@ -27,7 +27,7 @@ class DurableView:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no deletion is on its way."""
+        """Whether no deletion is pending."""
         return not (self._deleting or self._removing or self._soft_deleted)
 
     def find(self, name: str) -> LiveStream | None:

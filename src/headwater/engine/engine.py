@@ -13,23 +13,27 @@ from collections.abc import Callable, Iterator, Sequence
 
 from headwater.core.catalog import Catalog
 from headwater.core.content import Messages
-from headwater.core.errors import (
-    Conflict,
-    Refusal,
-)
+from headwater.core.errors import Conflict, Refusal
+from headwater.core.fencing import WriteCredentials
 from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerHeaders
-from headwater.core.records import Create, Delete, Document, Image, Record, Retain, Touch
+from headwater.core.records import Create, Delete, Document, Evict, Image, Record, Retain, Touch
 from headwater.core.retention import RetentionRule
 from headwater.core.rules import AppendOutcome, CreateRequest, check_same_config, decide_append
 from headwater.engine.background import AtOnce, Background
 from headwater.engine.buckets import Buckets
 from headwater.engine.clock import AdjustableClock
 from headwater.engine.clock_guard import DOCUMENT_KEY, ClockGuard, JumpRule
-from headwater.engine.committer import MAX_BATCH_BYTES, CommitEntry, CommitMode, Committer, guarded, record_bytes
+from headwater.engine.cold_reads import Deferring
+from headwater.engine.commit_placement import CommitMode
+from headwater.engine.committer import MAX_BATCH_BYTES, CommitEntry, Committer, guarded, record_bytes
 from headwater.engine.creation import new_fork, new_stream
 from headwater.engine.durable_view import DurableView
+from headwater.engine.fences import Fences
+from headwater.engine.follows import Follows
+from headwater.engine.leases import WriterLeases
 from headwater.engine.metrics import Metrics
+from headwater.engine.producer_limit import ProducerLimit
 from headwater.engine.publisher import StreamPublisher
 from headwater.engine.quota import (
     PRODUCER_BYTES,
@@ -86,6 +90,7 @@ class Engine:
         max_batch_bytes: int = MAX_BATCH_BYTES,
         blobs: BlobStore | None = None,
         background: Background | None = None,
+        deferring: Deferring | None = None,
         retention: RetentionRule | None = None,
     ) -> None:
         self._storage = storage
@@ -99,8 +104,8 @@ class Engine:
         self.metrics = Metrics()
         self.catalog: Catalog[LiveStream] = Catalog(LiveStream)
         self._view = DurableView(self.catalog)
-        self.reader = StreamReader(storage, self._view.by_id)
-        self.publisher = StreamPublisher(scheduler)
+        self.reader = StreamReader(storage, self._view.by_id, deferring)
+        self.publisher = StreamPublisher(scheduler, clock, self.metrics)
         self._committer = Committer(
             storage,
             scheduler,
@@ -115,6 +120,8 @@ class Engine:
         self.clock_guard = ClockGuard(
             clock, jumps if jumps is not None else JumpRule(), self._save_clock, self._sweeper.release
         )
+        self.deferring = deferring
+        """Set where data can be in an object store: how to read without waiting for it."""
         self._background: Background = background if background is not None else AtOnce()
         self.snapshots = Snapshots(
             self,
@@ -129,12 +136,18 @@ class Engine:
             clock,
             scheduler,
             retention if retention is not None else RetentionRule(),
-            self.release_bytes,
+            self.quota.trimmed,
             self._drop_front,
             lambda: self.clock_guard.jump is None,
         )
+        self._producer_limit = ProducerLimit(
+            limits.max_producers, limits.producer_idle_days, self._evict, lambda: self.clock_guard.jump is None
+        )
         self.buckets = Buckets(self)
+        self.fences = Fences(self)
+        self.leases = WriterLeases(self, scheduler, limits.max_leases, limits.max_lease_ms)
         self.index = StreamIndex(self, self.publisher, scheduler)
+        self.follows = Follows(self, scheduler, limits.max_followed_streams)
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -155,8 +168,7 @@ class Engine:
                 stream.retained_position,
             )
             stream.durable_snapshot = stream.snapshot
-            self.quota.content_bytes += stream.byte_position - stream.base_position
-            self.quota.metadata_bytes += metadata_of(stream)
+            self.quota.add(stream.name, stream.byte_position - stream.base_position, metadata_of(stream), 1)
             if stream.ttl_secs is not None:
                 # Uses since the last saved touch are lost: extend the window by as much as they may have extended it.
                 slack_ms = stream.ttl_secs * 1000 // TOUCH_SHARE
@@ -166,12 +178,15 @@ class Engine:
         self.snapshots.start()
         self.retention.start()
         self.buckets.start()
+        self.fences.start()
+        self.leases.start()
         self._sweeper.start()
         self._maintain_timer = self._scheduler.later(MAINTAIN_INTERVAL_S, self._maintain)
 
     def stop(self) -> None:
-        """Stop sweeping and close storage. What is queued must have been settled (see `idle`)."""
+        """Stop sweeping and close storage. Nothing may be queued (see `idle`)."""
         self._sweeper.stop()
+        self.leases.stop()
         self.retention.stop()
         if self._maintain_timer is not None:
             self._maintain_timer.cancel()
@@ -210,6 +225,7 @@ class Engine:
                 if stream.deleted:
                     raise Conflict("The name is taken by a deleted stream that forks still read from.")
                 check_same_config(stream, request)
+                self.fences.check_same(stream, request)
             except Refusal as refusal:
                 self._after_pending(stream, done, refusal)
                 return
@@ -226,14 +242,15 @@ class Engine:
         metadata_bytes = stream_bytes(record.name)
         if record.name not in self.server_streams:
             self.quota.check_stream(len(record.payload))
-        self.quota.check(len(record.payload), metadata_bytes)
+        self.quota.check_create(record.name, len(record.payload), metadata_bytes)
+        if request.fenced:
+            self.fences.create(record.id)
         self.catalog.apply(record)
         stream = self.catalog.by_id[record.id]
         stream.visible = stream.durable_closed = False
         stream.durable_index = stream.base_index
         stream.durable_position = stream.base_position
-        self.quota.content_bytes += len(record.payload)
-        self.quota.metadata_bytes += metadata_bytes
+        self.quota.add(record.name, len(record.payload), metadata_bytes, 1)
         self.metrics.created += 1
         self.metrics.appended_messages += len(record.lengths)
         self.metrics.append_bytes += len(record.payload)
@@ -252,6 +269,7 @@ class Engine:
         *,
         by_server: bool = False,
         messages: Messages | None = None,
+        credentials: WriteCredentials | None = None,
     ) -> None:
         if name in self.server_streams and not by_server:
             raise read_only(name)
@@ -263,7 +281,10 @@ class Engine:
             except Refusal as refusal:
                 self._after_deletion(name, done, refusal)
                 return
+        claim = None
         try:
+            if self.fences.streams and not by_server:
+                claim = self.fences.check(stream, producer, credentials)
             decision = decide_append(stream, content_type, body, producer, stream_seq, close, now_ms, messages)
         except Refusal as refusal:
             self._after_pending(stream, done, refusal)
@@ -282,17 +303,18 @@ class Engine:
         self._gate.check()
         metadata_bytes = 0
         if decision.producer_id is not None and decision.producer_id not in (stream.producers or ()):
-            self.quota.check_producers(len(stream.producers or ()))
+            self._producer_limit.make_room(stream, now_ms)
             metadata_bytes = PRODUCER_BYTES
         record_size = checked_size(decision)
         size = len(decision.payload)
         if by_server:
             self.quota.check(size, metadata_bytes)
         else:
-            self.quota.check_append(stream.byte_position - stream.floor_position, size, metadata_bytes)
+            self.quota.check_append(name, stream.byte_position - stream.floor_position, size, metadata_bytes)
+        if claim is not None:
+            self.fences.accept(stream, decision)
         self.catalog.apply(decision)
-        self.quota.content_bytes += size
-        self.quota.metadata_bytes += metadata_bytes
+        self.quota.add(name, size, metadata_bytes, 0)
         metrics = self.metrics
         metrics.appends += 1
         metrics.append_bytes += size
@@ -313,7 +335,7 @@ class Engine:
         except Refusal as refusal:
             self._after_deletion(name, done, refusal)
             return
-        # A full disk refuses what takes space; a deletion gives it back.
+        # A full disk refuses writes that need space; a deletion frees it.
         self._gate.check_failure()
         self.metrics.deleted += 1
         self._remove(stream, Delete(stream.id, self._clock.now_ms()), done)
@@ -339,7 +361,14 @@ class Engine:
 
     def watch_changes(self, on_changed: Callable[[LiveStream], None]) -> None:
         """Call `on_changed` from now on for every record that changes what readers see of a stream."""
-        self.publisher.on_changed = on_changed
+        earlier = self.publisher.on_changed
+
+        def both(stream: LiveStream) -> None:
+            assert earlier is not None
+            guarded(earlier, stream)
+            on_changed(stream)
+
+        self.publisher.on_changed = on_changed if earlier is None else both
         self._committer.publishes_all = True
 
     def names(self) -> Iterator[str]:
@@ -360,19 +389,23 @@ class Engine:
     def follow(self, stream: LiveStream, follower: StreamFollower, *, reading: bool = True) -> None:
         """Wake the follower whenever something is published. It must look at the tail again after this call.
 
-        A follower that is `reading` uses the stream until it leaves: a sliding window does not end meanwhile.
+        A follower that is `reading` uses the stream until it leaves, so the sliding window does not end.
         """
         if stream.followers is None:
             stream.followers = {}
         stream.followers[follower] = reading
         if reading:
             stream.live_readers += 1
+            if self.quota.namespaces is not None:
+                self.quota.namespaces.add(stream.name, readers=1)
 
     def unfollow(self, stream: LiveStream, follower: StreamFollower) -> None:
         if stream.followers is None:
             return
         if stream.followers.pop(follower, False):
             stream.live_readers -= 1
+            if self.quota.namespaces is not None:
+                self.quota.namespaces.add(stream.name, readers=-1)
             if not stream.deleted:
                 self.touch(stream)
         if not stream.followers:
@@ -429,7 +462,7 @@ class Engine:
         self.quota.content_bytes -= size
 
     def check_writable(self) -> None:
-        """Refuse a write that storage could not take."""
+        """Refuse a write that storage cannot accept."""
         self._gate.check()
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -439,7 +472,7 @@ class Engine:
         stream = self.catalog.by_name.get(name)
         if stream is not None and not stream.deleted and stream.expired(now_ms):
             self._expire(stream)
-            # Where nothing can be written any more it is still there, but its time is up all the same.
+            # If nothing can be written any more it still exists, but it has expired nevertheless.
             stream = self.catalog.by_name.get(name)
             return stream if stream is not None and stream.deleted else None
         return stream
@@ -490,8 +523,7 @@ class Engine:
         self._sweeper.forget(stream)
         gone = [owned[stream_id] for stream_id in removed]
         for each in gone:
-            self.quota.content_bytes -= each.byte_position - each.floor_position
-            self.quota.metadata_bytes -= metadata_of(each)
+            self.quota.add(each.name, each.floor_position - each.byte_position, -metadata_of(each), -1)
         self._view.on_deletion_decided(stream, gone)
         self._submit(stream, record, removed, done, Deleted(stream.name))
 
@@ -512,6 +544,12 @@ class Engine:
             self.metrics.expired += 1
             self._remove(stream, Delete(stream.id, self._clock.now_ms(), expired=True), None)
         return True
+
+    def _evict(self, stream: LiveStream, record: Evict) -> None:
+        self.catalog.apply(record)
+        self.quota.metadata_bytes -= PRODUCER_BYTES * len(record.producer_ids)
+        self.metrics.evicted_producers += len(record.producer_ids)
+        self._submit(stream, record, (), None, None)
 
     def _save_clock(self, document: bytes) -> bool:
         if not self._storage.waits_for_disk:
@@ -546,11 +584,12 @@ class Engine:
         elif type(record) is Delete:
             self._view.on_deletion_durable(stream, entry.removed)
             guarded(self.snapshots.ended, stream.id)
+            guarded(self.fences.ended, entry.removed)
             guarded(self.retention.ended, stream, entry.removed)
             guarded(self.buckets.stream_ended, stream)
 
     def _drop_front(self, stream: LiveStream, record: Retain) -> None:
-        # Also with a disk that is nearly full: this is what makes room on it.
+        # This also runs on a nearly full disk, because it frees space.
         if self._committer.failure is None:
             self.retain(stream, record, None, None)
 

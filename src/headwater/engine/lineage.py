@@ -1,8 +1,8 @@
-"""Where a fork finds the data before its own: its lineage, searched without walking it step by step.
+"""Find the ancestor that has the data before a fork's own, without walking the chain step by step.
 
-What lies before a fork's own data is in the nearest ancestor whose data begins earlier: the fork's *origin*. (A source
-that was itself forked at that point or later has nothing of it.) So along origins, data begins earlier and earlier, and
-the ancestor that holds a given place can be searched for. Each fork keeps, besides its origin, one pointer far up the
+The data before a fork's own is in the nearest ancestor whose data begins earlier: the fork's *origin*. (A source
+that was itself forked at that point or later has none of it.) So along origins, data begins earlier and earlier, and
+the ancestor of a given position can be searched for. Each fork keeps, besides its origin, one pointer far up the
 chain (Myers' skew-binary jump pointers), which makes that logarithmic: a read on a chain of 3,000 forks takes about 20
 steps and the spans that it returns.
 """
@@ -16,7 +16,7 @@ from headwater.engine.stream import Lineage, LiveStream
 
 
 class Lineages:
-    """The lineages of all streams, worked out when they are first needed."""
+    """The lineages of all streams, computed when they are first needed."""
 
     def __init__(self, by_id: Mapping[int, LiveStream]) -> None:
         self._by_id = by_id
@@ -44,7 +44,7 @@ class Lineages:
         return stream, previous
 
     def _work_out(self, stream: LiveStream) -> Lineage:
-        """For the stream and all its ancestors that lack it, from the top: chains may be thousands deep."""
+        """Compute it for the stream and all ancestors that lack it, from the top: chains may be thousands deep."""
         waiting = [stream]
         while (fork := waiting[-1].fork) is not None:
             source = self._by_id.get(fork.source_id)
@@ -64,7 +64,7 @@ class Lineages:
         if stream.fork is None:
             return Lineage(stream, stream, 0, 0)
         source = self._by_id[stream.fork.source_id]
-        # Of a source that begins at the fork point or later, the fork has nothing.
+        # The fork inherits nothing from a source whose data begins at the fork point or later.
         origin = self.owner(source, max(0, stream.base_index - 1))
         above = self.of(origin)
         far = self.of(above.jump)

@@ -16,21 +16,22 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from headwater.core.buckets import is_bucketed
-from headwater.core.errors import InternalError, Refusal, SubscriptionLimitReached, TooManyStreams
+from headwater.core.errors import InternalError, Refusal
 from headwater.core.globs import Glob, GlobIndex
 from headwater.core.offsets import Offset
+from headwater.core.subscription_errors import SubscriptionLimitReached, TooManyStreams
 from headwater.core.subscriptions import SavedLink, SubscriptionLimits, decode_link, encode_saved
-from headwater.engine.engine import Engine
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
+from headwater.engine.stream_host import StreamHost
 from headwater.engine.subscription import Link, Subscription
 
 log = logging.getLogger("headwater.subscriptions")
 
 LINK_PREFIX: Final = "link/"
 RETRY_S: Final = 1.0
-"""How long after a link was removed the streams that wait for room are looked for, which means all names."""
+"""Delay between the removal of a link and the search, through all names, for streams that wait for room."""
 
 
 def link_key(subscription_id: str, name: str) -> str:
@@ -48,7 +49,7 @@ def as_refusal(error: Exception, work: str) -> Refusal:
 class Links:
     def __init__(
         self,
-        engine: Engine,
+        engine: StreamHost,
         scheduler: Scheduler,
         limits: SubscriptionLimits,
         mark_dirty: Callable[[Subscription], None],
@@ -75,7 +76,7 @@ class Links:
     def begin(self, subscription: Subscription, done: Callable[[Refusal | None], None]) -> None:
         """Link a new subscription to the existing streams, each at its current tail.
 
-        It happens in slices, so that other clients do not wait for it. Streams that are created or deleted meanwhile
+        It happens in slices, so that other clients do not wait for it. Streams that are created or deleted during that
         are linked and unlinked as usual. No worker is woken before the subscription is ready.
         """
         if subscription.glob is not None:

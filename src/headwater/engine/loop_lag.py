@@ -1,6 +1,6 @@
 """Loop lag: how late the event loop runs a timer, as a histogram.
 
-A callback that holds the loop delays everything else on it. The meter sets a timer every `INTERVAL_S` and records how
+A callback that blocks the loop delays everything else on it. The meter sets a timer every `INTERVAL_S` and records how
 much later than planned it ran, so the histogram shows stalls of every cause: requests, maintenance, garbage collection.
 """
 

@@ -1,8 +1,8 @@
-"""Freed memory goes back to the system.
+"""Return freed memory to the system.
 
-The allocator of the C library keeps what large buffers leave behind: after a crowd of slow readers the process would
-stay as large as it was with them. Invariant: memory that was freed and is still resident stays below `FREE_MAX_BYTES`
-plus what is freed within one interval.
+The allocator of the C library keeps the memory of freed large buffers: after many slow readers have left, the process
+would stay as large as it was with them. Invariant: memory that was freed and is still resident stays below
+`FREE_MAX_BYTES` plus what is freed within one interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Allocator(Protocol):
         """Bytes that the program has freed and the allocator still has, resident or not."""
 
     def trim(self) -> None:
-        """Give the resident ones back."""
+        """Return the resident ones to the system."""
 
 
 class _Info(ctypes.Structure):
@@ -48,7 +48,7 @@ class _Info(ctypes.Structure):
 
 
 class Glibc:
-    """Raises AttributeError where the C library is another one, or older than 2.33."""
+    """Raises AttributeError if the C library is not glibc, or is older than 2.33."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None)
@@ -68,7 +68,7 @@ def resident_bytes() -> int:
 
 
 class MemoryReturn:
-    """Looks every few seconds whether much was freed since the last time, and returns it."""
+    """Checks every few seconds whether much memory was freed since the last time, and returns it."""
 
     def __init__(self, allocator: Allocator, resident: Callable[[], int] = resident_bytes) -> None:
         self._allocator = allocator
@@ -79,7 +79,7 @@ class MemoryReturn:
         self._after_bytes = 0
         """Resident after the last return."""
         self._least_free = 0
-        """The fewest free bytes that were seen since then."""
+        """The lowest number of free bytes since then."""
 
     def check(self, now_s: float) -> None:
         if now_s < self._next_s:
@@ -94,7 +94,7 @@ class MemoryReturn:
 
 
 def memory_return() -> MemoryReturn | None:
-    """None where the C library offers no way."""
+    """None if the C library does not support it."""
     try:
         return MemoryReturn(Glibc()) if _STATM.exists() else None
     except (AttributeError, OSError):

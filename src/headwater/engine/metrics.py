@@ -1,7 +1,7 @@
 """Counters of what happens, as plain numbers.
 
 Incrementing a `prometheus_client` counter takes about a microsecond, a plain addition a twentieth of that; so the hot
-path adds to these, and the metrics page reads them when it is asked.
+path adds to these, and the metrics page reads them on request.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Histogram:
         self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Buckets as Prometheus wants them: upper bound and how many were at or below it."""
+        """Buckets in the form of Prometheus: upper bound, and the number of values at or below it."""
         buckets: list[tuple[str, float]] = []
         seen = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
@@ -50,7 +50,9 @@ class Metrics:
         "created",
         "deleted",
         "deliveries",
+        "delivery_lag_seconds",
         "duplicates",
+        "evicted_producers",
         "expired",
         "followers",
         "leases_expired",
@@ -71,8 +73,9 @@ class Metrics:
         self.created = 0
         self.deleted = 0
         self.expired = 0
+        self.evicted_producers = 0
         self.slow_followers = 0
-        self.followers: dict[str, int] = {"sse": 0, "long-poll": 0}
+        self.followers: dict[str, int] = {"sse": 0, "long-poll": 0, "many": 0}
         self.wakes: dict[str, int] = {"webhook": 0, "pull-wake": 0}
         self.deliveries: dict[str, int] = {"accepted": 0, "failed": 0}
         self.leases_expired = 0
@@ -82,6 +85,7 @@ class Metrics:
         self.batch_sizes = Histogram(BATCH_SIZE_BOUNDS)
         self.commit_seconds = Histogram(COMMIT_SECONDS_BOUNDS)
         self.loop_lag_seconds = Histogram(LOOP_LAG_SECONDS_BOUNDS)
+        self.delivery_lag_seconds = Histogram(LOOP_LAG_SECONDS_BOUNDS)
 
     def observe_request(self, operation: str, seconds: float) -> None:
         histogram = self.request_seconds.get(operation)

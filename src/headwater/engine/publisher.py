@@ -1,8 +1,8 @@
 """Publishing: notify the followers of streams, and the observers of all streams, of what became durable.
 
-A follower is a cursor, so it only has to learn that there may be more; when exactly does not matter. A few followers
-are woken at once. Many are woken in slices, because each of them may encode and send an answer, and other clients must
-not wait for all of that.
+A follower is a cursor, so it only needs a notification that there may be more; the exact time does not matter. A few
+followers are woken at once. Many are woken in slices, because each of them may encode and send an answer, and other
+clients must not wait for all of that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from headwater.core.records import Append, Create, Delete, Record, Touch
+from headwater.engine.clock import Clock
 from headwater.engine.committer import CommitEntry, guarded
+from headwater.engine.metrics import Metrics
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream, StreamFollower
@@ -22,8 +24,10 @@ AT_ONCE_MAX: Final = 128
 
 
 class StreamPublisher:
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, clock: Clock, metrics: Metrics) -> None:
         self._slices = Slices(scheduler)
+        self._clock = clock
+        self._lag_seconds = metrics.delivery_lag_seconds
         self._waking: dict[int, bool] = {}
         """Streams whose followers are woken in slices, and whether they must be woken once more after that."""
         self.on_created: list[Callable[[LiveStream], None]] = []
@@ -34,8 +38,8 @@ class StreamPublisher:
         """Called for every record that changes what readers see of a stream."""
 
     def publish(self, batch: Sequence[CommitEntry]) -> None:
-        """Let live readers see what a batch made durable: once per stream, however many records it has of it."""
-        woken: dict[int, LiveStream] = {}
+        """Show live readers what a batch made durable: once per stream, for any number of its records."""
+        woken: dict[int, tuple[LiveStream, int]] = {}
         on_changed = self.on_changed
         for entry in batch:
             stream = entry.stream
@@ -46,16 +50,17 @@ class StreamPublisher:
             if on_changed is not None and type(entry.record) is not Touch:
                 guarded(on_changed, stream)
             if stream.followers is not None and type(entry.record) is not Touch:
-                woken[stream.id] = stream
+                woken.setdefault(stream.id, (stream, entry.record.at_ms if type(entry.record) is Append else 0))
         at_once = AT_ONCE_MAX
-        for stream in woken.values():
+        for stream, arrived_ms in woken.values():
             followers = tuple(stream.followers or ())
             at_once -= len(followers)
             if at_once < 0:
-                self._wake_in_slices(stream)
+                self._wake_in_slices(stream, arrived_ms)
                 continue
             for follower in followers:
                 guarded(follower.wake)
+            self._observe_lag(arrived_ms)
 
     def end_followers(self, stream: LiveStream) -> None:
         """Report the end of the stream to all its followers."""
@@ -75,14 +80,19 @@ class StreamPublisher:
             for on_deleted in self.on_deleted:
                 guarded(on_deleted, stream)
 
-    def _wake_in_slices(self, stream: LiveStream) -> None:
+    def _observe_lag(self, arrived_ms: int) -> None:
+        """All followers that read fast enough have been sent the messages received at that time."""
+        if arrived_ms:
+            self._lag_seconds.observe(max(self._clock.now_ms() - arrived_ms, 0) / 1000)
+
+    def _wake_in_slices(self, stream: LiveStream, arrived_ms: int) -> None:
         if stream.id in self._waking:
             self._waking[stream.id] = True
         else:
             self._waking[stream.id] = False
-            self._slices.add(self._waking_all(stream), _ignore)
+            self._slices.add(self._waking_all(stream, arrived_ms), _ignore)
 
-    def _waking_all(self, stream: LiveStream) -> Iterator[None]:
+    def _waking_all(self, stream: LiveStream, arrived_ms: int) -> Iterator[None]:
         """Wake every follower once after the last batch that reached the stream; so none of them starves."""
         must_repeat = True
         while must_repeat:
@@ -93,6 +103,7 @@ class StreamPublisher:
                 yield
             must_repeat = self._waking[stream.id]
         del self._waking[stream.id]
+        self._observe_lag(arrived_ms)
 
     def _ending(self, stream: LiveStream, followers: Sequence[StreamFollower]) -> Iterator[None]:
         for follower in followers:

@@ -6,9 +6,11 @@ positions. A chain of forks is searched, not walked (see `lineage`), so a chunk 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from typing import Final, NamedTuple
 
 from headwater.core.buckets import is_bucketed
@@ -17,8 +19,10 @@ from headwater.core.offsets import BEGINNING, NOW, ZERO, Offset, parse_token
 from headwater.core.records import ForkPoint
 from headwater.core.rules import ForkRequest, check_retained, off_boundary, offset_gone, stream_recreated
 from headwater.engine.checked_storage import CheckedStorage
+from headwater.engine.cold_reads import ColdRead, Deferring, Pending, pending
 from headwater.engine.lineage import Lineages
 from headwater.engine.stream import LiveStream
+from headwater.storage.arrival_times import UNKNOWN_MS
 from headwater.storage.interface import Storage
 
 Buffer = bytes | memoryview
@@ -37,7 +41,7 @@ class IncarnationSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReadChunk:
-    """What one read returns: a run of messages, and where it stands in the stream."""
+    """The result of one read: a run of messages, and its position in the stream."""
 
     stream: LiveStream
     start: Offset
@@ -55,23 +59,26 @@ class ReadChunk:
 class StreamReader:
     """Reads streams from storage, below their durable tail."""
 
-    def __init__(self, storage: Storage, by_id: Mapping[int, LiveStream]) -> None:
+    def __init__(self, storage: Storage, by_id: Mapping[int, LiveStream], deferring: Deferring | None = None) -> None:
         self._storage = CheckedStorage(storage, by_id)
+        self.is_tiered: Final = deferring is not None
+        self.deferring: Final[Deferring] = deferring or nullcontext
+        """Within it, reads of what is in an object store raise `ColdRead`; elsewhere they wait."""
         self._by_id = by_id
         self._lineages = Lineages(by_id)
 
     def begin(self, stream: LiveStream, token: str | None) -> Offset:
         """Where an ordinary read begins: `-1` and a missing offset are the first message that is retained.
 
-        The base protocol knows no other way to read a stream that has lost its front (§6). Below `/ds/` such a read is
-        410, and the reader bootstraps instead (extensions §2.2).
+        The base protocol has no other way to read a stream whose first messages were removed (§6). Below `/ds/` such a
+        read is 410, and the reader bootstraps instead (extensions §2.2).
         """
         if (token is None or token == BEGINNING) and not is_bucketed(stream.name):
             return earliest(stream)
         return self.resolve(stream, token)
 
     def resolve(self, stream: LiveStream, token: str | None) -> Offset:
-        """The place that an offset names in this stream, which must be retained: `-1` is the very first message."""
+        """The position of an offset in this stream, which must be retained: `-1` is the very first message."""
         if token is None or token == BEGINNING:
             if stream.durable_retained_index:
                 check_retained(stream.id, ZERO, earliest(stream))
@@ -88,7 +95,7 @@ class StreamReader:
         return parsed
 
     def place(self, stream: LiveStream, text: str) -> Offset:
-        """The place that a token names, whether or not it is a message boundary; refuses other incarnations."""
+        """The position of a token, whether or not it is a message boundary; refuses other incarnations."""
         token = parse_token(text)
         if token is None:
             raise InvalidOffset(f"Offset {text!r} is malformed. Use -1, now, or one that the server returned.")
@@ -138,7 +145,7 @@ class StreamReader:
         return ForkPoint(source.id, source.name, index, position, asked.offset, asked.sub_offset)
 
     def boundary(self, stream: LiveStream, index: int) -> int | None:
-        """Position after `index` messages of the stream, wherever they lie."""
+        """The byte position after `index` messages of the stream, also of inherited ones."""
         if index == stream.durable_index:
             return stream.durable_position
         if index <= stream.durable_retained_index:
@@ -160,12 +167,12 @@ class StreamReader:
         return ReadChunk(stream, start, end, spans, at_tail, at_tail and stream.durable_closed)
 
     def run(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> ReadChunk:
-        """The same for a range that ends at `end`, whatever was appended since."""
+        """The same for a range that ends at `end`, regardless of later appends."""
         spans = self._spans(stream, start, end, max_bytes)
         return ReadChunk(stream, start, spans[-1].end, spans, up_to_date=False, closed=False)
 
     def check_readable(self, stream: LiveStream, start: Offset) -> None:
-        """Refuse to continue from `start` when the stream was deleted or trimmed meanwhile."""
+        """Refuse to continue from `start` when the stream was deleted or trimmed since."""
         if stream.id not in self._by_id:
             raise StreamNotFound(f"Stream {stream.name!r} was deleted while it was being read.")
         if start.message_index < stream.durable_retained_index:
@@ -179,28 +186,28 @@ class StreamReader:
         assert position is not None, "the range lies within what is durable"
         return Offset(start.message_index + count, position)
 
-    def splits(self, stream: LiveStream, start: Offset, end: Offset, count: int) -> Iterator[Offset]:
-        """The ends of about `count` runs of equal size that make up the range, computed one at a time."""
-        share = max(1, -(-(end.byte_position - start.byte_position) // count))
-        while start.message_index < end.message_index:
-            start = self._spans(stream, start, end, share)[-1].end
-            yield start
-
     def buffers(self, chunk: ReadChunk) -> list[Buffer]:
         """The bytes of a chunk, in order."""
         pieces = (self._storage.read(id_, start.byte_position, end.byte_position) for id_, start, end in chunk.spans)
         return list(chain.from_iterable(pieces))
 
-    def slices(self, chunk: ReadChunk) -> Iterator[Buffer]:
+    def fetch(self, chunk: ReadChunk) -> None:
+        """Make sure that a chunk can be read without waiting for an object store."""
+        self.buffers(chunk)
+
+    def slices(self, chunk: ReadChunk, *, waits: bool = False) -> Iterator[Buffer]:
         """The bytes of a chunk, taken from storage a slice at a time as the reader drains them.
 
-        The first slice is read now, so that damage at the beginning can still be answered with an error.
+        The first slice is read now, so that damage at the beginning can still be answered with an error. A reader that
+        `waits` gets a `Pending` where it has to; for others that is an error.
         """
-        slices = self._slices(chunk)
+        slices = self._slices(chunk, waits=waits)
         first = tuple(islice(slices, 1))
+        if first and type(first[0]) is Pending:
+            raise first[0].miss
         return chain(first, slices)
 
-    def _slices(self, chunk: ReadChunk) -> Iterator[Buffer]:
+    def _slices(self, chunk: ReadChunk, *, waits: bool) -> Iterator[Buffer]:
         for span in chunk.spans:
             position = span.start.byte_position
             while position < span.end.byte_position:
@@ -210,7 +217,14 @@ class StreamReader:
                     raise StreamNotFound(f"Stream {chunk.stream.name!r} was deleted while it was being read.")
                 if position < owner.floor_position:
                     raise OffsetGone(f"Stream {chunk.stream.name!r} was trimmed while it was being read.")
-                yield from self._storage.read(span.stream_id, position, until)
+                try:
+                    pieces = self._storage.read(span.stream_id, position, until)
+                except ColdRead as miss:
+                    if not waits:
+                        raise
+                    yield pending(miss)
+                    continue
+                yield from pieces
                 position = until
 
     def lengths(self, chunk: ReadChunk) -> list[int]:
@@ -230,6 +244,36 @@ class StreamReader:
             else:
                 lengths.extend(self._storage.lengths(stream_id, start.message_index, end.message_index))
         return lengths
+
+    def arrivals(self, chunk: ReadChunk) -> array[int]:
+        """When each message of a chunk arrived, in milliseconds; 0 where that is not known."""
+        times = array("Q")
+        for stream_id, start, end in chunk.spans:
+            if start.message_index < end.message_index:
+                for messages, at_ms in self._storage.arrivals(stream_id, start.message_index, end.message_index):
+                    times.extend(repeat(at_ms, messages))
+        return times
+
+    def since(self, stream: LiveStream, at_ms: int) -> Offset:
+        """Where the first message begins that arrived at `at_ms` or later; the tail if there is none.
+
+        Messages of unknown time are not skipped, unless the marks of retention show that they arrived before.
+        """
+        if at_ms > stream.written_ms:
+            return Offset(stream.durable_index, stream.durable_position)
+        owner, index = stream, stream.durable_index
+        while owner.fork is not None and at_ms <= owner.created_ms and owner.base_index > stream.durable_retained_index:
+            # All of its own messages arrived after it was created, and all before them no later.
+            index = min(index, owner.base_index)
+            owner = self._lineages.of(owner).origin
+        first = max(owner.base_index, owner.floor_index, stream.durable_retained_index)
+        index = max(min(index, self._storage.first_since(owner.id, at_ms)), first)
+        if index > first and self._storage.arrivals(owner.id, index - 1, index)[0].at_ms == UNKNOWN_MS:
+            mark = stream.ages.last_until(at_ms - 1) if stream.ages is not None else None
+            index = max(first, min(index, mark[0])) if mark is not None else first
+        position = self.boundary(stream, index)
+        assert position is not None, "the message is retained"
+        return Offset(index, position)
 
     def _spans(self, stream: LiveStream, start: Offset, end: Offset, max_bytes: int) -> list[IncarnationSpan]:
         """The run from `start` to `end`, or as much of it as fits into `max_bytes`, oldest incarnation first."""
@@ -261,7 +305,7 @@ class StreamReader:
                 kept.append(span)
                 left -= end.byte_position - start.byte_position
                 continue
-            # The last message of a span may be a part of one of the source's: then it is all or nothing.
+            # The last message of a span may be a part of a source's message: it is returned completely or not at all.
             whole_end = end.message_index - 1 if self._ends_within_message(stream_id, end) else end.message_index
             if whole_end == start.message_index:
                 cut = end

@@ -19,9 +19,9 @@ from headwater.core.content import JSON_MEDIA_TYPE
 from headwater.core.errors import DataCorrupt, Refusal
 from headwater.core.names import is_client_name
 from headwater.core.rules import CreateRequest
-from headwater.engine.engine import Engine
 from headwater.engine.scheduler import Scheduler, Timer
 from headwater.engine.stream import LiveStream
+from headwater.engine.stream_host import StreamHost
 
 log = logging.getLogger("headwater.registry")
 
@@ -83,7 +83,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class StreamRegistry:
-    def __init__(self, engine: Engine, scheduler: Scheduler) -> None:
+    def __init__(self, engine: StreamHost, scheduler: Scheduler) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._events: list[_RegistryEvent] = []
@@ -224,7 +224,7 @@ class StreamRegistry:
         return "has mostly events that are out of date" if listed.is_mostly_stale else None
 
     def _compare(self, listed: _ListedStreams) -> Iterator[None]:
-        """Append what the registry lacks. Streams are created and deleted meanwhile; their events follow."""
+        """Append what the registry lacks. Streams may be created and deleted during that; their events follow."""
         values = listed.values
         names = iter(tuple(self._engine.catalog.by_name))
         missing = dict(values)
@@ -253,7 +253,7 @@ class StreamRegistry:
 
 
 def _is_news(event: _RegistryEvent, listed: _ListedStreams) -> bool:
-    """Whether an event that waited changes what is listed; takes note of it."""
+    """Apply a delayed event to the list; return whether it changes it."""
     if listed.values.get(event.key) == event.value:
         return False
     if event.value is not None and event.key in listed.values:
@@ -263,7 +263,7 @@ def _is_news(event: _RegistryEvent, listed: _ListedStreams) -> bool:
 
 
 def _event_of(element: msgspec.Raw) -> _RegistryEvent | None:
-    """An event of ours. Other messages may be there from a time when clients could write."""
+    """Parse an event of the registry. Other messages may exist from a time when clients could write."""
     try:
         event = _decode_event(element)
     except msgspec.DecodeError:
@@ -278,7 +278,7 @@ def _event_of(element: msgspec.Raw) -> _RegistryEvent | None:
 
 
 def _ignore(_: object) -> None:
-    """What follows in the queue shows whether it was done."""
+    """Ignore the answer: later entries of the queue show whether the write succeeded."""
 
 
 def _is_listed(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the engine's operations answer with, once their records are durable."""
+"""Results of the engine's operations, returned when their records are durable."""
 
 from __future__ import annotations
 

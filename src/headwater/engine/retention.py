@@ -58,7 +58,7 @@ class RetentionKeeper:
         clock: Clock,
         scheduler: Scheduler,
         rule: RetentionRule,
-        freed: Callable[[int], None],
+        freed: Callable[[str, int], None],
         retain: Callable[[LiveStream, Retain], None],
         trusts_clock: Callable[[], bool],
     ) -> None:
@@ -188,7 +188,7 @@ class RetentionKeeper:
         floor = self._floor(stream)
         if floor.message_index > stream.floor_index:
             self._storage.trim(stream.id, floor.message_index, floor.byte_position)
-            self._freed(floor.byte_position - stream.floor_position)
+            self._freed(stream.name, floor.byte_position - stream.floor_position)
             stream.floor_index, stream.floor_position = floor.message_index, floor.byte_position
 
     def _note_need(self, stream: LiveStream) -> bool:
@@ -228,7 +228,7 @@ class RetentionKeeper:
                 self._attempt(stream, self._advance)
 
     def _attempt(self, stream: LiveStream, step: Callable[[LiveStream], None]) -> None:
-        """Do one step for a stream. An error of one (a damaged index page) must not keep the others from theirs."""
+        """Do one step for a stream. An error of one (a damaged index page) must not affect the others."""
         try:
             step(stream)
         except Exception as error:

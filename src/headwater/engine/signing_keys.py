@@ -22,14 +22,14 @@ from headwater.core.signing import (
     encode_key,
     outlived,
 )
-from headwater.engine.engine import Engine
+from headwater.engine.stream_host import StreamHost
 
 KEY_PREFIX: Final = "signing-key/"
 SECRET_KEY: Final = "token-secret"
 
 
 class SigningKeys:
-    def __init__(self, engine: Engine, rotation_ms: int = 0) -> None:
+    def __init__(self, engine: StreamHost, rotation_ms: int = 0) -> None:
         """`rotation_ms` is the age at which a key gets a successor; 0 never."""
         self._engine = engine
         self._rotation_ms = rotation_ms

@@ -1,6 +1,6 @@
 """Long work on the event loop, done in slices that are too short for other clients to notice.
 
-All jobs share one slice per iteration of the loop, and take turns: many jobs take longer, but never hold the loop
+All jobs share one slice per iteration of the loop, and take turns: many jobs take longer, but never block the loop
 longer than one does.
 """
 
@@ -17,7 +17,7 @@ from headwater.engine.scheduler import Scheduler
 log = logging.getLogger("headwater.engine")
 
 SLICE_S: Final = 0.005
-"""Time for one slice. A request may hold the loop for 50 ms, and writing what a slice saved takes as long again."""
+"""Time for one slice. A request may block the loop for 50 ms, and writing what a slice saved takes as long again."""
 STEPS_MAX: Final = 2_000
 """Steps in one slice. Each may save something, and all of it is one commit."""
 

@@ -1,8 +1,8 @@
 """Snapshots: publish an uploaded blob as the latest snapshot of a stream, and delete the previous one.
 
 The blob is durable before the record that names it is decided, and deleted only after no durable record names it any
-more. A fork begins with its source's snapshot, so blobs are counted: one that several streams name goes with the last
-of them. Whatever a crash leaves over is removed at the next start.
+more. A fork begins with its source's snapshot, so references to blobs are counted: a blob is deleted with its last
+reference. Blobs left over by a crash are removed at the next start.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from headwater.core.records import Create, Retain, SnapshotRef
 from headwater.core.rules import off_boundary
 from headwater.core.snapshots import check_snapshot_offset
 from headwater.engine.background import Background
+from headwater.engine.cold_reads import ColdRead, pending
 from headwater.engine.reading import StreamReader, gone_before
 from headwater.engine.stream import LiveStream
 from headwater.engine.uploads import BlobUpload
 from headwater.storage.blobs import PAGE_BYTES, Blob, BlobStore
 from headwater.storage.interface import CorruptError
+from headwater.storage.tiering.block_cache import NotLocalError
 
 log = logging.getLogger("headwater.engine")
 
@@ -38,20 +40,33 @@ class Published(msgspec.Struct, frozen=True, gc=False):
 class OpenSnapshot:
     """An open snapshot: it can be read to its end even if another one is published. Must be closed."""
 
-    __slots__ = ("_blob", "_name", "ref")
+    __slots__ = ("_blob", "_miss", "_name", "ref")
 
     def __init__(self, ref: SnapshotRef, blob: Blob, name: str) -> None:
         self.ref = ref
         self._blob = blob
         self._name = name
+        self._miss: ColdRead | None = None
 
-    def pages(self) -> Iterator[bytes]:
-        """Its bytes, in order, some at a time."""
+    def pages(self, *, waits: bool = False) -> Iterator[bytes]:
+        """Its bytes, in order, some at a time. A reader that `waits` gets a `Pending` where it has to."""
         for start in range(0, self.ref.size, PAGE_BYTES):
-            try:
-                yield self._blob.read(start, min(start + PAGE_BYTES, self.ref.size))
-            except (CorruptError, OSError) as error:
-                raise _damaged(self._name, error) from error
+            while (page := self._page(start)) is None:
+                assert self._miss is not None
+                if not waits:
+                    raise self._miss
+                yield pending(self._miss)
+            yield page
+
+    def _page(self, start: int) -> bytes | None:
+        """A page, or None while it is being fetched (see `_miss`)."""
+        try:
+            return self._blob.read(start, min(start + PAGE_BYTES, self.ref.size))
+        except NotLocalError as error:
+            self._miss = ColdRead(self._name, error)
+            return None
+        except (CorruptError, OSError) as error:
+            raise _damaged(self._name, error) from error
 
     def close(self) -> None:
         self._blob.close()
@@ -118,7 +133,7 @@ class Snapshots:
         return stream, offset
 
     def upload(self) -> BlobUpload:
-        """A place for the bytes of a snapshot."""
+        """Start an upload of a snapshot."""
         self._engine.check_writable()
         return BlobUpload(
             self._blobs,
@@ -134,7 +149,7 @@ class Snapshots:
         try:
             stream, _ = self.check(name, token)
             if upload.stream_id is not None and upload.stream_id != stream.id:
-                raise StreamNotFound(f"Stream {name!r} was deleted and created again meanwhile.")
+                raise StreamNotFound(f"Stream {name!r} was deleted and created again during the upload.")
             self._engine.check_writable()
         except Refusal as refusal:
             upload.abort()
@@ -161,6 +176,8 @@ class Snapshots:
             return None
         try:
             blob = self._blobs.open(ref.blob_id)
+        except NotLocalError as error:
+            raise ColdRead(stream.name, error) from error
         except CorruptError as error:
             raise _damaged(stream.name, error) from error
         if blob.size != ref.size:
@@ -172,7 +189,7 @@ class Snapshots:
         """Check everything again, because the stream may have changed while the blob was written, and commit."""
         stream, offset = self.check(name, token)
         if stream.id != upload.stream_id or stream.id not in self._engine.catalog.by_id:
-            raise StreamNotFound(f"Stream {name!r} was deleted meanwhile.")
+            raise StreamNotFound(f"Stream {name!r} was deleted during the upload.")
         now_ms = self._engine.now_ms()
         ref = SnapshotRef(offset.message_index, offset.byte_position, content_type, upload.blob_id, upload.size, now_ms)
         self._engine.retain(

@@ -39,6 +39,7 @@ class LiveStream(StreamState):
         "in_flight",
         "lineage",
         "live_readers",
+        "producers_idle_ms",
         "used_ms",
         "visible",
     )
@@ -59,10 +60,12 @@ class LiveStream(StreamState):
         self.used_ms = 0
         """The latest use that is not recorded yet (see `Engine.touch`)."""
         self.followers: dict[StreamFollower, bool] | None = None
-        """Who is woken by published data; the value says whether it is a live reader."""
+        """Followers that published data wakes; the value says whether it is a live reader."""
         self.lineage: Lineage | None = None
         """Where the data before the stream's own is found; computed when it is first needed."""
         self.live_readers = 0
+        self.producers_idle_ms = 0
+        """No producer can be evicted before this time."""
         self.frame: object = None
         """The event frame that was encoded last, shared by all followers at the tail."""
 

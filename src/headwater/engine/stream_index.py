@@ -1,7 +1,7 @@
 """The index of all streams: names in order, for listings, and which streams changed after a cursor.
 
-The index is built when it is first used, in slices, and kept up to date from then on; a server that nobody asks does
-not pay for it. A change is anything that readers see: a stream was created, appended to, closed, trimmed or deleted.
+The index is built when it is first used, in slices, and kept up to date from then on, so a server without such requests
+has no cost. A change is anything that readers see: a stream was created, appended to, closed, trimmed or deleted.
 A cursor is a number of changes of this run of the server. Invariant: for every cursor that is not refused, the streams
 that changed after it are known.
 """
@@ -20,10 +20,10 @@ from headwater.core.errors import Refusal
 from headwater.core.names import is_client_name
 from headwater.engine.buckets import ids_from
 from headwater.engine.committer import guarded
-from headwater.engine.publisher import StreamPublisher
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.slices import Slices
 from headwater.engine.stream import LiveStream
+from headwater.engine.stream_host import StreamAnnouncer
 
 CHANGES_MAX: Final = 200_000
 """Streams whose last change is remembered. A client that is further behind lists all streams again."""
@@ -81,7 +81,7 @@ OnChangePage: TypeAlias = Callable[[ChangePage | Refusal], None]
 
 
 class StreamIndex:
-    def __init__(self, host: IndexHost, publisher: StreamPublisher, scheduler: Scheduler) -> None:
+    def __init__(self, host: IndexHost, publisher: StreamAnnouncer, scheduler: Scheduler) -> None:
         self._host = host
         self._publisher = publisher
         self._scheduler = scheduler

@@ -47,6 +47,14 @@ class LinkState(NamedTuple):
         return spell(offset.message_index, offset.byte_position, self.stream_id) if self.stream_id else str(offset)
 
 
+class WakeFailure(NamedTuple):
+    """Failed attempts to wake a worker since the last success, the reason of the last one, and the next attempt."""
+
+    attempts: int
+    reason: str
+    retry_at_ms: int | None
+
+
 class Link:
     """A cursor on one stream, or on a name that has no stream yet."""
 
@@ -118,6 +126,7 @@ class Subscription:
         "alarm_ms",
         "config",
         "deliverable",
+        "failure_reason",
         "follows_buckets",
         "glob",
         "id",
@@ -159,6 +168,17 @@ class Subscription:
         self.alarm_ms: int | None = None
         self.retry_at_ms: int | None = None
         """When to retry what storage or a wake stream refused."""
+        self.failure_reason = ""
+        """Why the last delivery or announcement failed; empty after a success and after a restart."""
+
+    @property
+    def failure(self) -> WakeFailure | None:
+        """What keeps its worker from being woken, if something does."""
+        wake = self.wake
+        if not wake.failures and not self.failure_reason:
+            return None
+        retry_at_ms = wake.until_ms if wake.phase is Phase.WAITING else self.retry_at_ms
+        return WakeFailure(wake.failures, self.failure_reason, retry_at_ms)
 
     def deadline_ms(self) -> int | None:
         if self.is_deleted:

@@ -14,15 +14,16 @@ from heapq import nsmallest
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from headwater.core.errors import (
+from headwater.core.errors import Refusal
+from headwater.core.fencing import WriteClaim, read_write_token
+from headwater.core.signing import PublicKey, SigningKey
+from headwater.core.subscription_errors import (
     InvalidSubscription,
-    Refusal,
     SubscriptionBusy,
     SubscriptionExists,
     SubscriptionLimitReached,
     SubscriptionNotFound,
 )
-from headwater.core.signing import PublicKey, SigningKey
 from headwater.core.subscriptions import (
     DEFAULT_LIMITS,
     Ack,
@@ -35,12 +36,13 @@ from headwater.core.subscriptions import (
     decode_wake,
     encode_saved,
 )
-from headwater.engine.engine import Engine
+from headwater.engine.fences import ClaimState, Fences
 from headwater.engine.links import Links, as_refusal
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
 from headwater.engine.stream import LiveStream
-from headwater.engine.subscription import Link, LinkState, Subscription
+from headwater.engine.stream_host import StreamHost
+from headwater.engine.subscription import Link, LinkState, Subscription, WakeFailure
 from headwater.engine.wakes import WAKE_PREFIX, Claimed, Wakes, random_jitter, wake_key
 from headwater.engine.webhooks import Caller
 
@@ -64,6 +66,7 @@ class View(NamedTuple):
     """Some streams that its pattern matches are not linked yet, because a limit is reached."""
     kid: str | None
     """The id of the key that signs its webhooks."""
+    failure: WakeFailure | None
 
 
 class Put(NamedTuple):
@@ -81,7 +84,7 @@ class Census(NamedTuple):
 class Subscriptions:
     def __init__(
         self,
-        engine: Engine,
+        engine: StreamHost,
         scheduler: Scheduler,
         caller: Caller,
         *,
@@ -90,6 +93,7 @@ class Subscriptions:
         key_rotation_s: float = 0,
         limits: SubscriptionLimits = DEFAULT_LIMITS,
         jitter: Callable[[], float] = random_jitter,
+        fences: Fences | None = None,
     ) -> None:
         self._engine = engine
         self._caller = caller
@@ -105,7 +109,10 @@ class Subscriptions:
             timeout_s=timeout_s,
             public_url=public_url,
             jitter=jitter,
+            fences=fences,
         )
+        if fences is not None:
+            fences.claims = self
         self._by_id: dict[str, Subscription] = {}
         self._locked: dict[str, list[Callable[[], None]]] = {}
         """Ids of subscriptions that are being created or removed, with the requests that wait for the end of it."""
@@ -195,6 +202,7 @@ class Subscriptions:
         subscription = self._by_id.get(id_)
         if subscription is None:
             return
+        self._wakes.seal(subscription)
         # The configuration is removed first. The rest is then orphaned, and the next start removes what is left of it.
         self._engine.put_document(_subscription_key(id_), None, None, None)
         subscription.is_deleted = True
@@ -217,7 +225,11 @@ class Subscriptions:
 
     def unlink(self, id_: str, name: str) -> None:
         """Remove an explicit link; a link by pattern stays. Removing a missing link is not an error."""
-        self._links.remove(self._find(id_), name)
+        subscription = self._find(id_)
+        link = subscription.links.get(name)
+        if link is not None and not link.by_pattern:
+            self._wakes.seal(subscription, (name,))
+        self._links.remove(subscription, name)
 
     # -- workers -------------------------------------------------------------------------------------------------------
 
@@ -234,6 +246,19 @@ class Subscriptions:
 
     def release(self, id_: str, token: str, generation: int, wake_id: str) -> None:
         self._wakes.release(self._find(id_, "pull-wake"), token, generation, wake_id)
+
+    # -- write fencing -------------------------------------------------------------------------------------------------
+
+    def write_token(self, id_: str) -> str:
+        """The write token of the current claim; empty if no stream of the subscription is fenced."""
+        return self._wakes.write_token(self._find(id_))
+
+    def read_write_token(self, text: str) -> WriteClaim:
+        return read_write_token(self._keys.secret(), text, self._engine.now_ms())
+
+    def claim_state(self, subscription_id: str) -> ClaimState | None:
+        subscription = self._by_id.get(subscription_id)
+        return self._wakes.claim_state(subscription) if subscription is not None else None
 
     # -- keys ----------------------------------------------------------------------------------------------------------
 
@@ -277,6 +302,7 @@ class Subscriptions:
             len(names) > limit,
             subscription.is_incomplete,
             self._keys.current().public.kid if config.webhook_url is not None else None,
+            subscription.failure,
         )
 
     def _confirm(self, id_: str, config: Config) -> Put:

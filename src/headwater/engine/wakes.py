@@ -16,7 +16,7 @@ import logging
 import random
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Final, NamedTuple
@@ -25,17 +25,20 @@ from urllib.parse import quote
 import msgspec
 
 from headwater.core import subscriptions as rules
-from headwater.core.errors import Fenced, InvalidAck, Refusal
+from headwater.core.errors import Refusal
+from headwater.core.fencing import TOKEN_TTL_MS, WriteClaim, make_write_token
 from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerHeaders
 from headwater.core.signing import WakeToken, make_token, read_token
+from headwater.core.subscription_errors import Fenced, InvalidAck
 from headwater.core.subscriptions import Ack, Phase, Wake, encode_saved
 from headwater.engine.alarms import Alarms
-from headwater.engine.engine import Engine
+from headwater.engine.fences import ClaimState, Fences
 from headwater.engine.links import Links
 from headwater.engine.scheduler import Scheduler
 from headwater.engine.signing_keys import SigningKeys
 from headwater.engine.slices import SLICE_S
+from headwater.engine.stream_host import StreamHost
 from headwater.engine.subscription import Link, LinkState, Subscription
 from headwater.engine.webhooks import Answer, Caller, Outgoing
 
@@ -64,6 +67,8 @@ class Claimed(NamedTuple):
     token: str
     streams: Sequence[LinkState]
     lease_ttl_ms: int
+    write_token: str = ""
+    """Empty, unless a stream of the subscription is fenced."""
 
 
 class _Delivery:
@@ -79,7 +84,7 @@ class _Delivery:
 class Wakes:
     def __init__(
         self,
-        engine: Engine,
+        engine: StreamHost,
         scheduler: Scheduler,
         caller: Caller,
         keys: SigningKeys,
@@ -88,8 +93,10 @@ class Wakes:
         timeout_s: float,
         public_url: str = "",
         jitter: Callable[[], float] = random_jitter,
+        fences: Fences | None = None,
     ) -> None:
         self._engine = engine
+        self._fences = fences
         self._scheduler = scheduler
         self._caller = caller
         self._keys = keys
@@ -138,6 +145,7 @@ class Wakes:
                 subscription.id,
                 config.wake_stream,
             )
+            subscription.failure_reason = f"The wake stream {config.wake_stream!r} does not exist."
             return
         event = {
             "type": "wake",
@@ -166,7 +174,8 @@ class Wakes:
         wake = rules.claim(wake, worker, self._engine.now_ms() + config.lease_ttl_ms)
         token = self._token(subscription, wake)
         self._save(subscription, wake)
-        return Claimed(wake.wake_id, wake.generation, token, subscription.reported_links(), config.lease_ttl_ms)
+        links, write_token = subscription.reported_links(), self.write_token(subscription)
+        return Claimed(wake.wake_id, wake.generation, token, links, config.lease_ttl_ms, write_token)
 
     def ack(
         self, subscription: Subscription, token: str, generation: int, wake_id: str, acks: Sequence[Ack], done: bool
@@ -254,6 +263,7 @@ class Wakes:
 
     def _retry_later(self, subscription: Subscription, refusal: Refusal, delay_ms: int) -> None:
         log.warning("subscription %r is retried later: %s", subscription.id, refusal.detail)
+        subscription.failure_reason = refusal.detail
         subscription.retry_at_ms = self._engine.now_ms() + delay_ms
         self._alarms.set(subscription)
 
@@ -264,6 +274,7 @@ class Wakes:
 
     def _end_wake(self, subscription: Subscription) -> bool:
         """End the wake, and begin the next one if there is pending work. True if there is."""
+        self.seal(subscription)
         wake = rules.finish(subscription.wake)
         if subscription.pending:
             wake = self._next_wake(wake, subscription)
@@ -289,7 +300,9 @@ class Wakes:
             self._engine.after_all_pending(partial(self._deliver, subscription, subscription.wake), None)
 
     def _announced(self, subscription: Subscription, result: object) -> None:
-        if isinstance(result, Refusal) and not subscription.is_deleted:
+        if not isinstance(result, Refusal):
+            subscription.failure_reason = ""
+        elif not subscription.is_deleted:
             self._retry_later(subscription, result, ANNOUNCE_RETRY_MS)
 
     # -- webhooks ------------------------------------------------------------------------------------------------------
@@ -318,22 +331,24 @@ class Wakes:
         delivery.wake_id = wake.wake_id
         snapshot = delivery.streams = subscription.reported_links()
         base_url = self._public_url or subscription.saved.base_url
-        body = _encode_json(
-            {
-                "subscription_id": subscription.id,
-                "wake_id": wake.wake_id,
-                "generation": wake.generation,
-                "streams": [render_link(link) for link in snapshot],
-                "callback_url": f"{base_url}/v1/stream/__ds/subscriptions/{quote(subscription.id, safe='')}/callback",
-                "callback_token": self._token(subscription, wake),
-            }
-        )
+        notification = {
+            "subscription_id": subscription.id,
+            "wake_id": wake.wake_id,
+            "generation": wake.generation,
+            "streams": [render_link(link) for link in snapshot],
+            "callback_url": f"{base_url}/v1/stream/__ds/subscriptions/{quote(subscription.id, safe='')}/callback",
+            "callback_token": self._token(subscription, wake),
+        }
+        if write_token := self.write_token(subscription):
+            notification["write_token"] = write_token
+        body = _encode_json(notification)
         signature = self._keys.current().sign(body, self._engine.now_ms() // 1000)
         return Outgoing({"Content-Type": "application/json", "Webhook-Signature": signature}, body)
 
     def _on_answer(self, subscription: Subscription, delivery: _Delivery, answer: Answer) -> None:
         """Process a receiver's answer. It is ignored if its wake has ended by callback or timeout."""
         self._engine.metrics.deliveries["accepted" if answer.accepted else "failed"] += 1
+        subscription.failure_reason = "" if answer.accepted else answer.reason
         current = subscription.wake
         if subscription.is_deleted or current.phase is Phase.IDLE or current.wake_id != delivery.wake_id:
             return
@@ -395,6 +410,33 @@ class Wakes:
                 )
             moved[name] = (link, offset)
         return list(moved.values())
+
+    def write_token(self, subscription: Subscription) -> str:
+        """The token that lets the current claim write to fenced streams; empty if none of its streams is fenced."""
+        if self._fences is None or not self._fences.has_any(subscription.links):
+            return ""
+        wake, expires_ms = subscription.wake, self._engine.now_ms() + TOKEN_TTL_MS
+        nonce = subscription.saved.nonce
+        claim = WriteClaim(subscription.id, nonce, wake.generation, wake.wake_id, wake.holder, expires_ms)
+        return make_write_token(self._keys.secret(), claim)
+
+    def seal(self, subscription: Subscription, names: Collection[str] | None = None) -> None:
+        """End the current generation on its fenced streams, or on some of them, before its claim ends."""
+        if self._fences is not None and self._fences.streams and subscription.wake.generation:
+            names = subscription.links if names is None else names
+            self._fences.seal(names, subscription.saved.nonce, subscription.wake.generation)
+
+    def claim_state(self, subscription: Subscription) -> ClaimState:
+        wake = subscription.wake
+        if subscription.config.kind == "pull-wake":
+            is_live = wake.phase is Phase.HELD and wake.until_ms > self._engine.now_ms()
+        else:
+            # A receiver has its token from the moment that it is called.
+            is_live = wake.phase is not Phase.IDLE and (
+                wake.phase is not Phase.HELD or wake.until_ms > self._engine.now_ms()
+            )
+        nonce = subscription.saved.nonce
+        return ClaimState(nonce, wake.generation, wake.wake_id, wake.holder, is_live, subscription.links)
 
     def _token(self, subscription: Subscription, wake: Wake) -> str:
         return make_token(self._keys.secret(), subscription.id, WakeToken(wake.generation, wake.wake_id))

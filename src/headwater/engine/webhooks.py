@@ -21,7 +21,8 @@ import httpx
 import msgspec
 
 from headwater.core.addresses import WebhookUrl, check_address, parse_webhook_url
-from headwater.core.errors import InternalError, Refusal, WebhookUrlRejected
+from headwater.core.errors import InternalError, Refusal
+from headwater.core.subscription_errors import WebhookUrlRejected
 from headwater.engine.call_queue import CallQueue, HostHealth
 
 log = logging.getLogger("headwater.webhooks")
@@ -76,6 +77,19 @@ async def system_resolve(host: str, port: int) -> list[str]:
     return [str(entry[4][0]) for entry in found]
 
 
+class CallSpan(Protocol):
+    """A call in a trace (`headwater.otel`)."""
+
+    headers: dict[str, str]
+    """Sent with the call, so that the receiver continues the trace."""
+
+    def end(self, failure: str) -> None: ...
+
+
+BeginSpan: TypeAlias = Callable[[str], CallSpan]
+"""Begins the span of a call to a URL."""
+
+
 class _QueuedCall(NamedTuple):
     """A call that waits for its turn."""
 
@@ -103,11 +117,13 @@ class Webhooks:
         per_host: int | None = None,
         resolve: Resolve = system_resolve,
         tls: ssl.SSLContext | None = None,
+        begin_span: BeginSpan | None = None,
     ) -> None:
         self._allow_local = allow_local
         self._resolve = resolve
         self._queue: CallQueue[_QueuedCall] = CallQueue(concurrency, per_host if per_host is not None else concurrency)
         self._tls = tls
+        self._begin_span = begin_span
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -188,6 +204,14 @@ class Webhooks:
         call.done(answer)
 
     async def _answer(self, call: _QueuedCall, outgoing: Outgoing) -> Answer:
+        if self._begin_span is None:
+            return await self._attempt(call, outgoing)
+        span = self._begin_span(call.url)
+        answer = await self._attempt(call, Outgoing({**outgoing.headers, **span.headers}, outgoing.body))
+        span.end("" if answer.accepted else answer.reason)
+        return answer
+
+    async def _attempt(self, call: _QueuedCall, outgoing: Outgoing) -> Answer:
         try:
             async with asyncio.timeout(call.timeout_s):
                 return await self._post(call.url, outgoing)

@@ -1,4 +1,8 @@
-"""Whether storage takes writes now. Every write asks here before anything is decided."""
+"""Whether storage takes writes now. Every write asks here before anything is decided.
+
+What storage answers changes only with time and with what is written, so within one tick of the event loop it is asked
+once.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +28,11 @@ class WriteGate:
 
     def check(self) -> None:
         """Refuse a write that storage could not take."""
-        if self._committer.failure is not None:
-            self._committer.check()
+        committer = self._committer
+        if committer.gathers_checked:
+            return
+        if committer.failure is not None:
+            committer.check()
         refusal = self._storage.refusal()
         if refusal is not None:
             self._report(refusal)

@@ -1,0 +1,372 @@
+"""Following many streams at once: a cursor on each, and a queue of those that have more data.
+
+This is the whole interface between the engine and a response over many streams: `start`, `next_event` and `close`.
+Invariant: every stream that has more is in the queue, once, and streams take turns. So a busy stream cannot starve the
+others, and a slow client costs only its cursors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+from headwater.core.errors import Refusal, TooManyFollowed
+from headwater.core.offsets import BEGINNING, NOW, Offset
+from headwater.engine.cold_reads import ColdRead
+from headwater.engine.publisher import StreamPublisher
+from headwater.engine.reading import ReadChunk, StreamReader, gone_before
+from headwater.engine.scheduler import Scheduler
+from headwater.engine.slices import Slices
+from headwater.engine.stream import LiveStream, StreamFollower
+from headwater.engine.stream_index import IndexPage, StreamIndex
+
+log = logging.getLogger("headwater.engine")
+
+STEP_BYTES: Final = 64 * 1024
+"""Payload of one stream in one turn."""
+STEP_MESSAGES: Final = 1_000
+"""Messages of one stream in one turn, where each of them is encoded."""
+_PAGE: Final = 50
+"""Streams of a prefix that are added in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class FollowRequest:
+    """Which streams to follow: by name with an offset each, and all that have a prefix."""
+
+    offsets: Mapping[str, str]
+    prefix: str | None = None
+    start: str = BEGINNING
+    """Where to start in streams of the prefix that `offsets` does not have; new streams start at their beginning."""
+
+    def wants(self, name: str) -> bool:
+        return name in self.offsets or (self.prefix is not None and name.startswith(self.prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedChunk:
+    """Messages of one of the streams; none of them if it only says that the stream is closed."""
+
+    name: str
+    chunk: ReadChunk
+
+
+@dataclass(frozen=True, slots=True)
+class FollowProblem:
+    """A stream that cannot be followed, or no longer. If it is created later, it is followed again."""
+
+    name: str
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class FollowBeginning:
+    """Where a stream begins that is followed from `now` on: a later connection continues there."""
+
+    name: str
+    stream: LiveStream
+    offset: Offset
+
+
+class FollowHost(Protocol):
+    """The engine, as followers of many streams need it."""
+
+    reader: StreamReader
+    publisher: StreamPublisher
+    index: StreamIndex
+
+    def look_up(self, name: str, *, touch: bool = False) -> LiveStream: ...
+
+    def touch(self, stream: LiveStream) -> None: ...
+
+    def follow(self, stream: LiveStream, follower: StreamFollower) -> None: ...
+
+    def unfollow(self, stream: LiveStream, follower: StreamFollower) -> None: ...
+
+
+class Follows:
+    """All followers of many streams, and the limit on what they follow together."""
+
+    def __init__(self, engine: FollowHost, scheduler: Scheduler, max_streams: int) -> None:
+        self.engine: Final = engine
+        self.scheduler: Final = scheduler
+        self.slices: Final = Slices(scheduler)
+        self.max_streams: Final = max_streams
+        self.cursors = 0
+        """Streams that are followed, counted once for each follower."""
+        self.elsewhere = 0
+        """The same in other workers of the server."""
+        self._open: dict[ManyFollower, None] = {}
+        self._created_names: deque[str] = deque()
+        """New streams that followers have not been told of yet."""
+        self._is_telling = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def follow(
+        self,
+        wanted: FollowRequest,
+        allows: Callable[[str], bool],
+        on_ready: Callable[[], None],
+        is_here: Callable[[str], bool] | None = None,
+    ) -> ManyFollower:
+        """Follow streams; `on_ready` is called when `next_event` has something again. `allows` filters the prefix. Of
+        the streams that exist at the start, those that another worker has are left to it (`is_here`)."""
+        return ManyFollower(self, wanted, allows, on_ready, is_here)
+
+    def add(self, follower: ManyFollower) -> None:
+        if not self._open and self._created not in self.engine.publisher.on_created:
+            self.engine.publisher.on_created.append(self._created)
+        self._open[follower] = None
+
+    def discard(self, follower: ManyFollower) -> None:
+        self._open.pop(follower, None)
+
+    def _created(self, stream: LiveStream) -> None:
+        if self._open:
+            self._created_names.append(stream.name)
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._created_names and not self._is_telling:
+            self._is_telling = True
+            self.slices.add(self._tell_all(), self._told)
+
+    def _told(self, error: Exception | None) -> None:
+        self._is_telling = False
+        if error is not None:
+            log.error("a follower could not be told of a new stream", exc_info=error)
+        self._tell()
+
+    def _tell_all(self) -> Iterator[None]:
+        """Tell every follower of every new stream: both may be many, and each follower reads and sends at once."""
+        while self._created_names:
+            name = self._created_names.popleft()
+            for follower in tuple(self._open):
+                follower.on_created(name)
+                yield
+
+
+class _Cursor:
+    """The position in one stream."""
+
+    __slots__ = ("at", "many", "name", "stream")
+
+    def __init__(self, many: ManyFollower, name: str, stream: LiveStream, at: Offset) -> None:
+        self.many = many
+        self.name = name
+        self.stream = stream
+        self.at = at
+
+    @property
+    def has_more(self) -> bool:
+        return self.at.message_index != self.stream.durable_index or self.stream.durable_closed
+
+    def wake(self) -> None:
+        self.many.mark(self)
+
+    def gone(self, refusal: Refusal) -> None:
+        self.many.drop(self, refusal)
+
+
+class ManyFollower:
+    def __init__(
+        self,
+        follows: Follows,
+        wanted: FollowRequest,
+        allows: Callable[[str], bool],
+        on_ready: Callable[[], None],
+        is_here: Callable[[str], bool] | None,
+    ) -> None:
+        self._follows = follows
+        self._engine = follows.engine
+        self._wanted = wanted
+        self._allows = allows
+        self._on_ready = on_ready
+        self._is_here = is_here
+        self._cursors: dict[str, _Cursor] = {}
+        self._ready: dict[_Cursor, None] = {}
+        """Cursors with more to read, in the order of their turns."""
+        self._notices: deque[FollowProblem | FollowBeginning] = deque()
+        self._open = False
+        self.failure: Refusal | None = None
+        """Set: the follower cannot continue, because it follows too many streams."""
+        self.is_complete = False
+        """Whether all streams that existed at the start have been added."""
+
+    def start(self) -> None:
+        self._open = True
+        self._follows.add(self)
+        self._follows.slices.add(self._add_named(), self._named_are_added)
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        self._follows.discard(self)
+        self._follows.cursors -= len(self._cursors)
+        self._ready.clear()
+        cursors, self._cursors = list(self._cursors.values()), {}
+        # Also in slices: there may be many, and leaving a stream can save its last use.
+        self._follows.slices.add(self._leave_all(cursors), _ignore)
+
+    def next_event(self) -> FollowedChunk | FollowProblem | FollowBeginning | None:
+        """What to send next; None if there is nothing now, and then `on_ready` will be called."""
+        if self._notices:
+            return self._notices.popleft()
+        while self._ready:
+            cursor = next(iter(self._ready))
+            del self._ready[cursor]
+            if not cursor.has_more:
+                continue
+            try:
+                if not self._engine.reader.is_tiered:
+                    return self._read(cursor)
+                with self._engine.reader.deferring():
+                    return self._read(cursor)
+            except ColdRead as miss:
+                miss.when_fetched(self._follows.scheduler, partial(self._fetched, cursor))
+            except Refusal as refusal:
+                self._remove(cursor)
+                return FollowProblem(cursor.name, refusal)
+        return None
+
+    def _fetched(self, cursor: _Cursor, refusal: Refusal | None) -> None:
+        """What a stream has next was fetched from the object store, or could not be."""
+        if self._cursors.get(cursor.name) is not cursor:
+            return
+        if refusal is None:
+            self.mark(cursor)
+        else:
+            self.drop(cursor, refusal)
+
+    def _read(self, cursor: _Cursor) -> FollowedChunk:
+        stream = cursor.stream
+        if cursor.at.message_index < stream.durable_retained_index:
+            raise gone_before(stream)
+        reader = self._engine.reader
+        chunk = reader.chunk(stream, cursor.at, STEP_BYTES)
+        if not stream.type.json and chunk.end.message_index - chunk.start.message_index > STEP_MESSAGES:
+            end = reader.first_messages(stream, chunk.start, chunk.end, STEP_MESSAGES)
+            chunk = reader.run(stream, chunk.start, end, STEP_BYTES)
+        if reader.is_tiered:
+            # Where it is sent, nothing can wait for it any more.
+            reader.fetch(chunk)
+            reader.lengths(chunk)
+        self._engine.touch(stream)
+        cursor.at = chunk.end
+        if chunk.closed:
+            self._remove(cursor)
+        elif not chunk.up_to_date:
+            self._ready[cursor] = None
+        return FollowedChunk(cursor.name, chunk)
+
+    # -- streams that come and go ------------------------------------------------------------------------------------
+
+    def mark(self, cursor: _Cursor) -> None:
+        """A stream may have more."""
+        self._ready[cursor] = None
+        self._on_ready()
+
+    def drop(self, cursor: _Cursor, refusal: Refusal) -> None:
+        """A stream was deleted, or cannot be read any further."""
+        self._remove(cursor)
+        self._notices.append(FollowProblem(cursor.name, refusal))
+        self._on_ready()
+
+    def on_created(self, name: str) -> None:
+        if not self._open or name in self._cursors or not self._wanted.wants(name) or not self._allows(name):
+            return
+        try:
+            self._engine.look_up(name)
+        except Refusal:
+            # It was deleted meanwhile.
+            return
+        self._add(name, BEGINNING)
+
+    def _add(self, name: str, offset: str) -> None:
+        if self._follows.cursors + self._follows.elsewhere >= self._follows.max_streams:
+            limit = self._follows.max_streams
+            self.failure = TooManyFollowed(
+                f"All followers together follow {limit} streams (limits.max_followed_streams)."
+            )
+            self._on_ready()
+            return
+        try:
+            stream = self._engine.look_up(name, touch=True)
+            cursor = _Cursor(self, name, stream, self._engine.reader.begin(stream, offset))
+        except Refusal as refusal:
+            self._notices.append(FollowProblem(name, refusal))
+            self._on_ready()
+            return
+        self._cursors[name] = cursor
+        self._follows.cursors += 1
+        self._engine.follow(stream, cursor)
+        if offset == NOW:
+            self._notices.append(FollowBeginning(name, stream, cursor.at))
+            self._on_ready()
+        if cursor.has_more:
+            self.mark(cursor)
+
+    def _remove(self, cursor: _Cursor) -> None:
+        if self._cursors.get(cursor.name) is cursor:
+            del self._cursors[cursor.name]
+            self._follows.cursors -= 1
+            self._ready.pop(cursor, None)
+            self._engine.unfollow(cursor.stream, cursor)
+
+    def _add_named(self) -> Iterator[None]:
+        for name, offset in self._wanted.offsets.items():
+            if not self._open or self.failure is not None:
+                return
+            if name not in self._cursors and (self._is_here is None or self._is_here(name)):
+                self._add(name, offset)
+            yield
+
+    def _named_are_added(self, error: Exception | None) -> None:
+        assert error is None, "refusals are problems of their streams"
+        if self._wanted.prefix is None:
+            self._complete()
+        else:
+            self._add_page(None)
+
+    def _add_page(self, after: str | None) -> None:
+        assert self._wanted.prefix is not None
+        self._engine.index.page(self._wanted.prefix, after, _PAGE, self._page_found)
+
+    def _page_found(self, page: IndexPage | Refusal) -> None:
+        assert not isinstance(page, Refusal), "a page is never refused"
+        for stream in page.streams:
+            if not self._open or self.failure is not None:
+                return
+            if (
+                stream.name not in self._cursors
+                and stream.name not in self._wanted.offsets
+                and (self._is_here is None or self._is_here(stream.name))
+                and self._allows(stream.name)
+            ):
+                self._add(stream.name, self._wanted.start)
+        if page.has_more:
+            after = page.streams[-1].name
+            self._follows.scheduler.soon(lambda: self._add_page(after))
+        else:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.is_complete = True
+        if self._open:
+            self._on_ready()
+
+    def _leave_all(self, cursors: list[_Cursor]) -> Iterator[None]:
+        for cursor in cursors:
+            self._engine.unfollow(cursor.stream, cursor)
+            yield
+
+
+def _ignore(error: Exception | None) -> None:
+    """Ignore errors: leaving a stream has no request to report them to."""
