@@ -12,7 +12,7 @@ from headwater.http.origins import Hosts, Origins, is_same_origin
 KNOWN_HOSTS_MAX: Final = 1024
 _CHANGING: Final = frozenset((b"PUT", b"POST", b"DELETE", b"PATCH"))
 _OPEN_PATHS: Final = (b"/healthz", b"/readyz", b"/ui")
-"""Health checks, and the files of the stream browser; what the browser reads needs the token."""
+"""Health checks, and the files of the stream browser; its requests for data need the token."""
 _SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
 _WORKER_ACTIONS: Final = (b"/ack", b"/release", b"/callback")
 """Requests that carry the token of a wake, which is checked with the wake."""

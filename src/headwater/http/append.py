@@ -7,23 +7,42 @@ from functools import partial
 from typing import Final
 
 from headwater.core.content import Messages
+from headwater.core.fencing import TOKEN_PREFIX, WriteCredentials
 from headwater.core.json_steps import STEP_BYTES
 from headwater.core.producers import parse_producer
 from headwater.core.rules import AppendOutcome
+from headwater.core.subscription_errors import TokenInvalid
 from headwater.engine.results import Appended
 from headwater.http.context import Context
 from headwater.http.headers import NEXT_OFFSET, NO_CONTENT, NO_STORE, OK, STREAM_CLOSED, next_offset
-from headwater.http.paths import Address
+from headwater.http.paths import STREAM, Address
 from headwater.http.request import Request
-from headwater.http.responses import Deferred, Response
+from headwater.http.responses import Deferred, Repeat, Response
 from headwater.http.splitting import Done, with_messages
 
 _HEADERS: Final = NO_STORE + NEXT_OFFSET
+_MORE_THAN_DATA: Final = frozenset(
+    (
+        b"producer-id",
+        b"producer-epoch",
+        b"producer-seq",
+        b"stream-seq",
+        b"stream-closed",
+        b"write-fence",
+        b"write-token",
+        b"authorization",
+    )
+)
+"""Headers that make an append more than a plain one."""
 
 
 def handle(context: Context, request: Request, address: Address) -> Deferred:
     headers = request.headers
     content_type = headers.get(b"content-type")
+    if address.pattern == STREAM and len(request.body) <= STEP_BYTES and _MORE_THAN_DATA.isdisjoint(headers):
+        # A stream of a bucket is looked for in its bucket each time.
+        repeat = _repeat(context, address.name, content_type.decode("latin-1") if content_type is not None else None)
+        return Deferred(partial(repeat.begin, request.body), _render, None, repeat)
     producer = None
     if b"producer-id" in headers or b"producer-epoch" in headers or b"producer-seq" in headers:
         producer = parse_producer(
@@ -38,9 +57,39 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
         request.header(b"stream-seq") if b"stream-seq" in headers else None,
         b"stream-closed" in headers and request.asks_to_close_stream(),
     )
+    if b"write-fence" in headers or (
+        context.engine.fences.streams and (b"write-token" in headers or b"authorization" in headers)
+    ):
+        begin = _with_credentials(begin, request)
     if len(request.body) > STEP_BYTES:
         begin = with_messages(context, request, partial(_append, begin))
     return Deferred(begin, _render if producer is None else partial(_render_to_producer, bool(request.body)))
+
+
+def _with_credentials(append: Callable[..., None], request: Request) -> Callable[..., None]:
+    """The append with the write token that it presents, for streams that are fenced."""
+    token = request.header(b"write-token")
+    scheme, _, bearer = (request.header(b"authorization") or "").partition(" ")
+    is_bearer = token is None and scheme.lower() == "bearer"
+    if (
+        token is None
+        and (not is_bearer or not bearer.strip().startswith(TOKEN_PREFIX))
+        and request.asks_to_fence_writes()
+    ):
+        raise TokenInvalid("Write-Fence: true needs a write token.", reason="credential")
+    if token is None and not is_bearer:
+        return append
+    credentials = WriteCredentials(token if token is not None else bearer.strip(), is_bearer)
+    return partial(append, credentials=credentials)
+
+
+def _repeat(context: Context, name: str, content_type: str | None) -> Repeat:
+    append = context.engine.append
+
+    def begin(body: bytes, done: Done) -> None:
+        append(name, content_type, body, None, None, False, done)
+
+    return Repeat(begin, _render)
 
 
 def _append(append: Callable[..., None], messages: Messages | None, done: Done) -> None:

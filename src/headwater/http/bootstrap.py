@@ -1,7 +1,7 @@
 """Bootstrap: a snapshot and all updates after it, as one multipart answer (extensions §3).
 
-What the answer contains is fixed when the request is received: the snapshot is held open and the updates are pinned, so
-data that is published or dropped meanwhile changes nothing. The answer is encoded a slice at a time, whatever its size.
+The content of the answer is fixed when the request is received: the snapshot is held open and the updates are pinned,
+so later changes do not affect it. The answer is encoded a slice at a time, whatever its size.
 
 A boundary must not occur in a part. It is random, so a client cannot predict it, and everything that is sent is
 searched for it: a small answer gets another boundary; a large one is cut off, shorter than its Content-Length. So a
@@ -11,12 +11,13 @@ complete answer never contains its boundary in a part.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
 from headwater.core.content import DEFAULT_CONTENT_TYPE
 from headwater.core.errors import BadRequest, InternalError, StreamNotFound
 from headwater.core.offsets import BEGINNING, Offset
+from headwater.engine.cold_reads import ColdRead, pending
 from headwater.engine.engine import Engine
 from headwater.engine.reading import SLICE_BYTES, ReadChunk, earliest
 from headwater.engine.snapshots import OpenSnapshot
@@ -44,7 +45,7 @@ _LINE: Final = b"\r\n"
 
 
 class BoundaryFoundError(InternalError):
-    """The boundary that was chosen occurs in what it should separate."""
+    """The chosen boundary occurs in a part."""
 
 
 def handle(context: Context, request: Request, address: Address) -> Response | PiecewiseResponse:
@@ -81,10 +82,10 @@ def whole(answer: BootstrapBody, make_boundary: Callable[[], bytes] = new_bounda
         answer.close()
 
 
-def closing(answer: BootstrapBody, boundary: bytes) -> Iterator[bytes | memoryview]:
+def closing(answer: BootstrapBody, boundary: bytes) -> Generator[bytes | memoryview, None, None]:
     """The slices of a large answer. It is closed after the last one, or when the iteration is abandoned."""
     try:
-        yield from answer.slices(boundary)
+        yield from answer.slices(boundary, waits=True)
     finally:
         answer.close()
 
@@ -158,12 +159,15 @@ class BootstrapBody:
             self._snapshot.close()
         self._pin.release()
 
-    def slices(self, boundary: bytes) -> Iterator[bytes | memoryview]:
-        """The body. Raises `BoundaryFoundError` before a slice that would make it ambiguous."""
+    def slices(self, boundary: bytes, *, waits: bool = False) -> Iterator[bytes | memoryview]:
+        """The body. Raises `BoundaryFoundError` before a slice that would make it ambiguous.
+
+        A reader that `waits` gets a `Pending` where something has to be fetched.
+        """
         yield _head(boundary, self._first_type)
         if self._snapshot is not None:
             watch = BoundaryWatch(boundary)
-            for page in self._snapshot.pages():
+            for page in self._snapshot.pages(waits=waits):
                 watch.passes(page)
                 yield page
         yield _LINE
@@ -171,12 +175,23 @@ class BootstrapBody:
         while at.message_index < self._end.message_index:
             if self._stream.id not in self._engine.catalog.by_id:
                 raise StreamNotFound(f"Stream {self._stream.name!r} was deleted while it was being read.")
-            chunk = self._engine.reader.run(self._stream, at, self._end, STEP_BYTES)
-            yield from self._large(chunk, boundary) if chunk.length > SLICE_BYTES else self._small(chunk, boundary)
+            try:
+                chunk = self._engine.reader.run(self._stream, at, self._end, STEP_BYTES)
+                small = self._small(chunk, boundary) if chunk.length <= SLICE_BYTES else None
+                large = self._engine.reader.slices(chunk, waits=waits) if small is None else None
+            except ColdRead as miss:
+                if not waits:
+                    raise
+                yield pending(miss)
+                continue
+            if small is not None:
+                yield small
+            elif large is not None:
+                yield from self._large(chunk, large, boundary)
             at = chunk.end
         yield _end(boundary)
 
-    def _small(self, chunk: ReadChunk, boundary: bytes) -> Iterator[bytes]:
+    def _small(self, chunk: ReadChunk, boundary: bytes) -> bytes:
         """Some updates, each as a part."""
         reader = self._engine.reader
         data = b"".join(reader.buffers(chunk))
@@ -187,15 +202,17 @@ class BootstrapBody:
             messages.append(data[start : start + length - self._comma])
             start += length
         head = _head(boundary, self._update_type)
-        yield head + (_LINE + head).join(messages) + _LINE
+        return head + (_LINE + head).join(messages) + _LINE
 
-    def _large(self, chunk: ReadChunk, boundary: bytes) -> Iterator[bytes | memoryview]:
+    def _large(
+        self, chunk: ReadChunk, pieces: Iterator[bytes | memoryview], boundary: bytes
+    ) -> Iterator[bytes | memoryview]:
         """One update that is itself larger than a slice."""
         assert chunk.end.message_index == chunk.start.message_index + 1
         watch = BoundaryWatch(boundary)
         left = chunk.length - self._comma
         yield _head(boundary, self._update_type)
-        for piece in self._engine.reader.slices(chunk):
+        for piece in pieces:
             watch.passes(piece)
             yield piece[:left] if len(piece) > left else piece
             left -= len(piece)

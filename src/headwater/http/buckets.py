@@ -86,16 +86,19 @@ def _render_created(location: bytes, bucket: BucketState) -> Response:
 
 
 def _render_buckets(page: BucketPage) -> Response:
-    buckets = [_metadata(bucket) for bucket in page.buckets]
-    last = buckets[-1].bucket_id if buckets and page.has_more else None
-    return Response(OK, _JSON, _encode(BucketListing(buckets, last, page.has_more)))
+    return render_bucket_listing([metadata_of_bucket(bucket) for bucket in page.buckets], has_more=page.has_more)
+
+
+def render_bucket_listing(buckets: list[BucketMetadata], *, has_more: bool) -> Response:
+    last = buckets[-1].bucket_id if buckets and has_more else None
+    return Response(OK, _JSON, _encode(BucketListing(buckets, last, has_more)))
 
 
 def _render_metadata(bucket: BucketState) -> Response:
-    return Response(OK, _JSON, _encode(_metadata(bucket)))
+    return Response(OK, _JSON, _encode(metadata_of_bucket(bucket)))
 
 
-def _metadata(bucket: BucketState) -> BucketMetadata:
+def metadata_of_bucket(bucket: BucketState) -> BucketMetadata:
     return BucketMetadata(bucket.id, len(bucket.ids), bucket.created_ms)
 
 

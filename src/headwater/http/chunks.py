@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from headwater.engine.reading import SLICE_BYTES, ReadChunk
 from headwater.engine.stream import LiveStream
+from headwater.http.compression import CHUNK_MAX_BYTES, MIN_BYTES, accepted_coding, is_compressible
 from headwater.http.context import Context
 from headwater.http.headers import (
     NO_STORE,
@@ -14,17 +16,52 @@ from headwater.http.headers import (
     OK,
     STREAM_CLOSED,
     UP_TO_DATE,
+    VARY_ENCODING,
     content_type,
     header,
     next_offset,
     next_position,
 )
 from headwater.http.request import Request
-from headwater.http.responses import Buffer, PiecewiseResponse, Response
+from headwater.http.responses import Buffer, Deferred, PiecewiseResponse, Response
 
 MAX_AGE_SECS: Final = 60
 STALE_SECS: Final = 300
 """As the protocol suggests for shared streams (§8.1)."""
+
+
+def catch_up_response(
+    context: Context,
+    request: Request,
+    stream: LiveStream,
+    cut: Callable[[int], ReadChunk],
+    extra: bytes = b"",
+    *,
+    is_cacheable: bool | None = None,
+) -> Response | PiecewiseResponse | Deferred:
+    """Answer with the chunk that `cut` makes of a number of bytes, compressed if the client accepts it."""
+    accepted = request.headers.get(b"accept-encoding")
+    max_bytes = context.limits.max_chunk_bytes
+    compression = context.compression
+    if accepted is None or compression is None or not is_compressible(stream.type.media):
+        return chunk_response(context, request, cut(max_bytes), extra, is_cacheable=is_cacheable)
+    coding = accepted_coding(accepted)
+    chunk = cut(max_bytes if coding is None else min(max_bytes, CHUNK_MAX_BYTES))
+    if coding is None or not MIN_BYTES <= chunk.length <= CHUNK_MAX_BYTES or compression.is_busy:
+        return chunk_response(context, request, chunk, extra, is_cacheable=is_cacheable)
+    etag = etag_of(chunk, coding)
+    headers = _headers(context, chunk, etag, extra, is_cacheable) + header("Content-Encoding", coding)
+    asked = request.headers.get(b"if-none-match")
+    if asked is not None and matches(asked, etag):
+        return Response(NOT_MODIFIED, headers)
+    context.metrics.read_bytes += chunk.length
+    kept = compression.get(etag)
+    if kept is not None:
+        return Response(OK, headers, kept)
+    if context.engine.deferring is not None:
+        context.engine.reader.fetch(chunk)
+    begin = partial(compression.make, etag, coding, partial(_whole, context, chunk))
+    return Deferred(begin, partial(Response, OK, headers))
 
 
 def chunk_response(
@@ -35,9 +72,32 @@ def chunk_response(
     By default only full chunks below the tail are cacheable: at the tail, the same request soon gets another answer.
     """
     etag = etag_of(chunk)
+    headers = _headers(context, chunk, etag, extra, is_cacheable)
+    asked = request.headers.get(b"if-none-match")
+    if asked is not None and matches(asked, etag):
+        return Response(NOT_MODIFIED, headers)
+    reader = context.engine.reader
+    context.metrics.read_bytes += chunk.length
+    if chunk.length <= SLICE_BYTES:
+        return Response(OK, headers, _whole(context, chunk))
+    if chunk.stream.type.json:
+        return PiecewiseResponse(
+            OK, headers, chunk.length + 1, as_array(reader.slices(chunk, waits=True), chunk.length)
+        )
+    return PiecewiseResponse(OK, headers, chunk.length, reader.slices(chunk, waits=True))
+
+
+def _whole(context: Context, chunk: ReadChunk) -> bytes:
+    """The body of a chunk."""
+    data = b"".join(context.engine.reader.buffers(chunk))
+    return b"[" + data[:-1] + b"]" if chunk.stream.type.json else data
+
+
+def _headers(context: Context, chunk: ReadChunk, etag: bytes, extra: bytes, is_cacheable: bool | None) -> bytes:
     if is_cacheable is None:
         is_cacheable = not chunk.up_to_date
-    headers = b"".join(
+    varies = chunk.length >= MIN_BYTES and context.compression is not None and is_compressible(chunk.stream.type.media)
+    return b"".join(
         (
             cache_control(context, chunk.stream) if is_cacheable else NO_STORE,
             content_type(chunk.stream.type.header),
@@ -46,21 +106,10 @@ def chunk_response(
             UP_TO_DATE if chunk.up_to_date else b"",
             STREAM_CLOSED if chunk.closed else b"",
             b"ETag: " + etag + b"\r\n",
+            VARY_ENCODING if varies else b"",
             extra,
         )
     )
-    asked = request.headers.get(b"if-none-match")
-    if asked is not None and matches(asked, etag):
-        return Response(NOT_MODIFIED, headers)
-    reader = context.engine.reader
-    json = chunk.stream.type.json
-    context.metrics.read_bytes += chunk.length
-    if chunk.length <= SLICE_BYTES:
-        data = b"".join(reader.buffers(chunk))
-        return Response(OK, headers, b"[" + data[:-1] + b"]" if json else data)
-    if json:
-        return PiecewiseResponse(OK, headers, chunk.length + 1, as_array(reader.slices(chunk), chunk.length))
-    return PiecewiseResponse(OK, headers, chunk.length, reader.slices(chunk))
 
 
 def as_array(pieces: Iterator[Buffer], length: int) -> Iterator[Buffer]:
@@ -73,10 +122,20 @@ def as_array(pieces: Iterator[Buffer], length: int) -> Iterator[Buffer]:
     yield b"]"
 
 
-def etag_of(chunk: ReadChunk) -> bytes:
-    """Differs with the stream's incarnation, the range and closure (protocol §8.1)."""
+def etag_of(chunk: ReadChunk, coding: str = "") -> bytes:
+    """Differs with the stream's incarnation, the range and closure (protocol §8.1), and with the coding of the body."""
     suffix = b":c" if chunk.closed else b""
-    return b'"%016x:%b:%b%b"' % (chunk.stream.id, str(chunk.start).encode(), str(chunk.end).encode(), suffix)
+    if coding:
+        suffix += b"-" + coding.encode()
+    start, end = chunk.start, chunk.end
+    return b'"%016x:%016x_%016x:%016x_%016x%b"' % (
+        chunk.stream.id,
+        start.message_index,
+        start.byte_position,
+        end.message_index,
+        end.byte_position,
+        suffix,
+    )
 
 
 def cache_control(context: Context, stream: LiveStream) -> bytes:

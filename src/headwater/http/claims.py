@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from headwater.core.errors import InvalidSubscription
+from headwater.core.subscription_errors import InvalidSubscription
 from headwater.core.subscriptions import Ack, check_worker
 from headwater.engine.wakes import Claimed, render_link
 from headwater.http.context import Context
@@ -68,8 +68,13 @@ def _progress(
     body = read_json(request, _ProgressBody)
     context.subscriptions.limits.check_request(len(body.acks or ()))
     acks = [Ack(_stream_of(one), one.offset) for one in body.acks or ()]
-    work = partial(acked, address.subscription, token, body.generation, body.wake_id, acks, body.done)
-    return Deferred(partial(context.subscriptions.answer, work), _render_progress)
+    api, id_ = context.subscriptions, address.subscription
+
+    def work() -> tuple[bool, str]:
+        next_wake = acked(id_, token, body.generation, body.wake_id, acks, body.done)
+        return next_wake, "" if body.done else api.write_token(id_)
+
+    return Deferred(partial(api.answer, work), _render_progress)
 
 
 def _stream_of(one: _AckBody) -> str:
@@ -80,20 +85,24 @@ def _stream_of(one: _AckBody) -> str:
 
 
 def _render_claimed(claimed: Claimed) -> Response:
-    return json_response(
-        OK,
-        {
-            "wake_id": claimed.wake_id,
-            "generation": claimed.generation,
-            "token": claimed.token,
-            "streams": [render_link(link) for link in claimed.streams],
-            "lease_ttl_ms": claimed.lease_ttl_ms,
-        },
-    )
+    answer: dict[str, object] = {
+        "wake_id": claimed.wake_id,
+        "generation": claimed.generation,
+        "token": claimed.token,
+        "streams": [render_link(link) for link in claimed.streams],
+        "lease_ttl_ms": claimed.lease_ttl_ms,
+    }
+    if claimed.write_token:
+        answer["write_token"] = claimed.write_token
+    return json_response(OK, answer)
 
 
-def _render_progress(next_wake: bool) -> Response:
-    return json_response(OK, {"ok": True, "next_wake": next_wake})
+def _render_progress(progress: tuple[bool, str]) -> Response:
+    next_wake, write_token = progress
+    answer: dict[str, object] = {"ok": True, "next_wake": next_wake}
+    if write_token:
+        answer["write_token"] = write_token
+    return json_response(OK, answer)
 
 
 def _render_released(nothing: None) -> Response:

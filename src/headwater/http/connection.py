@@ -16,7 +16,9 @@ from time import perf_counter
 from typing import Any, Final
 
 from headwater.core.errors import InternalError, Refusal
+from headwater.engine.cold_reads import ColdRead, Pending
 from headwater.engine.uploads import BlobUpload
+from headwater.http.body_receiver import BodyReceiver
 from headwater.http.context import Context
 from headwater.http.flow import (
     PARSE_BYTES,
@@ -30,12 +32,14 @@ from headwater.http.flow import (
     UPLOAD_AHEAD,
     FlowControl,
 )
-from headwater.http.headers import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK
+from headwater.http.head_cache import KnownHead
+from headwater.http.headers import CONTINUE, NO_CONTENT, NOT_MODIFIED, OK, VARY_ENCODING, header, without_vary
 from headwater.http.parser import RequestParser
 from headwater.http.request import Request, UploadRequest
 from headwater.http.responses import Buffer, Deferred, LiveResponse, PiecewiseResponse, Response, problem
 from headwater.http.routing import Router
 from headwater.http.states import (
+    BODY,
     CLOSE,
     CLOSED,
     DONE,
@@ -73,6 +77,7 @@ class Connection(asyncio.Protocol):
         "_context",
         "_flow",
         "_is_last",
+        "_is_proxied",
         "_live",
         "_operation",
         "_parser",
@@ -80,6 +85,7 @@ class Connection(asyncio.Protocol):
         "_queue",
         "_queued_bytes",
         "_request",
+        "_request_id",
         "_router",
         "_serving",
         "_since_s",
@@ -105,6 +111,8 @@ class Connection(asyncio.Protocol):
         self._writing = IDLE
         self._is_last = False
         """The connection is closed once the current answer is complete."""
+        self._is_proxied = False
+        """The peer is a trusted proxy."""
         self._serving = False
         """`_serve` is on the stack: an answer that is complete at once must not call it again."""
         self._turn_bytes = 0
@@ -113,6 +121,8 @@ class Connection(asyncio.Protocol):
         """When the connection became idle, began to linger, or the client stopped reading."""
         # Per request being answered.
         self._request: Request = None  # type: ignore[assignment]
+        self._request_id = ""
+        """Set while requests are logged: the client gets it too."""
         self._operation = UNKNOWN
         self._began_s = 0.0
         self._live: LiveResponse | None = None
@@ -124,6 +134,9 @@ class Connection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
         self._flow.attach(self._transport)
         self._since_s = self._context.now_s
+        if self._context.proxies:
+            peer = transport.get_extra_info("peername")
+            self._is_proxied = bool(peer) and self._context.proxies.trusts(peer[0])
         refusal = self._context.connections.add(self)
         if refusal is not None:
             self._parser.refuse(refusal)
@@ -149,9 +162,9 @@ class Connection(asyncio.Protocol):
         context = self._context
         parser = self._parser
         if self._writing is IDLE and parser.state is IDLE and not self._queue and not self._flow.reasons:
-            request = context.head_cache.request(data)
-            if request is not None:
-                self._answer(request)
+            found = context.head_cache.find(data)
+            if found is not None:
+                self._answer_known(*found)
                 return
             self._feed(data)
             if len(self._queue) == 1 and parser.state is IDLE and not self._unparsed:
@@ -160,7 +173,15 @@ class Connection(asyncio.Protocol):
             self._unparsed += data
         else:
             self._feed(data)
+        if parser.state is BODY and not self._unparsed:
+            self._receive_bulk()
         self._serve()
+
+    def _receive_bulk(self) -> None:
+        """Receive the rest of a large body without the parser, if the transport can change its protocol."""
+        if hasattr(self._transport, "set_protocol") and self._parser.begin_bulk():
+            context = self._context
+            BodyReceiver(self, self._transport, self._parser, self._flow, lambda: context.now_s, self._serve)
 
     def _feed(self, data: bytes) -> None:
         """Parse what was received; the rest of a large piece in later turns."""
@@ -185,7 +206,7 @@ class Connection(asyncio.Protocol):
             self._serve()
 
     def eof_received(self) -> bool:
-        # A client that half-closes still gets the answers to what it sent. A live reader that does is gone.
+        # A half-closed client still gets the answers to its requests. A half-closed live reader has disconnected.
         if self._writing is LINGERING:
             return False  # The answer was sent and the client needs no more of it.
         return self._live is None and (self._writing is not IDLE or bool(self._queue) or bool(self._unparsed))
@@ -289,7 +310,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def drain(self) -> None:
-        """The server is stopping: finish what is under way, then close."""
+        """The server is stopping: finish the running requests, then close."""
         self._is_last = True
         if self._live is not None:
             self._live.on_drain()
@@ -327,25 +348,65 @@ class Connection(asyncio.Protocol):
             if self._parser.refusal is not None and self._writing is IDLE and not self._transport.is_closing():
                 self._answer_refused(self._parser.refusal)
 
-    def _answer(self, request: Request) -> None:
+    def _answer_known(self, known: KnownHead, request: Request) -> None:
+        """Answer a request whose head is known: without the steps that depend on the head alone."""
+        repeat = known.repeat
+        if repeat is None or self._is_proxied or self._context.observed:
+            self._answer(request, known)
+            return
         self._request = request
-        self._operation = UNKNOWN
+        self._operation = known.operation
         self._began_s = perf_counter()
-        self._writing = WRITING[self._writing][TAKE]
+        self._writing = SERVING
         try:
-            route, address = self._router.resolve(self._context, request)
-            self._operation = route.operation
-            response = route.handler(self._context, request, address)
-            if isinstance(response, Deferred):
-                if response.operation is not None:
-                    self._operation = response.operation
-                response.begin(partial(self._complete, request, response.render))
-            else:
-                self._send(response)
+            repeat.begin(request.body, partial(self._complete, request, repeat.render))
         except Refusal as refusal:
             self._send(problem(refusal))
         except Exception as error:
             self._fail(error)
+
+    def _answer(self, request: Request, known: KnownHead | None = None) -> None:
+        self._request = request
+        self._operation = UNKNOWN
+        self._began_s = perf_counter()
+        self._writing = WRITING[self._writing][TAKE]
+        if self._is_proxied:
+            request.is_proxied = True
+        self._request_id = self._context.request_id_of(request) if self._context.debug else ""
+        self._handle(request, known)
+
+    def _handle(self, request: Request, known: KnownHead | None = None) -> None:
+        try:
+            route, address = self._router.resolve(self._context, request)
+            self._operation = route.operation
+            deferring = self._context.engine.deferring
+            if deferring is None:
+                response = route.handler(self._context, request, address)
+            else:
+                with deferring():
+                    response = route.handler(self._context, request, address)
+            if isinstance(response, Deferred):
+                if response.operation is not None:
+                    self._operation = response.operation
+                if known is not None:
+                    known.operation, known.repeat = self._operation, response.repeat
+                response.begin(partial(self._complete, request, response.render))
+            else:
+                self._send(response)
+        except ColdRead as miss:
+            miss.then(self._context.loop, partial(self._handle_again, request))
+        except Refusal as refusal:
+            self._send(problem(refusal))
+        except Exception as error:
+            self._fail(error)
+
+    def _handle_again(self, request: Request, refusal: Refusal | None) -> None:
+        """What the request needs was fetched, or could not be."""
+        if self._request is request and self._writing is SERVING:
+            if refusal is None:
+                self._handle(request)
+            else:
+                self._send(problem(refusal))
 
     def _answer_refused(self, refusal: Refusal) -> None:
         """Answer a request that is not read to its end; then close the connection."""
@@ -373,9 +434,9 @@ class Connection(asyncio.Protocol):
     def _complete(
         self, request: Request, render: Callable[[Any], Response | PiecewiseResponse], result: object
     ) -> None:
-        """Answer with what the engine called back with."""
+        """Answer with the engine's result."""
         if self._request is not request or self._writing is not SERVING:
-            return  # The client is gone.
+            return  # The client has disconnected.
         try:
             response = problem(result) if isinstance(result, Refusal) else render(result)
             if type(response) is Response:
@@ -389,8 +450,8 @@ class Connection(asyncio.Protocol):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """A bug: log it under an id that the client can quote, and do not say what it is."""
-        request_id = self._context.request_id()
+        """Handle an internal error: log it under an id that the client can quote, and send no details."""
+        request_id = self._request_id or self._context.request_id_of(self._request)
         log.error("request %s failed: %s %r", request_id, self._request.method, self._request.target, exc_info=error)
         if self._writing is not SERVING:
             self.abort()
@@ -399,7 +460,7 @@ class Connection(asyncio.Protocol):
             problem(
                 InternalError(
                     "An unexpected error occurred in the server. Quote the X-Request-Id when you report it.",
-                    (("X-Request-Id", request_id),),
+                    () if self._request_id else (("X-Request-Id", request_id),),
                 )
             )
         )
@@ -413,10 +474,14 @@ class Connection(asyncio.Protocol):
             head = context.common_headers.begin(status, request.headers[b"origin"])
         else:
             head = context.common_headers.beginnings[status]
+        if VARY_ENCODING in response.headers:
+            head = without_vary(head)
         if status in _BODILESS or request.method == b"HEAD":
             length = body = b""
         else:
             length = b"Content-Length: %d\r\n" % len(body)
+        if self._request_id:
+            length += header("X-Request-Id", self._request_id)
         if request.keep_alive and not self._is_last and not request.http_1_0:
             self._transport.write(b"%b%b%b\r\n%b" % (head, response.headers, length, body))
         else:
@@ -426,30 +491,40 @@ class Connection(asyncio.Protocol):
         key = (self._operation, status)
         counts[key] = counts.get(key, 0) + 1
         context.metrics.observe_request(self._operation, perf_counter() - self._began_s)
-        if context.debug:
-            self._log(status)
+        if context.observed:
+            self._observe(status)
 
     def _write_head(self, status: int, headers: bytes) -> None:
         head = self._context.common_headers.begin(status, self._request.headers.get(b"origin"))
+        if VARY_ENCODING in headers:
+            head = without_vary(head)
+        if self._request_id:
+            headers += header("X-Request-Id", self._request_id)
         self._transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
         key = (self._operation, status)
         self._context.requests[key] = self._context.requests.get(key, 0) + 1
         self._context.metrics.observe_request(self._operation, perf_counter() - self._began_s)
-        if self._context.debug:
-            self._log(status)
+        if self._context.observed:
+            self._observe(status)
 
-    def _log(self, status: int) -> None:
-        method = self._request.method.decode("latin-1")
-        path = self._request.target.decode("latin-1")
-        peer = self._transport.get_extra_info("peername")
-        extra = {
-            "method": method,
-            "path": path,
-            "status": status,
-            "duration_ms": round((perf_counter() - self._began_s) * 1000, 3),
-            "client": f"{peer[0]}:{peer[1]}" if peer else "",
-        }
-        log.debug("answered", extra=extra)
+    def _observe(self, status: int) -> None:
+        """Log and trace the request that was answered."""
+        request, context = self._request, self._context
+        client = context.client_of(request, self._transport.get_extra_info("peername"))
+        if context.tracing is not None:
+            context.tracing.record(
+                request.headers, request.method, request.target, self._operation, status, self._began_s, client
+            )
+        if context.debug:
+            extra = {
+                "request_id": self._request_id,
+                "method": request.method.decode("latin-1"),
+                "path": request.target.decode("latin-1"),
+                "status": status,
+                "duration_ms": round((perf_counter() - self._began_s) * 1000, 3),
+                "client": client,
+            }
+            log.debug("answered", extra=extra)
 
     def _connection_header(self) -> bytes:
         request = self._request
@@ -460,9 +535,17 @@ class Connection(asyncio.Protocol):
     def _send_pieces(self) -> None:
         pieces = self._pieces
         assert pieces is not None
+        deferring = self._context.engine.deferring
         try:
             while self._writing is SENDING and self.writable and not self._transport.is_closing():
-                piece = next(pieces)
+                if deferring is None:
+                    piece = next(pieces)
+                else:
+                    with deferring():
+                        piece = next(pieces)
+                    if type(piece) is Pending:
+                        piece.miss.then(self._context.loop, partial(self._send_fetched, pieces))
+                        return
                 self._transport.write(piece)
                 self._count_turn(len(piece))
         except StopIteration:
@@ -476,6 +559,16 @@ class Connection(asyncio.Protocol):
         except Exception as error:
             self._drop_pieces()
             self._fail(error)
+
+    def _send_fetched(self, pieces: Iterator[Buffer], refusal: Refusal | None) -> None:
+        """The next piece was fetched, or could not be: then the body ends too early, which the client sees."""
+        if self._pieces is pieces and self._writing is SENDING:
+            if refusal is None:
+                self._send_pieces()
+            else:
+                log.warning("cut a response short: %s", refusal.detail)
+                self._drop_pieces()
+                self.abort()
 
     def _drop_pieces(self) -> None:
         pieces, self._pieces = self._pieces, None

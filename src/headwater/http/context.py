@@ -1,28 +1,36 @@
-"""What handlers and connections share: the engine, the limits, and what the settings say about answers."""
+"""State shared by handlers and connections: the engine, the limits, and the settings for answers."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import random
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import Final, Protocol
 
 from headwater.core.cursors import next_cursor
 from headwater.core.errors import NotFound, Refusal, TooManyConnections
 from headwater.engine.engine import Engine
 from headwater.engine.subscriptions import Census, Subscriptions
 from headwater.http.access import AccessControl
+from headwater.http.compression import CompressedChunks
 from headwater.http.deadlines import Deadlines
 from headwater.http.flow import ByteBudget, Turns
+from headwater.http.follow_sessions import FollowSessions
+from headwater.http.followed_events import LocalEvents, OpenEvents
+from headwater.http.forwarding import TrustedProxies
 from headwater.http.head_cache import HeadCache
 from headwater.http.headers import CommonHeaders
 from headwater.http.parser import ParserLimits
 from headwater.http.request import Request
 
 log = logging.getLogger("headwater.http")
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +51,22 @@ class HttpLimits:
     write_timeout_s: float
     long_poll_timeout_s: float
     sse_reconnect_s: float
+    max_follows: int
+
+
+class RequestTracing(Protocol):
+    """Records a span for each request (`headwater.otel`)."""
+
+    def record(
+        self,
+        headers: Mapping[bytes, bytes],
+        method: bytes,
+        target: bytes,
+        operation: str,
+        status: int,
+        began_s: float,
+        client: str,
+    ) -> None: ...
 
 
 class OpenConnection(Protocol):
@@ -64,6 +88,8 @@ class OpenConnections:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._open: set[OpenConnection] = set()
+        self.elsewhere = 0
+        """Connections that other workers of the server have."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -74,7 +100,7 @@ class OpenConnections:
     def add(self, connection: OpenConnection) -> Refusal | None:
         """Count a new connection; returns why it is refused, if it is."""
         self._open.add(connection)
-        if len(self._open) > self._limit:
+        if len(self._open) + self.elsewhere > self._limit:
             return TooManyConnections(f"Connection limit ({self._limit}) reached.")
         return None
 
@@ -96,6 +122,11 @@ class Context:
         request_id: Callable[[], str],
         subscriptions: Subscriptions | None = None,
         public_url: str = "",
+        compression: CompressedChunks | None = None,
+        compresses_events: bool = False,
+        proxies: TrustedProxies | None = None,
+        root_aliases: tuple[str, ...] = (),
+        tracing: RequestTracing | None = None,
     ) -> None:
         self.engine = engine
         self.limits = limits
@@ -107,7 +138,12 @@ class Context:
         self.access = access
         self.scheme = scheme
         self.public_url = public_url
-        self.request_id = request_id
+        self.compression = compression
+        self.compresses_events = compresses_events
+        self.proxies = proxies if proxies is not None else TrustedProxies(())
+        self._new_request_id = request_id
+        self.tracing = tracing
+        self.root_aliases = tuple(alias.encode() for alias in root_aliases)
         self.draining = False
         self.connections = OpenConnections(limits.max_connections)
         self.budget = ByteBudget(limits.max_bodies_bytes)
@@ -118,6 +154,9 @@ class Context:
         self.head_cache = HeadCache()
         self.long_poll_deadlines = Deadlines(loop, limits.long_poll_timeout_s)
         self.sse_deadlines = Deadlines(loop, limits.sse_reconnect_s) if limits.sse_reconnect_s else None
+        self.follow_sessions = FollowSessions(limits.max_follows, engine.follows.max_streams)
+        self.open_events: OpenEvents = partial(LocalEvents, engine)
+        """Begins to follow many streams."""
         self.set_debug()
         self._cursor_interval_secs = cursor_interval_secs
         self.current_cursor = self.cursor(None)
@@ -138,20 +177,32 @@ class Context:
         return Census() if self._subscriptions is None else self._subscriptions.census()
 
     def set_debug(self) -> None:
-        """Check once whether requests are logged, not for every request."""
+        """Check once whether requests are logged or traced, not for every request."""
         self.debug = log.isEnabledFor(logging.DEBUG)
+        self.observed = self.debug or self.tracing is not None
 
     def cursor(self, echoed: str | None) -> str:
         """The cursor of a live answer to a client that holds `echoed`."""
         return next_cursor(self.engine.now_ms(), self._cursor_interval_secs, echoed, random.random())
 
     def origin_of(self, request: Request) -> str:
-        """Scheme and host as the client reached the server, through a proxy or not; empty if it did not say."""
+        """Scheme and host as the client reached the server, or a trusted proxy; empty if it did not say."""
         host = request.header(b"host")
-        if not host:
-            return ""
-        scheme = request.header(b"x-forwarded-proto")
-        return f"{scheme if scheme in ('http', 'https') else self.scheme}://{host}"
+        scheme = self.scheme
+        if request.is_proxied:
+            hop = self.proxies.hop(request.headers)
+            scheme, host = hop.scheme or scheme, hop.host or host
+        return f"{scheme}://{host}" if host else ""
+
+    def request_id_of(self, request: Request) -> str:
+        """The id that the client or a proxy gave to a request, or a new one."""
+        given = request.header(b"x-request-id")
+        return given if given is not None and _REQUEST_ID.fullmatch(given) else self._new_request_id()
+
+    def client_of(self, request: Request, peer: tuple[str, int] | None) -> str:
+        """The address of the client: of the connection, or as a trusted proxy says."""
+        forwarded = self.proxies.hop(request.headers).client if request.is_proxied else ""
+        return forwarded or (f"{peer[0]}:{peer[1]}" if peer else "")
 
     def location(self, request: Request) -> bytes:
         """The URL of the request itself: as the settings say, or as the client reached it."""

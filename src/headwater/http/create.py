@@ -14,7 +14,7 @@ from headwater.core.retention import parse_policy
 from headwater.core.rules import CreateRequest, ForkRequest
 from headwater.engine.results import Created
 from headwater.http.context import Context
-from headwater.http.headers import CREATED, NO_STORE, OK, STREAM_CLOSED, header, next_offset
+from headwater.http.headers import CREATED, NO_STORE, OK, STREAM_CLOSED, WRITE_FENCE, header, next_offset
 from headwater.http.paths import Address, stream_at
 from headwater.http.request import Request
 from headwater.http.responses import Deferred, Response
@@ -42,9 +42,10 @@ def handle(context: Context, request: Request, address: Address) -> Deferred:
             request.header(b"stream-retention-bytes"),
             request.header(b"stream-retention-drop"),
         ),
+        fenced=request.asks_to_fence_writes(),
     )
     begin = with_messages(context, request, partial(_create, context, address, wanted), creating=True)
-    return Deferred(begin, partial(_render, context.location(request)))
+    return Deferred(begin, partial(_render, context.location(request), wanted.fenced))
 
 
 def _create(context: Context, address: Address, wanted: CreateRequest, messages: Messages | None, done: Done) -> None:
@@ -67,10 +68,17 @@ def _fork(context: Context, request: Request) -> ForkRequest | None:
         return None
     if sub_offset is not None and _SUB_OFFSET.fullmatch(sub_offset) is None:
         raise BadRequest("Stream-Fork-Sub-Offset must be a whole number without sign or leading zeros.")
-    return ForkRequest(stream_at(source, context.limits.max_name_bytes), offset, int(sub_offset or 0))
+    name = stream_at(source, context.limits.max_name_bytes, context.root_aliases)
+    return ForkRequest(name, offset, int(sub_offset or 0))
 
 
-def _render(location: bytes, created: Created) -> Response:
+def fork_source(context: Context, request: Request) -> str | None:
+    """The name of the stream that a creation forks, if it does."""
+    fork = _fork(context, request)
+    return fork.source_name if fork is not None else None
+
+
+def _render(location: bytes, fenced: bool, created: Created) -> Response:
     headers = [
         NO_STORE,
         header("Content-Type", created.stream.type.header),
@@ -80,4 +88,6 @@ def _render(location: bytes, created: Created) -> Response:
     ]
     if created.closed:
         headers.append(STREAM_CLOSED)
+    if fenced:
+        headers.append(WRITE_FENCE)
     return Response(CREATED if created.is_new else OK, b"".join(headers))

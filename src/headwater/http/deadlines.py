@@ -1,6 +1,6 @@
 """Deadlines of live reads: one timer for all of them.
 
-All deadlines of one kind lie the same time ahead, so they come due in the order in which they were set, and a queue is
+All deadlines of one kind have the same delay, so they come due in the order in which they were set, and a queue is
 enough. Cancelled ones are skipped when they come due.
 """
 
@@ -28,7 +28,7 @@ class Deadline:
 
 
 class Deadlines:
-    """Deadlines that all lie `delay_s` ahead of the moment they are set."""
+    """Deadlines with the same delay, `delay_s`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, delay_s: float) -> None:
         self._loop = loop

@@ -18,9 +18,11 @@ UNREAD: Final = 1
 QUEUE_FULL: Final = 2
 """Enough pipelined requests wait for their turn."""
 UPLOAD_AHEAD: Final = 4
-"""An upload arrives faster than the disk takes it."""
+"""An upload is received faster than the disk can write it."""
 UNPARSED: Final = 8
 """What was received is still being parsed, a piece in each turn."""
+BODY_TURN: Final = 16
+"""The memory for more of a large body is prepared, or the complete body is taken."""
 
 PIPELINE_MAX_REQUESTS: Final = 32
 PIPELINE_MAX_BYTES: Final = 1024 * 1024
@@ -83,11 +85,11 @@ class ByteBudget:
 
     def give_back(self, size: int) -> None:
         self.held -= size
-        assert self.held >= 0, "more was given back than taken"
+        assert self.held >= 0, "more was released than reserved"
 
 
 class Turns:
-    """The connections that have more to send, one turn each, in the order in which they asked."""
+    """The connections that have more to send, one turn each, in the order of their requests."""
 
     __slots__ = ("_call_soon", "_is_due", "_waiting")
 

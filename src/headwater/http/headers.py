@@ -27,6 +27,7 @@ EXPOSED_HEADERS: Final = (
     "Stream-Earliest-Offset",
     "Stream-Expires-At",
     "Stream-Extensions",
+    "Stream-Frame-Times",
     "Stream-Last-Write-At",
     "Stream-Next-Offset",
     "Stream-Next-Position",
@@ -34,9 +35,13 @@ EXPOSED_HEADERS: Final = (
     "Stream-Retention-Bytes",
     "Stream-Retention-Drop",
     "Stream-SSE-Data-Encoding",
+    "Stream-Since-Offset",
     "Stream-Snapshot-Offset",
     "Stream-TTL",
     "Stream-Up-To-Date",
+    "Write-Fence",
+    "Write-Fence-Sealed-Generation",
+    "Write-Fence-Sealed-Offset",
     "X-Request-Id",
 )
 ALLOWED_REQUEST_HEADERS: Final = (
@@ -57,6 +62,8 @@ ALLOWED_REQUEST_HEADERS: Final = (
     "Stream-Retention-Drop",
     "Stream-Seq",
     "Stream-TTL",
+    "Write-Fence",
+    "Write-Token",
 )
 ALLOWED_METHODS: Final = "GET, HEAD, POST, PUT, DELETE, OPTIONS"
 PREFLIGHT_MAX_AGE_S: Final = 86_400
@@ -78,12 +85,16 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 NO_STORE: Final = b"Cache-Control: no-store\r\n"
 NO_CACHE: Final = b"Cache-Control: no-cache\r\n"
 STREAM_CLOSED: Final = b"Stream-Closed: true\r\n"
+WRITE_FENCE: Final = b"Write-Fence: true\r\n"
 UP_TO_DATE: Final = b"Stream-Up-To-Date: true\r\n"
 NEXT_OFFSET: Final = b"Stream-Next-Offset: %016x_%016x_%016x\r\n"
 """Takes message index, byte position and incarnation."""
 JSON_TYPE: Final = b"Content-Type: application/json\r\n"
-_SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\nVary: Origin\r\n"
-"""`Vary`: the CORS headers depend on the origin, and caches must know it."""
+_VARY_ORIGIN: Final = b"Vary: Origin\r\n"
+"""In every response: the CORS headers depend on the origin, and caches must know it."""
+VARY_ENCODING: Final = b"Vary: Origin, Accept-Encoding\r\n"
+"""Replaces it in a response that could be compressed."""
+_SECURITY: Final = b"X-Content-Type-Options: nosniff\r\nCross-Origin-Resource-Policy: cross-origin\r\n" + _VARY_ORIGIN
 
 _SANDBOX: Final = b"Content-Security-Policy: sandbox; default-src 'none'\r\n"
 _INERT: Final = frozenset(("application/json", "text/plain", "application/octet-stream"))
@@ -118,6 +129,11 @@ class CommonHeaders:
             return beginning
         allowed = b"*" if self._origins.any else origin
         return b"%bAccess-Control-Allow-Origin: %b\r\n%b" % (beginning, allowed, self._exposed)
+
+
+def without_vary(beginning: bytes) -> bytes:
+    """The common headers of a response that has its own `Vary`."""
+    return beginning.replace(_VARY_ORIGIN, b"")
 
 
 def header(name: str, value: str) -> bytes:

@@ -19,8 +19,15 @@ def health(context: Context, request: Request, address: Address) -> Response:
 
 def ready(context: Context, request: Request, address: Address) -> Response:
     """Ready means that writes are taken. A server that drains or whose storage failed still answers reads."""
+    return render_ready(not_ready(context))
+
+
+def not_ready(context: Context) -> str:
+    """Why writes are not taken; empty if they are."""
     if context.draining:
-        return Response(SERVICE_UNAVAILABLE, _TEXT, b"draining")
-    if context.engine.failure is not None:
-        return Response(SERVICE_UNAVAILABLE, _TEXT, b"storage does not take writes")
-    return Response(OK, _TEXT, b"ready")
+        return "draining"
+    return "storage does not take writes" if context.engine.failure is not None else ""
+
+
+def render_ready(reason: str) -> Response:
+    return Response(SERVICE_UNAVAILABLE, _TEXT, reason.encode()) if reason else Response(OK, _TEXT, b"ready")

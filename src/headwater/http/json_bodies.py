@@ -1,4 +1,4 @@
-"""JSON in and out of the subscription API: bodies read strictly and within a limit, answers never cached."""
+"""JSON bodies of the APIs beside streams: requests are parsed strictly and within a limit, answers are never cached."""
 
 from __future__ import annotations
 
@@ -6,29 +6,30 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from headwater.core.errors import InvalidSubscription, TokenInvalid, TooLarge
+from headwater.core.errors import Refusal, TooLarge
+from headwater.core.subscription_errors import InvalidSubscription, TokenInvalid
 from headwater.http.headers import JSON_TYPE, NO_STORE
 from headwater.http.request import Request
 from headwater.http.responses import Response
 
 BODY_MAX_BYTES: Final = 1024 * 1024
-"""No sensible subscription is larger; the limit for stream data does not apply here."""
+"""No sensible request is larger; the limit for stream data does not apply here."""
 
 BodyT = TypeVar("BodyT")
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-def read_json(request: Request, kind: type[BodyT]) -> BodyT:
-    """The request's body as `kind`. Unknown members are ignored."""
+def read_json(request: Request, kind: type[BodyT], error: type[Refusal] = InvalidSubscription) -> BodyT:
+    """The request's body as `kind`. Unknown members are ignored; a malformed body is refused with `error`."""
     if len(request.body) > BODY_MAX_BYTES:
         raise TooLarge(f"The body is larger than {BODY_MAX_BYTES} bytes.")
     try:
         return msgspec.json.decode(request.body or b"{}", type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidSubscription(f"The body is not valid: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as reason:
+        raise error(f"The body is not valid: {reason}.") from None
     except RecursionError:
-        raise InvalidSubscription("The body is nested too deeply.") from None
+        raise error("The body is nested too deeply.") from None
 
 
 def bearer_token(request: Request) -> str:

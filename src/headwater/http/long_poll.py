@@ -8,9 +8,9 @@ from headwater.engine.reading import gone_before
 from headwater.engine.stream import LiveStream
 from headwater.http.chunks import chunk_response
 from headwater.http.context import Context
-from headwater.http.deadlines import Deadline
 from headwater.http.headers import NO_CONTENT, NO_STORE, STREAM_CLOSED, UP_TO_DATE, header, next_offset
 from headwater.http.paths import Address
+from headwater.http.polling import WaitingPoll
 from headwater.http.read import begin_live
 from headwater.http.request import Request
 from headwater.http.responses import Channel, Response
@@ -18,13 +18,16 @@ from headwater.http.responses import Channel, Response
 
 def handle(context: Context, request: Request, address: Address) -> LongPoll:
     stream, start, retention = begin_live(context, address)
+    if context.engine.deferring is not None and start.message_index < stream.durable_index:
+        # It is answered at once, when the request can no longer wait for what has to be fetched.
+        context.engine.reader.fetch(context.engine.reader.chunk(stream, start, context.limits.max_chunk_bytes))
     return LongPoll(context, request, stream, start, address.query.get("cursor"), retention)
 
 
-class LongPoll:
-    """One waiting request."""
+class LongPoll(WaitingPoll):
+    """One request that waits for data of a stream."""
 
-    __slots__ = ("_channel", "_context", "_cursor", "_deadline", "_request", "_retention", "_start", "_stream")
+    __slots__ = ("_cursor", "_request", "_retention", "_start", "_stream")
 
     def __init__(
         self,
@@ -35,24 +38,18 @@ class LongPoll:
         cursor: str | None,
         retention: bytes = b"",
     ) -> None:
-        self._context = context
+        super().__init__(context)
         self._request = request
         self._stream = stream
         self._start = start
         self._cursor = cursor
         self._retention = retention
         """A header line for a stream whose beginning is no longer retained."""
-        self._channel: Channel | None = None
-        """Where the answer goes; None before the start and once it is given."""
-        self._deadline: Deadline | None = None
 
     def start(self, channel: Channel) -> None:
-        self._channel = channel
-        context = self._context
-        self._deadline = context.long_poll_deadlines.set(self.on_drain)
+        self._wait(channel)
         # Register first, then read the tail: no wake-up can be lost between the two.
-        context.engine.follow(self._stream, self)
-        context.metrics.followers["long-poll"] += 1
+        self._context.engine.follow(self._stream, self)
         self.wake()
 
     def wake(self) -> None:
@@ -80,14 +77,8 @@ class LongPoll:
         if channel is not None:
             channel.refuse(refusal)
 
-    def on_writable(self) -> None:
-        """Nothing was written yet."""
-
     def on_drain(self) -> None:
         self._answer_without_data(b"")
-
-    def on_disconnect(self) -> None:
-        self._leave()
 
     def _answer_without_data(self, closed: bytes) -> None:
         channel = self._leave()
@@ -100,12 +91,5 @@ class LongPoll:
     def _cursor_header(self) -> bytes:
         return header("Stream-Cursor", self._context.cursor(self._cursor))
 
-    def _leave(self) -> Channel | None:
-        """Stop waiting. Returns the channel to answer on, if the request is not answered yet."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            assert self._deadline is not None
-            self._deadline.cancel()
-            self._context.metrics.followers["long-poll"] -= 1
-            self._context.engine.unfollow(self._stream, self)
-        return channel
+    def _forget(self) -> None:
+        self._context.engine.unfollow(self._stream, self)

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from headwater.engine.namespaces import Namespaces
 from headwater.http.context import Context
 from headwater.http.headers import NO_STORE, OK
 from headwater.http.paths import Address
@@ -30,9 +31,32 @@ _METRICS: Final = NO_STORE + b"Content-Type: text/plain; version=0.0.4; charset=
 
 
 def handle(context: Context, request: Request, address: Address) -> Response:
+    return render_metrics(ServerCollector(context))
+
+
+def render_metrics(collector: Collector) -> Response:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(ServerCollector(context))
+    registry.register(collector)
     return Response(OK, _METRICS, generate_latest(registry))
+
+
+def _quotas(namespaces: Namespaces | None) -> Iterator[Metric]:
+    """Namespaces with limits of their own, and refusals of all. Without quotas nothing."""
+    if namespaces is None:
+        return
+    refusals = CounterMetricFamily("headwater_quota_refusals", "Requests refused by a quota.", labels=["limit"])
+    for limit, count in namespaces.refusals.items():
+        refusals.add_metric([limit], count)
+    yield refusals
+    for name, text, attribute in (
+        ("bytes", "Message bytes of a namespace.", "bytes"),
+        ("streams", "Streams of a namespace.", "streams"),
+        ("live_readers", "Live readers of a namespace.", "readers"),
+    ):
+        family = GaugeMetricFamily(f"headwater_namespace_{name}", text, labels=["namespace"])
+        for namespace, usage in namespaces.reported().items():
+            family.add_metric([namespace], getattr(usage, attribute))
+        yield family
 
 
 class ServerCollector(Collector):
@@ -42,6 +66,7 @@ class ServerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         engine = self._context.engine
         numbers = engine.metrics
+        compression = self._context.compression
         requests = CounterMetricFamily("headwater_requests", "Completed requests.", labels=["operation", "status"])
         for (operation, status), count in sorted(numbers.requests.items()):
             requests.add_metric([operation, str(status)], count)
@@ -56,11 +81,26 @@ class ServerCollector(Collector):
             ("streams_deleted", "Streams deleted on request.", numbers.deleted),
             ("streams_expired", "Streams deleted because they expired.", numbers.expired),
             (
+                "evicted_producers",
+                "Idle producers that streams forgot at the limit of producers.",
+                numbers.evicted_producers,
+            ),
+            (
                 "slow_readers",
                 "Connections closed because the client did not read its response.",
                 numbers.slow_followers,
             ),
             ("leases_expired", "Leases of workers that expired.", numbers.leases_expired),
+            (
+                "writer_leases_expired",
+                "Streams ended after their writer was lost.",
+                engine.leases.expired,
+            ),
+            (
+                "chunks_compressed",
+                "Chunks of streams compressed for readers.",
+                compression.compressed if compression else 0,
+            ),
             ("retention_errors", "Failed attempts to apply retention to a stream.", engine.retention.errors),
             ("clock_jumps", "Clock jumps that delayed the deletion of expired streams.", engine.clock_guard.jumps),
         ):
@@ -72,6 +112,7 @@ class ServerCollector(Collector):
             for label, count in counts.items():
                 family.add_metric([label], count)
             yield family
+        yield from _quotas(engine.quota.namespaces)
         standing = GaugeMetricFamily("headwater_subscriptions", "Existing subscriptions.", labels=["kind", "phase"])
         census = self._context.census()
         for (kind, phase), count in sorted(census.by_kind_and_phase.items()):
@@ -90,6 +131,7 @@ class ServerCollector(Collector):
                 census.pending,
             ),
             ("expiry_held_streams", "Expired streams that are kept because of a clock jump.", engine.held_streams),
+            ("writer_leases", "Writer leases.", len(engine.leases)),
             ("connections", "Open connections.", len(self._context.connections)),
             ("slow_readers_now", "Connections whose client does not read its response at the moment.", slow),
             ("request_body_bytes", "Bytes of request bodies in memory.", self._context.budget.held),
@@ -102,6 +144,11 @@ class ServerCollector(Collector):
             ("commit_batch_records", "Records per commit.", numbers.batch_sizes),
             ("commit_seconds", "Time to make a commit durable.", numbers.commit_seconds),
             ("loop_lag_seconds", "Delay of timers on the event loop.", numbers.loop_lag_seconds),
+            (
+                "delivery_lag_seconds",
+                "Time from the arrival of messages to their delivery to all live readers that read.",
+                numbers.delivery_lag_seconds,
+            ),
         ):
             yield HistogramMetricFamily(
                 f"headwater_{name}", text, buckets=histogram.cumulative(), sum_value=histogram.total

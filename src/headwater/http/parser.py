@@ -51,6 +51,12 @@ BODY_PROGRESS_BYTES: Final = 16
 """Each time that this much of a body was received, its read timeout starts again."""
 UPLOAD_PROGRESS_BYTES: Final = 64 * 1024
 """The same for an upload, which is a file and not a stream of events."""
+BULK_MIN_BYTES: Final = 64 * 1024
+"""So much of a body must be missing for it to be received past the parser."""
+BULK_AHEAD: Final = 16
+"""Memory is reserved and prepared for at most so many times what was received: a client cannot hold it by a promise."""
+BULK_STEP_BYTES: Final = 4 * 1024 * 1024
+"""Prepared at a time: clearing it takes about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +80,7 @@ class RequestSink(Protocol):
         """The client waits for permission to send the body."""
 
     def begin_upload(self, head: Request) -> BlobUpload | None:
-        """Where the body of a request goes while it arrives, or None if it is held. Raises the reason to refuse it."""
+        """The upload for the body of a request, or None if it is kept in memory. Raises the reason to refuse it."""
 
     def on_upload_ahead(self) -> None:
         """The upload that is being read is ahead of the disk."""
@@ -88,6 +94,7 @@ class RequestParser:
         "_body_buffer",
         "_body_bytes",
         "_budget",
+        "_bulk",
         "_check_head",
         "_chunked_quiet_bytes",
         "_head_bytes",
@@ -138,11 +145,13 @@ class RequestParser:
         """The body as long as it is in one piece."""
         self._body_buffer: BytesIO | None = None
         """The body once it has more pieces: it grows as they arrive, and its value is taken without a copy."""
+        self._bulk: memoryview | None = None
+        """The memory of that buffer, while it is filled from the socket."""
         self._body_bytes = 0
         self._progress_bytes = 0
         self._reserved = 0
         self.upload: BlobUpload | None = None
-        """Where the body goes while it arrives, if it is not held until it is complete."""
+        """The upload that receives the body, if it is not kept in memory."""
 
     # -- for the connection ----------------------------------------------------------------------------------------
 
@@ -180,7 +189,7 @@ class RequestParser:
             self._give_up()
 
     def close(self) -> None:
-        """The connection is gone: let go of what refers back to this, so that no garbage collection is needed."""
+        """The connection has ended: drop the references back to this, so that no garbage collection is needed."""
         self.state = READING[self.state][CLOSE]
         self._give_up()
         self._parser = self._sink = None  # type: ignore[assignment]
@@ -193,8 +202,63 @@ class RequestParser:
             self.refuse(RequestTimeout(f"The request did not arrive within {self._limits.read_timeout_s:g} s."))
 
     def refused_request(self) -> Request:
-        """What is known of the request that was refused while it was being read."""
+        """The known part of a request that was refused while it was being read."""
         return Request(self._method, self._target, self._headers, b"", http_1_0=False, keep_alive=False)
+
+    # -- large bodies, past httptools ------------------------------------------------------------------------------
+
+    def begin_bulk(self) -> bool:
+        """Prepare to receive the rest of the body that is being read, if it is large and of known length."""
+        return (
+            self.state is BODY
+            and self.upload is None
+            and not self._upgrading
+            and b"transfer-encoding" not in self._headers
+            and self._body_length() - self._body_bytes >= BULK_MIN_BYTES
+            and self._body_bytes * (BULK_AHEAD - 1) >= BULK_MIN_BYTES
+            and self._prepare_bulk()
+        )
+
+    def bulk_room(self) -> memoryview | None:
+        """Where to receive more of the body: empty if it has to be continued, None if it is not wanted any more."""
+        return self._bulk[self._body_bytes :] if self._bulk is not None else None
+
+    def receive_bulk(self, size: int, now_s: float) -> None:
+        """So many bytes were received there."""
+        if self._bulk is not None:
+            self.now_s = now_s
+            self._body_bytes += size
+            self._note_progress(size, BODY_PROGRESS_BYTES)
+
+    def continue_bulk(self) -> bool:
+        """What was prepared is full. True if there is more room now, False if the request is complete or refused."""
+        self._bulk = None
+        if self._body_bytes == self._body_length():
+            self.on_message_complete()
+            # The old one still waits for this body.
+            self._parser = httptools.HttpRequestParser(self)
+            return False
+        if self._prepare_bulk():
+            return True
+        self.refuse(_overloaded())
+        return False
+
+    def _prepare_bulk(self) -> bool:
+        size = min(self._body_length(), self._body_bytes * BULK_AHEAD, self._body_bytes + BULK_STEP_BYTES)
+        if not self._reserve(size):
+            return False
+        buffer = self._body_buffer
+        if buffer is None:
+            buffer = self._body_buffer = BytesIO()
+            buffer.write(self._body)
+            self._body = b""
+        buffer.seek(size - 1)
+        buffer.write(b"\0")
+        self._bulk = buffer.getbuffer()
+        return True
+
+    def _body_length(self) -> int:
+        return int(self._headers.get(b"content-length", b"0"))
 
     # -- httptools -------------------------------------------------------------------------------------------------
 
@@ -266,17 +330,14 @@ class RequestParser:
         size = len(body)
         self._chunked_quiet_bytes = -1
         self._body_bytes += size
-        self._progress_bytes += size
         upload = self.upload
-        if self._progress_bytes >= (BODY_PROGRESS_BYTES if upload is None else UPLOAD_PROGRESS_BYTES):
-            self._progress_bytes = 0
-            self.since_s = self.now_s
+        self._note_progress(size, BODY_PROGRESS_BYTES if upload is None else UPLOAD_PROGRESS_BYTES)
         if upload is not None:
             self._pass_on(upload, body)
         elif self._body_bytes > self._limits.max_body_bytes:
             self.refuse(self._body_too_large())
         elif self._body_bytes > UNCOUNTED_BODY_BYTES and not self._reserve(self._body_bytes):
-            self.refuse(Overloaded("The server holds too many request bodies.", (("Retry-After", "1"),)))
+            self.refuse(_overloaded())
         else:
             self._keep(body)
 
@@ -356,7 +417,7 @@ class RequestParser:
             self.refuse(BadRequest(f"The request is not valid HTTP: {error}."))
 
     def _begin_upload(self) -> bool:
-        """Find out where the body goes; False if it is not wanted."""
+        """Decide where the body is stored; False if it is refused."""
         head = Request(self._method, self._target, self._headers, b"", False, True)
         try:
             self.upload = self._sink.begin_upload(head)
@@ -384,6 +445,12 @@ class RequestParser:
         else:
             self._body = body
 
+    def _note_progress(self, size: int, enough_bytes: int) -> None:
+        self._progress_bytes += size
+        if self._progress_bytes >= enough_bytes:
+            self._progress_bytes = 0
+            self.since_s = self.now_s
+
     def _reserve(self, size: int) -> bool:
         if not self._budget.take(size - self._reserved):
             return False
@@ -393,7 +460,7 @@ class RequestParser:
     def _give_up(self) -> None:
         """Drop the request that was being read."""
         self._body = b""
-        self._body_buffer = None
+        self._body_buffer = self._bulk = None
         self._budget.give_back(self._reserved)
         self._reserved = 0
         if self.upload is not None:
@@ -408,3 +475,7 @@ class RequestParser:
 
     def _body_too_large(self) -> Refusal:
         return TooLarge(f"The body is larger than {self._limits.max_body_bytes} bytes.")
+
+
+def _overloaded() -> Refusal:
+    return Overloaded("The server holds too many request bodies.", (("Retry-After", "1"),))

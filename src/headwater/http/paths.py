@@ -1,7 +1,8 @@
-"""Paths: what a URL names. Every segment is percent-decoded once, and checked after that.
+"""Parse URL paths. Every segment is percent-decoded once, and checked after that.
 
     /v1/stream/{name}                                a stream; its name may have several segments
     /v1/stream/__ds/streams                          the listing of streams, and of those that changed
+    /v1/stream/__ds/follow[/{id}]                    one event stream over many streams
     /v1/stream/__ds/jwks.json                        the public keys of webhooks
     /v1/stream/__ds/subscriptions                    the list of subscriptions
     /v1/stream/__ds/subscriptions/{id}               a subscription
@@ -16,18 +17,20 @@
     /ds/{bucket_id}/{stream_id}/bootstrap            snapshot and updates in one answer
     /healthz, /readyz, /metrics, /ui/…               pages for operators, and the stream browser
 
-`__ds` is routed before stream names, so that no stream can have its name.
+`__ds` is routed before stream names, so that no stream can have its name. Other roots (`server.roots`) are replaced by
+`/v1/stream/` before anything else is checked, so no rule depends on the root that a client used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from headwater.core.buckets import BUCKET_ROOT, LISTING_ID, check_bucket_id, check_stream_id, stream_name
-from headwater.core.errors import BadRequest, InvalidName, InvalidSubscription, NotFound, SubscriptionNotFound
+from headwater.core.errors import BadRequest, InvalidName, NotFound
 from headwater.core.names import RESERVED_SEGMENT, canonical_name, decode_segment
+from headwater.core.subscription_errors import InvalidSubscription, SubscriptionNotFound
 from headwater.core.subscriptions import check_subscription_id
 
 STREAM_ROOT: Final = b"/v1/stream/"
@@ -37,6 +40,8 @@ BUCKETS_ROOT: Final = BUCKET_ROOT.encode()
 SERVER: Final = "*"
 STREAM: Final = "/v1/stream/{name}"
 STREAM_LISTING: Final = "/v1/stream/__ds/streams"
+FOLLOW: Final = "/v1/stream/__ds/follow"
+FOLLOW_EVENTS: Final = "/v1/stream/__ds/follow/{id}"
 KEY_SET: Final = "/v1/stream/__ds/jwks.json"
 SUBSCRIPTIONS: Final = "/v1/stream/__ds/subscriptions"
 SUBSCRIPTION: Final = "/v1/stream/__ds/subscriptions/{id}"
@@ -71,7 +76,7 @@ _NO_QUERY: Final[Mapping[str, str]] = {}
 
 
 class Address(NamedTuple):
-    """What a request is about: the pattern that its path has, and the values in it."""
+    """The target of a request: the pattern of its path, and the values in it."""
 
     pattern: str
     name: str = ""
@@ -82,14 +87,23 @@ class Address(NamedTuple):
     snapshot: str = ""
     """The offset of the snapshot that the path names."""
     subscription: str = ""
-    """The id of the subscription that the path names."""
+    """The id of the subscription, or of the follower of many streams, that the path names."""
 
     def with_query(self, query: Mapping[str, str]) -> Address:
         return Address(self.pattern, self.name, query, self.bucket, self.snapshot, self.subscription)
 
 
-def resolve_path(path: bytes, max_name_bytes: int) -> Address:
-    """What a path names. Raises the refusal if it names nothing."""
+def canonical_path(path: bytes, aliases: Sequence[bytes]) -> bytes:
+    """The same path below `/v1/stream/`, if it is below one of the other roots."""
+    for alias in aliases:
+        if path.startswith(alias) and path[len(alias) : len(alias) + 1] == b"/":
+            return STREAM_ROOT + path[len(alias) + 1 :]
+    return path
+
+
+def resolve_path(path: bytes, max_name_bytes: int, aliases: Sequence[bytes] = ()) -> Address:
+    """Parse a path. Raises the refusal if it matches no pattern."""
+    path = canonical_path(path, aliases) if aliases else path
     if path.startswith(STREAM_ROOT):
         below = path[len(STREAM_ROOT) :]
         if below == _CONTROL or below.startswith(_CONTROL + b"/"):
@@ -104,8 +118,9 @@ def resolve_path(path: bytes, max_name_bytes: int) -> Address:
     raise NotFound("There is nothing at this address. Streams are at /v1/stream/{name} and /ds/{bucket}/{stream}.")
 
 
-def stream_at(path: bytes, max_name_bytes: int) -> str:
-    """The canonical name of a stream that a header names by its path."""
+def stream_at(path: bytes, max_name_bytes: int, aliases: Sequence[bytes] = ()) -> str:
+    """The canonical name of a stream that a header or a body names by its path."""
+    path = canonical_path(path, aliases)
     if path.startswith(BUCKETS_ROOT):
         address = _resolve_bucketed(path)
         if address.pattern is not BUCKET_STREAM:
@@ -121,6 +136,10 @@ def _resolve_control(path: bytes) -> Address:
     segments = path.split(b"/")[1:]
     if segments == [b"streams"]:
         return Address(STREAM_LISTING)
+    if segments == [b"follow"]:
+        return Address(FOLLOW)
+    if len(segments) == 2 and segments[0] == b"follow":
+        return Address(FOLLOW_EVENTS, subscription=_decoded(segments[1]))
     if segments == [b"jwks.json"]:
         return Address(KEY_SET)
     if segments == [b"subscriptions"]:

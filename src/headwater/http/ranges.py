@@ -2,7 +2,8 @@
 
 `until` ends a catch-up read at an offset, whatever was appended since, so that a planned range always reads the same.
 `splits` names message boundaries that cut a range into parts of about equal size. `frames` sends the messages with
-their lengths in front, so that a reader of any content type gets them one by one without parsing.
+their lengths in front, so that a reader of any content type gets them one by one without parsing; `times` adds when
+each of them arrived. `find` returns the messages that contain a text (`http/find`).
 Requests that do not use them are answered as before.
 """
 
@@ -23,7 +24,8 @@ from headwater.core.errors import BadRequest, InvalidOffset
 from headwater.core.offsets import NOW, Offset
 from headwater.engine.reading import ReadChunk
 from headwater.engine.stream import LiveStream
-from headwater.http.chunks import chunk_response
+from headwater.http import find
+from headwater.http.chunks import catch_up_response
 from headwater.http.context import Context
 from headwater.http.headers import (
     JSON_TYPE,
@@ -43,7 +45,8 @@ SPLITS_MAX: Final = 10_000
 FRAMES_MAX: Final = 50_000
 """Messages in one answer with frames: their lengths are worked out at once, in about 10 ms."""
 FRAMES_TYPE: Final = "application/vnd.headwater.frames"
-PARAMETERS: Final = ("until", "splits", "frames")
+FRAME_TIMES: Final = b"Stream-Frame-Times: 1\r\n"
+PARAMETERS: Final = ("until", "splits", "frames", "times", "find")
 
 _COUNT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 _encode_json: Final = msgspec.json.Encoder().encode
@@ -54,7 +57,7 @@ def asked_for(query: Mapping[str, str]) -> bool:
 
 
 def not_for_live_reads() -> BadRequest:
-    return BadRequest("until, splits and frames are for catch-up reads from a place in the stream.")
+    return BadRequest("until, splits, frames, times and find are for catch-up reads from a place in the stream.")
 
 
 def respond(
@@ -63,14 +66,22 @@ def respond(
     """Answer a read that uses one of the extensions."""
     if query.get("offset") == NOW:
         raise not_for_live_reads()
+    if "times" in query and (query["times"] != "1" or "frames" not in query):
+        raise BadRequest("times must be 1, and needs frames=1.")
     until = _until(context, stream, start, query.get("until"))
     if "splits" in query:
         return _splits(context, stream, start, until, query["splits"])
+    if "find" in query:
+        wanted = find.check_text(query["find"])
+        until_scan = context.engine.reader.first_messages(stream, start, until, find.MESSAGES_MAX)
+        chunk = context.engine.reader.run(stream, start, until_scan, find.SCAN_BYTES)
+        return find.respond(context, chunk, wanted, until)
     if "frames" not in query:
-        return chunk_response(context, request, _bounded(context, stream, start, until))
+        return catch_up_response(context, request, stream, partial(_bounded, context, stream, start, until))
     if query["frames"] == "1":
         until = context.engine.reader.first_messages(stream, start, until, FRAMES_MAX)
-        return _frames(context, _bounded(context, stream, start, until))
+        chunk = _bounded(context, stream, start, until, context.limits.max_chunk_bytes)
+        return _frames(context, chunk, "times" in query)
     raise BadRequest("frames must be 1.")
 
 
@@ -81,23 +92,26 @@ def _until(context: Context, stream: LiveStream, start: Offset, token: str | Non
     return until
 
 
-def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset) -> ReadChunk:
-    chunk = context.engine.reader.run(stream, start, until, context.limits.max_chunk_bytes)
+def _bounded(context: Context, stream: LiveStream, start: Offset, until: Offset, max_bytes: int) -> ReadChunk:
+    chunk = context.engine.reader.run(stream, start, until, max_bytes)
     at_tail = chunk.end.message_index == stream.durable_index
     return replace(chunk, up_to_date=at_tail, closed=at_tail and stream.durable_closed)
 
 
-def _frames(context: Context, chunk: ReadChunk) -> PiecewiseResponse:
-    """A count, that many stored lengths, and the stored bytes; all numbers are 32 bits, little-endian."""
+def _frames(context: Context, chunk: ReadChunk, with_times: bool) -> PiecewiseResponse:
+    """A count, that many stored lengths of 32 bits, arrival times of 64 bits if asked for, and the stored bytes."""
     lengths = array("I", context.engine.reader.lengths(chunk))
+    times = context.engine.reader.arrivals(chunk) if with_times else array("Q")
     if sys.byteorder == "big":
         lengths.byteswap()
-    prefix = len(lengths).to_bytes(4, "little") + lengths.tobytes()
+        times.byteswap()
+    prefix = len(lengths).to_bytes(4, "little") + lengths.tobytes() + times.tobytes()
     headers = b"".join(
         (
             NO_STORE,
             header("Content-Type", FRAMES_TYPE),
             header("Stream-Content-Type", chunk.stream.type.header),
+            FRAME_TIMES if with_times else b"",
             next_offset(chunk.stream.id, chunk.end.message_index, chunk.end.byte_position),
             next_position(chunk.end.message_index),
             UP_TO_DATE if chunk.up_to_date else b"",
@@ -105,7 +119,7 @@ def _frames(context: Context, chunk: ReadChunk) -> PiecewiseResponse:
         )
     )
     context.metrics.read_bytes += chunk.length
-    pieces = chain((prefix,), context.engine.reader.slices(chunk))
+    pieces = chain((prefix,), context.engine.reader.slices(chunk, waits=True))
     return PiecewiseResponse(OK, headers, len(prefix) + chunk.length, pieces)
 
 

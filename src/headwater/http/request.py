@@ -18,7 +18,9 @@ class Request(msgspec.Struct, gc=False):
     http_1_0: bool
     keep_alive: bool
     reserved_bytes: int = 0
-    """What the body took from the budget of all connections; given back when the request is answered."""
+    """Bytes reserved for the body from the budget of all connections; released when the request is answered."""
+    is_proxied: bool = False
+    """A trusted proxy sent it: its forwarding headers are believed."""
 
     def header(self, name: bytes) -> str | None:
         value = self.headers.get(name)
@@ -28,6 +30,10 @@ class Request(msgspec.Struct, gc=False):
         """`Stream-Closed` counts only when it says true, in any case (protocol §4.1)."""
         value = self.headers.get(b"stream-closed")
         return value is not None and value.lower() == _TRUE
+
+    def asks_to_fence_writes(self) -> bool:
+        """`Write-Fence` counts only when it says true, likewise."""
+        return self.headers.get(b"write-fence", b"").lower() == _TRUE
 
 
 class UploadRequest(Request, gc=True):

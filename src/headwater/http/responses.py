@@ -1,4 +1,4 @@
-"""What a handler returns: a complete answer, one in pieces, a live one, or one that is deferred until it is durable.
+"""Results of handlers: a complete answer, one in pieces, a live one, or one that is deferred until it is durable.
 
 The connection renders all of them, and counts and logs each once. A handler never sees the connection; a live
 response gets a `Channel`, the few things that it may do with the socket.
@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from headwater.core.errors import Refusal, SubscriptionRefusal
+from headwater.core.errors import Refusal
+from headwater.core.subscription_errors import SubscriptionRefusal
 from headwater.http.headers import NO_STORE, REASONS, header
 
 Buffer: TypeAlias = bytes | memoryview
@@ -39,6 +40,13 @@ class PiecewiseResponse(msgspec.Struct, frozen=True):
     pieces: Iterator[Buffer]
 
 
+class Repeat(msgspec.Struct, frozen=True):
+    """How to answer another request that differs only in its body: what `Deferred` says, for any body."""
+
+    begin: Callable[[bytes, Callable[[Any], None]], None]
+    render: Callable[[Any], Response]
+
+
 class Deferred(msgspec.Struct, frozen=True):
     """An answer that the engine gives later: `begin` is called with a callback, which gets a result or a `Refusal`."""
 
@@ -46,10 +54,12 @@ class Deferred(msgspec.Struct, frozen=True):
     render: Callable[[Any], Response | PiecewiseResponse]
     operation: str | None = None
     """Counted as this operation instead of the route's."""
+    repeat: Repeat | None = None
+    """Set if only the body makes a difference."""
 
 
 class Channel(Protocol):
-    """What a live response may do with its connection."""
+    """The interface of a connection for a live response."""
 
     @property
     def writable(self) -> bool:
@@ -89,7 +99,7 @@ class LiveResponse(Protocol):
         """The server is stopping: end cleanly."""
 
     def on_disconnect(self) -> None:
-        """The client is gone. The channel must not be used any more."""
+        """The client has disconnected. The channel must not be used any more."""
 
 
 AnyResponse: TypeAlias = Response | PiecewiseResponse | Deferred | LiveResponse

@@ -14,8 +14,10 @@ from headwater.http import (
     claims,
     create,
     delete,
+    follow,
     health,
     key_set,
+    leases,
     long_poll,
     metadata,
     metrics,
@@ -32,7 +34,7 @@ from headwater.http.context import Context
 from headwater.http.paths import Address
 from headwater.http.request import Request
 from headwater.http.responses import AnyResponse, Deferred, Response
-from headwater.http.routing import Handler, Route
+from headwater.http.routing import LEASE, Handler, Route
 
 
 def in_bucket(handler: Handler) -> Handler:
@@ -71,10 +73,14 @@ _TABLE: Final[tuple[Route, ...]] = (
     Route("GET", paths.STREAM, read.handle, "read"),
     Route("GET", paths.STREAM, long_poll.handle, "long-poll", live="long-poll"),
     Route("GET", paths.STREAM, sse.handle, "sse", live="sse"),
+    Route("POST", paths.STREAM, leases.change, "lease", live=LEASE),
+    Route("GET", paths.STREAM, leases.show, "lease", live=LEASE),
     Route("HEAD", paths.STREAM, metadata.handle, "head"),
     Route("DELETE", paths.STREAM, delete.handle, "delete"),
     *_both(paths.STREAM_LISTING, stream_listing.index, "list_streams"),
     Route("GET", paths.STREAM_LISTING, stream_listing.changes, "list_changes", live="long-poll"),
+    Route("POST", paths.FOLLOW, follow.begin, "follow"),
+    Route("GET", paths.FOLLOW_EVENTS, follow.events, "follow_events"),
     *_both(paths.KEY_SET, key_set.handle, "jwks"),
     *_both(paths.SUBSCRIPTIONS, subscriptions.index, "subscription-list"),
     Route("PUT", paths.SUBSCRIPTION, subscriptions.put, "subscription-put"),
@@ -100,6 +106,8 @@ _TABLE: Final[tuple[Route, ...]] = (
     Route("GET", paths.BUCKET_STREAM, in_bucket(read.handle), "read"),
     Route("GET", paths.BUCKET_STREAM, in_bucket(long_poll.handle), "long-poll", live="long-poll"),
     Route("GET", paths.BUCKET_STREAM, in_bucket(sse.handle), "sse", live="sse"),
+    Route("POST", paths.BUCKET_STREAM, in_bucket(leases.change), "lease", live=LEASE),
+    Route("GET", paths.BUCKET_STREAM, in_bucket(leases.show), "lease", live=LEASE),
     Route("HEAD", paths.BUCKET_STREAM, in_bucket(metadata.handle), "head"),
     Route("DELETE", paths.BUCKET_STREAM, in_bucket(delete.handle), "delete"),
     *_both(paths.LATEST_SNAPSHOT, in_bucket(snapshots.latest), "latest_snapshot"),

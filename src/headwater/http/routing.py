@@ -22,7 +22,10 @@ from headwater.http.responses import AnyResponse
 ADDRESS_CACHE_MAX: Final = 8192
 """Paths whose address is remembered: clients use the same ones over and over."""
 LIVE: Final = "live"
-PARAMETERS: Final = frozenset(("offset", "live", "cursor", "until", "splits", "frames", "limit", "after", "prefix"))
+LEASE: Final = "lease"
+PARAMETERS: Final = frozenset(
+    ("offset", LIVE, "cursor", "until", "splits", "frames", "since", "times", "find", "limit", "after", "prefix", LEASE)
+)
 """The query parameters that mean something to any route; all others are ignored."""
 
 Handler: TypeAlias = Callable[[Context, Request, Address], AnyResponse]
@@ -38,9 +41,9 @@ class Route:
     operation: str
     """The name of the operation in metrics."""
     live: str = ""
-    """Set: the route of requests whose `live` parameter has this value."""
+    """Set: the route of requests whose `live` parameter has this value, or which have this other parameter."""
     begin_upload: Callable[[Context, Request, Address, bool], BlobUpload | None] | None = None
-    """Set: where the body goes while it arrives."""
+    """If set, the body is streamed to this upload."""
 
 
 class Router:
@@ -60,10 +63,12 @@ class Router:
         if not request.http_1_0 and b"host" not in request.headers:
             raise BadRequest("The Host header is missing.")
         methods = self._methods[address.pattern]
-        if address.query and LIVE in address.query:
-            live = methods.get(b"%b %b" % (request.method, address.query[LIVE].encode()))
-            if live is not None:
-                return live, address
+        if address.query:
+            variant = LEASE if LEASE in address.query else address.query.get(LIVE)
+            if variant is not None:
+                route = methods.get(b"%b %b" % (request.method, variant.encode()))
+                if route is not None:
+                    return route, address
         route = methods.get(request.method)
         if route is None:
             allowed = ", ".join(sorted(method.decode() for method in methods if b" " not in method))
@@ -71,7 +76,7 @@ class Router:
         return route, address
 
     def begin_upload(self, context: Context, request: Request, *, is_next: bool) -> BlobUpload | None:
-        """Where the body of a request goes while it arrives, for the routes that take such bodies."""
+        """Return the upload for the body of a request, for routes with large bodies."""
         address = self._address(context, request)
         route = self._methods[address.pattern].get(request.method)
         if route is None or route.begin_upload is None:
@@ -94,7 +99,7 @@ class Router:
         except httptools.HttpParserInvalidURLError:
             raise BadRequest("The request target is not a valid URL.") from None
         path = url.path or b"/"
-        address = resolve_path(path, context.limits.max_name_bytes)
+        address = resolve_path(path, context.limits.max_name_bytes, context.root_aliases)
         if len(self._addresses) >= ADDRESS_CACHE_MAX:
             self._addresses.clear()
         self._addresses[path] = address
@@ -119,7 +124,8 @@ def parse_query(raw: bytes) -> dict[str, str]:
 
 
 def _decoded(raw: bytes) -> str | None:
+    raw = raw.replace(b"+", b" ")
     try:
-        return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
+        return (unquote_to_bytes(raw) if b"%" in raw else raw).decode("utf-8")
     except UnicodeDecodeError:
         return None

@@ -7,12 +7,14 @@ import gc
 import logging
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 import uvloop
 
+from headwater.config.quotas import QuotasSettings
 from headwater.core.retention import RetentionRule
 from headwater.core.subscriptions import SubscriptionLimits
 from headwater.engine.background import Threads
@@ -21,17 +23,24 @@ from headwater.engine.clock_guard import JumpRule
 from headwater.engine.control import ControlServer, open_control_socket
 from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.engine import Engine
+from headwater.engine.fences import Fences
 from headwater.engine.loop_lag import LoopLag
 from headwater.engine.memory import memory_return
+from headwater.engine.namespaces import NamespaceLimits, NamespaceRule
+from headwater.engine.pause import StorePause
 from headwater.engine.quota import EngineLimits
 from headwater.engine.registry import StreamRegistry
 from headwater.engine.scheduler import LoopScheduler
 from headwater.engine.stores import Store, open_store
+from headwater.engine.stream_host import StreamHost
 from headwater.engine.subscriptions import Subscriptions
 from headwater.engine.webhooks import Webhooks
 from headwater.http.access import AccessControl
+from headwater.http.compression import CompressedChunks
 from headwater.http.connection import Connection
 from headwater.http.context import Context, HttpLimits
+from headwater.http.forwarding import TrustedProxies
+from headwater.http.metrics import ServerCollector
 from headwater.http.origins import Hosts, Origins
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
@@ -39,6 +48,7 @@ from headwater.telemetry import request_id, set_up_logging
 
 if TYPE_CHECKING:
     from headwater.config import Settings
+    from headwater.otel.server import ServerTelemetry
 
 log = logging.getLogger("headwater.server")
 
@@ -76,32 +86,64 @@ class Reloader:
         log.info("reloaded certificate, client authorities and log levels; other settings need a restart")
 
 
-def run(settings: Settings, load: Callable[[], Settings] | None = None) -> None:
+def run(settings: Settings, load: Callable[[], Settings] | None = None, *, can_pause: bool = True) -> None:
     """Serve until SIGTERM or SIGINT. Raises OSError if the address cannot be bound.
 
-    On SIGHUP, `load` reads the settings again.
+    On SIGHUP, `load` reads the settings again. With `can_pause`, local commands can have the store closed for a while.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(settings, Reloader(load or (lambda: settings))))
+        runner.run(_serve(settings, Reloader(load or (lambda: settings)), StorePause() if can_pause else None))
 
 
-async def _serve(settings: Settings, reloader: Reloader) -> None:
+async def _serve(settings: Settings, reloader: Reloader, pause: StorePause | None) -> None:
     loop = asyncio.get_running_loop()
     open_files_max = raise_limit()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     loop.add_signal_handler(signal.SIGHUP, reloader.reload)
-    async with serving(settings, open_files_max, reloader):
-        # What recovery built stays in memory: keep the garbage collector from scanning it, and from running too often.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_YOUNG_MAX, 50, 50)
-        await stop.wait()
+    warn_of_loss(settings)
+    try:
+        while not stop.is_set():
+            async with serving(settings, open_files_max, reloader, pause) as address:
+                spare_recovered_objects()
+                await first_of(stop.wait(), *(() if pause is None else (pause.requested.wait(),)))
+            if pause is not None and pause.requested.is_set() and not stop.is_set():
+                log.info("paused: a local command works on %s", settings.storage.data_dir)
+                # A free port that the system chose stays the same.
+                settings = with_port(settings, int(address.rpartition(":")[2]))
+                await first_of(stop.wait(), pause.hold())
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # Until the process has ended, further requests to stop are ignored: the exit code must be that of the stop.
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
+
+
+async def first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Wait until one of them is done, and cancel the others."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+def with_port(settings: Settings, port: int) -> Settings:
+    return settings.model_copy(update={"server": settings.server.model_copy(update={"port": port})})
+
+
+def spare_recovered_objects() -> None:
+    """Keep the garbage collector from scanning what recovery built, and from running too often."""
+    gc.unfreeze()  # What an earlier recovery built before a pause.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(GC_YOUNG_MAX, 50, 50)
 
 
 @asynccontextmanager
-async def serving(settings: Settings, open_files_max: int, reloader: Reloader | None = None) -> AsyncIterator[str]:
+async def serving(
+    settings: Settings, open_files_max: int, reloader: Reloader | None = None, pause: StorePause | None = None
+) -> AsyncIterator[str]:
     """Listen within the running event loop; yields the address, and drains at the end.
 
     Nothing here changes the process: limits, signals and the garbage collector are the caller's.
@@ -113,17 +155,20 @@ async def serving(settings: Settings, open_files_max: int, reloader: Reloader | 
     registry = StreamRegistry(engine, LoopScheduler(loop)) if settings.registry.enabled else None
     if registry is not None:
         registry.start()
-    subscriptions = _build_subscriptions(settings, engine, loop)
+    telemetry = open_telemetry(settings)
+    subscriptions = build_subscriptions(settings, engine, loop, engine.fences, telemetry)
     if subscriptions is not None:
         subscriptions.start()
     lag = LoopLag(engine.metrics.loop_lag_seconds)
     lag.start(loop)
     control: ControlServer | None = None
     try:
-        control = await open_control_socket(engine, store, subscriptions, settings.storage)
-        context = build_context(settings, engine, subscriptions, loop, connections_max(settings, open_files_max))
+        control = await open_control_socket(engine, store, subscriptions, settings.storage, pause)
+        context = build_context(
+            settings, engine, subscriptions, loop, connections_max(settings, open_files_max), telemetry
+        )
         router = Router(ROUTES)
-        tls = _tls(settings)
+        tls = build_tls(settings)
         if reloader is not None:
             reloader.attach(context, tls)
         server = await loop.create_server(
@@ -136,15 +181,19 @@ async def serving(settings: Settings, open_files_max: int, reloader: Reloader | 
         )
         if subscriptions is not None:
             subscriptions.begin()
-        _warn_of_exposure(settings)
-        address = _address(context, server, settings)
-        _announce(settings, address)
-        sweep = asyncio.create_task(_sweep(context))
+        warn_of_exposure(settings)
+        address = address_of(settings, server.sockets[0].getsockname()[1])
+        announce(settings, address)
+        sweeping = asyncio.create_task(sweep(context))
+        if telemetry is not None:
+            telemetry.start(ServerCollector(context).collect)
         try:
             yield address
         finally:
-            sweep.cancel()
+            sweeping.cancel()
             await _drain(context, server, settings.server.drain_timeout_secs)
+            if context.compression is not None:
+                context.compression.close()
     finally:
         lag.stop()
         if control is not None:
@@ -153,10 +202,13 @@ async def serving(settings: Settings, open_files_max: int, reloader: Reloader | 
             await subscriptions.stop()
         if registry is not None:
             registry.stop()
+        if telemetry is not None:
+            await telemetry.close()
         engine.stop()
 
 
-async def _sweep(context: Context) -> None:
+async def sweep(context: Context) -> None:
+    """Twice a second: time-outs of connections, and memory that can be returned to the system."""
     memory = memory_return()
     while True:
         await asyncio.sleep(SWEEP_S)
@@ -166,7 +218,7 @@ async def _sweep(context: Context) -> None:
 
 
 async def _drain(context: Context, server: asyncio.Server, timeout_s: float) -> None:
-    """Accept no new connections, end live reads cleanly, answer what is under way, then stop."""
+    """Accept no new connections, end live reads cleanly, answer running requests, then stop."""
     connections = context.connections
     log.info("draining %d connections", len(connections))
     context.draining = True
@@ -196,6 +248,7 @@ def build_engine(settings: Settings, store: Store, loop: asyncio.AbstractEventLo
         max_batch_bytes=settings.storage.max_batch_bytes,
         blobs=store.blobs,
         background=Threads(loop),
+        deferring=store.deferring,
         retention=RetentionRule(int(retention.max_age_secs * 1000), retention.max_bytes, retention.drop_uncovered),
     )
 
@@ -208,13 +261,44 @@ def _limits(settings: Settings) -> EngineLimits:
         max_total_bytes=limits.max_memory_bytes if in_memory else 0,
         max_stream_bytes=settings.max_stream_bytes or 0,
         max_producers=limits.max_producers_per_stream,
+        producer_idle_days=limits.producer_idle_days,
         max_snapshot_bytes=limits.max_snapshot_bytes,
         max_metadata_bytes=0 if in_memory else limits.max_metadata_bytes,
         max_fork_depth=limits.max_fork_depth,
+        max_leases=limits.max_leases,
+        max_lease_ms=int(limits.max_lease_secs * 1000),
+        max_followed_streams=limits.max_followed_streams,
+        namespaces=_namespaces(settings.quotas),
     )
 
 
-def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.AbstractEventLoop) -> Subscriptions | None:
+def _namespaces(quotas: QuotasSettings) -> NamespaceRule:
+    common = NamespaceLimits(quotas.max_bytes, quotas.max_streams, quotas.max_readers)
+    own = {
+        name: replace(common, **{f"max_{limit}": value for limit, value in limits.items()})
+        for name, limits in quotas.overrides.items()
+    }
+    return NamespaceRule(common, own)
+
+
+def open_telemetry(settings: Settings) -> ServerTelemetry | None:
+    """The exporters of OpenTelemetry, if they are on. Raises ImportError without the extra `headwater[otel]`."""
+    otel = settings.otel
+    if not otel.endpoint:
+        return None
+    from headwater.otel.server import ServerTelemetry  # noqa: PLC0415  (costs a second, and needs an extra)
+
+    return ServerTelemetry(otel.endpoint, otel.sample_ratio, otel.metrics_interval_secs)
+
+
+def build_subscriptions(
+    settings: Settings,
+    engine: StreamHost,
+    loop: asyncio.AbstractEventLoop,
+    fences: Fences | None = None,
+    telemetry: ServerTelemetry | None = None,
+) -> Subscriptions | None:
+    """The subscriptions, if they are enabled. With `fences` in the same process, their claims can be fenced."""
     wanted = settings.subscriptions
     if not wanted.enabled:
         return None
@@ -225,6 +309,7 @@ def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.Abstr
             concurrency=wanted.webhook_concurrency,
             per_host=wanted.webhook_concurrency_per_host,
             allow_local=bool(wanted.allow_local_webhooks),
+            begin_span=telemetry.begin_call if telemetry is not None else None,
         ),
         timeout_s=wanted.webhook_timeout_secs,
         public_url=wanted.public_url or settings.server.public_url,
@@ -238,6 +323,7 @@ def _build_subscriptions(settings: Settings, engine: Engine, loop: asyncio.Abstr
             max_description_chars=wanted.max_description_chars,
             max_waiting_requests=wanted.max_waiting_requests,
         ),
+        fences=fences,
     )
 
 
@@ -247,6 +333,7 @@ def build_context(
     subscriptions: Subscriptions | None,
     loop: asyncio.AbstractEventLoop,
     max_connections: int,
+    telemetry: ServerTelemetry | None = None,
 ) -> Context:
     server, http, limits = settings.server, settings.http, settings.limits
     return Context(
@@ -266,6 +353,7 @@ def build_context(
             write_timeout_s=server.write_timeout_secs,
             long_poll_timeout_s=server.long_poll_timeout_secs,
             sse_reconnect_s=server.sse_reconnect_interval_secs,
+            max_follows=limits.max_follows,
         ),
         loop,
         access=AccessControl(
@@ -279,10 +367,17 @@ def build_context(
         request_id=request_id,
         subscriptions=subscriptions,
         public_url=server.public_url or settings.subscriptions.public_url,
+        compression=CompressedChunks(Threads(loop, "headwater-compression", 2), LoopScheduler(loop))
+        if http.compression
+        else None,
+        compresses_events=http.compress_events,
+        proxies=TrustedProxies(server.proxies),
+        root_aliases=server.root_aliases,
+        tracing=telemetry.requests if telemetry is not None else None,
     )
 
 
-def _warn_of_exposure(settings: Settings) -> None:
+def warn_of_exposure(settings: Settings) -> None:
     """Warn about settings that open the server to others."""
     if not settings.server.is_loopback and not settings.auth.token:
         log.warning(
@@ -296,20 +391,24 @@ def _warn_of_exposure(settings: Settings) -> None:
         log.warning("http.cache_control is public: shared caches may serve what was read with a token to others")
 
 
-def _announce(settings: Settings, address: str) -> None:
-    """Log where the server listens, where it stores data, and where the stream browser is."""
+def warn_of_loss(settings: Settings) -> None:
+    """Warn whoever started the server from a command line that nothing will survive."""
     if settings.storage.mode == "memory":
         log.warning(
             "storage mode is memory: all streams are lost when the server stops."
             " To keep them, use --mode file-durable --data-dir DIR, or --profile dev"
         )
-    else:
+
+
+def announce(settings: Settings, address: str) -> None:
+    """Log where the server listens, where it stores data, and where the stream browser is."""
+    if settings.storage.mode != "memory":
         log.info("storage mode %s, data in %s", settings.storage.mode, settings.storage.data_dir.absolute())
     log.info("stream browser at %s/ui/", address)
     log.info("headwater listening on %s", address)
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def build_tls(settings: Settings) -> ssl.SSLContext | None:
     if settings.tls.cert_path is None or settings.tls.key_path is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -329,7 +428,7 @@ def _load_tls_files(context: ssl.SSLContext, settings: Settings) -> None:
         context.load_verify_locations(settings.tls.client_ca_path)
 
 
-def _address(context: Context, server: asyncio.Server, settings: Settings) -> str:
-    port = server.sockets[0].getsockname()[1]
-    host = settings.server.host
-    return f"{context.scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+def address_of(settings: Settings, port: int) -> str:
+    """The URL at which a server with these settings listens."""
+    scheme, host = "https" if settings.tls.cert_path else "http", settings.server.host
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -5,7 +5,7 @@ A large snapshot is written to storage while it arrives, and sent a piece at a t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 from itertools import chain
 from typing import Final
@@ -14,6 +14,7 @@ from headwater.core.content import DEFAULT_CONTENT_TYPE, check_content_type
 from headwater.core.errors import SnapshotNeeded, SnapshotNotFound
 from headwater.core.offsets import Offset, parse_token
 from headwater.core.records import SnapshotRef
+from headwater.engine.cold_reads import Pending
 from headwater.engine.reading import SLICE_BYTES
 from headwater.engine.snapshots import OpenSnapshot, Published
 from headwater.engine.stream import LiveStream
@@ -41,10 +42,10 @@ NOT_UP_TO_DATE: Final = b"Stream-Up-To-Date: false\r\n"
 
 
 def begin_upload(context: Context, request: Request, address: Address, is_next: bool) -> BlobUpload | None:
-    """Where the body of a publish goes while it arrives; None if it is small enough to be held.
+    """Return the upload for the body of a publish; None if it is small enough to be kept in memory.
 
-    What can be refused is refused now, before megabytes were sent in vain; but only when no earlier request on the
-    connection is still to be answered, because that one may be what makes this one right.
+    A request that can be refused is refused now, before megabytes are sent; but only when no earlier request on the
+    connection is unanswered, because that one may make this one valid.
     """
     length = request.headers.get(b"content-length")
     max_bytes = context.engine.snapshots.max_bytes
@@ -102,11 +103,11 @@ def read(context: Context, request: Request, address: Address) -> Response | Pie
     assert snapshot is not None, "it was just found"
     if ref.size <= SLICE_BYTES:
         return Response(OK, headers, b"".join(pages_of(snapshot)))
-    return PiecewiseResponse(OK, headers, ref.size, begun(pages_of(snapshot)))
+    return PiecewiseResponse(OK, headers, ref.size, begun(pages_of(snapshot, waits=True)))
 
 
 def delete(context: Context, request: Request, address: Address) -> Response:
-    """The latest snapshot is needed and any other is gone already, so nothing is ever deleted here (§2.6)."""
+    """The latest snapshot is needed and all others are already deleted, so nothing is ever deleted here (§2.6)."""
     _asked_for(context, context.engine.look_up(address.name), address)
     raise SnapshotNeeded("The latest snapshot cannot be deleted: the data that it replaces is no longer in the stream.")
 
@@ -115,20 +116,24 @@ def offset_of(stream: LiveStream, ref: SnapshotRef) -> str:
     return offset_text(stream.id, Offset(ref.message_index, ref.byte_position))
 
 
-def pages_of(snapshot: OpenSnapshot) -> Iterator[Buffer]:
+def pages_of(snapshot: OpenSnapshot, *, waits: bool = False) -> Generator[Buffer, None, None]:
     """The bytes of a snapshot, page by page; it is closed after the last one, or when the iterator is closed."""
     try:
-        yield from snapshot.pages()
+        yield from snapshot.pages(waits=waits)
     finally:
         snapshot.close()
 
 
-def begun(pieces: Iterator[Buffer]) -> Iterator[Buffer]:
+def begun(pieces: Generator[Buffer, None, None]) -> Iterator[Buffer]:
     """The same pieces, the first of them already taken: a generator that was never begun never cleans up."""
-    try:
-        return chain((next(pieces),), pieces)
-    except StopIteration:
+    first = next(pieces, None)
+    if first is None:
         return iter(())
+    if type(first) is Pending:
+        # Nothing was sent yet, so the request as a whole can wait.
+        pieces.close()
+        raise first.miss
+    return chain((first,), pieces)
 
 
 def _asked_for(context: Context, stream: LiveStream, address: Address) -> SnapshotRef:

@@ -15,9 +15,11 @@ from typing import Final, NamedTuple
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
+from headwater.engine.cold_reads import ColdRead
 from headwater.engine.reading import ReadChunk
 from headwater.engine.stream import LiveStream
 from headwater.http.chunks import as_array
+from headwater.http.compression import CompressedChannel, accepted_coding
 from headwater.http.context import Context
 from headwater.http.deadlines import Deadline
 from headwater.http.headers import NO_CACHE, offset_text
@@ -41,7 +43,7 @@ log = logging.getLogger("headwater.http")
 STEP_BYTES: Final = 64 * 1024
 """Payload encoded at a time while catching up: enough to fill a socket, little enough to hold in memory."""
 STEP_MESSAGES: Final = 512
-"""Messages encoded at a time: each has two events, whatever its size. Steps shrink and grow to stay near it."""
+"""Messages encoded at a time: each has two events, whatever its size. Steps shrink and grow to approach it."""
 LARGE_BYTES: Final = 4 * STEP_BYTES
 """A message above this size is encoded piece by piece, for each reader alone."""
 HOLD_S: Final = 2.0
@@ -63,7 +65,7 @@ class SharedFrame(NamedTuple):
 
 
 def handle(context: Context, request: Request, address: Address) -> EventReader:
-    # A browser that reconnects asks with the address that it was given, and names the last event it has seen.
+    # A browser reconnects with the original URL and the id of the last event that it received.
     stream, start, retention = begin_live(context, address, resumes_after=request.header(b"last-event-id"))
     return EventReader(context, request, stream, start, address.query.get("cursor"), retention)
 
@@ -73,6 +75,7 @@ class EventReader:
 
     __slots__ = (
         "_channel",
+        "_coding",
         "_context",
         "_cursor",
         "_deadline",
@@ -105,7 +108,9 @@ class EventReader:
         self._position = start.byte_position
         self._cursor = context.cursor(cursor)
         """The cursor of the last control event, or of the next one if it was the first."""
-        self._shares = not request.http_1_0
+        accepted = request.headers.get(b"accept-encoding") if context.compresses_events else None
+        self._coding = accepted_coding(accepted) if accepted is not None else None
+        self._shares = not request.http_1_0 and self._coding is None
         self._headers = (_HEADERS if stream.type.text else _HEADERS + _BASE64) + retention
         self._channel: Channel = None  # type: ignore[assignment]
         self._open = False
@@ -123,6 +128,8 @@ class EventReader:
 
     def start(self, channel: Channel) -> None:
         context = self._context
+        if self._coding is not None:
+            channel = CompressedChannel(channel, self._coding)
         self._channel = channel
         self._open = True
         if context.sse_deadlines is not None:
@@ -163,16 +170,25 @@ class EventReader:
     # -- sending ---------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
-        """Send what lies between the cursor and the tail, as long as the channel takes it."""
+        """Send the messages between the cursor and the tail, as long as the channel accepts them."""
         try:
             while self._open and self._channel.writable and self._send_next():
                 pass
+        except ColdRead as miss:
+            miss.then(self._context.loop, self._fetched)
         except Refusal as refusal:
-            # The stream or its front was deleted, or stored data is corrupt: the client learns it when it resumes.
+            # The stream or its beginning was deleted, or data is corrupt: the client gets the error when it resumes.
             log.warning("ended an event stream of %r: %s", self._stream.name, refusal.detail)
             self.end()
         except Exception:
             log.exception("an event stream of %r failed", self._stream.name)
+            self.end()
+
+    def _fetched(self, refusal: Refusal | None) -> None:
+        """What comes next was fetched from the object store, or could not be: then the client resumes later."""
+        if refusal is None:
+            self._pump()
+        else:
             self.end()
 
     def _send_next(self) -> bool:
@@ -203,7 +219,11 @@ class EventReader:
             self._channel.write_chunk(frame.wire)
             self._advance(frame.end, is_closed=frame.closed)
             return True
-        return self._encode(cursor)
+        deferring = self._context.engine.deferring
+        if deferring is None:
+            return self._encode(cursor)
+        with deferring():
+            return self._encode(cursor)
 
     def _encode(self, cursor: str) -> bool:
         """Encode and send the next events; False when they are held back."""
@@ -214,6 +234,8 @@ class EventReader:
         while True:
             chunk = reader.chunk(stream, Offset(self._index, self._position), step_bytes)
             if chunk.length > LARGE_BYTES and chunk.end.message_index == self._index + 1:
+                if context.engine.deferring is not None:
+                    reader.fetch(chunk)
                 context.engine.touch(stream)
                 self._begin_large(chunk)
                 return False

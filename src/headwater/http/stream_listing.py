@@ -13,16 +13,18 @@ import msgspec
 
 from headwater.core.buckets import check_page_limit, stream_name
 from headwater.core.errors import Refusal
+from headwater.core.expiry import format_instant
 from headwater.core.offsets import Offset
 from headwater.engine.reading import earliest
 from headwater.engine.stream import LiveStream
 from headwater.engine.stream_index import ChangePage, IndexPage
 from headwater.http.context import Context
-from headwater.http.deadlines import Deadline
 from headwater.http.headers import JSON_TYPE, NO_CONTENT, NO_STORE, OK, offset_text
 from headwater.http.paths import Address
+from headwater.http.polling import WaitingPoll
 from headwater.http.request import Request
 from headwater.http.responses import Channel, Deferred, Response
+from headwater.http.scopes import Scope
 from headwater.http.snapshots import offset_of
 
 _HEADERS: Final = NO_STORE + JSON_TYPE
@@ -41,6 +43,10 @@ class StreamTail(msgspec.Struct, omit_defaults=True):
     """Only if retention dropped what was before it."""
     snapshot_offset: str = ""
     deleted: bool = False
+    created_at_ms: int = 0
+    last_write_at_ms: int = 0
+    ttl_secs: int | None = None
+    expires_at: str | None = None
 
 
 class TailListing(msgspec.Struct):
@@ -60,61 +66,54 @@ class TailChanges(msgspec.Struct):
 
 def index(context: Context, request: Request, address: Address) -> Deferred:
     """Streams of `/v1/stream/` by prefix, page by page."""
-    query = address.query
-    prefix, limit = query.get("prefix", ""), check_page_limit(query.get("limit"))
+    query, scope = address.query, Scope.of(request)
+    prefix, limit = scope.check_prefix(query.get("prefix", "")), check_page_limit(query.get("limit"))
     begin = partial(context.engine.index.page, prefix, query.get("after"), limit)
-    return Deferred(begin, partial(_render_page, prefix))
+    return Deferred(begin, partial(_render_page, prefix, scope))
 
 
 def changes(context: Context, request: Request, address: Address) -> ChangePoll:
     """Streams of `/v1/stream/` that changed after a cursor."""
-    return _poll(context, address, "")
+    scope = Scope.of(request)
+    scope.check_prefix(address.query.get("prefix", ""))
+    return _poll(context, address, "", scope)
 
 
 def bucket_changes(context: Context, request: Request, address: Address) -> ChangePoll:
     """Streams of a bucket that changed after a cursor."""
-    return _poll(context, address, stream_name(address.bucket, ""))
+    return _poll(context, address, stream_name(address.bucket, ""), Scope())
 
 
-def _poll(context: Context, address: Address, root: str) -> ChangePoll:
+def _poll(context: Context, address: Address, root: str, scope: Scope) -> ChangePoll:
     query = address.query
     limit = check_page_limit(query.get("limit"))
-    return ChangePoll(context, root, root + query.get("prefix", ""), query.get("cursor"), limit)
+    return ChangePoll(context, root, root + query.get("prefix", ""), query.get("cursor"), limit, scope)
 
 
-class ChangePoll:
+class ChangePoll(WaitingPoll):
     """One request that waits for a change. Without a cursor it is answered at once, with the current cursor."""
 
-    __slots__ = ("_channel", "_context", "_cursor", "_deadline", "_limit", "_root", "prefix")
+    __slots__ = ("_cursor", "_limit", "_root", "_scope", "prefix")
 
-    def __init__(self, context: Context, root: str, prefix: str, cursor: str | None, limit: int) -> None:
-        self._context = context
+    def __init__(self, context: Context, root: str, prefix: str, cursor: str | None, limit: int, scope: Scope) -> None:
+        super().__init__(context)
         self._root = root
         self.prefix = prefix
         self._cursor = cursor
         self._limit = limit
-        self._channel: Channel | None = None
-        self._deadline: Deadline | None = None
+        self._scope = scope
 
     def start(self, channel: Channel) -> None:
-        self._channel = channel
-        self._deadline = self._context.long_poll_deadlines.set(self.on_drain)
-        self._context.metrics.followers["long-poll"] += 1
+        self._wait(channel)
         self._context.engine.index.changes(self.prefix, self._cursor, self._limit, self._found)
 
     def wake(self) -> None:
         self._found(self._context.engine.index.changes_now(self.prefix, self._cursor, self._limit))
 
-    def on_writable(self) -> None:
-        """Nothing was written yet."""
-
     def on_drain(self) -> None:
         channel = self._leave()
         if channel is not None:
             channel.respond(Response(NO_CONTENT, NO_STORE))
-
-    def on_disconnect(self) -> None:
-        self._leave()
 
     def _found(self, page: ChangePage | Refusal) -> None:
         if self._channel is None:
@@ -123,11 +122,13 @@ class ChangePoll:
             self._channel.refuse(page)
             self._leave()
             return
-        if page.changes or self._cursor is None or not page.is_complete:
+        page = msgspec.structs.replace(page, changes=tuple(one for one in page.changes if self._scope.allows(one.name)))
+        if page.changes or page.has_more or self._cursor is None or not page.is_complete:
             channel = self._leave()
             assert channel is not None
             channel.respond(self._render(page))
             return
+        self._cursor = page.cursor
         self._context.engine.index.wait(self)
 
     def _render(self, page: ChangePage) -> Response:
@@ -138,20 +139,13 @@ class ChangePoll:
         body = _encode(TailChanges(streams, page.cursor, page.has_more, not page.is_complete))
         return Response(OK, _HEADERS, body)
 
-    def _leave(self) -> Channel | None:
-        """Stop waiting. Returns the channel to answer on, if the request is not answered yet."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            assert self._deadline is not None
-            self._deadline.cancel()
-            self._context.metrics.followers["long-poll"] -= 1
-            self._context.engine.index.leave(self)
-        return channel
+    def _forget(self) -> None:
+        self._context.engine.index.leave(self)
 
 
-def _render_page(prefix: str, page: IndexPage) -> Response:
-    streams = [_tail(stream, "") for stream in page.streams]
-    last = streams[-1].name if streams and page.has_more else None
+def _render_page(prefix: str, scope: Scope, page: IndexPage) -> Response:
+    streams = [_tail(stream, "") for stream in page.streams if scope.allows(stream.name)]
+    last = page.streams[-1].name if page.has_more else None
     return Response(OK, _HEADERS, _encode(TailListing(prefix, streams, last, page.has_more)))
 
 
@@ -167,4 +161,8 @@ def _tail(stream: LiveStream, root: str) -> StreamTail:
         stream.durable_closed,
         offset_text(stream.id, earliest(stream)) if stream.durable_retained_index else "",
         offset_of(stream, stream.durable_snapshot) if stream.durable_snapshot is not None else "",
+        created_at_ms=stream.created_ms,
+        last_write_at_ms=stream.written_ms,
+        ttl_secs=stream.ttl_secs,
+        expires_at=format_instant(stream.expires_at_ms) if stream.expires_at_ms is not None else None,
     )

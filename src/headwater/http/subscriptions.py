@@ -7,8 +7,8 @@ from functools import partial
 import msgspec
 
 from headwater.core.buckets import check_page_limit
-from headwater.core.errors import InvalidSubscription
 from headwater.core.expiry import format_instant
+from headwater.core.subscription_errors import InvalidSubscription
 from headwater.core.subscriptions import LEASE_TTL_DEFAULT_MS, Kind, link_name, make_config
 from headwater.engine.subscriptions import Put, View
 from headwater.http.context import Context
@@ -105,6 +105,7 @@ def _render_page(page: tuple[list[View], bool]) -> Response:
     views, has_more = page
     listed = [
         {"id": view.id, "type": view.config.kind, "status": _status(view), "stream_count": view.link_count}
+        | _failure(view)
         for view in views
     ]
     return json_response(
@@ -114,6 +115,17 @@ def _render_page(page: tuple[list[View], bool]) -> Response:
 
 def _status(view: View) -> str:
     return "failed" if view.is_failing else "active"
+
+
+def _failure(view: View) -> dict[str, object]:
+    """Why its worker is not woken, and when that is tried again (extension)."""
+    failure = view.failure
+    if failure is None:
+        return {}
+    rendered: dict[str, object] = {"attempts": failure.attempts, "reason": failure.reason}
+    if failure.retry_at_ms is not None:
+        rendered["retry_at"] = format_instant(failure.retry_at_ms)
+    return {"failure": rendered}
 
 
 def _render_nothing(nothing: None) -> Response:
@@ -136,7 +148,7 @@ def _view(base_url: str, view: View) -> dict[str, object]:
         "lease_ttl_ms": config.lease_ttl_ms,
         "created_at": format_instant(view.created_ms),
         "status": _status(view),
-    }
+    } | _failure(view)
     if view.is_incomplete:
         rendered["has_unlinked_streams"] = True
     if config.pattern is not None:

@@ -1,9 +1,9 @@
 """The stream browser's files, below `/ui/`, read once and answered from memory.
 
 Invariant: the page runs its own scripts and nothing else. Its policy allows no inline script or style, no frame, no
-form target, and no way to turn a string into markup (Trusted Types), so that what a stream holds is only ever text.
+form target, and no way to turn a string into markup (Trusted Types), so that stream data is only ever shown as text.
 `connect-src` allows all http and https addresses because the page can connect to any server by its base address; this
-does not extend what it may load and run.
+does not extend what the page may load and run.
 """
 
 from __future__ import annotations

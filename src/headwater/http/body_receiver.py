@@ -1,0 +1,78 @@
+"""Receive the rest of a large body straight into the memory that becomes the body, past the HTTP parser.
+
+While it is the protocol of a socket, exactly the bytes that are left of the body are read, so nothing of the next
+request can be among them. What the system copies out of the socket is then copied by nobody else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from headwater.http.flow import BODY_TURN, FlowControl
+from headwater.http.parser import RequestParser
+from headwater.http.states import BODY
+
+_DISCARDED_BYTES: Final = 64 * 1024
+
+
+class BodyReceiver(asyncio.BufferedProtocol):
+    """The protocol of a socket from the time that a large body is announced and begun, until it is complete."""
+
+    __slots__ = ("_call_soon", "_connection", "_flow", "_now_s", "_on_end", "_parser", "_transport")
+
+    def __init__(
+        self,
+        connection: asyncio.Protocol,
+        transport: asyncio.Transport,
+        parser: RequestParser,
+        flow: FlowControl,
+        now_s: Callable[[], float],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._transport = transport
+        self._parser = parser
+        self._flow = flow
+        self._now_s = now_s
+        self._on_end = on_end
+        self._call_soon = asyncio.get_running_loop().call_soon
+        self._switch(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        room = self._parser.bulk_room()
+        return room if room is not None else memoryview(bytearray(_DISCARDED_BYTES))
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._parser.receive_bulk(nbytes, self._now_s())
+        if not self._parser.bulk_room():
+            # Not here: the event loop still holds the buffer, which is why it could not be taken without a copy.
+            self._flow.hold(BODY_TURN)
+            self._call_soon(self._continue)
+
+    def _continue(self) -> None:
+        parser = self._parser
+        if parser.state is BODY and parser.continue_bulk():
+            self._flow.release(BODY_TURN)
+            return
+        self._switch(self._connection)
+        self._on_end()
+
+    def _switch(self, protocol: asyncio.BaseProtocol) -> None:
+        """Reading stops and begins again: that is when an event loop looks at which kind of protocol it has."""
+        self._flow.hold(BODY_TURN)
+        self._transport.set_protocol(protocol)
+        self._flow.release(BODY_TURN)
+
+    def eof_received(self) -> bool:
+        return bool(self._connection.eof_received())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connection.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._connection.resume_writing()

@@ -1,0 +1,148 @@
+"""Sessions of followers of many streams: the streams of an id, and the offsets up to which events were sent.
+
+An id is valid while it is used and for a minute after. A session remembers the offsets of the events that were sent
+last, so that an `EventSource` that reconnects with `Last-Event-ID` continues where it was.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from typing import Final, Protocol
+
+from headwater.core.errors import FollowNotFound, TooManyFollowed, TooManyFollows
+from headwater.core.offsets import BEGINNING, NOW
+from headwater.engine.follows import FollowRequest
+from headwater.http.scopes import Scope
+
+IDLE_S: Final = 60.0
+"""How long an id without a connection stays valid."""
+SENT_MAX: Final = 10_000
+"""Events whose offsets a session remembers: as many as a socket can buffer before its client receives them."""
+
+
+GONE: Final = ""
+"""In place of the offset of a stream that does not exist any more."""
+
+
+class SessionReader(Protocol):
+    """The connection of a session."""
+
+    def end(self) -> None: ...
+
+
+class FollowSession:
+    """One session: the streams, the client's token, and the offsets up to which events were sent."""
+
+    def __init__(self, session_id: str, wanted: FollowRequest, scope: Scope) -> None:
+        self.id: Final = session_id
+        self._named: Final = wanted.offsets
+        self._prefix: Final = wanted.prefix
+        self.scope: Final = scope
+        self.reader: SessionReader | None = None
+        self._offsets = dict(wanted.offsets)
+        """After the event `_first`."""
+        self._start = wanted.start
+        self._first = 0
+        self._sent: deque[tuple[str, str]] = deque()
+        """Stream and offset of each event after it."""
+
+    @property
+    def named(self) -> int:
+        """How many streams the request names."""
+        return len(self._named)
+
+    def names(self, stream: str) -> bool:
+        return stream in self._named
+
+    def began(self, name: str, offset: str) -> None:
+        """Remember where a stream began that is followed from `now` on: a later connection must not skip to its end."""
+        if self._offsets.get(name, NOW) == NOW:
+            self._offsets[name] = offset
+
+    def listed(self) -> None:
+        """All streams of the prefix have been found; those that are found later were created later."""
+        self._start = BEGINNING
+
+    def sent(self, name: str, offset: str) -> int:
+        """Remember an event; returns its number."""
+        self._sent.append((name, offset))
+        if len(self._sent) > SENT_MAX:
+            self._settle()
+        return self._first + len(self._sent)
+
+    def resume_after(self, event: int) -> FollowRequest:
+        """The request that continues after a received event. Later events are sent again."""
+        if not self._first <= event <= self._first + len(self._sent):
+            raise FollowNotFound("The events after this id are not known any more; send the POST again.")
+        while self._first < event:
+            self._settle()
+        self._sent.clear()
+        return FollowRequest(dict(self._offsets), self._prefix, self._start)
+
+    def _settle(self) -> None:
+        """The first of the events that are remembered was received: its offset is where its stream continues."""
+        name, offset = self._sent.popleft()
+        self._first += 1
+        if offset != GONE:
+            self._offsets[name] = offset
+        else:
+            # Streams of a prefix come and go for as long as the session lasts.
+            self._offsets.pop(name, None)
+
+
+class FollowSessions:
+    """The valid ids, within the limits on their number and on the streams that they name."""
+
+    def __init__(self, limit: int, max_streams: int) -> None:
+        self._limit = limit
+        self._max_streams = max_streams
+        self._named = 0
+        self.id_prefix = ""
+        """How ids of this process begin."""
+        self.elsewhere = 0
+        """Ids that other workers of the server gave."""
+        self._by_id: dict[str, FollowSession] = {}
+        self._idle: dict[str, float] = {}
+        """Since when ids have no connection, in that order."""
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def add(self, wanted: FollowRequest, scope: Scope, now_s: float) -> FollowSession:
+        self._expire(now_s)
+        if len(self._by_id) + self.elsewhere >= self._limit:
+            detail = f"There are {self._limit} followers of many streams (limits.max_follows)."
+            raise TooManyFollows(detail, (("Retry-After", "1"),))
+        if self._named + len(wanted.offsets) > self._max_streams:
+            detail = f"All followers together name {self._max_streams} streams (limits.max_followed_streams)."
+            raise TooManyFollowed(detail)
+        session = FollowSession(self.id_prefix + secrets.token_urlsafe(18), wanted, scope)
+        self._by_id[session.id] = session
+        self._named += session.named
+        self._idle[session.id] = now_s
+        return session
+
+    def find(self, session_id: str, scope: Scope, now_s: float) -> FollowSession:
+        self._expire(now_s)
+        session = self._by_id.get(session_id)
+        if session is None or session.scope != scope:
+            raise FollowNotFound("There is no such id; it has expired, or belongs to another token.")
+        return session
+
+    def attach(self, session: FollowSession, reader: SessionReader) -> None:
+        session.reader = reader
+        self._idle.pop(session.id, None)
+
+    def detach(self, session: FollowSession, reader: SessionReader, now_s: float) -> None:
+        if session.reader is reader:
+            session.reader = None
+            self._idle[session.id] = now_s
+
+    def _expire(self, now_s: float) -> None:
+        while self._idle:
+            session_id, since_s = next(iter(self._idle.items()))
+            if since_s + IDLE_S > now_s:
+                return
+            del self._idle[session_id]
+            self._named -= self._by_id.pop(session_id).named
