@@ -1,0 +1,1 @@
+"""Several processes as one server: shards, their owners, and how a request reaches the owner of its stream."""

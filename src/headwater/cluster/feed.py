@@ -1,0 +1,213 @@
+"""The feed: what other workers must know of the streams of a worker, sent as it becomes durable.
+
+The coordinator learns of all streams, every other worker of those that it is the home of (see `placements`). The feed
+begins with what is there when the two are connected, in slices; then creations and deletions follow. Where streams end
+is sent for placed streams, and for all from the moment the coordinator asks for it, once per stream and iteration of
+the event loop. Everything is on one connection in order, so the answer to a later question comes after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from headwater.cluster.peers import Peer, Peers
+from headwater.cluster.shards import COORDINATOR, ShardMap
+from headwater.core.errors import Refusal
+from headwater.core.producers import ProducerHeaders
+from headwater.core.records import ForkPoint, SnapshotRef
+from headwater.engine.engine import Engine
+from headwater.engine.stream import LiveStream
+
+BEGIN: Final = "begin"
+STREAMS: Final = "streams"
+GONE: Final = "gone"
+COMPLETE: Final = "complete"
+
+STREAMS_PER_FRAME: Final = 500
+
+
+class FedStream(msgspec.Struct, frozen=True, array_like=True):
+    """A stream as the feed describes it: what is durable."""
+
+    id: int
+    name: str
+    created_ms: int
+    content_type: str
+    ttl_secs: int | None
+    expires_at_ms: int | None
+    written_ms: int
+    fork: ForkPoint | None
+    message_index: int
+    byte_position: int
+    closed: bool
+    retained_index: int
+    retained_position: int
+    snapshot: SnapshotRef | None
+
+
+def described(stream: LiveStream) -> FedStream:
+    return FedStream(
+        stream.id,
+        stream.name,
+        stream.created_ms,
+        stream.type.header,
+        stream.ttl_secs,
+        stream.expires_at_ms,
+        stream.written_ms,
+        stream.fork,
+        stream.durable_index,
+        stream.durable_position,
+        stream.durable_closed,
+        stream.durable_retained_index,
+        stream.durable_retained_position,
+        stream.durable_snapshot,
+    )
+
+
+class Feed:
+    """The sending side."""
+
+    def __init__(self, engine: Engine, shard_map: ShardMap, peers: Peers) -> None:
+        self._engine = engine
+        self._map = shard_map
+        self._peers = peers
+        self._is_watching = False
+        self._is_sending_tails = False
+        self._changed: dict[int, LiveStream] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._homes: dict[int, int] = {}
+        """The home of each stream here that has another one, by incarnation."""
+        for stream in engine.catalog:
+            self._place(stream)
+        engine.publisher.on_created.append(self._on_created)
+        engine.publisher.on_deleted.append(self._on_deleted)
+        peers.on_connected.append(self._on_connected)
+        peers.answers("sync", self._sync)
+        peers.answers("tails", self._send_tails)
+        peers.answers("append", self._append)
+        peers.answers("check-offsets", self._check_offsets)
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def _on_connected(self, peer: Peer) -> None:
+        task = asyncio.get_running_loop().create_task(self._send_all(peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_created(self, stream: LiveStream) -> None:
+        self._place(stream)
+        for peer in self._receivers(stream):
+            peer.feed((STREAMS, (described(stream),)))
+
+    def _on_deleted(self, stream: LiveStream) -> None:
+        self._changed.pop(stream.id, None)
+        for peer in self._receivers(stream):
+            peer.feed((GONE, (stream.id,)))
+        self._homes.pop(stream.id, None)
+
+    def _on_changed(self, stream: LiveStream) -> None:
+        if self._is_sending_tails or stream.id in self._homes:
+            if not self._changed:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._changed[stream.id] = stream
+
+    def _flush(self) -> None:
+        changed, self._changed = self._changed, {}
+        by_peer: dict[Peer, list[FedStream]] = {}
+        for stream in self._alive(changed.values()):
+            for peer in self._receivers(stream):
+                by_peer.setdefault(peer, []).append(described(stream))
+        for peer, streams in by_peer.items():
+            peer.feed((STREAMS, streams))
+
+    def _place(self, stream: LiveStream) -> None:
+        home = self._map.owner_of(stream.name)
+        if home != self._peers.worker:
+            self._homes[stream.id] = home
+            self._watch()
+
+    def _receivers(self, stream: LiveStream) -> Iterable[Peer]:
+        """Who must know of a stream."""
+        for worker in {COORDINATOR, self._homes.get(stream.id, COORDINATOR)}:
+            peer = self._peers.get(worker)
+            if peer is not None:
+                yield peer
+
+    def _watch(self) -> None:
+        if not self._is_watching:
+            self._is_watching = True
+            self._engine.watch_changes(self._on_changed)
+
+    # -- questions -------------------------------------------------------------------------------------------------
+
+    async def _sync(self, sender: int, arguments: Any) -> None:
+        """Everything that was acknowledged is sent before the answer."""
+        self._engine.expire_due()
+        self._flush()
+
+    async def _send_tails(self, sender: int, arguments: Any) -> None:
+        """Send also where streams end, from now on."""
+        self._is_sending_tails = True
+        self._watch()
+        peer = self._peers.get(COORDINATOR)
+        if peer is not None:
+            await self._send_all(peer)
+
+    async def _append(self, sender: int, arguments: Any) -> str:
+        """Append for the coordinator; returns why it was refused, or an empty string."""
+        name, content_type, body, producer = arguments
+        result: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+        def done(value: object) -> None:
+            if not result.done():
+                result.set_result(value)
+
+        try:
+            self._engine.append(name, content_type, body, ProducerHeaders(*producer), None, False, done)
+            value = await result
+        except Refusal as refusal:
+            value = refusal
+        return value.detail if isinstance(value, Refusal) else ""
+
+    async def _check_offsets(self, sender: int, arguments: Any) -> list[str]:
+        """For each stream and offset: why the offset is not a message boundary of the stream, or an empty string."""
+        return [self._offset_problem(name, text) for name, text in arguments]
+
+    def _offset_problem(self, name: str, text: str) -> str:
+        stream = self._engine.catalog.by_name.get(name)
+        if stream is None:
+            return ""
+        reader = self._engine.reader
+        try:
+            offset = reader.place(stream, text)
+            if offset.message_index < stream.retained_index or offset.message_index > stream.durable_index:
+                return ""
+            is_boundary = reader.boundary(stream, offset.message_index) == offset.byte_position
+        except Refusal as refusal:
+            return refusal.detail
+        return "" if is_boundary else f"{text} is not a message boundary of {name!r}. Ack one that the server returned."
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _alive(self, streams: Iterable[LiveStream]) -> Iterable[LiveStream]:
+        by_id = self._engine.catalog.by_id
+        return (stream for stream in streams if stream.visible and not stream.deleted and stream.id in by_id)
+
+    async def _send_all(self, peer: Peer) -> None:
+        """Send all streams to a worker, in slices. Those created or deleted during that are sent as well, in order."""
+        peer.feed((BEGIN, ()))
+        if peer.worker == COORDINATOR:
+            streams = tuple(self._engine.catalog)
+        else:
+            by_id = self._engine.catalog.by_id
+            placed = [stream_id for stream_id, home in self._homes.items() if home == peer.worker]
+            streams = tuple(by_id[stream_id] for stream_id in placed if stream_id in by_id)
+        for start in range(0, len(streams), STREAMS_PER_FRAME):
+            alive = self._alive(streams[start : start + STREAMS_PER_FRAME])
+            peer.feed((STREAMS, tuple(described(stream) for stream in alive)))
+            await asyncio.sleep(0)
+        peer.feed((COMPLETE, ()))

@@ -1,0 +1,103 @@
+"""Messages between the supervisor and a worker, over the socket pair that they share from the start of the worker.
+
+Each is one packet, a JSON object, and some have file descriptors with them.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+from collections.abc import Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+PACKET_MAX_BYTES: Final = 64 * 1024
+_DESCRIPTORS_MAX: Final = 4
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """From a worker: it has recovered its data and can be connected to the others."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """From a worker: it can serve."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """From a worker that cannot start: why."""
+
+    kind: str
+    message: str
+
+
+class Connect(msgspec.Struct, frozen=True, tag="connect"):
+    """To a worker, with two descriptors: connections to another worker, for frames and for clients' connections."""
+
+    worker: int
+
+
+class Serve(msgspec.Struct, frozen=True, tag="serve"):
+    """To a worker: accept connections."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag="ping"):
+    """To a worker, which must answer."""
+
+
+class Pong(msgspec.Struct, frozen=True, tag="pong"):
+    """From a worker."""
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """To a worker: accept no more, complete what is under way, but still answer the other workers."""
+
+
+class Drained(msgspec.Struct, frozen=True, tag="drained"):
+    """From a worker: it has no connections any more, and nothing is queued."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """To a worker: close the storage and exit."""
+
+
+class Reload(msgspec.Struct, frozen=True, tag="reload"):
+    """To a worker: read certificate, authorities and log levels again."""
+
+
+Message: TypeAlias = Hello | Ready | Failed | Connect | Serve | Ping | Pong | Drain | Drained | Stop | Reload
+
+_decode: Final = msgspec.json.Decoder(Message).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """The two ends of a control connection."""
+    ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in ends:
+        end.setblocking(False)
+    return ends
+
+
+def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> bool:
+    """Send a message; False if the other side is gone or does not read."""
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    try:
+        control.sendmsg([_encode(message)], rights)
+    except OSError:
+        return False
+    return True
+
+
+def receive(control: socket.socket) -> tuple[Message, list[int]] | None:
+    """The next message with its descriptors; None at the end. Raises `BlockingIOError` if there is none yet."""
+    try:
+        data, descriptors, _, _ = socket.recv_fds(control, PACKET_MAX_BYTES, _DESCRIPTORS_MAX)
+    except ConnectionError:
+        return None
+    if not data:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+    return _decode(data), list(descriptors)

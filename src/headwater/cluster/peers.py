@@ -1,0 +1,358 @@
+"""The connections of a worker to the others, and the frames on them.
+
+One connection carries everything between two workers: relayed requests, each in a tunnel, and questions with their
+answers. Workers are connected by anonymous socket pairs that the supervisor makes, so no other process can send
+anything on them. A worker that died is reconnected when it has been restarted; until then what is for it waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol, TypeAlias
+
+import msgspec
+
+from headwater.cluster import frames
+from headwater.cluster.frames import HEADER
+
+log = logging.getLogger("headwater.cluster")
+
+WRITE_BUFFER_BYTES: Final = 1024 * 1024
+"""Unsent frames beyond which the responses that a worker relays are paused."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
+
+Answerer: TypeAlias = Callable[[int, Any], Awaitable[Any]]
+"""Given the worker that asks and the arguments: the answer, of plain values."""
+
+
+class PeerLostError(Exception):
+    """The other worker ended before it answered."""
+
+
+class TunnelClient(Protocol):
+    """What waits for the response to a relayed request."""
+
+    def on_data(self, data: bytes) -> None: ...
+
+    def on_end(self, *, close: bool) -> None: ...
+
+    def on_cut(self) -> None:
+        """The response cannot be completed."""
+
+    def on_peer_lost(self) -> None:
+        """The owner died. Whether it did what was asked is unknown."""
+
+    def on_hold(self, *, is_held: bool) -> None:
+        """The owner cannot take more of the request body, or takes it again."""
+
+
+class TunnelServer(Protocol):
+    """What answers the requests of one tunnel."""
+
+    def begin(self, peer_name: bytes, data: bytes) -> None: ...
+
+    def feed(self, data: bytes) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+OpenTunnel: TypeAlias = Callable[["Peer", int, int], TunnelServer]
+"""Given the frame that begins: what answers it."""
+
+
+class Peer(asyncio.Protocol):
+    """The connection to one other worker."""
+
+    def __init__(self, worker: int, peers: Peers) -> None:
+        self.worker: Final = worker
+        self._peers = peers
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[bytes] = []
+        self._rest = b""
+        self._last_number = 0
+        self._idle: dict[int, list[int]] = {frames.BEGIN: [], frames.BEGIN_PLACED: [], frames.BEGIN_FOLLOW: []}
+        self._clients: dict[int, TunnelClient] = {}
+        self._servers: dict[int, TunnelServer] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self.is_congested = False
+        self.is_lost = False
+
+    # -- asyncio ---------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]
+        self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_lost = True
+        self._peers.on_lost(self)
+        for server in tuple(self._servers.values()):
+            server.cancel()
+        self._servers.clear()
+        clients, self._clients = self._clients, {}
+        for client in clients.values():
+            client.on_peer_lost()
+        asked, self._asked = self._asked, {}
+        for future in asked.values():
+            if not future.done():
+                future.set_exception(PeerLostError(f"worker {self.worker} ended"))
+        for task in self._answering:
+            task.cancel()
+
+    def pause_writing(self) -> None:
+        self.is_congested = True
+        for server in tuple(self._servers.values()):
+            server.pause()
+
+    def resume_writing(self) -> None:
+        self.is_congested = False
+        for server in tuple(self._servers.values()):
+            server.resume()
+
+    def data_received(self, data: bytes) -> None:
+        if self._rest:
+            data = self._rest + data
+        at, size = 0, len(data)
+        while size - at >= HEADER.size:
+            length, kind, number = HEADER.unpack_from(data, at)
+            end = at + HEADER.size + length
+            if end > size:
+                break
+            payload = data[at + HEADER.size : end]
+            at = end
+            try:
+                self._on_frame(kind, number, payload)
+            except Exception:
+                log.exception("a frame of kind %d from worker %d failed unexpectedly", kind, self.worker)
+        self._rest = data[at:]
+
+    # -- tunnels of this side --------------------------------------------------------------------------------------
+
+    def open_tunnel(self, client: TunnelClient, begin: int) -> int:
+        """A tunnel that no request is in. Finished tunnels are used again: the owner keeps what it has for them."""
+        idle = self._idle[begin]
+        if idle:
+            number = idle.pop()
+        else:
+            self._last_number += 1
+            number = self._last_number
+        self._clients[number] = client
+        return number
+
+    def cancel_tunnel(self, number: int) -> None:
+        """The client is gone. The number is not used again: its response may still be on its way."""
+        if self._clients.pop(number, None) is not None:
+            self.send(frames.CANCEL, number)
+
+    def recycle(self, number: int, begin: int) -> None:
+        """The response is complete: another request can use the tunnel."""
+        self._idle[begin].append(number)
+
+    # -- frames ----------------------------------------------------------------------------------------------------
+
+    def send(self, kind: int, number: int, payload: bytes = b"") -> None:
+        """Send a frame with all others of this iteration of the event loop: each write would wake the other worker."""
+        if self.is_lost:
+            return
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent.append(HEADER.pack(len(payload), kind, number))
+        self._unsent.append(payload)
+
+    def _flush(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        if not self.is_lost:
+            self._transport.write(b"".join(unsent))
+
+    def forget_server(self, number: int) -> None:
+        self._servers.pop(number, None)
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    async def ask(self, question: str, arguments: object = None) -> Any:
+        """The other worker's answer. Raises `PeerLostError` if it ends before."""
+        if self.is_lost:
+            raise PeerLostError(f"worker {self.worker} ended")
+        self._last_number += 1
+        number = self._last_number
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[number] = future
+        self.send(frames.ASK, number, _encode((question, arguments)))
+        try:
+            return await future
+        finally:
+            self._asked.pop(number, None)
+
+    def feed(self, events: object) -> None:
+        """Send what needs no answer."""
+        self.send(frames.FEED, 0, _encode(events))
+
+    def leave_tail(self, stream_id: int) -> None:
+        """Follow a stream of the other worker no longer."""
+        self.send(frames.LEAVE, 0, stream_id.to_bytes(8, "big"))
+
+    def _on_frame(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == frames.WHOLE:
+            client = self._clients.pop(number, None)
+            if client is not None:
+                client.on_data(payload)
+                client.on_end(close=False)
+        elif kind == frames.DATA:
+            client = self._clients.get(number)
+            if client is not None:
+                client.on_data(payload)
+        elif kind in self._idle:
+            server = self._servers.get(number)
+            if server is None:
+                server = self._servers[number] = self._peers.open_server(self, number, kind)
+            size = payload[0]
+            server.begin(payload[1 : 1 + size], payload[1 + size :])
+        elif kind in (frames.END, frames.LAST):
+            client = self._clients.pop(number, None)
+            if client is not None:
+                client.on_end(close=kind == frames.LAST)
+        elif kind == frames.TAIL:
+            self._peers.on_tail(self.worker, payload)
+        elif kind == frames.FEED:
+            self._peers.on_feed(self.worker, _decode(payload))
+        elif kind == frames.ASK:
+            task = asyncio.get_running_loop().create_task(self._answer(number, payload))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+        elif kind == frames.ANSWER:
+            future = self._asked.get(number)
+            if future is not None and not future.done():
+                future.set_result(_decode(payload))
+        else:
+            self._on_rare_frame(kind, number, payload)
+
+    def _on_rare_frame(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == frames.LEAVE:
+            self._peers.on_leave(self.worker, int.from_bytes(payload, "big"))
+            return
+        if kind in (frames.CUT, frames.HOLD, frames.TAKE):
+            client = self._clients.get(number)
+            if client is None:
+                return
+            if kind == frames.CUT:
+                del self._clients[number]
+                client.on_cut()
+            else:
+                client.on_hold(is_held=kind == frames.HOLD)
+            return
+        server = self._servers.get(number)
+        if server is None:
+            return  # Its response was complete when the frame was sent.
+        if kind == frames.MORE:
+            server.feed(payload)
+        elif kind == frames.PAUSE:
+            server.pause()
+        elif kind == frames.RESUME:
+            server.resume()
+        elif kind == frames.CANCEL:
+            del self._servers[number]
+            server.cancel()
+        else:
+            raise AssertionError(f"unknown frame kind {kind}")
+
+    async def _answer(self, number: int, payload: bytes) -> None:
+        question, arguments = _decode(payload)
+        answer = await self._peers.answer(self.worker, question, arguments)
+        self.send(frames.ANSWER, number, _encode(answer))
+
+
+class Peers:
+    """All other workers: those that are connected, and what waits for those that are not."""
+
+    def __init__(self, worker: int, workers: int) -> None:
+        self.worker: Final = worker
+        self.workers: Final = workers
+        self._connected: dict[int, Peer] = {}
+        self._waiting: dict[int, dict[Callable[[], None], None]] = {number: {} for number in range(workers)}
+        self._answerers: dict[str, Answerer] = {}
+        self.open_server: OpenTunnel = _no_server
+        self.on_feed: Callable[[int, Any], None] = _no_feed
+        self.on_tail: Callable[[int, bytes], None] = _no_feed
+        self.on_leave: Callable[[int, int], None] = _no_feed
+        self.on_connected: list[Callable[[Peer], None]] = []
+        self.on_disconnected: list[Callable[[int], None]] = []
+
+    def get(self, worker: int) -> Peer | None:
+        return self._connected.get(worker)
+
+    def all(self) -> tuple[Peer, ...]:
+        return tuple(self._connected.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every other worker is connected."""
+        return len(self._connected) == self.workers - 1
+
+    def answers(self, question: str, answerer: Answerer) -> None:
+        """Answer this question of other workers from now on."""
+        self._answerers[question] = answerer
+
+    async def answer(self, worker: int, question: str, arguments: Any) -> Any:
+        return await self._answerers[question](worker, arguments)
+
+    async def ask(self, worker: int, question: str, arguments: object = None) -> Any:
+        """Ask a worker, or this one itself. Raises `PeerLostError` if it is not connected."""
+        if worker == self.worker:
+            return await self._answerers[question](worker, arguments)
+        peer = self._connected.get(worker)
+        if peer is None:
+            raise PeerLostError(f"worker {worker} is not connected")
+        return await peer.ask(question, arguments)
+
+    async def ask_all(self, question: str, arguments: object = None) -> list[Any]:
+        """The answers of all workers, this one included, in their order. Raises `PeerLostError`."""
+        asked = (self.ask(worker, question, arguments) for worker in range(self.workers))
+        return await asyncio.gather(*asked)
+
+    def wait(self, worker: int, then: Callable[[], None]) -> None:
+        """Call `then` once the worker is connected."""
+        self._waiting[worker][then] = None
+
+    def leave(self, worker: int, then: Callable[[], None]) -> None:
+        self._waiting[worker].pop(then, None)
+
+    def connect(self, worker: int) -> Peer:
+        """The protocol of a new connection to a worker. What is left of an earlier one is dropped first: nothing that
+        the worker sent before it died may be processed after what it sends now."""
+        old = self._connected.pop(worker, None)
+        if old is not None:
+            old.close()
+        return Peer(worker, self)
+
+    def connected(self, peer: Peer) -> None:
+        self._connected[peer.worker] = peer
+        for on_connected in self.on_connected:
+            on_connected(peer)
+        waiting, self._waiting[peer.worker] = self._waiting[peer.worker], {}
+        for then in waiting:
+            then()
+
+    def on_lost(self, peer: Peer) -> None:
+        if self._connected.get(peer.worker) is peer:
+            del self._connected[peer.worker]
+            for on_disconnected in self.on_disconnected:
+                on_disconnected(peer.worker)
+
+
+def _no_server(_peer: Peer, _number: int, _begin: int) -> TunnelServer:
+    raise AssertionError("this worker does not serve yet")
+
+
+def _no_feed(_worker: int, _events: Any) -> None:
+    """Nothing is interested in what other workers report."""

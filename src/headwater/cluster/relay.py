@@ -1,0 +1,372 @@
+"""Relay a request to the worker that owns its stream, and the response back to the client.
+
+A relayed request is a live response of its connection: what the owner sends is written to the client as it is, in the
+connection's order. Only what was certainly not done is tried again: a request that found no owner, or a read whose
+owner died before it answered. For any other the connection is cut, as a client would see it from one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from headwater.cluster import frames
+from headwater.cluster.peers import Peer, PeerLostError, Peers
+from headwater.core.errors import WorkerUnavailable
+from headwater.http.connection import Connection
+from headwater.http.context import Context
+from headwater.http.deadlines import Deadline, Deadlines
+from headwater.http.head_cache import KnownHead
+from headwater.http.paths import Address
+from headwater.http.request import Request
+from headwater.http.responses import Channel
+from headwater.http.routing import Handler, Router
+from headwater.http.states import IDLE, LIVE
+
+RETRY_AFTER_S: Final = 1
+MOVE_AFTER: Final = 16
+"""Requests in a row for streams of one other worker after which a connection moves to it once more."""
+MOVED_MAX_BYTES: Final = 32 * 1024
+"""A connection moves with the request that was read from it, if that is not larger."""
+_NOT_RELAYED: Final = frozenset((b"expect", b"transfer-encoding", b"content-length"))
+"""The body is complete, so its length is known, and the client was told to send it."""
+_SAFE: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
+
+
+class RelayingConnection(Connection):
+    """A connection whose requests may be answered by other workers: such a response ends as that worker says."""
+
+    __slots__ = ("_peer_name", "_relay", "_streak", "_streak_owner", "has_moved", "is_movable")
+
+    def __init__(self, context: Context, router: Router, relay: Relay) -> None:
+        super().__init__(context, router)
+        self._relay = relay
+        self._peer_name: bytes | None = None
+        self.is_movable = False
+        """The socket is a client's and has no state in this process."""
+        self.has_moved = False
+        self._streak = 0
+        self._streak_owner = -1
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.is_movable = transport.get_extra_info("sslcontext") is None
+
+    def should_move(self, owner: int) -> bool:
+        """Whether to hand the connection over with the request that is being answered: at its first request, or when
+        it has used streams of that worker for a while."""
+        if owner != self._streak_owner:
+            self._streak_owner, self._streak = owner, 0
+        self._streak += 1
+        if self.has_moved and self._streak < MOVE_AFTER:
+            return False
+        return (
+            self.is_movable
+            and not self._queue
+            and not self._unparsed
+            and self._parser.state is IDLE
+            and not self._flow.reasons
+            and not self._is_last
+            and not self._context.draining
+            and not self._transport.get_write_buffer_size()
+        )
+
+    def move(self, send: Callable[[int], bool]) -> bool:
+        """Pass the socket on by `send`; False if that fails, and then nothing has changed."""
+        self.has_moved = True
+        if not send(self._transport.get_extra_info("socket").fileno()):
+            return False
+        # The socket stays open in the worker that has it now.
+        self._live = None
+        self._transport.abort()
+        return True
+
+    def end_relayed(self, *, close: bool) -> None:
+        """The response was written completely, by its owner's account."""
+        if self._live is not None:
+            self._live = None
+            self._is_last = self._is_last or close
+            self._finish()
+
+    @property
+    def peer_name(self) -> bytes:
+        if self._peer_name is None:
+            # Asked of the kernel each time, so once.
+            peer = self._transport.get_extra_info("peername")
+            self._peer_name = f"{peer[0]}:{peer[1]}".encode() if isinstance(peer, tuple) else b""
+        return self._peer_name
+
+    def _answer(self, request: Request, known: KnownHead | None = None) -> None:
+        super()._answer(request, known)
+        if known is not None and type(self._live) is RelayedAnswer and self._live.may_move:
+            known.operation, known.owner = self._operation, self._live.worker
+
+    def _answer_known(self, known: KnownHead, request: Request) -> None:
+        """As in one process, and without the steps to the relay where the same head was relayed before."""
+        if known.owner < 0 or self._is_proxied or self._context.debug:
+            super()._answer_known(known, request)
+            return
+        self._request = request
+        self._operation = known.operation
+        self._writing = LIVE
+        answer = RelayedAnswer(
+            self._relay, known.owner, known.head + request.body, request.method in _SAFE, frames.BEGIN
+        )
+        answer.may_move = True
+        self._live = answer
+        answer.start(self)
+
+
+class Relay:
+    """What all relayed requests of a worker share."""
+
+    def __init__(self, peers: Peers, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
+        self.peers: Final = peers
+        self.loop: Final = loop
+        self.wait_s: Final = wait_s
+        """How long a request waits for a worker that is being restarted."""
+        self.deadlines: Final = Deadlines(loop, wait_s)
+        self.hand_over: Callable[[int, int, bytes], bool] | None = None
+        """Passes a connection (a descriptor) with a request to a worker."""
+
+    async def peer(self, worker: int) -> Peer:
+        """The connection to a worker, when it is there. Raises the refusal if that takes too long."""
+        found = self.peers.get(worker)
+        if found is not None:
+            return found
+        connected: asyncio.Future[None] = self.loop.create_future()
+
+        def then() -> None:
+            if not connected.done():
+                connected.set_result(None)
+
+        self.peers.wait(worker, then)
+        try:
+            await asyncio.wait_for(connected, self.wait_s)
+        except TimeoutError:
+            raise unavailable(worker, self.wait_s) from None
+        finally:
+            self.peers.leave(worker, then)
+        return await self.peer(worker)
+
+    async def ask(self, worker: int, question: str, arguments: object = None) -> Any:
+        """Ask a worker, or this one, and wait for one that is being restarted. Only for what can be asked twice."""
+        while worker != self.peers.worker:
+            peer = await self.peer(worker)
+            try:
+                return await peer.ask(question, arguments)
+            except PeerLostError:
+                continue
+        return await self.peers.ask(worker, question, arguments)
+
+    def to(self, worker: int, begin: int = frames.BEGIN) -> Handler:
+        """The handler of requests that another worker answers."""
+
+        def handle(_context: Context, request: Request, _address: Address) -> RelayedAnswer:
+            data = request_bytes(request)
+            answer = RelayedAnswer(self, worker, data, request.method in _SAFE, begin)
+            # Live readers stay where they are: they are served by every worker.
+            answer.may_move = begin == frames.BEGIN and len(data) <= MOVED_MAX_BYTES and b"live=" not in request.target
+            return answer
+
+        return handle
+
+
+class Exchange:
+    """A request to another worker whose response is wanted as a whole, whether or not a client waits for it."""
+
+    __slots__ = ("_begin", "_data", "_number", "_peer", "response")
+
+    def __init__(self, peer: Peer, data: bytes, begin: int) -> None:
+        self.response: asyncio.Future[tuple[bytes, bool]] = asyncio.get_running_loop().create_future()
+        """The response, and whether the client's connection is to be closed. Fails with `PeerLostError`."""
+        self._peer = peer
+        self._begin = begin
+        self._data: list[bytes] = []
+        self._number = peer.open_tunnel(self, begin)
+        send_request(peer, begin, self._number, b"", data)
+
+    def on_data(self, data: bytes) -> None:
+        self._data.append(data)
+
+    def on_end(self, *, close: bool) -> None:
+        self._peer.recycle(self._number, self._begin)
+        if not self.response.done():
+            self.response.set_result((b"".join(self._data), close))
+
+    def on_cut(self) -> None:
+        self.on_peer_lost()
+
+    def on_peer_lost(self) -> None:
+        if not self.response.done():
+            self.response.set_exception(PeerLostError(f"worker {self._peer.worker} ended"))
+
+    def on_hold(self, *, is_held: bool) -> None:
+        """The body was sent already."""
+
+
+def send_request(peer: Peer, begin: int, number: int, client: bytes, data: bytes) -> None:
+    """Send the bytes of a request into a tunnel."""
+    if len(data) <= frames.PAYLOAD_MAX_BYTES:
+        peer.send(begin, number, b"%c%b%b" % (len(client), client, data))
+        return
+    first, *others = frames.pieces(data)
+    peer.send(begin, number, b"%c%b%b" % (len(client), client, first))
+    for piece in others:
+        peer.send(frames.MORE, number, piece)
+
+
+class RelayedAnswer:
+    """One request on its way through another worker."""
+
+    __slots__ = ("_begin", "_channel", "_data", "_deadline", "_has_begun", "_is_safe", "_number", "_paused", "_peer",
+                 "_relay", "may_move", "worker")  # fmt: skip
+
+    def __init__(self, relay: Relay, worker: int, data: bytes, is_safe: bool, begin: int) -> None:
+        self._relay = relay
+        self.worker = worker
+        self._data = data
+        self._is_safe = is_safe
+        self._begin = begin
+        self._channel: Channel | None = None
+        self._peer: Peer | None = None
+        self._number = 0
+        self._has_begun = False
+        self._paused = False
+        self._deadline: Deadline | None = None
+        self.may_move = False
+        """The connection may be handed over to the worker instead."""
+
+    # -- as a live response ----------------------------------------------------------------------------------------
+
+    def start(self, channel: Channel) -> None:
+        hand_over = self._relay.hand_over
+        if (
+            hand_over is not None
+            and self.may_move
+            and isinstance(channel, RelayingConnection)
+            and channel.should_move(self.worker)
+            and channel.move(partial(self._move, hand_over))
+        ):
+            return
+        self._channel = channel
+        self._send()
+
+    def _move(self, hand_over: Callable[[int, int, bytes], bool], descriptor: int) -> bool:
+        return hand_over(self.worker, descriptor, self._data)
+
+    def on_writable(self) -> None:
+        if self._paused and self._peer is not None:
+            self._paused = False
+            self._peer.send(frames.RESUME, self._number)
+
+    def on_drain(self) -> None:
+        """The owner is stopping as well, and ends the response."""
+        if self._peer is None:
+            self._give_up()
+
+    def on_disconnect(self) -> None:
+        self._stop_waiting()
+        self._channel = None
+        peer, self._peer = self._peer, None
+        if peer is not None:
+            peer.cancel_tunnel(self._number)
+
+    # -- as the client of a tunnel ---------------------------------------------------------------------------------
+
+    def on_data(self, data: bytes) -> None:
+        channel = self._channel
+        if channel is None:
+            return
+        self._has_begun = True
+        channel.write_chunk(data)
+        if not self._paused and not channel.writable and self._peer is not None:
+            self._paused = True
+            self._peer.send(frames.PAUSE, self._number)
+
+    def on_end(self, *, close: bool) -> None:
+        peer, self._peer = self._peer, None
+        channel, self._channel = self._channel, None
+        if peer is not None:
+            if self._paused:
+                peer.send(frames.RESUME, self._number)
+            peer.recycle(self._number, self._begin)
+        if channel is not None:
+            assert isinstance(channel, RelayingConnection)
+            channel.end_relayed(close=close)
+
+    def on_cut(self) -> None:
+        self._peer = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            assert isinstance(channel, Connection)
+            channel.abort()
+
+    def on_peer_lost(self) -> None:
+        self._peer = None
+        if self._is_safe and not self._has_begun and self._channel is not None:
+            self._paused = False
+            self._send()
+        else:
+            self.on_cut()
+
+    def on_hold(self, *, is_held: bool) -> None:
+        """The body was sent already."""
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        relay = self._relay
+        peer = relay.peers.get(self.worker)
+        if peer is None:
+            relay.peers.wait(self.worker, self._retry)
+            if self._deadline is None:
+                self._deadline = relay.deadlines.set(self._give_up)
+            return
+        self._peer = peer
+        self._number = number = peer.open_tunnel(self, self._begin)
+        name = self._channel.peer_name if isinstance(self._channel, RelayingConnection) else b""
+        send_request(peer, self._begin, number, name, self._data)
+
+    def _retry(self) -> None:
+        self._stop_waiting()
+        if self._channel is not None:
+            self._send()
+
+    def _stop_waiting(self) -> None:
+        self._relay.peers.leave(self.worker, self._retry)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._stop_waiting()
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.refuse(unavailable(self.worker, self._relay.wait_s))
+
+
+def unavailable(worker: int, wait_s: float) -> WorkerUnavailable:
+    return WorkerUnavailable(
+        f"Worker {worker}, which owns this stream, did not return within {wait_s:g} seconds. Try again.",
+        (("Retry-After", str(RETRY_AFTER_S)),),
+    )
+
+
+def head_bytes(request: Request, *, chunked: bool) -> bytes:
+    """The head of a request whose body follows, in chunks or with the length that its head says."""
+    fields = b"".join([b"%b: %b\r\n" % field for field in request.headers.items() if field[0] not in _NOT_RELAYED])
+    length = b"transfer-encoding: chunked" if chunked else b"content-length: " + request.headers[b"content-length"]
+    return b"%b %b HTTP/1.1\r\n%b%b\r\n\r\n" % (request.method, request.target, fields, length)
+
+
+def request_bytes(request: Request) -> bytes:
+    """A request as bytes, complete with its body."""
+    fields = b"".join([b"%b: %b\r\n" % field for field in request.headers.items() if field[0] not in _NOT_RELAYED])
+    body = request.body
+    if body or request.method in (b"POST", b"PUT"):
+        fields += b"content-length: %d\r\n" % len(body)
+    version = b"1.0" if request.http_1_0 else b"1.1"
+    return b"%b %b HTTP/%b\r\n%b\r\n%b" % (request.method, request.target, version, fields, body)

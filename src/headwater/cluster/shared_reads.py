@@ -1,0 +1,187 @@
+"""Live readers of a stream of another worker: this worker follows the stream once, and serves them all.
+
+The last messages of a followed stream are kept in memory, and the readers are those of one process: only the stream
+that they follow, and where its bytes come from, are other ones. Before a reader begins, the owner sends all that it has
+acknowledged, so a client finds what it wrote. A reader that begins before what is kept is relayed, and so is a
+long-poll that cannot be served any more; an event stream ends instead, and its client connects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final, cast
+
+from headwater.cluster.followed_streams import FollowedStreams
+from headwater.cluster.relay import RelayingConnection
+from headwater.core.buckets import is_bucketed
+from headwater.core.errors import Refusal
+from headwater.engine.engine import Engine
+from headwater.http.context import Context
+from headwater.http.paths import Address
+from headwater.http.request import Request
+from headwater.http.responses import Channel, LiveResponse, PiecewiseResponse, Response
+from headwater.http.routing import Handler, Route
+
+log = logging.getLogger("headwater.cluster")
+
+EVENTS: Final = "sse"
+LONG_POLL: Final = "long-poll"
+
+
+class SharedContext(Context):
+    """The context of this worker, with the streams that it follows instead of those that it owns."""
+
+    def __init__(self, base: Context, streams: FollowedStreams) -> None:
+        # Nothing is set up: what is not here is that of the worker, which changes it while it runs.
+        self._base = base
+        self.engine = cast("Engine", streams)
+        # What every reader uses for every event, and what never changes, is at hand.
+        self.metrics = base.metrics
+        self.limits = base.limits
+        self.loop = base.loop
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+
+class SharedReads:
+    """Makes the handlers of live reads of other workers' streams."""
+
+    def __init__(self, context: Context, streams: FollowedStreams) -> None:
+        self.streams: Final = streams
+        self.context: Final = SharedContext(context, streams)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def route(self, route: Route, owner: int, relay: Route) -> Route:
+        """The route of a live read: shared if the stream can be followed, else relayed."""
+
+        def handle(context: Context, request: Request, address: Address) -> SharedRead:
+            return SharedRead(self, route, owner, relay.handler, context, request, address)
+
+        return Route(route.method, route.pattern, handle, route.operation, route.live)
+
+    def run(self, read: SharedRead) -> None:
+        task = asyncio.get_running_loop().create_task(read.begin())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class SharedRead:
+    """One live read."""
+
+    __slots__ = ("_address", "_channel", "_context", "_inner", "_is_draining", "_owner", "_reads", "_relay", "_request",
+                 "_route")  # fmt: skip
+
+    def __init__(
+        self,
+        reads: SharedReads,
+        route: Route,
+        owner: int,
+        relay: Handler,
+        context: Context,
+        request: Request,
+        address: Address,
+    ) -> None:
+        self._reads = reads
+        self._route = route
+        self._owner = owner
+        self._relay = relay
+        self._context = context
+        self._request = request
+        self._address = address
+        self._channel: Channel | None = None
+        self._inner: LiveResponse | None = None
+        self._is_draining = False
+
+    # -- as a live response ----------------------------------------------------------------------------------------
+
+    def start(self, channel: Channel) -> None:
+        self._channel = channel
+        self._reads.run(self)
+
+    def on_writable(self) -> None:
+        if self._inner is not None:
+            self._inner.on_writable()
+
+    def on_drain(self) -> None:
+        self._is_draining = True
+        if self._inner is not None:
+            self._inner.on_drain()
+
+    def on_disconnect(self) -> None:
+        self._channel = None
+        if self._inner is not None:
+            self._inner.on_disconnect()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        try:
+            name, query = self._address.name, self._address.query
+            found = await self._reads.streams.ready(self._owner, name)
+            if self._channel is None:
+                return
+            last_event = self._request.header(b"last-event-id") if self._route.live == EVENTS else None
+            token = last_event or query.get("offset")
+            is_plain = "since" not in query or bool(last_event)
+            if found is None or not is_plain or not found.serves(token, is_bucketed=is_bucketed(name)):
+                self.relay()
+            else:
+                self._share(self._channel)
+            if self._is_draining and self._inner is not None:
+                self._inner.on_drain()
+        except Exception:
+            log.exception("%s %r failed unexpectedly", self._request.method, self._request.target)
+            if isinstance(self._channel, RelayingConnection):
+                self._channel.abort()
+
+    def _share(self, channel: Channel) -> None:
+        try:
+            inner = self._route.handler(self._reads.context, self._request, self._address)
+        except Refusal:
+            self.relay()  # The owner says what is wrong.
+            return
+        self._inner = cast("LiveResponse", inner)
+        self._inner.start(channel if self._route.live == EVENTS else PollChannel(self, channel))
+
+    def relay(self) -> None:
+        """Let the owner answer."""
+        if self._channel is not None:
+            self._inner = cast("LiveResponse", self._relay(self._context, self._request, self._address))
+            self._inner.start(self._channel)
+
+
+class PollChannel:
+    """The channel of a shared long-poll, which answers once: what it would refuse is relayed instead."""
+
+    __slots__ = ("_channel", "_read")
+
+    def __init__(self, read: SharedRead, channel: Channel) -> None:
+        self._read = read
+        self._channel = channel
+
+    @property
+    def writable(self) -> bool:
+        return self._channel.writable
+
+    def respond(self, response: Response | PiecewiseResponse) -> None:
+        self._channel.respond(response)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._read.relay()
+
+    def begin_body(self, headers: bytes) -> None:
+        self._channel.begin_body(headers)
+
+    def write(self, data: bytes) -> None:
+        self._channel.write(data)
+
+    def write_chunk(self, chunk: bytes) -> None:
+        self._channel.write_chunk(chunk)
+
+    def take_turn(self) -> None:
+        self._channel.take_turn()
+
+    def end_body(self) -> None:
+        self._channel.end_body()

@@ -1,0 +1,241 @@
+"""Start a server of one or several workers: find the stores of the data directory, divide them again if the number of
+workers changed, and serve."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headwater.cluster.placements import PREFIX
+from headwater.cluster.shards import COORDINATOR, ShardMap
+from headwater.cluster.supervisor import WorkerSupervisor
+from headwater.core.buckets import bucket_of_document
+from headwater.core.catalog import Catalog, StreamState
+from headwater.engine.clock_guard import DOCUMENT_KEY
+from headwater.engine.fences import FENCE_PREFIX
+from headwater.engine.leases import LEASE_PREFIX
+from headwater.engine.stores import check_tier
+from headwater.http.server import run
+from headwater.storage.directory import FAMILY_OF_MODE, FORMAT_NAME, LOCK_NAME, SHARDS_DEFAULT, lock_directory
+from headwater.storage.filesystem import RealFilesystem
+from headwater.storage.interface import StorageError
+from headwater.storage.offline.atomic_install import PLAIN_STORE_NAMES, check_is_new
+from headwater.storage.offline.division import DivisionPlan, divide
+from headwater.storage.offline.families import family_of
+from headwater.storage.worker_stores import (
+    WORKERS_VERSION,
+    WorkerStores,
+    read_worker_stores,
+    remove_leftovers,
+    shards_of,
+    store_directories,
+    write_worker_stores,
+)
+
+if TYPE_CHECKING:
+    from headwater.config import Settings
+
+log = logging.getLogger("headwater.cluster")
+
+LOCK_WAIT_S = 5.0
+"""How long to wait for the workers of a killed supervisor to end."""
+
+
+def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
+    """Serve until SIGTERM or SIGINT, in one process or with several workers."""
+    workers, root = settings.server.worker_count, settings.storage.data_dir
+    check_tier(settings.storage)
+    if settings.storage.cold is not None and (workers > 1 or read_worker_stores(root) is not None):
+        raise StorageError("storage.cold works with one worker only, in a data directory that is not divided.")
+    if settings.storage.mode == "memory":
+        if workers == 1:
+            run(settings, load)
+        else:
+            _check_count(workers, SHARDS_DEFAULT, "memory")
+            WorkerSupervisor(settings, load, ShardMap(SHARDS_DEFAULT, workers), lambda _: settings).run()
+        return
+    if workers == 1 and read_worker_stores(root) is None:
+        run(settings, load)
+        return
+    _check_count(workers, shards_of(root) or SHARDS_DEFAULT, str(root))
+    if read_worker_stores(root) is None and (root / FORMAT_NAME).exists():
+        _divide(settings, root, workers)
+    # Held as long as any worker lives, because they inherit it.
+    with closing(_RootLock(root)):
+        stores = read_worker_stores(root)
+        if stores is None:
+            stores = _create(settings, root, workers)
+        elif stores.workers != workers:
+            stores = _divide(settings, root, workers)
+        if stores.family != FAMILY_OF_MODE[settings.storage.mode]:
+            family_of(stores.directory(root, 0), settings.storage.mode)  # Raises, and says what to do.
+        remove_leftovers(root, stores, PLAIN_STORE_NAMES)
+
+        def of_worker(number: int) -> Settings:
+            storage = settings.storage.model_copy(update={"data_dir": stores.directory(root, number)})
+            return settings.model_copy(update={"storage": storage})
+
+        if workers == 1:
+            run(of_worker(0), load, can_pause=False)
+        else:
+            WorkerSupervisor(settings, load, ShardMap(stores.shards, workers), of_worker).run()
+
+
+class _RootLock:
+    """The lock of the data directory itself; each worker has that of its store as well."""
+
+    def __init__(self, root: Path) -> None:
+        until_s = time.monotonic() + LOCK_WAIT_S
+        while True:
+            try:
+                self._lock = lock_directory(RealFilesystem(), root)
+                return
+            except StorageError:
+                # The workers of a supervisor that was just killed inherited its lock, and are being killed too.
+                if _is_running(_holder(root)) or time.monotonic() > until_s:
+                    raise
+                time.sleep(0.02)
+
+    def close(self) -> None:
+        self._lock.release()
+
+
+def _holder(root: Path) -> int:
+    """The process that took the lock of a directory; 0 if it did not say."""
+    try:
+        return int((root / LOCK_NAME).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _is_running(pid: int) -> bool:
+    if not pid:
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _check_count(workers: int, shards: int, where: str) -> None:
+    if workers > shards:
+        raise StorageError(
+            f"{workers} workers are more than the {shards} shard{'s' if shards > 1 else ''} of {where}: each worker"
+            f" needs one. Use --workers {shards}"
+            + (
+                " or fewer."
+                if shards > 1
+                else ", or copy the store into one with more: headwater store copy --worker-shards 16."
+            )
+        )
+
+
+def _create(settings: Settings, root: Path, workers: int) -> WorkerStores:
+    """Divide a new directory. The stores themselves are created by their workers."""
+    check_is_new(root)
+    stores = WorkerStores(WORKERS_VERSION, FAMILY_OF_MODE[settings.storage.mode], SHARDS_DEFAULT, workers, 1)
+    write_worker_stores(root, stores)
+    return stores
+
+
+def _divide(settings: Settings, root: Path, workers: int) -> WorkerStores:
+    """Copy all streams into the stores of the next generation, one for each worker, and make that the division."""
+    old = read_worker_stores(root)
+    family = old.family if old is not None else family_of(root, settings.storage.mode)
+    shards = shards_of(root)
+    assert shards is not None, "there is a store"
+    generation = old.generation + 1 if old is not None else 1
+    stores = WorkerStores(WORKERS_VERSION, family, shards, workers, generation)
+    log.info("dividing the streams in %s between %d workers; they are copied", root, workers)
+    if old is not None:
+        remove_leftovers(root, old, frozenset())
+    filesystem = RealFilesystem()
+    targets = stores.directories(root)
+    for directory in (targets[0].parent, *targets):
+        directory.mkdir(mode=0o700, exist_ok=True)
+    shard_map = ShardMap(shards, workers)
+    storage = settings.storage
+    # Stores that no worker has opened yet have nothing to copy.
+    sources = [directory for directory in store_directories(root) if (directory / FORMAT_NAME).exists()]
+    copied = divide(
+        sources,
+        targets,
+        storage.mode,
+        lambda catalogs: plan_division(shard_map, catalogs),
+        shard_count=storage.acid_shard_count,
+        map_bytes=storage.acid_map_bytes,
+    )
+    for directory in (*targets, targets[0].parent, root):
+        filesystem.sync_directory(directory)
+    write_worker_stores(root, stores)
+    log.info("divided %d streams with %d bytes", copied.streams, copied.payload_bytes)
+    return stores
+
+
+def plan_division(shard_map: ShardMap, catalogs: Sequence[Catalog[StreamState]]) -> DivisionPlan:
+    """Every stream to the owner of its shard, a fork to the owner of its source, a fenced stream and what it shares
+    bytes with to the coordinator; documents to whom they concern."""
+    by_id = {stream.id: stream for catalog in catalogs for stream in catalog}
+    owners: dict[int, int] = {}
+    for fenced in _fenced(catalogs, by_id):
+        owners[_origin(fenced, by_id).id] = COORDINATOR
+    for stream in by_id.values():
+        lineage = [stream]
+        while lineage[-1].id not in owners:
+            fork = lineage[-1].fork
+            source = by_id.get(fork.source_id) if fork is not None else None
+            if source is None:
+                owners[lineage[-1].id] = shard_map.owner_of(lineage[-1].name)
+            else:
+                lineage.append(source)
+        owner = owners[lineage[-1].id]
+        for member in lineage:
+            owners[member.id] = owner
+    documents: list[dict[str, bytes]] = [{} for _ in range(shard_map.workers)]
+    for catalog in reversed(catalogs):
+        for key, value in catalog.documents.items():
+            for worker in _workers_of_document(shard_map, owners, key):
+                documents[worker][key] = value
+        for stream in catalog.by_name.values():
+            home = shard_map.owner_of(stream.name)
+            if home != owners[stream.id]:
+                documents[home][PREFIX + stream.name] = str(owners[stream.id]).encode()
+    return DivisionPlan(owners, documents)
+
+
+def _fenced(catalogs: Sequence[Catalog[StreamState]], by_id: Mapping[int, StreamState]) -> Iterator[StreamState]:
+    for catalog in catalogs:
+        for key in catalog.documents:
+            if key.startswith(FENCE_PREFIX):
+                stream = by_id.get(int(key.removeprefix(FENCE_PREFIX), 16))
+                if stream is not None:
+                    yield stream
+
+
+def _origin(stream: StreamState, by_id: Mapping[int, StreamState]) -> StreamState:
+    """The stream at the beginning of a line of forks."""
+    while stream.fork is not None and stream.fork.source_id in by_id:
+        stream = by_id[stream.fork.source_id]
+    return stream
+
+
+def _workers_of_document(shard_map: ShardMap, owners: Mapping[int, int], key: str) -> Sequence[int]:
+    bucket_id = bucket_of_document(key)
+    if bucket_id is not None:
+        return (shard_map.owner_of_bucket(bucket_id),)
+    if key.startswith(PREFIX):
+        return ()  # They are derived from where the forks are now.
+    if key.startswith((LEASE_PREFIX, FENCE_PREFIX)):
+        owner = owners.get(int(key.partition("/")[2], 16))
+        return () if owner is None else (owner,)
+    if key == DOCUMENT_KEY:
+        return range(shard_map.workers)
+    return (COORDINATOR,)

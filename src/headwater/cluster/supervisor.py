@@ -1,0 +1,348 @@
+"""The supervisor of the workers: holds the listening socket, starts, watches, restarts and stops them.
+
+It serves no request itself, so it has nothing that can fail or stall. A worker that died is restarted; one that does
+not answer for a while is killed first, so a shard never has two owners. In `memory` a dead worker ends the server,
+because its streams are lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from headwater.cluster import messages
+from headwater.cluster.shards import ShardMap
+from headwater.cluster.worker import run_worker
+from headwater.http.server import BACKLOG, address_of, announce, warn_of_exposure
+
+if TYPE_CHECKING:
+    from headwater.config import Settings
+
+log = logging.getLogger("headwater.cluster")
+
+TICK_S: Final = 0.5
+PING_S: Final = 0.5
+BACKOFF_MAX_S: Final = 5.0
+STABLE_S: Final = 30.0
+"""A worker that served this long is restarted at once when it dies."""
+STOP_S: Final = 5.0
+"""Time to close the storage after the connections have ended."""
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class WorkerFailedError(Exception):
+    """A worker could not start, or died in a mode without recovery. `kind` says what the message is about."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(message)
+        self.kind: Final = kind
+
+
+class WorkerProcess:
+    """One worker, as the supervisor sees it."""
+
+    def __init__(self, number: int) -> None:
+        self.number: Final = number
+        self.pid = 0
+        self.control: socket.socket | None = None
+        self.has_said_hello = False
+        self.is_ready = False
+        self.is_drained = False
+        self.started_s = 0.0
+        self.last_answer_s = 0.0
+        self.next_ping_s = 0.0
+        self.restart_at_s: float | None = None
+        self.backoff_s = 0.0
+        self.failure: messages.Failed | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.pid != 0
+
+
+class WorkerSupervisor:
+    def __init__(
+        self,
+        settings: Settings,
+        load: Callable[[], Settings],
+        shard_map: ShardMap,
+        worker_settings: Callable[[int], Settings],
+    ) -> None:
+        self._settings = settings
+        self._load = load
+        self._map = shard_map
+        self._worker_settings = worker_settings
+        self._workers = [WorkerProcess(number) for number in range(shard_map.workers)]
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+        self._has_announced = False
+        self._drain_until_s: float | None = None
+        self._stop_until_s: float | None = None
+        self._failure: WorkerFailedError | None = None
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT. Raises `OSError` if the address cannot be bound, or `WorkerFailedError`."""
+        self._listening = _bind(self._settings)
+        woken, waker = socket.socketpair()
+        for end in (woken, waker):
+            end.setblocking(False)
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
+        self._selector.register(woken, selectors.EVENT_READ)
+        self._inherited = (woken, waker)
+        gc.collect()
+        gc.freeze()
+        try:
+            for worker in self._workers:
+                self._start(worker)
+            while any(worker.is_running for worker in self._workers) or self._stop_until_s is None:
+                self._turn(woken)
+        finally:
+            for worker in self._workers:
+                if worker.is_running:
+                    os.kill(worker.pid, signal.SIGKILL)
+                    os.waitpid(worker.pid, 0)
+            self._listening.close()
+            signal.set_wakeup_fd(-1)
+        if self._failure is not None:
+            raise self._failure
+        log.info("stopped")
+
+    # -- one turn --------------------------------------------------------------------------------------------------
+
+    def _turn(self, woken: socket.socket) -> None:
+        for key, _ in self._selector.select(TICK_S):
+            if key.fileobj is woken:
+                _discard(woken)
+            else:
+                self._receive(key.data)
+        signals, self._signals = self._signals, []
+        for number in signals:
+            if number in (signal.SIGTERM, signal.SIGINT):
+                self._begin_drain()
+            elif number == signal.SIGHUP:
+                for worker in self._workers:
+                    self._send(worker, messages.Reload())
+        self._reap()
+        now_s = time.monotonic()
+        for worker in self._workers:
+            self._watch(worker, now_s)
+        self._advance_stop(now_s)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._signals.append(number)
+
+    def _receive(self, worker: WorkerProcess) -> None:
+        assert worker.control is not None
+        while True:
+            try:
+                received = messages.receive(worker.control)
+            except BlockingIOError:
+                return
+            if received is None:
+                self._selector.unregister(worker.control)
+                worker.control.close()
+                worker.control = None
+                return
+            worker.last_answer_s = time.monotonic()
+            match received[0]:
+                case messages.Hello():
+                    self._introduce(worker)
+                case messages.Ready():
+                    worker.is_ready = True
+                    self._send(worker, messages.Serve())
+                    self._announce_once()
+                case messages.Drained():
+                    worker.is_drained = True
+                case messages.Failed() as failure:
+                    worker.failure = failure
+                case _:
+                    pass
+
+    def _introduce(self, newcomer: WorkerProcess) -> None:
+        """Connect a worker to all others that can be connected."""
+        newcomer.has_said_hello = True
+        for other in self._workers:
+            if other is newcomer or not other.has_said_hello or other.control is None:
+                continue
+            frames, moves = socket.socketpair(), messages.pair()
+            self._send(newcomer, messages.Connect(other.number), (frames[0].fileno(), moves[0].fileno()))
+            self._send(other, messages.Connect(newcomer.number), (frames[1].fileno(), moves[1].fileno()))
+            for end in (*frames, *moves):
+                end.close()
+
+    def _announce_once(self) -> None:
+        if not self._has_announced and all(worker.is_ready for worker in self._workers):
+            self._has_announced = True
+            warn_of_exposure(self._settings)
+            log.info("%d workers share %d shards", self._map.workers, self._map.shards)
+            announce(self._settings, address_of(self._settings, self._listening.getsockname()[1]))
+
+    def _send(self, worker: WorkerProcess, message: messages.Message, descriptors: tuple[int, ...] = ()) -> None:
+        if worker.control is not None:
+            messages.send(worker.control, message, descriptors)
+
+    # -- life and death of workers ---------------------------------------------------------------------------------
+
+    def _start(self, worker: WorkerProcess) -> None:
+        ours, theirs = messages.pair()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            self._become(worker.number, ours, theirs)
+        theirs.close()
+        number, backoff_s = worker.number, worker.backoff_s
+        worker.__init__(number)  # type: ignore[misc]
+        worker.backoff_s = backoff_s
+        worker.pid, worker.control = pid, ours
+        worker.started_s = worker.last_answer_s = time.monotonic()
+        self._selector.register(ours, selectors.EVENT_READ, worker)
+
+    def _become(self, number: int, ours: socket.socket, theirs: socket.socket) -> None:
+        """In the child: be that worker, and nothing else."""
+        code = 1
+        try:
+            _die_with_parent()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._selector.close()
+            for end in (ours, *self._inherited):
+                end.close()
+            for other in self._workers:
+                if other.control is not None:
+                    other.control.close()
+            code = run_worker(self._worker_settings(number), self._load, number, self._map, self._listening, theirs)
+        except BaseException:
+            log.exception("worker %d failed unexpectedly", number)
+        finally:
+            logging.shutdown()
+            os._exit(code)
+
+    def _reap(self) -> None:
+        for worker in self._workers:
+            if worker.is_running and os.waitpid(worker.pid, os.WNOHANG)[0]:
+                self._on_death(worker)
+
+    def _on_death(self, worker: WorkerProcess) -> None:
+        pid, worker.pid = worker.pid, 0
+        if worker.control is not None:
+            self._receive(worker)
+        if worker.control is not None:
+            self._selector.unregister(worker.control)
+            worker.control.close()
+            worker.control = None
+        was_ready, worker.is_ready, worker.has_said_hello = worker.is_ready, False, False
+        if self._stop_until_s is not None or self._drain_until_s is not None:
+            return
+        if worker.failure is not None and not self._has_announced:
+            self._fail(WorkerFailedError(worker.failure.kind, worker.failure.message))
+        elif self._settings.storage.mode == "memory":
+            self._fail(
+                WorkerFailedError(
+                    "memory",
+                    f"worker {worker.number} (process {pid}) died, and with it its streams, because storage mode is"
+                    " memory; the server ends. Use file-durable to survive this",
+                )
+            )
+        else:
+            now_s = time.monotonic()
+            is_stable = was_ready and now_s - worker.started_s >= STABLE_S
+            worker.backoff_s = (
+                0.0
+                if is_stable or (not worker.backoff_s and was_ready)
+                else min(BACKOFF_MAX_S, max(0.2, worker.backoff_s * 2))
+            )
+            worker.restart_at_s = now_s + worker.backoff_s
+            reason = f": {worker.failure.message}" if worker.failure is not None else ""
+            log.error("worker %d (process %d) died%s; it is restarted", worker.number, pid, reason)
+
+    def _watch(self, worker: WorkerProcess, now_s: float) -> None:
+        if not worker.is_running:
+            if worker.restart_at_s is not None and now_s >= worker.restart_at_s and self._drain_until_s is None:
+                self._start(worker)
+            return
+        if not worker.is_ready:
+            return  # Recovery takes as long as it takes.
+        limit_s = self._settings.server.worker_timeout_secs
+        if now_s - worker.last_answer_s > limit_s:
+            log.error(
+                "worker %d (process %d) did not answer for %g s and is killed", worker.number, worker.pid, limit_s
+            )
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.last_answer_s = now_s
+        # Not in every turn: the answer to a ping begins the next one.
+        if now_s >= worker.next_ping_s:
+            worker.next_ping_s = now_s + PING_S
+            self._send(worker, messages.Ping())
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _fail(self, failure: WorkerFailedError) -> None:
+        if self._failure is None:
+            self._failure = failure
+        self._drain_until_s = time.monotonic()
+
+    def _begin_drain(self) -> None:
+        if self._drain_until_s is None:
+            log.info("draining %d workers", self._map.workers)
+            self._drain_until_s = time.monotonic() + self._settings.server.drain_timeout_secs
+            # New connections are refused as soon as the workers have closed it too.
+            self._listening.close()
+            for worker in self._workers:
+                self._send(worker, messages.Drain())
+
+    def _advance_stop(self, now_s: float) -> None:
+        if self._drain_until_s is not None and self._stop_until_s is None:
+            running = [worker for worker in self._workers if worker.is_running]
+            if now_s >= self._drain_until_s or all(worker.is_drained for worker in running):
+                self._stop_until_s = now_s + STOP_S
+                for worker in running:
+                    self._send(worker, messages.Stop())
+        elif self._stop_until_s is not None and now_s >= self._stop_until_s:
+            for worker in self._workers:
+                if worker.is_running:
+                    log.warning("worker %d did not stop in time and is killed", worker.number)
+                    os.kill(worker.pid, signal.SIGKILL)
+            self._stop_until_s = now_s + STOP_S
+
+
+def _bind(settings: Settings) -> socket.socket:
+    """The listening socket. All workers accept from it, so a connection waits for whichever is free."""
+    host, port = settings.server.host, settings.server.port
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listening = socket.socket(family, kind, protocol)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(BACKLOG)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+def _discard(woken: socket.socket) -> None:
+    try:
+        while woken.recv(4096):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to kill this process when the supervisor dies: its shards may get another owner then."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,0 +1,172 @@
+"""The tails of streams that readers at other workers follow: sent once to each worker, however many readers it has.
+
+A worker asks to follow a stream, and gets what was written last and then everything that becomes durable, in order.
+This is the owner's side; `followed_streams` is the other. A worker that does not keep up, or a
+message that is too large to be sent to all workers, makes a gap: the update after it says where it begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from headwater.cluster import frames
+from headwater.cluster.feed import FedStream, described
+from headwater.cluster.peers import Peer, Peers
+from headwater.core.errors import Refusal
+from headwater.core.offsets import Offset
+from headwater.engine.engine import Engine
+from headwater.engine.stream import LiveStream
+
+WINDOW_BYTES: Final = 64 * 1024
+"""Of what was written last, sent when a worker begins to follow."""
+UPDATE_MAX_BYTES: Final = 1024 * 1024
+"""What one update carries. A worker that would need more gets a gap instead, and its readers are relayed."""
+CONGESTED_S: Final = 0.02
+"""After which time a worker that had too much to read is sent more."""
+
+
+class TailUpdate(msgspec.Struct, frozen=True, array_like=True, tag="update"):
+    """Messages of a stream from (`index`, `position`) to its tail, and what else readers see of it."""
+
+    stream: FedStream
+    is_first: bool
+    index: int
+    position: int
+    lengths: Sequence[int]
+    data: bytes
+
+
+class TailGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    """The stream has ended."""
+
+    stream_id: int
+
+
+encode: Final = msgspec.msgpack.Encoder().encode
+
+
+class Tails:
+    """The streams of this worker that others follow."""
+
+    def __init__(self, engine: Engine, peers: Peers, loop: asyncio.AbstractEventLoop) -> None:
+        self.engine: Final = engine
+        self.loop: Final = loop
+        self._sent: dict[tuple[int, int], SentTail] = {}
+        """By worker and incarnation."""
+        self._peers = peers
+        peers.answers("follow-tail", self._follow)
+        peers.answers("send-tails", self._send)
+        peers.on_leave = self._leave
+        peers.on_disconnected.append(self._disconnected)
+
+    async def _follow(self, sender: int, name: str) -> bool:
+        """Send the tail of a stream from now on; False if the stream is not here, or may not be read."""
+        peer = self._peers.get(sender)
+        try:
+            stream = self.engine.look_up(name, touch=True)
+        except Refusal:
+            return False
+        if peer is None:
+            return False
+        self._leave(sender, stream.id)
+        sent = self._sent[sender, stream.id] = SentTail(self, peer, stream)
+        self.engine.follow(stream, sent)
+        sent.begin()
+        return True
+
+    async def _send(self, sender: int, stream_ids: Sequence[int]) -> None:
+        """Everything that was acknowledged of these streams is sent before the answer."""
+        self.engine.expire_due()
+        for stream_id in stream_ids:
+            sent = self._sent.get((sender, stream_id))
+            if sent is not None:
+                sent.wake()
+
+    def _leave(self, sender: int, stream_id: int) -> None:
+        sent = self._sent.pop((sender, stream_id), None)
+        if sent is not None:
+            self.engine.unfollow(sent.stream, sent)
+
+    def _disconnected(self, worker: int) -> None:
+        for sender, stream_id in list(self._sent):
+            if sender == worker:
+                self._leave(sender, stream_id)
+
+    def forget(self, sent: SentTail) -> None:
+        for key, found in list(self._sent.items()):
+            if found is sent:
+                self._leave(*key)
+
+
+class SentTail:
+    """One stream on its way to one worker: a cursor, as every live reader is."""
+
+    def __init__(self, tails: Tails, peer: Peer, stream: LiveStream) -> None:
+        self._tails = tails
+        self._peer = peer
+        self.stream: Final = stream
+        self._at = Offset(0, 0)
+        self._state: FedStream | None = None
+        self._is_due = False
+
+    def begin(self) -> None:
+        self._at = self._window()
+        self._update(is_first=True)
+
+    def wake(self) -> None:
+        if described(self.stream) == self._state:
+            return
+        if not self._peer.is_congested:
+            self._update(is_first=False)
+        elif not self._is_due:
+            self._is_due = True
+            self._tails.loop.call_later(CONGESTED_S, self._again)
+
+    def gone(self, refusal: Refusal) -> None:
+        self._tails.forget(self)
+        self._peer.send(frames.TAIL, 0, encode(TailGone(self.stream.id)))
+
+    def _again(self) -> None:
+        self._is_due = False
+        if self.stream.followers is not None and self in self.stream.followers:
+            self.wake()
+
+    def _update(self, *, is_first: bool) -> None:
+        stream, reader = self.stream, self._tails.engine.reader
+        tail = Offset(stream.durable_index, stream.durable_position)
+        start = self._at
+        if start.message_index < stream.durable_retained_index or (
+            tail.byte_position - start.byte_position > UPDATE_MAX_BYTES
+        ):
+            start = tail
+        lengths: Sequence[int] = ()
+        data = b""
+        if start < tail:
+            chunk = reader.chunk(stream, start, UPDATE_MAX_BYTES)
+            data, lengths = b"".join(reader.buffers(chunk)), reader.lengths(chunk)
+        self._at = tail
+        state = self._state = described(stream)
+        update = TailUpdate(state, is_first, start.message_index, start.byte_position, lengths, data)
+        self._peer.send(frames.TAIL, 0, encode(update))
+
+    def _window(self) -> Offset:
+        """The first boundary within `WINDOW_BYTES` of the tail."""
+        stream, reader = self.stream, self._tails.engine.reader
+        if self._tails.engine.deferring is not None:
+            # What is before the tail may have to be fetched first.
+            return Offset(stream.durable_index, stream.durable_position)
+        low, high = stream.durable_retained_index, stream.durable_index
+        first = stream.durable_position - WINDOW_BYTES
+        while low < high:
+            middle = (low + high) // 2
+            position = reader.boundary(stream, middle)
+            if position is not None and position >= first:
+                high = middle
+            else:
+                low = middle + 1
+        position = reader.boundary(stream, low)
+        return Offset(low, position) if position is not None else Offset(stream.durable_index, stream.durable_position)

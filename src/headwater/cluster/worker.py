@@ -1,0 +1,249 @@
+"""A worker process: the owner of some shards, with its own storage, connected to the supervisor and to the others.
+
+It recovers its data, reports to the supervisor, is connected to the other workers, and then serves. It ends when the
+supervisor says so or is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import uvloop
+
+from headwater.cluster import messages
+from headwater.cluster.coordination import Coordination
+from headwater.cluster.feed import Feed
+from headwater.cluster.followed_streams import FollowedStreams
+from headwater.cluster.following import Following
+from headwater.cluster.gathering import Gathering
+from headwater.cluster.handover import HandedConnection, HandOver
+from headwater.cluster.mirror import AllStreams, Mirror
+from headwater.cluster.peers import Peers
+from headwater.cluster.placed_buckets import PlacedBuckets
+from headwater.cluster.placements import Placements
+from headwater.cluster.relay import Relay, RelayingConnection
+from headwater.cluster.relayed import RelayServer
+from headwater.cluster.routing import WorkerRouter
+from headwater.cluster.shards import COORDINATOR, ShardMap
+from headwater.cluster.shared_reads import SharedReads
+from headwater.cluster.tails import Tails
+from headwater.cluster.usage import SharedUsage
+from headwater.engine.control import ControlServer, open_control_socket
+from headwater.engine.descriptors import connections_max, packs_max, raise_limit
+from headwater.engine.loop_lag import LoopLag
+from headwater.engine.registry import StreamRegistry
+from headwater.engine.scheduler import LoopScheduler
+from headwater.engine.stores import open_store
+from headwater.engine.stream_index import StreamIndex
+from headwater.engine.subscriptions import Subscriptions
+from headwater.http.metrics import ServerCollector
+from headwater.http.routes import ROUTES
+from headwater.http.routing import Router
+from headwater.http.server import (
+    BACKLOG,
+    Reloader,
+    build_context,
+    build_engine,
+    build_subscriptions,
+    build_tls,
+    open_telemetry,
+    spare_recovered_objects,
+    sweep,
+)
+from headwater.storage.interface import StorageError
+
+if TYPE_CHECKING:
+    from headwater.config import Settings
+
+log = logging.getLogger("headwater.cluster")
+
+DRAIN_CHECK_S: Final = 0.01
+
+
+def run_worker(
+    settings: Settings,
+    load: Callable[[], Settings],
+    number: int,
+    shard_map: ShardMap,
+    listening: socket.socket,
+    control: socket.socket,
+) -> int:
+    """Serve until the supervisor says stop; returns the exit code. `settings` has the data directory of the worker."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # A terminal sends Ctrl-C to all processes; the supervisor tells the workers what to do.
+        signal.signal(ignored, signal.SIG_IGN)
+    worker = ServingWorker(settings, Reloader(load), number, shard_map, listening, control)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(worker.run())
+    except (StorageError, ssl.SSLError, OSError) as error:
+        kind = "storage" if isinstance(error, StorageError) else "tls" if isinstance(error, ssl.SSLError) else "os"
+        messages.send(control, messages.Failed(kind, str(error)))
+        return 1
+    return 0
+
+
+class ServingWorker:
+    def __init__(
+        self,
+        settings: Settings,
+        reloader: Reloader,
+        number: int,
+        shard_map: ShardMap,
+        listening: socket.socket,
+        control: socket.socket,
+    ) -> None:
+        self._settings = settings
+        self._reloader = reloader
+        self._number = number
+        self._map = shard_map
+        self._listening = listening
+        self._control = control
+        self._serve = asyncio.Event()
+        self._drain = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._peers = Peers(number, shard_map.workers)
+        self._hand_over: HandOver | None = None
+
+    async def run(self) -> None:
+        settings, loop = self._settings, asyncio.get_running_loop()
+        open_files_max = raise_limit()
+        store = open_store(settings.storage, packs_max(open_files_max), settings.hot_tail_bytes)
+        engine = build_engine(settings, store, loop)
+        mirror = Mirror(self._peers)
+        buckets = PlacedBuckets(self._map, self._number, mirror)
+        engine.buckets.elsewhere = buckets
+        engine.start()
+        lag = LoopLag(engine.metrics.loop_lag_seconds)
+        lag.start(loop)
+        coordination: Coordination | None = None
+        registry: StreamRegistry | None = None
+        subscriptions: Subscriptions | None = None
+        control: ControlServer | None = None
+        telemetry = open_telemetry(settings)
+        relay = Relay(self._peers, loop, settings.server.worker_wait_secs)
+        gathering = Gathering(relay)
+        routes = buckets.routes(gathering.routes(ROUTES))
+        streams = AllStreams(engine, mirror, relay)
+        scheduler = LoopScheduler(loop)
+        engine.index = StreamIndex(streams, streams.publisher, scheduler)
+        self._peers.on_feed = mirror.on_feed
+        if self._number == COORDINATOR:
+            coordination = Coordination(streams, mirror, relay)
+            routes = coordination.routes(routes)
+            registry = StreamRegistry(streams, scheduler) if settings.registry.enabled else None
+            subscriptions = build_subscriptions(settings, streams, loop, engine.fences, telemetry)
+        Feed(engine, self._map, self._peers)
+        try:
+            control = await open_control_socket(engine, store, subscriptions, settings.storage)
+            context = build_context(
+                settings, engine, subscriptions, loop, connections_max(settings, open_files_max), telemetry
+            )
+            gathering.attach(context)
+            usage = SharedUsage(self._peers, context)
+            placements = Placements(engine, self._map, relay, context.head_cache.clear)
+            buckets.attach(engine, streams, placements)
+            Tails(engine, self._peers, loop)
+            reads = SharedReads(context, FollowedStreams(engine, relay, scheduler))
+            router = WorkerRouter(routes, self._map, self._number, relay, placements, reads)
+            following = Following(context, self._map, relay, placements)
+            relayed = RelayServer(context, router, Router(routes), relay, following)
+            self._peers.open_server = relayed.open
+            self._hand_over = HandOver(loop, lambda first: HandedConnection(context, router, relay, first))
+            self._peers.on_disconnected.append(self._hand_over.disconnect)
+            relay.hand_over = self._hand_over.send
+            tls = build_tls(settings)
+            self._reloader.attach(context, tls)
+            loop.add_reader(self._control.fileno(), self._on_control)
+            messages.send(self._control, messages.Hello())
+            if coordination is not None:
+                await coordination.start(registry, subscriptions)
+            messages.send(self._control, messages.Ready())
+            await _either(self._serve, self._stop)
+            server = await loop.create_server(
+                lambda: RelayingConnection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
+            )
+            spare_recovered_objects()
+            if telemetry is not None:
+                telemetry.start(ServerCollector(context).collect)
+            repeated = [asyncio.create_task(sweep(context)), asyncio.create_task(usage.run())]
+            await _either(self._drain, self._stop)
+            context.draining = True
+            server.close()
+            for connection in context.connections.all():
+                connection.drain()
+            relayed.drain()
+            while not self._stop.is_set():
+                if not context.connections and not relayed.is_busy and engine.idle:
+                    messages.send(self._control, messages.Drained())
+                    await self._stop.wait()
+                await asyncio.sleep(DRAIN_CHECK_S)
+            for task in repeated:
+                task.cancel()
+            if context.connections:
+                log.warning("cut %d connections of worker %d", len(context.connections), self._number)
+                for connection in context.connections.all():
+                    connection.abort()
+        finally:
+            lag.stop()
+            loop.remove_reader(self._control.fileno())
+            if control is not None:
+                await control.close()
+            if coordination is not None:
+                await coordination.stop()
+            if telemetry is not None:
+                await telemetry.close()
+            engine.stop()
+
+    def _on_control(self) -> None:
+        while True:
+            try:
+                received = messages.receive(self._control)
+            except BlockingIOError:
+                return
+            if received is None:
+                # The supervisor was killed. Nothing that was acknowledged is lost by ending at once.
+                os._exit(1)
+            message, descriptors = received
+            match message:
+                case messages.Ping():
+                    messages.send(self._control, messages.Pong())
+                case messages.Connect(worker):
+                    task = asyncio.get_running_loop().create_task(self._connect(worker, *descriptors))
+                    self._connecting.add(task)
+                    task.add_done_callback(self._connecting.discard)
+                case messages.Serve():
+                    self._serve.set()
+                case messages.Drain():
+                    self._drain.set()
+                case messages.Stop():
+                    self._stop.set()
+                case messages.Reload():
+                    self._reloader.reload()
+                case _:
+                    raise AssertionError(f"a worker does not get {message}")
+
+    async def _connect(self, worker: int, descriptor: int, moves: int) -> None:
+        if self._hand_over is not None:
+            self._hand_over.connect(worker, socket.socket(fileno=moves))
+        opened = socket.socket(fileno=descriptor)
+        opened.setblocking(False)
+        peer = self._peers.connect(worker)
+        await asyncio.get_running_loop().create_unix_connection(lambda: peer, sock=opened)
+        self._peers.connected(peer)
+
+
+async def _either(first: asyncio.Event, second: asyncio.Event) -> None:
+    """Wait until one of the two is set."""
+    waiting = [asyncio.ensure_future(event.wait()) for event in (first, second)]
+    await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
