@@ -6,6 +6,7 @@ Invariant: a `Settings` object in hand is complete and valid; nothing that uses 
 from headwater.config.errors import ConfigError
 from headwater.config.filters import LogFilter
 from headwater.config.layers import LoadedSettings, load_settings
+from headwater.config.otel import OtelSettings
 from headwater.config.sections import (
     CursorSettings,
     ExpirySettings,
@@ -33,6 +34,7 @@ __all__ = [
     "LoadedSettings",
     "LogFilter",
     "LogSettings",
+    "OtelSettings",
     "ProxySettings",
     "RegistrySettings",
     "RetentionSettings",

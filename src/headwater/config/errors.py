@@ -1,4 +1,4 @@
-"""The one error of the settings: one line that names the key, its origin, what it got and what it takes."""
+"""The error of invalid settings: one line with the key, its origin, the value and the accepted values."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def wrong(key: str, value: object, origin: str, takes: str, reason: str | None =
 
 
 def _shown(value: object) -> str:
-    # One line whatever the value holds, and short enough to read.
+    # One line for any value, and short enough to read.
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}…"

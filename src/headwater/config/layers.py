@@ -53,11 +53,15 @@ def load_settings(
     environ: Mapping[str, str],
     cwd: Path,
     flags: Mapping[str, object] | None = None,
+    flags_origin: str | None = None,
 ) -> LoadedSettings:
-    """Read all sources. `flags` maps `section.key` to a command-line value. Raises `ConfigError` with one line."""
+    """Read all sources. `flags` maps `section.key` to a command-line value. Raises `ConfigError` with one line.
+
+    `flags_origin` is what errors name as the origin of `flags` that are not from a command line.
+    """
     values: dict[str, dict[str, object]] = {}
     origins = {f"{section}.{key}": DEFAULT_ORIGIN for section, key in _known_keys()}
-    for given in _all_layers(profile, config_file, environ, cwd, flags or {}):
+    for given in _all_layers(profile, config_file, environ, cwd, flags or {}, flags_origin):
         values.setdefault(given.section, {})[given.key] = given.value
         origins[f"{given.section}.{given.key}"] = given.origin
     try:
@@ -73,6 +77,7 @@ def _all_layers(
     environ: Mapping[str, str],
     cwd: Path,
     flags: Mapping[str, object],
+    flags_origin: str | None,
 ) -> Iterator[Given]:
     directory = cwd / CONFIG_DIRECTORY
     yield from _file(directory / "default.toml", cwd)
@@ -86,7 +91,7 @@ def _all_layers(
     yield from _environment(environ)
     for name, value in flags.items():
         section, _, key = name.partition(".")
-        origin = f"--{key.replace('_', '-')}"
+        origin = flags_origin or f"--{key.replace('_', '-')}"
         if section not in Settings.model_fields:
             raise unknown("section", section, origin, Settings.model_fields)
         yield Given(section, _canonical_key(section, key, origin), value, origin)

@@ -8,6 +8,7 @@ of a given value.
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,8 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from headwater.config.filters import LogFilter
+from headwater.config.otel import OtelSettings
+from headwater.config.quotas import QuotasSettings
 from headwater.config.shapes import ShapesSettings
 from headwater.config.stack import AuthSettings, ProxySettings, StackSettings
 from headwater.config.values import (
@@ -22,6 +25,7 @@ from headwater.config.values import (
     Bytes,
     BytesOrOff,
     Count,
+    CountOrAuto,
     OptionalBool,
     OptionalBytes,
     OptionalPath,
@@ -31,11 +35,15 @@ from headwater.config.values import (
     split,
     takes,
 )
+from headwater.operating_system import SYSTEM
 
 MEMORY_MODE_MAX_STREAM_BYTES = 10 * 1024 * 1024
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#,*]+", re.IGNORECASE)
 
+_STREAM_ROOT = "/v1/stream"
+_ROOT = re.compile(r"(/[A-Za-z0-9._~-]+)+", re.ASCII)
+_OTHER_PATHS = ("/ds", "/ui", "/healthz", "/readyz", "/metrics", "/v1/shape")
 _WEB_ORIGIN = re.compile(r"https?://[^\s/?#@]+/?", re.IGNORECASE)
 _LOOPBACK_HOST = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1", re.IGNORECASE | re.ASCII)
 
@@ -69,11 +77,23 @@ class ServerSettings(SettingsSection):
         " loopback names if the server listens on a loopback address, otherwise all.",
         json_schema_extra=takes("`*`, or a comma-separated list of names like streams.example.com"),
     )
+    roots: str = Field(
+        "/v1/stream",
+        description="Paths below which streams are served, comma-separated. `/v1/stream` is always one of them; others"
+        " are aliases of it: the same streams under the same policy.",
+        json_schema_extra=takes("a comma-separated list of paths like /v1/stream,/streams"),
+    )
     public_url: str = Field(
         "",
         description="Public URL of this server, for `Location` and webhook callbacks. Empty: the one that each client"
         " used.",
         json_schema_extra=takes("empty, or a URL like https://streams.example.com"),
+    )
+    trusted_proxies: str = Field(
+        "",
+        description="Addresses or networks of proxies, comma-separated, whose `Forwarded` and `X-Forwarded-*` headers"
+        " are believed: `Location` and the access log follow them. Headers of other peers are ignored.",
+        json_schema_extra=takes("a comma-separated list of addresses or networks like 127.0.0.1, 10.0.0.0/8"),
     )
     max_connections: Count = Field(
         10_000,
@@ -83,15 +103,72 @@ class ServerSettings(SettingsSection):
         " not allow as many; the number is then logged.",
     )
 
+    workers: CountOrAuto = Field(
+        1,
+        ge=0,
+        le=256,
+        description="Processes that serve, each the owner of some shards of the streams. `auto` (0): one per core.",
+        json_schema_extra=takes("`auto`, or a whole number from 1 to 256"),
+    )
+    worker_timeout_secs: Seconds = Field(
+        10.0, description="A worker that does not answer the supervisor for this long is killed and replaced."
+    )
+    worker_wait_secs: SecondsOrOff = Field(
+        10.0,
+        description="How long a request waits for the worker that owns its stream while that is restarted, before it"
+        " gets 503.",
+    )
+
     @field_validator("public_url")
     @classmethod
     def _check_public_url(cls, value: str) -> str:
         return check_web_origin(value)
 
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_proxies(cls, value: str) -> str:
+        for network in split(value):
+            try:
+                ip_network(network, strict=False)
+            except ValueError:
+                raise ValueError(f"{network!r} is not an address or a network") from None
+        return value
+
+    @property
+    def proxies(self) -> tuple[str, ...]:
+        """The list of trusted proxies, split."""
+        return split(self.trusted_proxies)
+
+    @field_validator("roots")
+    @classmethod
+    def _check_roots(cls, value: str) -> str:
+        roots = {_STREAM_ROOT, *split(value)}
+        for root in roots:
+            if _ROOT.fullmatch(root) is None or {".", ".."} & set(root.split("/")):
+                raise ValueError(
+                    f"{root!r} is not a path like /v1/stream: letters, digits, '-', '_', '.', '~' and slashes"
+                )
+            for other in {*roots, *_OTHER_PATHS} - {root}:
+                if root.startswith(f"{other}/") or other.startswith(f"{root}/"):
+                    raise ValueError(f"{root!r} and {other!r} overlap")
+            if root in _OTHER_PATHS:
+                raise ValueError(f"{root!r} has another meaning")
+        return value
+
+    @property
+    def root_aliases(self) -> tuple[str, ...]:
+        """The roots other than `/v1/stream`."""
+        return tuple(root for root in dict.fromkeys(split(self.roots)) if root != _STREAM_ROOT)
+
     @property
     def hosts(self) -> tuple[str, ...]:
         """The list of allowed host names, split."""
         return split(self.allowed_hosts)
+
+    @property
+    def worker_count(self) -> int:
+        """How many workers to run."""
+        return self.workers or SYSTEM.processors()
 
     @property
     def is_loopback(self) -> bool:
@@ -123,6 +200,16 @@ class HttpSettings(SettingsSection):
         "no-store",
         description="`Cache-Control` of reads. With `private` and `public` only full chunks below the tail and"
         " long-polls that return data may be cached, and never beyond the end of the stream.",
+    )
+    compression: bool = Field(
+        True,
+        description="Compress catch-up reads of JSON and text from 1,024 bytes on, for clients that accept zstd, gzip"
+        " or deflate.",
+    )
+    compress_events: bool = Field(
+        False,
+        description="Compress server-sent events too. It costs processor time and about 300 KiB of memory for each"
+        " reader, because events that are compressed cannot be shared.",
     )
     max_header_bytes: Bytes = Field(32_768, ge=1024, description="Maximum size of all headers together; more is 431.")
     max_url_bytes: Bytes = Field(8_192, ge=256, description="Maximum length of the request target; longer is 414.")
@@ -197,7 +284,34 @@ class LimitsSettings(SettingsSection):
         " microseconds.",
     )
     max_producers_per_stream: Count = Field(
-        100_000, ge=1, le=100_000_000, description="Maximum number of producer ids of one stream; more is 413."
+        100_000,
+        ge=1,
+        le=100_000_000,
+        description="Maximum number of producer ids of one stream. At the limit, a new one takes the place of producers"
+        " that have been idle for `producer_idle_days`; if there is none, it is 413.",
+    )
+    producer_idle_days: Count = Field(
+        7,
+        ge=7,
+        le=3650,
+        description="Days without an append after which a stream at the limit may forget a producer. If that producer"
+        " retries an append after this time, the append may be stored twice.",
+    )
+    max_follows: Count = Field(
+        1_000, ge=1, le=1_000_000, description="Maximum number of followers of many streams; more is 503."
+    )
+    max_followed_streams: Count = Field(
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description="Maximum number of streams that followers of many streams follow together; more is 413. Each"
+        " takes about 0.5 KiB.",
+    )
+    max_leases: Count = Field(
+        10_000, ge=1, le=10_000_000, description="Maximum number of writer leases of all streams; more is 413."
+    )
+    max_lease_secs: Seconds = Field(
+        3600.0, ge=1, description="Longest time that a writer lease may last without renewal; longer is 400."
     )
 
 
@@ -209,6 +323,11 @@ class StorageSettings(SettingsSection):
         description="`memory`, `file-fast` (no fsync), `file-durable` (group commit), `acid` (LMDB; alias `redb`).",
     )
     data_dir: Path = Field(Path("./data/streams"), description="Data directory of the modes that store on disk.")
+    journal_dir: OptionalPath = Field(
+        None,
+        description="Directory of the journal, on a disk of its own. Unset: within `data_dir`. At a start the journal"
+        " is moved to where this says.",
+    )
     acid_shard_count: Count = Field(
         16,
         ge=1,
@@ -227,6 +346,32 @@ class StorageSettings(SettingsSection):
         ge=1_048_576,
         description="Maximum size of one `acid` database. Only address space is reserved; the file grows as needed.",
     )
+    cold: str | None = Field(
+        None,
+        description="Object store for the packs and snapshots of `file-durable`, such as `s3://bucket/prefix`; the"
+        " local disk is then a cache. Address, region and keys come from the environment (`AWS_ENDPOINT_URL`,"
+        " `AWS_REGION`, `AWS_ACCESS_KEY_ID`, …). Unset: everything stays on the local disk.",
+    )
+    cold_cache_bytes: Bytes = Field(
+        1_073_741_824,
+        ge=1_048_576,
+        description="With `cold`: local disk for data that the object store has too.",
+    )
+    cold_backlog_bytes: Bytes = Field(
+        4_294_967_296,
+        ge=1_048_576,
+        description="With `cold`: how much may wait on the local disk while the object store is unavailable. Then"
+        " writes get 503.",
+    )
+    cold_grace_secs: SecondsOrOff = Field(
+        3600.0,
+        description="With `cold`: how long an object that is no longer needed stays in the store.",
+    )
+    accept_data_loss: bool = Field(
+        False,
+        description="With `cold`: start from the object store alone when the data directory is lost. What was not"
+        " stored there yet is gone. Better given once, as `--accept-data-loss`.",
+    )
     commit: Literal["auto", "inline", "thread"] = Field(
         "auto",
         description="Where commits run: on the event loop, on a thread, or (`auto`) chosen for each batch: large"
@@ -244,6 +389,12 @@ class StorageSettings(SettingsSection):
     @classmethod
     def _redb_is_acid(cls, value: object) -> object:
         return "acid" if value == "redb" else value
+
+    @model_validator(mode="after")
+    def _cold_is_of_file_durable(self) -> StorageSettings:
+        if self.cold is not None and self.mode != "file-durable":
+            raise ValueError(f"cold needs mode file-durable, not {self.mode}")
+        return self
 
     @field_validator("acid_shard_count")
     @classmethod
@@ -448,6 +599,8 @@ class Settings(BaseSettings):
     proxy: ProxySettings = ProxySettings()
     stack: StackSettings = StackSettings()
     shapes: ShapesSettings = ShapesSettings()
+    quotas: QuotasSettings = QuotasSettings()
+    otel: OtelSettings = OtelSettings()
 
     @classmethod
     def settings_customise_sources(

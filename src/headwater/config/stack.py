@@ -190,13 +190,6 @@ class StackSettings(SettingsSection):
     data_dir: Path = Field(
         Path("./data/stack"), description="Directory for all data of the stack: streams, database, keys, logs, state."
     )
-    shards: Count = Field(1, ge=1, le=64, description="Number of server processes, each with its own streams.")
-    shard_port: Count = Field(
-        4450,
-        ge=1,
-        le=65000,
-        description="Port of the first of several server processes; the others use the next ports.",
-    )
     server_url: str = Field(
         "",
         description="URL that the other services use for the server, such as https://streams.example.com:4437."

@@ -1,6 +1,6 @@
 """The kinds of values that settings are made of, and the base of every section.
 
-Invariant: whatever a kind accepts needs no second look; `takes` only adds words where type and bounds do not tell.
+Invariant: an accepted value needs no further check; `takes` only adds words where type and bounds are not enough.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def _empty_is_unset(value: object) -> object:
     return None if value == "" else value
 
 
+def _cores_or_count(value: object) -> object:
+    """`auto` as 0, which means one per core."""
+    return 0 if isinstance(value, str) and value.strip().lower() == "auto" else _no_truth_value(value)
+
+
 def split(listed: str) -> tuple[str, ...]:
     """The pieces of a comma-separated list."""
     return tuple(piece.strip() for piece in listed.split(",") if piece.strip())
@@ -36,13 +41,14 @@ BytesOrOff = Annotated[int, BeforeValidator(_no_truth_value), Field(ge=0, le=_BY
 Seconds = Annotated[float, BeforeValidator(_no_truth_value), Field(gt=0, le=_SECS_MAX, allow_inf_nan=False)]
 SecondsOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=_SECS_MAX, allow_inf_nan=False)]
 AgeOrOff = Annotated[float, BeforeValidator(_no_truth_value), Field(ge=0, le=1e10, allow_inf_nan=False)]
+CountOrAuto = Annotated[int, BeforeValidator(_cores_or_count)]
 OptionalBytes = Annotated[BytesOrOff | None, BeforeValidator(_empty_is_unset)]
 OptionalBool = Annotated[bool | None, BeforeValidator(_empty_is_unset)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_empty_is_unset)]
 
 
 def takes(sentence: str) -> dict[str, JsonValue]:
-    """For `json_schema_extra`: says what a field takes where its type and bounds alone do not tell."""
+    """For `json_schema_extra`: describe the accepted values where type and bounds are not enough."""
     return {"takes": sentence}
 
 
