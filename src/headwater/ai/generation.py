@@ -2,19 +2,29 @@
 
 Invariant: one writer at a time. The task writes with a fenced producer, so a writer that was replaced or stopped cannot
 write after the one that replaced it. However it ends, the stream is closed, and its last event says how: the source's
-own last event, an error, or that it was stopped.
+own last event, an error, or that it was stopped. If the whole process ends, its lease is not renewed, and the server
+writes the error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import uuid
 from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
-from headwater.client import ClientError, ProducerFencedError, StreamClosedError, StreamNotFoundError
+from headwater.client import (
+    ClientError,
+    ConflictError,
+    LeaseUnsupportedError,
+    ProducerFencedError,
+    StreamClosedError,
+    StreamNotFoundError,
+)
 from headwater.client.asynchronous import AsyncClient, AsyncStream
 from headwater.client.http1 import split_url
 
@@ -22,6 +32,10 @@ log = logging.getLogger("headwater.ai")
 
 PRODUCER_ID: Final = "generation"
 JSON: Final = "application/json"
+LEASE_S: Final = 30.0
+"""A process that does not answer for so long has lost its generations."""
+_RENEWALS: Final = 3
+"""Renewals within the time of a lease."""
 
 Outcome = Literal["running", "finished", "failed", "stopped", "replaced"]
 
@@ -73,6 +87,10 @@ AG_UI: Final = EventFormat(
 """Events of the AG-UI protocol, which TanStack AI also uses."""
 
 
+class _ReplacedError(Exception):
+    """Another writer took over, or the lease expired."""
+
+
 class Generation:
     """Writes the events of `source` to `stream` in a task, until the source ends or the generation is stopped."""
 
@@ -84,6 +102,7 @@ class Generation:
         event_format: EventFormat = AI_SDK,
         error_text: str = "The answer could not be generated.",
         close: bool = True,
+        lease_s: float | None = LEASE_S,
     ) -> None:
         self.stream = stream
         self.outcome: Outcome = "running"
@@ -93,15 +112,36 @@ class Generation:
         self._format = event_format
         self._error_text = error_text
         self._close = close
+        self._lease_s = lease_s
+        self._holder = uuid.uuid4().hex
         self._stop_reason = ""
+        self._is_replaced = False
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, content_type: str = JSON) -> None:
         """Create the stream and start to write. Raises `ClientError` if the stream cannot be created."""
         await self.stream.create(content_type)
+        await self._acquire_lease()
         self._task = asyncio.create_task(self._run(), name=f"generation {self.stream.url}")
         _state().generations[self.stream.url] = self
         self._task.add_done_callback(self._ended)
+
+    async def _acquire_lease(self) -> None:
+        """Let the server end the stream if this process does not. Servers without leases leave it open then."""
+        if self._lease_s is None:
+            return
+        try:
+            await self.stream.acquire_lease(
+                self._holder,
+                ttl_s=self._lease_s,
+                final=self._format.error(self._error_text),
+                close=self._close,
+                producer_id=PRODUCER_ID,
+                take_over=True,
+            )
+        except LeaseUnsupportedError as error:
+            self._lease_s = None
+            log.info("%s; if this process ends, readers will wait", error)
 
     async def wait(self) -> str:
         """Wait for the end; returns the offset after the last event."""
@@ -127,6 +167,7 @@ class Generation:
             log.error("%s: the generation could not be written: %s", self.stream.url, error)
 
     async def _run(self) -> None:
+        renewals = asyncio.create_task(self._renew_lease(self._lease_s)) if self._lease_s is not None else None
         try:
             async with self.stream.producer(PRODUCER_ID) as producer:
                 last = await self._write(producer.append)
@@ -136,11 +177,34 @@ class Generation:
                     self.final_offset = await producer.close_stream()
                 else:
                     self.final_offset = await producer.flush()
-        except (ProducerFencedError, StreamClosedError):
-            # Another process stopped or replaced this generation.
+                    await self._release_lease()
+        except (_ReplacedError, ProducerFencedError, StreamClosedError):
+            # Another process stopped or replaced this generation, or the server ended it.
             self.outcome = "replaced"
         finally:
+            if renewals is not None:
+                renewals.cancel()
             await _close_source(self._source)
+
+    async def _renew_lease(self, lease_s: float) -> None:
+        """Renew until the task is cancelled; end the generation when the lease is lost."""
+        while True:
+            await asyncio.sleep(lease_s / _RENEWALS)
+            try:
+                await self.stream.renew_lease(self._holder)
+            except (ConflictError, StreamNotFoundError) as error:
+                log.info("%s: the generation ends: %s", self.stream.url, error)
+                break
+            except ClientError as error:
+                log.warning("%s: the lease was not renewed: %s", self.stream.url, error)
+        if self.outcome == "running" and self._task is not None:
+            self._is_replaced = True
+            self._task.cancel()
+
+    async def _release_lease(self) -> None:
+        if self._lease_s is not None:
+            with contextlib.suppress(ConflictError, StreamNotFoundError):
+                await self.stream.release_lease(self._holder)
 
     async def _write(self, append: Callable[[Any], Any]) -> Any:
         """Write the events of the source; returns the event that ends the stream, if the source's own did not."""
@@ -149,11 +213,13 @@ class Generation:
                 await append(event)
             self.outcome = "finished"
         except asyncio.CancelledError:
-            if not self._stop_reason:
-                self._stop_reason = "interrupted"
             task = asyncio.current_task()
             assert task is not None
             task.uncancel()
+            if self._is_replaced:
+                raise _ReplacedError from None
+            if not self._stop_reason:
+                self._stop_reason = "interrupted"
             self.outcome = "stopped"
             return self._format.stopped(self._stop_reason)
         except ClientError:
@@ -168,7 +234,7 @@ class Generation:
 async def stop_generation(stream: AsyncStream, reason: str = "stopped", *, event_format: EventFormat = AI_SDK) -> bool:
     """Stop the generation that writes to a stream, in whichever process it runs. Whether it was running.
 
-    In another process, the writer is fenced at once and ends when it writes its next event.
+    In another process, the writer is fenced at once and ends when it writes its next event or renews its lease.
     """
     running = _state().generations.get(stream.url)
     if running is not None:

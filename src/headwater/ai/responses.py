@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from starlette.responses import JSONResponse, Response
 
-from headwater.ai.generation import AI_SDK, JSON, EventFormat, Generation, stream_at
+from headwater.ai.generation import AI_SDK, JSON, LEASE_S, EventFormat, Generation, stream_at
 from headwater.client import StreamNotFoundError
 from headwater.client.asynchronous import AsyncStream
 
@@ -26,15 +26,19 @@ async def durable_response(
     error_text: str = "The answer could not be generated.",
     content_type: str = JSON,
     close: bool = True,
+    lease_s: float | None = LEASE_S,
 ) -> Response:
     """Write the events of `source` to a stream in the background, and answer with the address of the stream.
 
     `read_url` is the address for clients, if it differs from the one to write to (a proxy that checks who reads). With
     `mode="await"` the response is sent at the end, with the final offset. `close=False` leaves the stream open, for
-    streams that hold a whole conversation. The lost connection of a client does not end the generation.
+    streams that hold a whole conversation. The lost connection of a client does not end the generation. If this process
+    ends, the server appends the error event after `lease_s` and closes the stream; None leaves it open.
     """
     target = stream_at(stream) if isinstance(stream, str) else stream
-    generation = Generation(source, target, event_format=event_format, error_text=error_text, close=close)
+    generation = Generation(
+        source, target, event_format=event_format, error_text=error_text, close=close, lease_s=lease_s
+    )
     await generation.start(content_type)
     address = read_url or target.url
     if mode == "await":
@@ -43,13 +47,19 @@ async def durable_response(
     return JSONResponse({"streamUrl": address}, 201, _headers(address))
 
 
-async def reconnect_response(stream: AsyncStream | str | None, *, read_url: str | None = None) -> Response:
-    """The answer to a client that asks whether there is a generation to resume: its address, or 204."""
+async def reconnect_response(
+    stream: AsyncStream | str | None, *, read_url: str | None = None, include_closed: bool = False
+) -> Response:
+    """The answer to a client that asks whether there is a generation to resume: its address, or 204.
+
+    With `include_closed` a generation that has ended is named too, for pages that have the question but not its answer:
+    between their first request and this one, the answer may have been completed.
+    """
     if stream is None:
         return Response(status_code=204)
     target = stream_at(stream) if isinstance(stream, str) else stream
     try:
-        if (await target.head()).closed:
+        if (await target.head()).closed and not include_closed:
             return Response(status_code=204)
     except StreamNotFoundError:
         return Response(status_code=204)

@@ -26,6 +26,9 @@ from headwater.client.errors import (
     ForbiddenError,
     HistoryMissingError,
     InvalidRequestError,
+    LeaseLostError,
+    LeaseNotFoundError,
+    LeaseUnsupportedError,
     MalformedResponseError,
     OffsetGoneError,
     PayloadTooLargeError,
@@ -41,6 +44,7 @@ from headwater.client.errors import (
     TransportError,
     UnauthorizedError,
 )
+from headwater.client.leases import Lease
 from headwater.client.many import StreamBatch
 from headwater.client.results import (
     BEGINNING,
@@ -55,6 +59,7 @@ from headwater.client.results import (
     Snapshot,
     StreamEntry,
     StreamInfo,
+    TimedMessage,
     digest_of,
 )
 from headwater.client.retry import ENDLESS_RETRY, NO_RETRY, Retry
@@ -113,6 +118,10 @@ __all__ = [
     "ForbiddenError",
     "HistoryMissingError",
     "InvalidRequestError",
+    "Lease",
+    "LeaseLostError",
+    "LeaseNotFoundError",
+    "LeaseUnsupportedError",
     "MalformedResponseError",
     "OffsetGoneError",
     "Part",
@@ -139,6 +148,7 @@ __all__ = [
     "StreamInfo",
     "StreamNotFoundError",
     "StreamRecreatedError",
+    "TimedMessage",
     "TransportError",
     "UnauthorizedError",
     "digest_of",

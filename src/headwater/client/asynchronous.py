@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
-from headwater.client import listing, many, reading, state
+from headwater.client import leases, listing, many, reading, state
 from headwater.client.async_producer import AsyncProducer
 from headwater.client.async_session import AsyncSession
 from headwater.client.http1 import Body, split_url
@@ -33,6 +34,7 @@ from headwater.client.results import (
     Snapshot,
     StreamEntry,
     StreamInfo,
+    TimedMessage,
 )
 from headwater.client.settings import ClientOptions
 
@@ -75,14 +77,15 @@ class AsyncClient(AsyncSession):
         return self.iterate(listing.buckets(self.policy, self.base_url))
 
     def follow_many(
-        self, prefix: str = "", *, offsets: Mapping[str, str] | None = None
+        self, prefix: str | None = "", *, offsets: Mapping[str, str] | None = None, start: str = "-1"
     ) -> AsyncIterator[many.StreamBatch]:
-        """Everything in the streams with a prefix, and what is appended to any of them, over few connections.
+        """Everything in the streams with a prefix, and what is appended to any of them, over one connection.
 
         Streams that are created later are included. `offsets` has, by name, where to continue in streams that were
-        read before. It needs an extension of Headwater.
+        read before; with `prefix=None` only these are followed, until all of them are closed. `start="now"` skips what
+        the other streams hold. It needs an extension of Headwater.
         """
-        return self.iterate(many.follow_many(self.policy, self.base_url, prefix, offsets))
+        return self.iterate(many.follow_many(self.policy, self.base_url, prefix, offsets, start))
 
 
 class AsyncReader:
@@ -93,14 +96,19 @@ class AsyncReader:
     """
 
     def __init__(
-        self, client: AsyncClient, operations: StreamOperations, start: str, live: reading.Live | None
+        self,
+        client: AsyncClient,
+        operations: StreamOperations,
+        start: str,
+        live: reading.Live | None,
+        since: datetime | str | int | None = None,
     ) -> None:
         self.offset = start
         self.up_to_date = False
         """Whether everything that the stream held has been handed out."""
         self.closed = False
         """Whether the stream is closed and its last message has been handed out."""
-        self._batches: AsyncGenerator[Batch, None] = client.iterate(reading.batches(operations, start, live))
+        self._batches: AsyncGenerator[Batch, None] = client.iterate(reading.batches(operations, start, live, since))
         self._values = self._iterate()
 
     def __aiter__(self) -> Self:
@@ -256,32 +264,67 @@ class AsyncStream:
         """
         return AsyncProducer(self.client, self.operations, producer_id, **options)
 
+    # -- the writer lease --------------------------------------------------------------------------------------------
+
+    async def acquire_lease(self, holder: str, **options: Unpack[leases.LeaseOptions]) -> leases.Lease:
+        """Promise to renew within `ttl_s`; else the server appends `final` and closes the stream."""
+        return await self.client.run(leases.acquire(self.operations, holder, **options))
+
+    async def renew_lease(self, holder: str) -> leases.Lease:
+        """Let the lease last for its full time again. `LeaseLostError` or `StreamClosedError`: stop writing."""
+        return await self.client.run(leases.renew(self.operations, holder))
+
+    async def release_lease(self, holder: str) -> None:
+        """End the lease and leave the stream as it is. A closed stream has no lease to release."""
+        await self.client.run(leases.release(self.operations, holder))
+
+    async def lease(self) -> leases.Lease:
+        """Who holds the lease, and for how long. `LeaseNotFoundError` if nobody does."""
+        return await self.client.run(leases.show(self.operations))
+
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def read(self, offset: str = BEGINNING) -> AsyncReader:
-        """Everything from an offset to the current end."""
-        return AsyncReader(self.client, self.operations, offset, None)
+    def read(self, offset: str = BEGINNING, *, since: datetime | str | int | None = None) -> AsyncReader:
+        """Everything from an offset, or from a time (extension `since`), to the current end."""
+        return AsyncReader(self.client, self.operations, offset, None, since)
 
-    def follow(self, offset: str = BEGINNING, *, live: reading.Live = "auto") -> AsyncReader:
-        """Everything from an offset on, and what is appended, until the stream is closed.
+    def follow(
+        self,
+        offset: str = BEGINNING,
+        *,
+        since: datetime | str | int | None = None,
+        live: reading.Live = "auto",
+    ) -> AsyncReader:
+        """Everything from an offset or a time on, and what is appended, until the stream is closed.
 
         `live` is "sse", "long-poll", or "auto": events, except for text (where events would turn carriage returns into
         line feeds) and where events do not arrive.
         """
-        return AsyncReader(self.client, self.operations, offset, live)
+        return AsyncReader(self.client, self.operations, offset, live, since)
+
+    async def offset_at(self, since: datetime | str | int) -> str:
+        """The offset of the first message that arrived at a time or later; the tail if there is none.
+
+        The time is a `datetime`, RFC 3339 text, or milliseconds since 1970 (extension `since`).
+        """
+        return await self.client.run(self.operations.offset_at(since))
+
+    def timed_messages(self, offset: str = BEGINNING) -> AsyncIterator[TimedMessage]:
+        """The messages from an offset to the current end as bytes, each with its time (extension `times`)."""
+        return self.client.iterate(self.operations.timed_messages(offset))
 
     async def last(self, count: int = 1) -> list[Any]:
         """The last messages, decoded like those of `read`."""
-        messages = await self.client.run(self.operations.last(count))
-        return reading.decoded(messages, self.operations.content_type or "")
+        last = await self.client.run(self.operations.last(count))
+        return reading.decoded(last.messages, self.operations.content_type or "")
 
     async def read_chunk(self, offset: str = BEGINNING, *, until: str | None = None) -> Chunk:
         """One catch-up read: from an offset to wherever the server ends its answer, never beyond `until`."""
         return await self.client.run(self.operations.read_chunk(offset, until))
 
-    async def read_frames(self, offset: str, until: str) -> Chunk:
-        """One read with message boundaries (extension `frames`)."""
-        return await self.client.run(self.operations.read_frames(offset, until))
+    async def read_frames(self, offset: str, until: str, *, times: bool = False) -> Chunk:
+        """One read with message boundaries, and arrival times if wanted (extensions `frames` and `times`)."""
+        return await self.client.run(self.operations.read_frames(offset, until, times=times))
 
     async def splits(self, start: str, end: str, count: int) -> list[Range]:
         """A range cut into about `count` parts of the same size (extension `splits`)."""

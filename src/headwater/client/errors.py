@@ -53,6 +53,10 @@ class SseUnavailableError(ClientError):
     """The server, or a proxy before it, does not deliver server-sent events; use long-poll."""
 
 
+class LeaseUnsupportedError(ClientError):
+    """The server has no writer leases, which are an extension of Headwater."""
+
+
 class TransportError(ClientError):
     """The network failed. The server may have processed the request."""
 
@@ -144,6 +148,14 @@ class StreamClosedError(ConflictError):
     """409: the stream is closed; nothing can be appended."""
 
 
+class LeaseLostError(ConflictError):
+    """409: another writer holds the lease, or it has expired."""
+
+
+class LeaseNotFoundError(ResponseError):
+    """404: nobody holds a lease on the stream."""
+
+
 class ProducerGapError(ConflictError):
     """409: the server expects a lower `Producer-Seq`."""
 
@@ -189,6 +201,10 @@ def _kind_of(status: int, code: str, headers: Mapping[str, str]) -> type[Respons
         return ProducerGapError
     if status == 409 and (code == "stream_closed" or headers.get("stream-closed", "").lower() == "true"):
         return StreamClosedError
+    if status == 409 and code == "lease_held":
+        return LeaseLostError
+    if status == 404 and code == "lease_not_found":
+        return LeaseNotFoundError
     if status == 410 and code == "stream_deleted":
         return StreamNotFoundError
     if status == 410 and code == "stream_recreated":

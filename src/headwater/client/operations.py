@@ -13,14 +13,15 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from headwater.client.effects import HttpRequest, Operation, Policy, send
-from headwater.client.errors import InvalidRequestError
+from headwater.client.effects import Emit, HttpRequest, Operation, Policy, send
+from headwater.client.errors import InvalidRequestError, MalformedResponseError
 from headwater.client.http1 import Body, split_url
 from headwater.client.results import (
     BEGINNING,
     AppendResult,
     Chunk,
     CreateResult,
+    LastMessages,
     ProducerStamp,
     Range,
     Snapshot,
@@ -32,6 +33,7 @@ from headwater.client.results import (
     ranges_of,
     split_frames,
     split_json,
+    split_timed_frames,
 )
 
 JSON: Final = "application/json"
@@ -191,10 +193,23 @@ class StreamOperations:
         query = {"offset": offset} if until is None else {"offset": offset, "until": until}
         return Chunk.of((yield from self._send("GET", 200, query=query)))
 
-    def read_frames(self, offset: str, until: str) -> Operation[Chunk]:
-        """One read with message boundaries, never beyond `until` (extension `frames`)."""
+    def read_frames(self, offset: str, until: str, *, times: bool = False) -> Operation[Chunk]:
+        """One read with message boundaries, and arrival times if wanted, never beyond `until` (extension `frames`)."""
         query = {"offset": offset, "until": until, "frames": "1"}
-        return Chunk.of((yield from self._send("GET", 200, query=query)))
+        if times:
+            query["times"] = "1"
+        response = yield from self._send("GET", 200, query=query)
+        if times and "stream-frame-times" not in response.headers:
+            raise MalformedResponseError("the server does not store when messages arrived")
+        return Chunk.of(response)
+
+    def offset_at(self, since: datetime | str | int) -> Operation[str]:
+        """The offset of the first message that arrived at a time or later (extension `since`)."""
+        response = yield from self._send("HEAD", 200, query={"since": _time(since)})
+        found: str | None = response.headers.get("stream-since-offset")
+        if found is None:
+            raise MalformedResponseError("the server cannot find the offset of a time")
+        return found
 
     def splits(self, start: str, end: str, count: int) -> Operation[list[Range]]:
         """A range cut into about `count` parts of the same size (extension `splits`)."""
@@ -212,17 +227,29 @@ class StreamOperations:
             start = chunk.next_offset
         return found
 
-    def last(self, count: int) -> Operation[list[bytes]]:
+    def timed_messages(self, start: str) -> Operation[None]:
+        """Emit the messages from an offset to the current end, each with its time of arrival (extension `times`)."""
+        end = (yield from self.head()).next_offset
+        while start != end:
+            chunk = yield from self.read_frames(start, end, times=True)
+            for message in split_timed_frames(chunk.body, json=is_json(chunk.content_type)):
+                yield Emit(message)
+            if chunk.next_offset == start:
+                return
+            start = chunk.next_offset
+
+    def last(self, count: int) -> Operation[LastMessages]:
         """The last messages; on servers without message boundaries, by reading the whole stream."""
-        if count < 1:
-            return []
         info = yield from self.head()
+        if count < 1:
+            return LastMessages([], info.next_offset)
         start = info.earliest_offset or info.snapshot_offset or BEGINNING
         if info.position is not None and {"splits", "frames"} <= info.extensions:
             if info.position == 0:
-                return []
+                return LastMessages([], info.next_offset)
             start = yield from self._start_of_last(start, info.next_offset, info.position - count)
-            return (yield from self.messages_between(start, info.next_offset))[-count:]
+            messages = yield from self.messages_between(start, info.next_offset)
+            return LastMessages(messages[-count:], info.next_offset)
         found: list[bytes] = []
         while True:
             chunk = yield from self.read_chunk(start)
@@ -230,7 +257,7 @@ class StreamOperations:
                 found += split_json(chunk.body) if is_json(chunk.content_type) else [chunk.body]
                 del found[:-count]
             if chunk.up_to_date or chunk.next_offset == start:
-                return found
+                return LastMessages(found, chunk.next_offset)
             start = chunk.next_offset
 
     def _start_of_last(self, start: str, end: str, first_position: int) -> Operation[str]:
@@ -279,7 +306,7 @@ class StreamOperations:
 def encode_message(message: Message, content_type: str, *, alone: bool = True) -> bytes:
     """The bytes of one message. `alone`: as a request body, where a server would split an array."""
     if is_json(content_type):
-        encoded = message if isinstance(message, bytes) else _json(message)
+        encoded = message if isinstance(message, bytes) else encode_json(message)
         return b"[" + encoded + b"]" if alone and encoded.lstrip()[:1] == b"[" else encoded
     if isinstance(message, str):
         return message.encode()
@@ -294,11 +321,20 @@ def join_messages(encoded: list[bytes], content_type: str) -> bytes:
     return b"[" + b",".join(encoded) + b"]" if is_json(content_type) else b"".join(encoded)
 
 
-def _json(value: Any) -> bytes:
+def encode_json(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except (TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
         raise InvalidRequestError(f"the message cannot be encoded as JSON: {error}") from None
+
+
+def _time(value: datetime | str | int) -> str:
+    """A point in time as the server reads it: a `datetime`, RFC 3339 text, or milliseconds since 1970."""
+    if not isinstance(value, datetime):
+        return str(value)
+    if value.tzinfo is None:
+        raise InvalidRequestError("a time needs a time zone")
+    return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def _lifetime(ttl_s: int | None, expires_at: datetime | str | None) -> dict[str, str]:
@@ -307,7 +343,5 @@ def _lifetime(ttl_s: int | None, expires_at: datetime | str | None) -> dict[str,
     if ttl_s is not None:
         return {"Stream-TTL": str(ttl_s)}
     if isinstance(expires_at, datetime):
-        if expires_at.tzinfo is None:
-            raise InvalidRequestError("expires_at needs a time zone")
-        return {"Stream-Expires-At": expires_at.astimezone(UTC).isoformat().replace("+00:00", "Z")}
+        return {"Stream-Expires-At": _time(expires_at)}
     return {"Stream-Expires-At": expires_at} if expires_at is not None else {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, Final, Literal
 from urllib.parse import urlencode
 
@@ -118,12 +119,16 @@ def follow(operations: StreamOperations, start: Position, live: Live, take: Take
         yield from Follower(operations, at, live, take, exact=False).batches()
 
 
-def batches(operations: StreamOperations, offset: str, live: Live | None) -> Operation[None]:
-    """Emit the batches of a stream from an offset on; without `live`, up to the current end."""
+def batches(
+    operations: StreamOperations, offset: str, live: Live | None, since: datetime | str | int | None = None
+) -> Operation[None]:
+    """Emit the batches of a stream from an offset or a time on; without `live`, up to the current end."""
 
     def take(batch: Batch) -> Batch:
         return batch
 
+    if since is not None:
+        offset = yield from operations.offset_at(since)
     if live is None:
         yield from read(operations, Position(offset), take)
     else:
@@ -213,7 +218,7 @@ class Follower:
     def _sse(self) -> Operation[None]:
         """One response's worth of events."""
         response: HttpResponse = yield Open(self._request("sse", SSE_TYPE))
-        yield from self._check_sse(response)
+        yield from check_sse(response, self._operations.url)
         is_base64 = response.headers.get("stream-sse-data-encoding", "") == "base64"
         content_type, holds_json = self._at.content_type, is_json(self._at.content_type)
         parser = SseParser()
@@ -249,18 +254,20 @@ class Follower:
         if silent:
             raise MalformedResponseError("the event stream ended without an event")
 
-    def _check_sse(self, response: HttpResponse) -> Operation[None]:
-        status = response.status
-        if status in _SSE_REFUSED:
-            raise SseUnavailableError(f"the server answers {status} to a request for events")
-        if status != 200:
-            pieces: list[bytes] = []
-            while piece := (yield Receive(response)):
-                pieces.append(piece)
-            raise error_of("GET", self._operations.url, status, response.headers, b"".join(pieces))
-        kind = response.headers.get("content-type", "")
-        if not kind.startswith(SSE_TYPE):
-            raise SseUnavailableError(f"the server answers with {kind or 'no content type'} instead of events")
+
+def check_sse(response: HttpResponse, url: str) -> Operation[None]:
+    """Raise what a response stands for that is not an event stream."""
+    status = response.status
+    if status in _SSE_REFUSED:
+        raise SseUnavailableError(f"the server answers {status} to a request for events")
+    if status != 200:
+        pieces: list[bytes] = []
+        while piece := (yield Receive(response)):
+            pieces.append(piece)
+        raise error_of("GET", url, status, response.headers, b"".join(pieces))
+    kind = response.headers.get("content-type", "")
+    if not kind.startswith(SSE_TYPE):
+        raise SseUnavailableError(f"the server answers with {kind or 'no content type'} instead of events")
 
 
 class _Control(msgspec.Struct, rename="camel"):

@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ NOW: Final = "now"
 """The offset after the last message, whatever that is when the server reads the request."""
 
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _values: Final = msgspec.json.Decoder(list[Any])
 _JSON: Final = re.compile(r"\s*application/json\s*(;.*)?", re.IGNORECASE)
 
@@ -41,10 +43,29 @@ def split_json(array: bytes) -> list[bytes]:
         raise MalformedResponseError(f"a batch is not a JSON array: {error}") from None
 
 
-def split_frames(body: bytes, *, json: bool) -> list[bytes]:
-    """The messages of a body of type `application/vnd.headwater.frames`."""
+@dataclass(frozen=True, slots=True)
+class TimedMessage:
+    """A message, and when it arrived."""
+
+    data: bytes
+    at: datetime | None
+    """None for messages that were stored before the server kept times."""
+
+
+def split_timed_frames(body: bytes, *, json: bool) -> list[TimedMessage]:
+    """The messages of frames with times."""
+    messages = split_frames(body, json=json, skip=8)
+    times = struct.unpack_from(f"<{len(messages)}Q", body, 4 + 4 * len(messages))
+    return [
+        TimedMessage(message, _EPOCH + timedelta(milliseconds=at_ms) if at_ms else None)
+        for message, at_ms in zip(messages, times, strict=True)
+    ]
+
+
+def split_frames(body: bytes, *, json: bool, skip: int = 0) -> list[bytes]:
+    """The messages of a body of type `application/vnd.headwater.frames`; `skip` bytes for each follow the lengths."""
     (count,) = struct.unpack_from("<I", body) if len(body) >= 4 else (-1,)
-    start = 4 + 4 * count
+    start = 4 + (4 + skip) * count
     if count < 0 or start > len(body):
         raise MalformedResponseError("the frames of a read are cut short")
     lengths = struct.unpack_from(f"<{count}I", body, 4)
@@ -230,6 +251,14 @@ class Batch:
             return [value for body in self.bodies for value in _values.decode(body)]
         except msgspec.MsgspecError as error:
             raise MalformedResponseError(f"a batch is not a JSON array: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LastMessages:
+    """The last messages of a stream as bytes, and the offset after them."""
+
+    messages: list[bytes]
+    next_offset: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class SyncConnection:
         return RequestTimeoutError(f"{self.origin} did not answer within {timeout_s:g} s")
 
     def is_usable(self, now: float) -> bool:
-        """Whether an idle connection may be used again. Bytes that nobody asked for mean that it was closed."""
+        """Whether an idle connection may be used again. Unexpected bytes mean that it was closed."""
         if now - self.idle_since > self.idle_max_s:
             return False
         poll = select.poll()
