@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headwater.spark.session import conf_lines, configure, recommended_settings
+from headwater.spark.session import conf_lines, configure, recommended_settings, session
 from headwater.spark.source import HeadwaterSource
+from headwater.spark.upserts import upserts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -21,6 +22,8 @@ __all__ = [
     "conf_lines",
     "configure",
     "recommended_settings",
+    "session",
+    "upserts",
 ]
 
 

@@ -6,10 +6,8 @@ tasks append their own rows, a key that is not unique is an error, because the o
 
 from __future__ import annotations
 
-import datetime as dt
-import decimal
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -17,8 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.spark.errors import BadRowError
+from headwater.spark.json_values import encode_json, plain
 from headwater.spark.message_runs import split_json
 from headwater.spark.options import Framing, SinkOptions
+from headwater.spark.state_messages import RESET, state_values
 
 _TARGET: Final = "__target"
 _VALUE: Final = "__value"
@@ -30,8 +30,6 @@ _TEXT_TYPES: Final = (
     pa.types.is_large_string,
     pa.types.is_large_binary,
 )
-
-_encode: Final = msgspec.json.Encoder(decimal_format="number", uuid_format="canonical").encode
 
 
 class TargetRows:
@@ -68,6 +66,12 @@ def rows_table(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> pa.Ta
     """The rows of a task: target, value as bytes, and the columns to sort by; None without rows."""
     tables = [_picked(options, batch) for batch in batches if batch.num_rows]
     return pa.concat_tables(tables) if tables else None
+
+
+def with_reset(options: SinkOptions, rows: pa.Table) -> pa.Table:
+    """The rows after a message that tells readers to forget the rows before it."""
+    first = pa.table({_TARGET: [options.stream], _VALUE: pa.array([RESET], pa.binary())})
+    return pa.concat_tables([first.cast(rows.schema), rows])
 
 
 def grouped(options: SinkOptions, rows: pa.Table) -> Iterator[TargetRows]:
@@ -167,10 +171,13 @@ def _check_unique(options: SinkOptions, rows: pa.Table) -> None:
 
 def _picked(options: SinkOptions, batch: pa.RecordBatch) -> pa.Table:
     targets = _targets(options, batch)
-    column = _column(batch, options.value_column)
-    values = as_bytes(options, column)
-    if options.is_json and _is_text(column.type):
-        _check_json(targets, values)
+    if options.key_columns:
+        values = state_values(options, batch, targets)
+    else:
+        column = _column(batch, options.value_column)
+        values = as_bytes(options, column)
+        if options.is_json and _is_text(column.type):
+            _check_json(targets, values)
     columns = {_TARGET: targets, _VALUE: values}
     for name in options.order_by:
         columns[_key(name)] = _column(batch, name)
@@ -209,28 +216,11 @@ def as_bytes(options: SinkOptions, column: pa.Array) -> pa.Array:
             f"The column {options.value_column} is {column.type}; for {options.content_type} it must be a string or"
             " binary."
         )
-    return pa.array([_encode(_plain(value)) for value in column.to_pylist()], pa.binary())
+    return pa.array([encode_json(plain(value)) for value in column.to_pylist()], pa.binary())
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return any(is_one(kind) for is_one in _TEXT_TYPES)
-
-
-def _plain(value: Any) -> Any:
-    """Arrow's Python values as JSON values. Arrow gives a map as a list of pairs."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        if value and all(isinstance(one, tuple) for one in value):
-            return {str(key): _plain(one) for key, one in value}
-        return [_plain(one) for one in value]
-    if isinstance(value, float) and value != value:  # noqa: PLR0124 - NaN, which JSON does not have
-        return None
-    return value if not isinstance(value, dt.timedelta | decimal.Decimal) else _spelled(value)
-
-
-def _spelled(value: dt.timedelta | decimal.Decimal) -> Any:
-    return value.total_seconds() if isinstance(value, dt.timedelta) else value
 
 
 def _key(name: str) -> str:

@@ -82,13 +82,16 @@ def cut(client: StreamsClient, stream: str, start: Place, end: Place, rows_max: 
     return at
 
 
-def read(client: StreamsClient, span: Span) -> Iterator[MessageRun]:
-    """Read a span. Offsets have the form of its end, so a retry after an upgrade gives the same rows."""
+def read(client: StreamsClient, span: Span, *, times: bool = False) -> Iterator[MessageRun]:
+    """Read a span, with the times of arrival if wanted.
+
+    Offsets have the form of its end, so a retry after an upgrade gives the same rows.
+    """
     offset = _exact(span.start, span.end)
     incarnation = incarnation_of(span.end.offset)
     while split_token(offset) != split_token(span.end.offset):
-        chunk = client.frames(span.stream, offset, span.end.offset)
-        yield from_frames(span.stream, chunk.content_type, chunk.body, respelled(offset, incarnation))
+        chunk, timed = client.frames(span.stream, offset, span.end.offset, times=times)
+        yield from_frames(span.stream, chunk.content_type, chunk.body, respelled(offset, incarnation), timed=timed)
         offset = chunk.next_offset
 
 

@@ -7,7 +7,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from pyspark.sql.types import BinaryType, BooleanType, DataType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from headwater.spark.options import ValueType
 
@@ -18,12 +28,19 @@ METADATA: Final[dict[str, tuple[DataType, ...]]] = {
     "value": (StringType(), BinaryType()),
     "content_type": (StringType(),),
     "snapshot": (BooleanType(),),
+    "timestamp": (TimestampType(),),
 }
 
 
-def default_schema(value_type: ValueType, prefix: str) -> StructType:
+STATE: Final[dict[str, DataType]] = {"key": StringType(), "headers": MapType(StringType(), StringType())}
+"""Columns of state-protocol messages."""
+
+
+def default_schema(value_type: ValueType, prefix: str, *, with_headers: bool = False) -> StructType:
     """The columns of a query without a schema."""
     types = {name: choices[0] for name, choices in METADATA.items()}
+    if with_headers:
+        types |= STATE
     if value_type == "binary":
         types["value"] = BinaryType()
     return StructType([StructField(prefix + name, type_) for name, type_ in types.items()])

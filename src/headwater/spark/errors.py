@@ -14,6 +14,10 @@ class OptionError(HeadwaterError):
     """An option that is unknown, missing, or has an invalid value."""
 
 
+class TooManyDescriptorsError(HeadwaterError):
+    """The process has so many open files that Spark cannot call back into it."""
+
+
 class ServerUnreachableError(HeadwaterError):
     """No usable answer within the time allowed for retries."""
 

@@ -35,6 +35,8 @@ class MessageRun:
     last_end: str | None = None
     """Otherwise the offset after the last message, if it is known."""
     snapshot: bool = False
+    times_ms: npt.NDArray[np.int64] | None = None
+    """When each message arrived, 0 where that is not known; None if times were not read."""
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -61,17 +63,25 @@ def is_json(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
-def from_frames(stream: str, content_type: str, body: bytes, start_offset: str) -> MessageRun:
-    """The messages of a response to `frames=1` that begins at `start_offset`."""
+def from_frames(stream: str, content_type: str, body: bytes, start_offset: str, *, timed: bool = False) -> MessageRun:
+    """The messages of a response to `frames=1` that begins at `start_offset`, with their times if it was `times=1`."""
     count = int.from_bytes(body[:4], "little")
-    data_at = 4 + 4 * count
+    data_at = 4 + (12 if timed else 4) * count
     bounds = np.zeros(count + 1, np.int64)
     np.cumsum(np.frombuffer(body, "<u4", count, 4), out=bounds[1:])
     if count == 0 or data_at + int(bounds[-1]) != len(body):
         raise HeadwaterError(f"Stream {stream!r}, offset {start_offset}: the server's frames do not add up.")
     buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(body).slice(data_at)]
     stored = pa.BinaryArray.from_buffers(pa.binary(), count, buffers)
-    return MessageRun(stream, content_type, stored, is_json(content_type), split_token(start_offset)[0], start_offset)
+    return MessageRun(
+        stream,
+        content_type,
+        stored,
+        is_json(content_type),
+        split_token(start_offset)[0],
+        start_offset,
+        times_ms=np.frombuffer(body, "<u8", count, 4 + 4 * count).astype(np.int64) if timed else None,
+    )
 
 
 _split_array = msgspec.json.Decoder(list[msgspec.Raw]).decode

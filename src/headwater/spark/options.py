@@ -1,15 +1,16 @@
-"""The options of `format("headwater")`: names, values, defaults and purposes.
+"""The values of the options of `format("headwater")`, parsed and checked.
 
-The docstring of the data source and the tables in `docs/spark.md` are generated from `OPTIONS`. Invariant: an unknown
-option is an error that names the closest known one.
+Invariant: an unknown option is an error that names the closest known one.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import functools
 import json
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Final, Literal, TypeVar, cast, get_args
 
 from headwater.spark.errors import OptionError
 from headwater.spark.offsets import BEGINNING, SplitPlan
+from headwater.spark.option_table import KAFKA_NAMES, OPTIONS, REMOVED
 
 MIB: Final = 1024 * 1024
 
@@ -34,218 +36,11 @@ Framing = Literal["json", "lines", "message"]
 Choice = TypeVar("Choice", bound=str)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option, as it is documented."""
-
-    name: str
-    side: Literal["both", "source", "sink"]
-    default: str
-    takes: str
-    purpose: str
-
-
-OPTIONS: Final = (
-    Option("url", "both", "", "address", "The stream root, such as `http://localhost:4437/v1/stream`. Required."),
-    Option("token", "both", "", "text", "Sent as `Authorization: Bearer …`. Spark redacts it in logs and in its UI."),
-    Option("tokenFile", "both", "", "path", "A file with the token, on every node; read again when it changes."),
-    Option("caFile", "both", "", "path", "PEM certificates to trust instead of those of the system; on every node."),
-    Option("bucket", "both", "", "bucket id", "Work on the streams of this bucket (`/ds/{bucket}/…` beside the root)."),
-    Option("requestTimeout", "both", "60", "seconds", "How long a server may be silent within a request."),
-    Option(
-        "retryTimeout",
-        "both",
-        "120",
-        "seconds",
-        "How long a request is retried, with back-off, while the server cannot be reached or answers 429 or 5xx."
-        " Appends are retried too; their producer headers prevent duplicates.",
-    ),
-    Option(
-        "streams",
-        "source",
-        "",
-        "names",
-        "The streams to read, separated by commas. A name with `*` (any text without a slash), `**` (any text) or `?`"
-        " is a pattern.",
-    ),
-    Option(
-        "prefix",
-        "source",
-        "",
-        "text",
-        "Read every stream whose name begins with this text. Streams that are created later join a running query."
-        " Needs the server's `__registry__` stream, or `bucket`.",
-    ),
-    Option(
-        "subscribePattern",
-        "source",
-        "",
-        "regular expression",
-        "Read every stream whose whole name matches this expression of Python. Streams that are created later join a"
-        " running query. `prefix` is faster if it is enough; both together are allowed.",
-    ),
-    Option(
-        "startingOffsets",
-        "source",
-        "earliest",
-        "`earliest`, `latest`, an offset, or JSON",
-        'Where a query without a checkpoint starts, or per stream: `{"orders": "latest", "users": "0000…"}`; streams'
-        " that are not in the JSON start at the earliest. `earliest` is the earliest message that is retained.",
-    ),
-    Option(
-        "endingOffsets",
-        "source",
-        "latest",
-        "`latest`, an offset, or JSON",
-        "Batch reads only: where to end. `latest` is the tail at the time of planning.",
-    ),
-    Option("maxRowsPerBatch", "source", "0", "rows", "Most rows of a micro-batch, over all streams; 0 is no limit."),
-    Option(
-        "maxBytesPerBatch",
-        "source",
-        "33554432",
-        "bytes",
-        "The most bytes of a micro-batch, over all streams; 0 is no limit. The default fits into one append.",
-    ),
-    Option(
-        "minOffsetsPerTrigger",
-        "source",
-        "0",
-        "rows",
-        "Wait for so many rows before a micro-batch, but not longer than `maxTriggerDelay`.",
-    ),
-    Option("maxTriggerDelay", "source", "900", "seconds", "The longest wait for `minOffsetsPerTrigger` rows."),
-    Option("splitBytes", "source", "16777216", "bytes", "The size of a task; larger ranges are split."),
-    Option("minPartitions", "source", "0", "tasks", "Split ranges into at least about this many tasks."),
-    Option(
-        "onGone",
-        "source",
-        "fail",
-        "`fail`, `restart`, `bootstrap`, `skip`",
-        "What to do when a stream was deleted, or data that was not read yet is no longer retained (410). `fail`: stop"
-        " with an error. `restart`: a stream that was deleted and created again is read from its beginning, a stream"
-        " that does not exist is waited for, and data lost to retention is an error. `bootstrap`: the latest snapshot"
-        " becomes a row with `snapshot = true`, and reading continues after it; a stream that was created again is"
-        " read from its beginning, and a stream that does not exist is an error. `skip`: like `restart`, and data"
-        " lost to retention is a warning.",
-    ),
-    Option("valueType", "source", "string", "`string`, `binary`", "The type of `value` in a query without a schema."),
-    Option(
-        "metadataPrefix",
-        "source",
-        "",
-        "text",
-        "A prefix for the names of the metadata columns, for messages with fields of the same names.",
-    ),
-    Option(
-        "badRecords",
-        "source",
-        "fail",
-        "`fail`, `null`",
-        "What to do with a message that does not fit the schema, if that has no column `_corrupt`: fail, or use nulls.",
-    ),
-    Option("discoveryInterval", "source", "5", "seconds", "How often a bucket is searched for new streams."),
-    Option(
-        "idleWait",
-        "source",
-        "500",
-        "milliseconds",
-        "How long one call of Spark for new data may wait. Long-polls stay open between the calls. Spark asks several"
-        " sources of one query one after the other: set 50 there.",
-    ),
-    Option(
-        "stream",
-        "sink",
-        "",
-        "name",
-        "The stream to append to. Without it, the column `stream` of each row names the target.",
-    ),
-    Option("streamColumn", "sink", "stream", "column", "The column with the name of the target."),
-    Option(
-        "valueColumn",
-        "sink",
-        "value",
-        "column",
-        "The column to append: strings and binaries as they are (one JSON text each, for a JSON stream); structs,"
-        " maps, arrays and numbers as JSON.",
-    ),
-    Option("contentType", "sink", "application/json", "media type", "The content type of the targets."),
-    Option("createMissing", "sink", "false", "`true`, `false`", "Create targets that do not exist."),
-    Option(
-        "orderBy",
-        "sink",
-        "",
-        "columns",
-        "Sort the rows of each target by these columns before they are appended, within each task (with"
-        " `commitMode=driver`, over the whole batch). With `commitMode=task` they must be unique within a target.",
-    ),
-    Option(
-        "commitMode",
-        "sink",
-        "staged",
-        "`staged`, `driver`, `task`",
-        "When rows become visible. `staged`: when all tasks of the batch have succeeded, the driver appends their rows,"
-        " task by task, so rows that Spark keeps in order arrive in order. `driver`: the same in one atomic append, for"
-        " one target and batches up to `maxRequestBytes`. `task`: tasks append in parallel while the batch runs. That"
-        " gives up the order of rows from different tasks, rows of a batch are visible before it is complete, and a"
-        " query whose rows or their order differ on a retry fails for good.",
-    ),
-    Option(
-        "stagingPath",
-        "sink",
-        "",
-        "path or URI",
-        "The directory for the rows of a batch that has not been committed. It must be shared by the driver and all"
-        " executors. Default: the directory `headwater` inside `checkpointLocation`; for batch writes a temporary"
-        " directory.",
-    ),
-    Option("maxRequestBytes", "sink", "50331648", "bytes", "The largest append. More rows are cut into several."),
-    Option(
-        "rowsAs",
-        "sink",
-        "messages",
-        "`messages`, `lines`",
-        "For targets that are not JSON: each row is one append (with `commitMode=task` this needs `orderBy`), or the"
-        " rows of a task are one message with a line each.",
-    ),
-    Option(
-        "producerId",
-        "sink",
-        "",
-        "text",
-        "Replaces the query id in the names of producers. A batch job that is run again with the same id appends"
-        " nothing twice; a query that lost its checkpoint is refused instead of appending everything again.",
-    ),
-    Option("parallelRequests", "sink", "4", "requests", "Concurrent appends to different targets, per process."),
-    Option("closeStreams", "sink", "false", "`true`, `false`", "Batch writes only: close the targets at the end."),
-)
-
 _FROM_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
 """Options of Spark itself, which it passes on."""
 
 _GLOB: Final = re.compile(r"\*\*|\*|\?")
 _WILD: Final = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-
-_KAFKA: Final = {
-    "subscribe": "streams",
-    "assign": "streams",
-    "topic": "stream",
-    "topics": "streams",
-    "topicpattern": "subscribePattern",
-    "kafka.bootstrap.servers": "url",
-    "bootstrap.servers": "url",
-    "maxoffsetspertrigger": "maxRowsPerBatch",
-    "maxbytespertrigger": "maxBytesPerBatch",
-    "failondataloss": "onGone",
-    "includeheaders": "the fields of JSON messages in a schema",
-    "fetchoffset.numretries": "retryTimeout",
-    "kafkaconsumer.polltimeoutms": "requestTimeout",
-}
-"""What options of Spark's connector for Kafka are called here."""
-
-_REMOVED: Final = {
-    "ondifferingretry": "it kept rows out of the target. commitMode=staged, the default, does not need it",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +76,9 @@ class SourceOptions:
     prefix: str
     starting: str | Mapping[str, str]
     ending: str | Mapping[str, str]
+    starting_ms: int | None
+    """Instead of `starting`: the time of arrival from which to read."""
+    ending_ms: int | None
     pattern: str
     """Streams must match this regular expression; empty for all."""
     rows_per_batch_min: int
@@ -292,6 +90,8 @@ class SourceOptions:
     value_type: ValueType
     metadata_prefix: str
     bad_records: BadRecords
+    with_headers: bool
+    """Whether a query without a schema has the columns of state-protocol messages."""
     discovery_interval_s: float
     idle_wait_s: float
 
@@ -311,6 +111,10 @@ class SinkOptions:
     stream: str
     stream_column: str
     value_column: str
+    key_columns: tuple[str, ...]
+    """If set, rows are state-protocol messages with these columns as key."""
+    message_type: str
+    operation_column: str
     content_type: str
     create_missing: bool
     order_by: tuple[str, ...]
@@ -320,6 +124,8 @@ class SinkOptions:
     request_bytes_max: int
     rows_as: RowsAs
     producer_id: str
+    batch_id: int
+    has_batch_id: bool
     parallel_requests: int
     close_streams: bool
 
@@ -349,6 +155,8 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         pattern=pattern,
         starting=read.offsets("startingOffsets"),
         ending=read.offsets("endingOffsets"),
+        starting_ms=read.instant("startingTimestamp"),
+        ending_ms=read.instant("endingTimestamp"),
         rows_per_batch_min=read.whole("minOffsetsPerTrigger", 0),
         batch_delay_max_s=read.number("maxTriggerDelay"),
         rows_per_batch_max=read.whole("maxRowsPerBatch", 0),
@@ -358,6 +166,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         value_type=cast(ValueType, read.choice("valueType", get_args(ValueType))),
         metadata_prefix=read.text("metadataPrefix"),
         bad_records=cast(BadRecords, read.choice("badRecords", get_args(BadRecords))),
+        with_headers=read.truth("includeHeaders"),
         discovery_interval_s=read.number("discoveryInterval"),
         idle_wait_s=read.number("idleWait") / 1000,
     )
@@ -365,6 +174,11 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         raise OptionError("streams excludes prefix and subscribePattern.")
     if not streams and not options.prefix and not pattern and not options.connection.bucket:
         raise OptionError("Nothing to read: set streams, prefix, subscribePattern, or bucket.")
+    for by_time, by_offset in (("startingTimestamp", "startingOffsets"), ("endingTimestamp", "endingOffsets")):
+        if read.has(by_time) and read.has(by_offset):
+            raise OptionError(f"{by_time} and {by_offset} exclude each other.")
+    if options.starting_ms is not None and options.starting_ms > time.time() * 1000:
+        raise OptionError(f"startingTimestamp {read.text('startingTimestamp')} is in the future.")
     if options.ending == BEGINNING:
         raise OptionError("endingOffsets must be latest, an offset or JSON; a read that ends at earliest is empty.")
     return options
@@ -403,15 +217,20 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         stream=read.text("stream").strip("/"),
         stream_column=read.text("streamColumn"),
         value_column=read.text("valueColumn"),
+        key_columns=read.names("keyColumns"),
+        message_type=read.text("messageType"),
+        operation_column=read.text("operationColumn"),
         content_type=read.text("contentType"),
         create_missing=read.truth("createMissing"),
-        order_by=tuple(name.strip() for name in read.text("orderBy").split(",") if name.strip()),
+        order_by=read.names("orderBy"),
         commit_mode=cast(CommitMode, read.choice("commitMode", get_args(CommitMode))),
         staging_path=read.text("stagingPath"),
         checkpoint=read.from_spark("checkpointLocation"),
         request_bytes_max=read.whole("maxRequestBytes", 1024),
         rows_as=cast(RowsAs, read.choice("rowsAs", get_args(RowsAs))),
         producer_id=read.text("producerId"),
+        batch_id=read.whole("batchId", 0),
+        has_batch_id=read.has("batchId"),
         parallel_requests=read.whole("parallelRequests", 1),
         close_streams=read.truth("closeStreams"),
     )
@@ -419,6 +238,12 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
         raise OptionError(
             "commitMode=driver makes one append per batch, so it needs one target: set stream, or use staged."
         )
+    if options.key_columns and not options.is_json:
+        raise OptionError(f"keyColumns makes JSON messages; contentType is {options.content_type}.")
+    if not options.key_columns and (options.message_type or options.operation_column):
+        raise OptionError("messageType and operationColumn are for state-protocol messages: set keyColumns too.")
+    if options.has_batch_id and not options.producer_id:
+        raise OptionError("batchId needs producerId, which must be the same for all batches of a query.")
     if options.is_json and options.rows_as == "lines":
         raise OptionError(
             "rowsAs=lines is for targets that are not JSON; an append to a JSON stream has many messages."
@@ -431,31 +256,6 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     return options
 
 
-def as_manual() -> str:
-    """The options as text, for the data source's docstring."""
-    lines = []
-    for side, title in (("both", "Source and sink"), ("source", "Source"), ("sink", "Sink")):
-        lines.append(f"\n{title} options:\n")
-        for option in OPTIONS:
-            if option.side == side:
-                default = f", default {option.default}" if option.default else ""
-                lines.append(f"* ``{option.name}`` ({option.takes.replace('`', '')}{default}): {option.purpose}")
-    return "\n".join(lines)
-
-
-def as_markdown() -> str:
-    """The options as tables, for the documentation."""
-    parts = []
-    for side, title in (("both", "Source and sink"), ("source", "Source"), ("sink", "Sink")):
-        rows = []
-        for option in OPTIONS:
-            if option.side == side:
-                default = f"`{option.default}`" if option.default else "none"
-                rows.append(f"| `{option.name}` | {default} | {option.takes} | {option.purpose} |")
-        parts.append(f"### {title}\n\n| option | default | takes | purpose |\n|---|---|---|---|\n" + "\n".join(rows))
-    return "\n\n".join(parts)
-
-
 class _OptionReader:
     """Parses options by name, and explains what is wrong with them."""
 
@@ -464,10 +264,10 @@ class _OptionReader:
         self._side = side
         self._given = {name.lower(): value for name, value in given.items()}
         for name in self._given:
-            if name in _REMOVED:
-                raise OptionError(f"The option {name} was removed: {_REMOVED[name]}.")
-            if name in _KAFKA and name not in known:
-                raise OptionError(f"The {side} has no option {name}, which is one for Kafka; use {_KAFKA[name]}.")
+            if name in REMOVED:
+                raise OptionError(f"The option {name} was removed: {REMOVED[name]}.")
+            if name in KAFKA_NAMES and name not in known:
+                raise OptionError(f"The {side} has no option {name}, which is one for Kafka; use {KAFKA_NAMES[name]}.")
             if name not in known and name not in _FROM_SPARK:
                 raise OptionError(self._unknown(name, [option.name for option in known.values()]))
         self._defaults = {option.name: option.default for option in known.values()}
@@ -481,6 +281,13 @@ class _OptionReader:
     def text(self, name: str) -> str:
         value = self._given.get(name.lower())
         return self._defaults[name] if value is None else value
+
+    def has(self, name: str) -> bool:
+        return name.lower() in self._given
+
+    def names(self, name: str) -> tuple[str, ...]:
+        """Names, separated by commas."""
+        return tuple(one.strip() for one in self.text(name).split(",") if one.strip())
 
     def from_spark(self, name: str) -> str:
         """The value of an option of Spark itself."""
@@ -500,6 +307,24 @@ class _OptionReader:
         if not text.isascii() or not text.isdigit() or int(text) < least:
             raise OptionError(f"{name} must be a whole number from {least}, not {text!r}.")
         return int(text)
+
+    def instant(self, name: str) -> int | None:
+        """Milliseconds since 1970."""
+        text = self.text(name).strip()
+        if not text:
+            return None
+        if text.isascii() and text.isdigit():
+            return int(text)
+        try:
+            moment = dt.datetime.fromisoformat(text)
+        except ValueError:
+            moment = None
+        if moment is None or moment.tzinfo is None:
+            raise OptionError(
+                f"{name} must be a time with its zone, such as 2026-01-31T12:00:00Z, or milliseconds since 1970, not"
+                f" {text!r}."
+            )
+        return round(moment.timestamp() * 1000)
 
     def truth(self, name: str) -> bool:
         return self.choice(name, ("true", "false")) == "true"

@@ -121,12 +121,12 @@ class Planner:
 def read_batches(client: StreamsClient, layout: Layout, spans: Iterable[Span]) -> Iterator[pa.RecordBatch]:
     """Read the spans of a task, in order."""
     for span in spans:
-        for messages in _read(client, span):
+        for messages in _read(client, span, times=layout.has_times):
             if len(messages):
                 yield layout.batch(messages)
 
 
-def _read(client: StreamsClient, span: Span) -> Iterator[MessageRun]:
+def _read(client: StreamsClient, span: Span, *, times: bool) -> Iterator[MessageRun]:
     if span.snapshot is not None:
         chunk = client.snapshot(span.stream, span.snapshot)
         stored = pa.array([chunk.body], pa.binary())
@@ -140,6 +140,6 @@ def _read(client: StreamsClient, span: Span) -> Iterator[MessageRun]:
             snapshot=True,
         )
     elif span.bounded:
-        yield from bounded_ranges.read(client, span)
+        yield from bounded_ranges.read(client, span, times=times)
     else:
         yield from counted_ranges.read(client, span)

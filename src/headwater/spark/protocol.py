@@ -21,6 +21,7 @@ from headwater.client import (
     AppendResult,
     Chunk,
     ClientError,
+    MalformedResponseError,
     OffsetGoneError,
     Policy,
     ProducerFencedError,
@@ -136,15 +137,29 @@ class StreamsClient:
         with self._explained("GET", stream, offset):
             return self._stream(stream).read_chunk(offset)
 
-    def frames(self, stream: str, offset: str, until: str) -> Chunk:
-        """Messages with their boundaries, never beyond `until`."""
+    def frames(self, stream: str, offset: str, until: str, *, times: bool = False) -> tuple[Chunk, bool]:
+        """Messages with their boundaries, never beyond `until`; and whether they have times, which may be wanted."""
         with self._explained("GET", stream, offset):
-            chunk = self._stream(stream).read_frames(offset, until)
+            try:
+                chunk = self._stream(stream).read_frames(offset, until, times=times)
+            except MalformedResponseError:
+                if not times:
+                    raise
+                times = False
+                chunk = self._stream(stream).read_frames(offset, until)
         if split_token(chunk.next_offset) <= split_token(offset):
             raise ServerRefusedError(
                 f"{self._called(stream)}: no progress from offset {offset} to {until}.", status=200
             )
-        return chunk
+        return chunk, times
+
+    def offset_at(self, stream: str, at_ms: int) -> str | None:
+        """The offset of the first message that arrived at a time or later; None if the server does not store times."""
+        with self._explained("HEAD", stream):
+            try:
+                return self._stream(stream).offset_at(at_ms)
+            except MalformedResponseError:
+                return None
 
     def splits(self, stream: str, start: str, end: str, count: int) -> list[Range]:
         """A range cut into about `count` parts of the same size."""

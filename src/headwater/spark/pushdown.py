@@ -1,7 +1,7 @@
 """Filter pushdown for batch reads: only the streams and positions that the filters of a query can accept are read.
 
 Spark raises an error for a reader with `pushFilters` in sessions where pushdown is off, which is Spark's default. It
-calls `pushFilters` in a process of its own, so only that process gets a reader that has it. Invariant: all filters are
+calls `pushFilters` in a separate process, so only that process gets a reader that has it. Invariant: all filters are
 returned to Spark, which applies them too, so a range may be larger than what the filters accept, and never smaller.
 """
 

@@ -50,7 +50,7 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
         self.row_range = RowRange()
-        self._layout = Layout(schema, options.metadata_prefix, options.bad_records)
+        self._layout = Layout(schema, options.metadata_prefix, options.bad_records, with_headers=options.with_headers)
 
     def partitions(self) -> list[InputPartition]:
         client = connect(self._options.connection)
@@ -110,6 +110,8 @@ class BatchReader(DataSourceReader):
             return None
 
     def _ending_place(self, client: StreamsClient, stream: str, head: Head) -> Place:
+        if self._options.ending_ms is not None:
+            return _place_of_time("endingTimestamp", client, stream, self._options.ending_ms, head)
         asked = self._options.ending
         token = asked if isinstance(asked, str) else asked.get(stream, LATEST)
         if not head.bounds_reads:
@@ -138,6 +140,8 @@ def _check_range(stream: str, start: Place, end: Place) -> None:
 
 def starting_place(client: StreamsClient, options: SourceOptions, stream: str, head: Head) -> Place:
     """Where a query without a checkpoint starts."""
+    if options.starting_ms is not None:
+        return _place_of_time("startingTimestamp", client, stream, options.starting_ms, head)
     token = _starting_token(options, stream)
     if token == BEGINNING:
         return beginning_of(head, options.on_gone)
@@ -152,6 +156,14 @@ def starting_place(client: StreamsClient, options: SourceOptions, stream: str, h
             raise
         log.warning("%s Reading it from its beginning.", recreated)
         return beginning_of(head, options.on_gone)
+
+
+def _place_of_time(option: str, client: StreamsClient, stream: str, at_ms: int, head: Head) -> Place:
+    """The place of the first message that arrived at a time or later."""
+    token = client.offset_at(stream, at_ms) if head.bounds_reads else None
+    if token is None:
+        raise OptionError(f"{option}: the server of {stream!r} does not store when messages arrived; use offsets.")
+    return at(token)
 
 
 def starts_at_tail(options: SourceOptions, stream: str) -> bool:

@@ -12,6 +12,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from headwater.spark.callbacks import start_callback_server
+from headwater.spark.home import use_quick_home
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -56,12 +59,46 @@ def configure(builder: SparkSession.Builder, *, local_checkpoints: bool = False)
     return builder
 
 
+def session(name: str = "headwater", *, master: str = "", local_checkpoints: bool = False) -> SparkSession:
+    """A session with the settings: a new one, or the one that is running.
+
+    `master` is that of spark-submit, or `local[*]`, by default.
+    """
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - workers import this module and need no session
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        warn_of_missing_settings(running)
+        return running
+    use_quick_home(master)
+    builder = SparkSession.Builder().appName(name)
+    builder = configure(builder.master(master) if master else builder, local_checkpoints=local_checkpoints)
+    started = builder.getOrCreate()
+    start_callback_server()
+    return started
+
+
+def warn_of_missing_settings(running: SparkSession) -> None:
+    """Warn if a session that is running was not started with the settings, which cannot be changed any more."""
+    missing = [
+        f"{name}={value}"
+        for name, value in RECOMMENDED.items()
+        if (running.conf.get(name, "") or "").lower() != value.lower()
+    ]
+    if missing:
+        log.warning(
+            "This Spark session lacks %s. A micro-batch takes up to 200 ms longer than it could. Stop it and use"
+            " headwater.spark.session(), or start Spark with --conf for each of them.",
+            ", ".join(missing),
+        )
+
+
 def warn_of_slow_sockets(environment: Mapping[str, str]) -> None:
     """Warn in a process of a session that lacks the setting with the largest effect on latency."""
     if environment.get("PYTHON_UNIX_DOMAIN_ENABLED", "false").lower() != "true":
         log.warning(
             "This Spark session talks to Python over TCP, which adds about 40 ms to every step of a micro-batch."
-            " headwater.spark.configure(builder) sets what is faster, or start Spark with: %s",
+            " headwater.spark.session() sets what is faster, or start Spark with: %s",
             " ".join(conf_lines()),
         )
 

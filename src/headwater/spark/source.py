@@ -12,7 +12,8 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from headwater.spark.columns import default_schema
-from headwater.spark.options import as_manual, sink_options, source_options
+from headwater.spark.option_table import as_manual
+from headwater.spark.options import sink_options, source_options
 
 if TYPE_CHECKING:
     from headwater.spark.reader import BatchReader
@@ -27,7 +28,7 @@ class HeadwaterSource(DataSource):
 
     def schema(self) -> StructType:
         options = source_options(self.options)
-        return default_schema(options.value_type, options.metadata_prefix)
+        return default_schema(options.value_type, options.metadata_prefix, with_headers=options.with_headers)
 
     def reader(self, schema: StructType) -> BatchReader:
         from headwater.spark.pushdown import FilteringBatchReader, is_pushdown_process
@@ -49,7 +50,7 @@ class HeadwaterSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> MicroBatchWriter:
         from headwater.spark.writer import MicroBatchWriter
 
-        return MicroBatchWriter(sink_options(self.options), schema)
+        return MicroBatchWriter(sink_options(self.options), schema, complete=overwrite)
 
 
 HeadwaterSource.__doc__ = f"""Durable streams as a Spark source and sink, exactly-once both ways.

@@ -65,12 +65,13 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One per query, in a Python process beside the driver. Tasks have a copy, which only reads."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        if options.ending != LATEST:
-            raise OptionError("endingOffsets is for batch reads: a streaming query ends when it is stopped.")
+        if options.ending != LATEST or options.ending_ms is not None:
+            name = "endingOffsets" if options.ending_ms is None else "endingTimestamp"
+            raise OptionError(f"{name} is for batch reads: a streaming query ends when it is stopped.")
         if options.streams:
             check_names(options, options.streams)
         self._options = options
-        self._layout = Layout(schema, options.metadata_prefix, options.bad_records)
+        self._layout = Layout(schema, options.metadata_prefix, options.bad_records, with_headers=options.with_headers)
         self._tails: StreamHeads | None = None
         self._start: dict[str, Any] | None = None
         self._end: dict[str, Any] | None = None
@@ -94,11 +95,9 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             tails = self._follow()
             tails.refresh({})
-            places = {
-                stream: starting_place(tails.client, self._options, stream, head)
-                for stream, head in tails.heads.items()
-            }
-            self._initial = offset_to_json(places)
+            heads = list(tails.heads.items())
+            places = ask_each(lambda one: starting_place(tails.client, self._options, *one), heads)
+            self._initial = offset_to_json({stream: place for (stream, _), place in zip(heads, places, strict=True)})
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:

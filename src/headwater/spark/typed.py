@@ -1,6 +1,6 @@
 """JSON messages to typed columns: Arrow's own parser for what fits, one by one for a run in which something does not.
 
-Invariant: both ways give the same values. A message is corrupt if it is no JSON object or a field does not fit its
+Invariant: both ways give the same values. A message is corrupt if it is not a JSON object or a field does not fit its
 type; a missing field is null, an unknown one is passed over, a string column takes any JSON value as its text.
 """
 
@@ -124,7 +124,7 @@ class TypedParser:
 def _as_lines(stored: pa.BinaryArray, separated: bool) -> pa.Buffer | None:
     """The messages, each ended by a line feed; line feeds within them become spaces, as JSON has none in strings.
 
-    None if one of them is no object at first sight: Arrow would take a `null` for an object without fields.
+    None if one of them does not look like an object: Arrow would take a `null` for an object without fields.
     """
     if not separated:
         separator = pa.scalar(b",", pa.binary())
@@ -219,7 +219,7 @@ def _ranged(raw: msgspec.Raw, bits: int) -> int:
 def _decimal(raw: msgspec.Raw, precision: int, scale: int) -> decimal.Decimal:
     value = _exact(raw)
     if not value.is_finite():
-        raise SchemaMismatchError(f"{_short(raw)} is no number")
+        raise SchemaMismatchError(f"{_short(raw)} is not a number")
     quantised = value.quantize(decimal.Decimal(1).scaleb(-scale), context=decimal.Context(prec=76))
     if quantised != value or len(quantised.as_tuple().digits) > precision:
         raise SchemaMismatchError(f"{_short(raw)} does not fit decimal({precision},{scale})")
@@ -253,7 +253,7 @@ def _bytes(raw: msgspec.Raw) -> bytes:
     try:
         return base64.b64decode(_text(raw), validate=True)
     except binascii.Error as error:
-        raise SchemaMismatchError(f"{_short(raw)} is no base64") from error
+        raise SchemaMismatchError(f"{_short(raw)} is not valid base64") from error
 
 
 def _short(raw: msgspec.Raw) -> str:

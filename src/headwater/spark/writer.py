@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from headwater.spark.bodies import grouped, rows_table
+from headwater.spark.bodies import grouped, rows_table, with_reset
 from headwater.spark.delivery import Delivered, RowOrigin, deliver
 from headwater.spark.errors import HeadwaterError, OptionError, StreamMissingError
 from headwater.spark.options import SinkOptions
@@ -46,15 +46,18 @@ class TaskResult(WriterCommitMessage):
 class _Sink:
     """What both kinds of writers share."""
 
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType, *, complete: bool = False) -> None:
         self._options = options
+        self._complete = complete
+        """Whether each batch replaces the rows of the batches before it."""
         self._staging_root = staging_root(options.staging_path, options.checkpoint)
-        needed = [options.value_column, *options.order_by] + ([] if options.stream else [options.stream_column])
+        needed = [*(options.key_columns or (options.value_column,)), *options.order_by]
+        needed += [name for name in (options.operation_column, "" if options.stream else options.stream_column) if name]
         for name in needed:
             if name not in schema.fieldNames():
                 raise OptionError(
                     f"The sink needs a column {name}; the query has {', '.join(schema.fieldNames())}. Choose columns"
-                    " and targets with stream, streamColumn, valueColumn and orderBy."
+                    " and targets with stream, streamColumn, valueColumn, keyColumns, operationColumn and orderBy."
                 )
 
     def write(self, query: str, batch: int, partition: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
@@ -99,9 +102,10 @@ class _Sink:
             parts = self._joined(batch, list(parts))
         client = connect(options.connection)
         delivered: list[Delivered] = []
-        for part in parts:
+        for number, part in enumerate(parts):
             origin = RowOrigin(query, batch, part.producer_part)
-            delivered += deliver(client, options, origin, grouped(options, part.rows), fixed_rows=True)
+            rows = with_reset(options, part.rows) if self._complete and number == 0 else part.rows
+            delivered += deliver(client, options, origin, grouped(options, rows), fixed_rows=True)
         return delivered
 
     def _joined(self, batch: int, parts: list[StagedPart]) -> Iterator[StagedPart]:
@@ -136,11 +140,15 @@ class _Sink:
 class MicroBatchWriter(DataSourceStreamArrowWriter):
     """Micro-batches. The task's properties name the query and the batch, the same for every attempt."""
 
-    def __init__(self, options: SinkOptions, schema: StructType) -> None:
+    def __init__(self, options: SinkOptions, schema: StructType, *, complete: bool) -> None:
         if options.close_streams:
             raise OptionError("closeStreams is for batch writes: a streaming query has no end to close at.")
+        if options.has_batch_id:
+            raise OptionError("batchId is for writes in foreachBatch; a streaming write knows its batch.")
+        if complete:
+            _check_complete(options)
         self._options = options
-        self._sink = _Sink(options, schema)
+        self._sink = _Sink(options, schema, complete=complete)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
         task = _task()
@@ -170,14 +178,16 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._sink = _Sink(options, schema)
         self._query = options.producer_id or f"batch-{uuid.uuid4()}"
+        self._batch = options.batch_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskResult:
-        return self._sink.write(self._query, 0, _task().partitionId(), iterator)
+        return self._sink.write(self._query, self._batch, _task().partitionId(), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        delivered = self._sink.commit(self._query, 0, messages)
-        # Another run under the same producerId may have other rows, which must not be taken for these.
-        self._sink.staged(self._query, 0).remove()
+        delivered = self._sink.commit(self._query, self._batch, messages)
+        if not self._options.has_batch_id:
+            # Another run under the same producerId may have other rows, which must not be taken for these.
+            self._sink.staged(self._query, self._batch).remove()
         if self._options.close_streams:
             client = connect(self._options.connection)
             targets = {one.stream for one in delivered} | ({self._options.stream} - {""})
@@ -192,6 +202,16 @@ class BatchWriter(DataSourceArrowWriter):
         log.warning(
             "the write failed; rows that were appended stay. To complete it, run it again under the same producerId."
         )
+
+
+def _check_complete(options: SinkOptions) -> None:
+    if not options.key_columns or not options.stream:
+        raise OptionError(
+            "The output mode complete replaces all rows at each batch: set keyColumns, so that rows are state-protocol"
+            " messages, and stream, which is the one target."
+        )
+    if options.commit_mode == "task" or options.order_by:
+        raise OptionError("The output mode complete works without orderBy, and with commitMode=staged or driver.")
 
 
 def _task() -> TaskContext:
