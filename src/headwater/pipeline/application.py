@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -49,6 +49,7 @@ class Application:
         with (
             Endpoint(general.metrics_host, general.metrics_port, self.registry) as endpoint,
             stop_on_signals(self._stop),
+            _metrics_export(settings, self.registry),
             spark_session(
                 "headwater-sync",
                 general.master,
@@ -102,6 +103,16 @@ class Application:
                 stream.publish("query", query.name, asdict(query))
             for name, value in slots.items():
                 stream.publish("slot", name, value)
+
+
+def _metrics_export(settings: PipelineSettings, registry: CollectorRegistry) -> AbstractContextManager[object]:
+    """Sends the metrics by OpenTelemetry, if that is on."""
+    general = settings.pipeline
+    if not general.otel_endpoint:
+        return nullcontext()
+    from headwater.otel.periodic import PeriodicMetrics  # noqa: PLC0415  (needs an extra)
+
+    return PeriodicMetrics(general.otel_endpoint, general.otel_metrics_interval, registry.collect)
 
 
 def _status_stream(settings: PipelineSettings) -> StatusStream | None:

@@ -32,6 +32,9 @@ class JobEnvironment:
     """PEM certificates to trust the server by, on every node; empty for the system's."""
     electric: str = field(default="", repr=False)
     """The address of Electric, with its secret, for the jobs that read from it."""
+    otel_endpoint: str = ""
+    """Where spans are sent; empty for nowhere."""
+    otel_sample_ratio: float = 1.0
 
     @property
     def options(self) -> dict[str, str]:

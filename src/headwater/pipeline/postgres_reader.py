@@ -219,7 +219,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waiting(self._url, self._settings.wait_max_s).run(work)
 
     def _begin(self, connection: Connection) -> dict[str, Any]:
-        """The offset of a new query: a slot of its own, and a first copy of each table.
+        """The offset of a new query: its own slot, and a first copy of each table.
 
         Or of a query whose first batch was planned and not committed: Spark asks for its beginning again, and it must
         be the same. As long as nothing was committed, it is right for a new query too.

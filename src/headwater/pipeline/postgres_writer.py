@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -31,9 +33,13 @@ class WriterPlan(msgspec.Struct, frozen=True):
     """What a task needs to write to a table."""
 
     job: str
+    table: str
     statements: LoadStatements | UpsertStatements
     event_bytes_max: int
     wait_max_s: float
+    otel_endpoint: str = ""
+    """Where spans of batches are sent; empty for nowhere."""
+    otel_sample_ratio: float = 1.0
 
 
 @dataclass
@@ -70,12 +76,7 @@ class PostgresWriter(DataSourceStreamArrowWriter):
             task.partitionId(),
         )
 
-        def write(connection: Connection) -> LoadResult:
-            if isinstance(filling.statements, UpsertStatements):
-                return upsert(connection, filling.statements, part, events, filling.event_bytes_max)
-            return load(connection, filling.statements, part, events, filling.event_bytes_max)
-
-        loaded = waiting(self._url, filling.wait_max_s).run(write)
+        loaded = write_events(self._url, filling, part, events)
         return WriteResult(loaded.events, loaded.dead)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -92,3 +93,37 @@ class PostgresWriter(DataSourceStreamArrowWriter):
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing is undone: what tasks have written is recognised when the batch is repeated."""
         log.warning("%s: batch %d failed and will be repeated", self._filling.job, batchId)
+
+
+def write_events(url: str, filling: WriterPlan, part: BatchPart, events: pa.Table) -> LoadResult:
+    """Write the events of one task to the database, and report them to OpenTelemetry if that is on."""
+
+    def write(connection: Connection) -> LoadResult:
+        if isinstance(filling.statements, UpsertStatements):
+            return upsert(connection, filling.statements, part, events, filling.event_bytes_max)
+        return load(connection, filling.statements, part, events, filling.event_bytes_max)
+
+    began_ns = time.time_ns()
+    loaded = waiting(url, filling.wait_max_s).run(write)
+    if filling.otel_endpoint:
+        _record_spans(filling, part, events, loaded, began_ns)
+    return loaded
+
+
+def _record_spans(filling: WriterPlan, part: BatchPart, events: pa.Table, loaded: LoadResult, began_ns: int) -> None:
+    """A span for the batch, and one in the trace of each event that has a `traceparent`."""
+    from headwater.otel.batches import batch_spans  # noqa: PLC0415  (needs an extra)
+
+    values = events["value"]
+    traced = values.filter(pc.match_substring(values, '"traceparent"'))
+    attributes: dict[str, str | int] = {
+        "db.system.name": "postgresql",
+        "db.collection.name": filling.table,
+        "headwater.job": part.job,
+        "headwater.batch": part.batch,
+        "headwater.partition": part.partition,
+        "messaging.batch.message_count": events.num_rows,
+        "headwater.dead_letters": loaded.dead,
+    }
+    spans = batch_spans(filling.otel_endpoint, filling.otel_sample_ratio)
+    spans.record(f"load {filling.table}", (value.as_py() for value in traced), began_ns, attributes)

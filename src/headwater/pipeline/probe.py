@@ -109,6 +109,9 @@ class Probe:
             raise query.exception() or RuntimeError("its query ended")
         if time.monotonic() - self._begun_at > _ATTEMPT_S:
             raise TimeoutError(f"no row within {_ATTEMPT_S:.0f} s")
+        if not any(progress.numInputRows for progress in query.recentProgress):
+            # If the query is stopped before its batch is committed, Spark logs errors although nothing is wrong.
+            return False
         assert self._job is not None
         count = sql.SQL("SELECT count(*) FROM {}").format(table_name(self._job.table).quoted)
         with connect(self._surroundings.postgres) as connection:

@@ -1,20 +1,15 @@
 """Spark SQL over streams, archives, snapshots and states: calls in the text stand for tables.
 
-    SELECT count(*) FROM stream('chat/1')
-    SELECT * FROM stream('orders', 'id long, total double') WHERE total > 100
-    SELECT stream, max(position) FROM streams('/ds/sessions/') GROUP BY stream
-    SELECT date, count(*) FROM archive('/lake') GROUP BY date
-    SELECT value FROM state('/ds/sessions/chat-1') WHERE type = 'message'
-
-Invariant: only these calls with string arguments are replaced; nothing within quotes or comments is changed, and the
-rest of the text reaches Spark as it was written.
+SELECT count(*) FROM stream('chat/1')
+SELECT * FROM stream('orders', 'id long, total double') WHERE total > 100
+SELECT stream, max(position) FROM streams('/ds/sessions/') GROUP BY stream
+SELECT date, count(*) FROM archive('/lake') GROUP BY date
+SELECT value FROM state('/ds/sessions/chat-1') WHERE type = 'message'
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +17,7 @@ import pyarrow as pa
 
 from headwater.pipeline.archive.reading import read_archive
 from headwater.pipeline.fold.snapshot_client import SnapshotClient, latest_snapshot, snapshot_client, state_at
+from headwater.pipeline.table_calls import TableCall, rewritten
 from headwater.spark.errors import StreamMissingError
 from headwater.spark.options import ConnectionOptions
 
@@ -30,18 +26,6 @@ if TYPE_CHECKING:
 
     from headwater.pipeline.job import JobEnvironment
 
-_TEXT: Final = r"'(?:[^'\\]|\\.|'')*'"
-_WORDS: Final = re.compile(
-    rf"""
-      (?: --[^\n]* | /\*.*?\*/ )
-    | \b(?P<function> streams? | states? | snapshot | archive )
-      \s* \( \s* (?P<arguments> {_TEXT} (?: \s*,\s* {_TEXT} )* ) \s* \)
-    | {_TEXT} | "(?:[^"\\]|\\.)*" | `[^`]*`
-    """,
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
-)
-_ARGUMENT: Final = re.compile(_TEXT, re.DOTALL)
-_ESCAPED: Final = re.compile(r"\\(.)|''", re.DOTALL)
 _PLAIN: Final = "stream string, offset string, position long, value binary, content_type string"
 _BUCKETS: Final = "/ds/"
 STATE: Final = "stream string, type string, key string, value string, offset string"
@@ -49,28 +33,6 @@ STATE: Final = "stream string, type string, key string, value string, offset str
 
 class QueryError(Exception):
     """A wrong call of a table function; the message says what is right."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableCall:
-    function: str
-    arguments: tuple[str, ...]
-
-
-def rewritten(text: str, view: Callable[[TableCall], str]) -> str:
-    """The text with each call replaced by the name that `view` returns."""
-
-    def replaced(found: re.Match[str]) -> str:
-        if found["function"] is None:
-            return found[0]
-        arguments = tuple(_unquoted(one) for one in _ARGUMENT.findall(found["arguments"]))
-        return view(TableCall(found["function"].lower(), arguments))
-
-    return _WORDS.sub(replaced, text)
-
-
-def _unquoted(literal: str) -> str:
-    return _ESCAPED.sub(lambda found: found[1] or "'", literal[1:-1])
 
 
 class QueryViews:

@@ -46,7 +46,10 @@ def spark_session(
         yield active
         return
     from headwater.spark import configure  # noqa: PLC0415
+    from headwater.spark.callbacks import start_callback_server  # noqa: PLC0415
+    from headwater.spark.home import use_quick_home  # noqa: PLC0415
 
+    use_quick_home(master)
     local = master.startswith("local")
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -64,6 +67,7 @@ def spark_session(
     builder = configure(builder, local_checkpoints=local if local_checkpoints is None else local_checkpoints)
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel(log_level)
+    start_callback_server()
     try:
         yield session
     finally:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import tomllib
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 from urllib.parse import urlencode
@@ -34,6 +35,9 @@ _ENVIRONMENT: Final = {
     "ELECTRIC_SECRET": "electric_secret",
     "ELECTRIC_SECRET_FILE": "electric_secret_file",
     "DS_CA_FILE": "ca_file",
+    "DS_OTEL__ENDPOINT": "otel_endpoint",
+    "DS_OTEL__SAMPLE_RATIO": "otel_sample_ratio",
+    "DS_OTEL__METRICS_INTERVAL_SECS": "otel_metrics_interval",
 }
 _PREFIX: Final = "DS_PIPELINE__"
 
@@ -67,11 +71,18 @@ class PipelineSection(_Section):
     metrics_host: str = Field("127.0.0.1", description="The address of metrics and readiness.")
     metrics_port: int = Field(9437, ge=0, le=65535, description="Their port; 0 picks a free one.")
     probe: bool = Field(
-        False,
-        description="Be ready only when a test event has gone through a stream to a table. The stack sets it.",
+        True,
+        description="Be ready only when a test event has gone through a stream to a table. Needs the right to create"
+        " a stream and a table.",
     )
     status_stream: str = Field("__pipeline__", description="The stream of status events; empty for none.")
     status_interval: float = Field(10.0, gt=0, description="Seconds after which an unchanged status is sent again.")
+    otel_endpoint: str = Field(
+        "",
+        description="Base URL of an OTLP/HTTP receiver for spans and metrics; empty for none. Needs `headwater[otel]`.",
+    )
+    otel_sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of the traces that begin here.")
+    otel_metrics_interval: float = Field(60.0, gt=0, description="Seconds between two sendings of metrics.")
     restart_wait: float = Field(1.0, gt=0, description="Seconds before a failed query restarts; doubles.")
     restart_wait_max: float = Field(60.0, gt=0, description="Most seconds before a restart.")
 
@@ -82,6 +93,15 @@ class PipelineSection(_Section):
         if not root.startswith(("http://", "https://")):
             raise ValueError("must begin with http:// or https://")
         return root if root.endswith(STREAM_PATH) else root + STREAM_PATH
+
+    @field_validator("otel_endpoint")
+    @classmethod
+    def _otel_is_installed(cls, endpoint: str) -> str:
+        if endpoint and not endpoint.startswith(("http://", "https://")):
+            raise ValueError("must begin with http:// or https://")
+        if endpoint and find_spec("opentelemetry.sdk") is None:
+            raise ValueError("OpenTelemetry is not installed: pip install 'headwater[otel]'")
+        return endpoint.rstrip("/")
 
     @field_validator("checkpoints")
     @classmethod
@@ -110,6 +130,8 @@ class PipelineSettings(_Section):
             general.postgres,
             general.ca_file,
             general.electric + secret,
+            general.otel_endpoint,
+            general.otel_sample_ratio,
         )
 
     @model_validator(mode="after")

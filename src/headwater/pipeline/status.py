@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from headwater.pipeline.job import Job
@@ -104,19 +104,26 @@ class StatusMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         with self._lock:
             queries, slots = self._queries, self._slots
-        for name, text, key in (
-            ("headwater_pipeline_running", "Whether the job runs.", None),
-            ("headwater_pipeline_rows", "Rows since the application began.", "rows"),
-            ("headwater_pipeline_input_rows_per_second", "Rows that arrived, a second.", "input_rows_per_s"),
-            ("headwater_pipeline_batch_milliseconds", "What the last batch took.", "batch_ms"),
-            ("headwater_pipeline_lag_messages", "Messages that wait.", "lag_messages"),
-            ("headwater_pipeline_restarts", "Starts after a failure.", "restarts"),
+        rows = "Rows since the application began."
+        restarts = "Starts after a failure."
+        old = "Deprecated: use {}."
+        for kind, name, text, key, scale in (
+            (GaugeMetricFamily, "running", "Whether the job runs.", None, 1.0),
+            (CounterMetricFamily, "rows", rows, "rows", 1.0),
+            (GaugeMetricFamily, "input_rows_per_second", "Rows that arrived, a second.", "input_rows_per_s", 1.0),
+            (GaugeMetricFamily, "batch_seconds", "What the last batch took.", "batch_ms", 0.001),
+            (GaugeMetricFamily, "lag_messages", "Messages that wait.", "lag_messages", 1.0),
+            (CounterMetricFamily, "restarts", restarts, "restarts", 1.0),
+            # The names of earlier releases, for one more.
+            (GaugeMetricFamily, "rows", old.format("headwater_pipeline_rows_total"), "rows", 1.0),
+            (GaugeMetricFamily, "restarts", old.format("headwater_pipeline_restarts_total"), "restarts", 1.0),
+            (GaugeMetricFamily, "batch_milliseconds", old.format("headwater_pipeline_batch_seconds"), "batch_ms", 1.0),
         ):
-            family = GaugeMetricFamily(name, text, labels=("job",))
+            family = kind(f"headwater_pipeline_{name}", text, labels=("job",))
             for job, value in queries.items():
                 shown = value["status"] == "running" if key is None else value[key]
                 if shown is not None:
-                    family.add_metric([job], float(shown))
+                    family.add_metric([job], float(shown) * scale)
             yield family
         lag = GaugeMetricFamily("headwater_slot_lag_bytes", "Log that Postgres keeps for a slot.", labels=("slot",))
         for slot, value in slots.items():

@@ -3,7 +3,7 @@
 The JVM and the Python workers inherit stderr and write what they like to it: banners, stack traces, and a traceback of
 pyspark's daemon or of its accumulators whenever Spark closes a socket that it does not need any more
 (`BrokenPipeError`, `EOFError`), which is normal. Invariant: every line that is written is logged with a time, unless it
-belongs to such a traceback.
+belongs to such a traceback or is a ruled line around one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from typing import Final
 _OURS: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _LOG4J: Final = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d ")
 _BEGIN: Final = "Traceback (most recent call last):"
-_FLUSH: Final = "PySpark daemon failed to flush"
+_PREAMBLES: Final = ("PySpark daemon failed to flush", "Exception occurred during processing of request from")
+_RULE: Final = "-" * 40
+"""What the standard library's server prints before and after such a traceback."""
 _CLOSED: Final = ("BrokenPipeError:", "ConnectionResetError:", "EOFError")
 _SOCKETS: Final = re.compile(r'  File ".*(?:pyspark/(?:daemon|accumulators|serializers)|/socketserver)\.py", line \d+')
 """The files of pyspark that talk to the JVM over a socket, and the standard library's server below one of them."""
@@ -43,7 +45,9 @@ class StderrLines:
         return bool(self._block)
 
     def feed(self, line: str) -> list[str]:
-        if line == _BEGIN or (line.startswith(_FLUSH) and not self._block):
+        if line == _RULE:
+            return []
+        if line == _BEGIN or line.startswith(_PREAMBLES):
             self._block.append(line)
             self._open += line == _BEGIN
             return []
@@ -64,7 +68,8 @@ class StderrLines:
 
 def _is_closed_socket(block: list[str]) -> bool:
     files = [line for line in block if line.startswith("  File ")]
-    ends = [line for line in block if line and not line[0].isspace() and line != _BEGIN and not line.startswith(_FLUSH)]
+    starts = (_BEGIN, *_PREAMBLES)
+    ends = [line for line in block if line and not line[0].isspace() and not line.startswith(starts)]
     return bool(files and ends) and all(map(_SOCKETS.match, files)) and all(end.startswith(_CLOSED) for end in ends)
 
 

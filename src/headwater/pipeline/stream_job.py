@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from headwater.spark.callbacks import start_callback_server
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -64,6 +66,7 @@ class StreamJob(BaseModel):
         once: bool,
     ) -> StreamingQuery:
         """Read the streams as these columns and call `process` with every batch and its number."""
+        start_callback_server()
         query = (
             spark.readStream.format("headwater")
             .schema(columns)

@@ -42,7 +42,7 @@ class RestartPolicy:
     wait_s: float
     wait_max_s: float
     restarts_max: int | None = None
-    """In a row, without a batch between them; None is no limit."""
+    """In a row, without a batch between them; None means no limit."""
     only_transient: bool = False
     """Restart only after errors that are known to pass; otherwise after all but those known to be permanent."""
 

@@ -86,7 +86,15 @@ class ToPostgres(StreamJob):
             prepared = database.run(prepare)
         finally:
             database.close()
-        filling = WriterPlan(self.name, prepared, self.event_bytes_max, self.wait_max)
+        filling = WriterPlan(
+            self.name,
+            self.table,
+            prepared,
+            self.event_bytes_max,
+            self.wait_max,
+            environment.otel_endpoint,
+            environment.otel_sample_ratio,
+        )
         events = (
             spark.readStream.format("headwater")
             .options(**self.source_options(environment))

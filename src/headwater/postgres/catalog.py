@@ -31,7 +31,7 @@ class TableColumn:
     type_name: str
     """Without modifiers: a cast to varchar(5) truncates silently what an assignment refuses."""
     generated: bool
-    """Computed by Postgres from other columns; not in the change feed."""
+    """Computed by Postgres from other columns, and not in the change feed (see `slots.publish`)."""
 
 
 def table_name(text: str) -> TableName:
@@ -86,9 +86,27 @@ def with_partitions(connection: Connection, table: TableName) -> list[TableName]
     return [TableName(*row) for row in rows] or [table]
 
 
+def is_partitioned(connection: Connection, table: TableName) -> bool:
+    query = "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(%s)"
+    found = connection.execute(query, [regclass(table)]).fetchone()
+    return bool(found and found[0])
+
+
+def generated_kinds(connection: Connection, table: TableName) -> frozenset[str]:
+    """The kinds of generated columns that a table has: `s` for stored, `v` for virtual."""
+    rows = connection.execute(
+        "SELECT DISTINCT attgenerated::text FROM pg_attribute"
+        " WHERE attrelid = to_regclass(%s) AND attgenerated <> '' AND NOT attisdropped",
+        [regclass(table)],
+    ).fetchall()
+    return frozenset(row[0] for row in rows)
+
+
 def columns(connection: Connection, table: TableName) -> list[TableColumn]:
     rows = connection.execute(
-        "SELECT attname, atttypid, format_type(atttypid, NULL), attgenerated <> ''"
+        "SELECT attname, atttypid, format_type(atttypid, NULL), attgenerated <> '' AND NOT (attgenerated = 's'"
+        " AND current_setting('server_version_num')::int >= 180000"
+        " AND (SELECT relreplident = 'f' FROM pg_class WHERE oid = attrelid))"
         " FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped ORDER BY attnum",
         [regclass(table)],
     ).fetchall()

@@ -295,4 +295,7 @@ def _tuple(message: bytes, at: int, relation: Relation) -> tuple[Row, int, list[
 
 def _key_of(row: Row, relation: Relation) -> Row:
     """The columns of an old key; the others are sent as NULL and have no meaning."""
+    if relation.identity == "f":
+        # The row is of a partition that does not have the identity of its table. Its key has no NULL.
+        return {name: value for name, value in row.items() if value is not None}
     return {name: row[name] for name in relation.key_columns if name in row}

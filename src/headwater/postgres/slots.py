@@ -19,7 +19,15 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from headwater.postgres.catalog import TableName, exists, identity_columns, user_types, with_partitions
+from headwater.postgres.catalog import (
+    TableName,
+    exists,
+    generated_kinds,
+    identity_columns,
+    is_partitioned,
+    user_types,
+    with_partitions,
+)
 from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
 from headwater.postgres.pgoutput import Decoder, Transaction
@@ -31,6 +39,11 @@ _COMMIT: Final = ord("C")
 _BUSY_WAIT_S: Final = 15.0
 _LISTS_RUNNING_TRANSACTIONS: Final = 160000
 """The release from which a session may have the running transactions logged, which lets a slot's restart point move."""
+
+
+_PUBLISHES_GENERATED: Final = 180000
+"""The release from which stored generated columns can be published, and from which Postgres refuses UPDATE and DELETE
+on a published table with REPLICA IDENTITY FULL if it has generated columns that are not published."""
 
 
 class SlotLostError(PostgresSetupError):
@@ -134,12 +147,14 @@ def publish(
     *,
     full_rows: bool,
     key: Sequence[str] = (),
+    generated: bool = False,
 ) -> None:
     """Have changes of these tables decoded from now on, without a gap.
 
     A partitioned table is published under its own name. A table whose old rows would not name `key`, or that has no
     replica identity at all, gets REPLICA IDENTITY FULL: Postgres refuses UPDATE and DELETE on a published table
-    without a replica identity, also those of the application.
+    without a replica identity, also those of the application. Stored generated columns are published, where Postgres
+    can, if `generated` asks for them, and always with REPLICA IDENTITY FULL, for the same reason.
     """
     for table in tables:
         if not exists(connection, table):
@@ -152,12 +167,25 @@ def publish(
         try:
             with connection.transaction():
                 _publish_by_root(connection, publication, table)
+                identities = {part: identity_columns(connection, part) for part in with_partitions(connection, table)}
+                lacking = [
+                    part
+                    for part, (kind, identified) in identities.items()
+                    if kind != "f" and (full_rows or not identified or not identified >= set(key))
+                ]
+                is_full = any(kind == "f" for kind, _ in identities.values())
+                if generated or lacking or is_full:
+                    _publish_generated(connection, publication, table, is_full=is_full)
                 if not is_published(connection, publication, table):
                     # A transaction that wrote before the table was published and commits afterwards would be missed,
                     # by the snapshot and by the slot. The lock lets those end first.
                     connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table.quoted))
                     connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, table.quoted))
-                _set_identity(connection, table, full_rows=full_rows, key=key)
+                for part in lacking:
+                    if not full_rows:
+                        reason = "its old rows would not have a key otherwise"
+                        log.warning("table %s gets REPLICA IDENTITY FULL: %s", part.text, reason)
+                    set_full_identity(connection, part)
         except psycopg.errors.InsufficientPrivilege as error:
             role = sql.Identifier(connection.info.user).as_string(connection)
             raise PostgresSetupError(
@@ -176,7 +204,7 @@ def is_published(connection: Connection, publication: str, table: TableName) -> 
 
 def _publish_by_root(connection: Connection, publication: str, table: TableName) -> None:
     """Without this setting the changes of a partitioned table have the names of its partitions."""
-    if len(with_partitions(connection, table)) == 1:
+    if not is_partitioned(connection, table):
         return
     setting = connection.execute("SELECT pubviaroot FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
     if setting == (False,):
@@ -184,14 +212,51 @@ def _publish_by_root(connection: Connection, publication: str, table: TableName)
         connection.execute(statement.format(sql.Identifier(publication)))
 
 
-def _set_identity(connection: Connection, table: TableName, *, full_rows: bool, key: Sequence[str]) -> None:
-    for part in with_partitions(connection, table):
-        kind, identified = identity_columns(connection, part)
-        if kind == "f" or (identified and identified >= set(key) and not full_rows):
-            continue
-        if not full_rows:
-            log.warning("table %s gets REPLICA IDENTITY FULL: its old rows would not have a key otherwise", part.text)
-        connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(part.quoted))
+def _publish_generated(connection: Connection, publication: str, table: TableName, *, is_full: bool) -> None:
+    """Have stored generated columns published, where Postgres can."""
+    if connection.info.server_version < _PUBLISHES_GENERATED:
+        return
+    kinds = generated_kinds(connection, table)
+    if "v" in kinds and is_full:
+        raise _virtual_columns(table)
+    if "s" in kinds:
+        setting = connection.execute("SELECT pubgencols::text FROM pg_publication WHERE pubname = %s", [publication])
+        if setting.fetchone() != ("s",):
+            statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored)")
+            connection.execute(statement.format(sql.Identifier(publication)))
+
+
+def set_full_identity(connection: Connection, table: TableName) -> None:
+    """Set REPLICA IDENTITY FULL, unless Postgres would refuse the application's changes afterwards."""
+    if connection.info.server_version >= _PUBLISHES_GENERATED:
+        kinds = generated_kinds(connection, table)
+        if "v" in kinds:
+            raise _virtual_columns(table)
+        if "s" in kinds:
+            _check_other_publications(connection, table)
+    connection.execute(sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.quoted))
+
+
+def _virtual_columns(table: TableName) -> PostgresSetupError:
+    return PostgresSetupError(
+        f"Table {table.text} has a virtual generated column: Postgres refuses UPDATE and DELETE on a published table"
+        " that has one and REPLICA IDENTITY FULL. Make the column STORED, or use the table without what needs old rows."
+    )
+
+
+def _check_other_publications(connection: Connection, table: TableName) -> None:
+    found = connection.execute(
+        "SELECT pubname::text FROM pg_publication_tables JOIN pg_publication USING (pubname)"
+        " WHERE schemaname = %s AND tablename = %s AND pubgencols <> 's' ORDER BY pubname",
+        [table.schema, table.table],
+    ).fetchone()
+    if found is not None:
+        statement = sql.SQL("ALTER PUBLICATION {} SET (publish_generated_columns = stored);")
+        raise PostgresSetupError(
+            f"Table {table.text} has a generated column that publication {found[0]!r} does not publish: with REPLICA"
+            " IDENTITY FULL, Postgres would refuse UPDATE and DELETE on the table. Run:"
+            f" {statement.format(sql.Identifier(found[0])).as_string(connection)}"
+        )
 
 
 def flushed_lsn(connection: Connection) -> int:

@@ -171,7 +171,7 @@ class Api:
         return ShapeResponse(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=chunk.at_end))
 
     async def _next(self, shape: Shape, place: LogOffset, deadline: float) -> LogChunk:
-        """The next chunk with something in it, or an empty one when the time is over."""
+        """Wait for the next chunk with content, or return an empty one after the timeout."""
         while True:
             chunk = await shape.log.read(place)
             left_s = deadline - time.monotonic()

@@ -1,4 +1,4 @@
-"""The Shape API as an ASGI application: paths, methods, CORS, sizes, and clients that go away.
+"""The Shape API as an ASGI application: paths, methods, CORS, size limits, and clients that disconnect.
 
 Invariant: a request that is refused has CORS headers too, so that a page can read why.
 """
@@ -135,7 +135,7 @@ async def _body(receive: Receive) -> bytes | None:
 async def _unless_disconnected(
     work: Awaitable[ShapeResponse | EventStream], receive: Receive
 ) -> ShapeResponse | EventStream:
-    """The result of `work`, which is given up when the client goes away: a long-poll would otherwise wait for it."""
+    """Return the result of `work`, which is cancelled when the client disconnects, for example during a long-poll."""
     working = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
     try:

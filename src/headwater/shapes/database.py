@@ -40,7 +40,7 @@ class Database:
                 self._discard(kept)
                 if not is_unavailable(error) or error.sqlstate is not None:
                     raise self._translated(error) from error
-                # The connection was broken while nobody used it: once more on a new one.
+                # The connection broke while it was idle: retry once on a new one.
             except BaseException:
                 self._discard(kept)
                 raise

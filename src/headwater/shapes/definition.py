@@ -104,7 +104,7 @@ def define(connection: Connection, wanted: Wanted) -> Definition:
 
 def filter_of(connection: Connection, table: Table, text: str, params: Mapping[str, str], parameter: str) -> Filter:
     """A condition on a table, ready for use."""
-    known = {one.name: one.where for one in table.columns if not one.is_generated}
+    known = {one.name: one.where for one in table.columns if not one.is_unpublished}
     try:
         condition = resolve_condition(parse_condition(text, table.name.table), known, params)
         values = _spelled(connection, condition)

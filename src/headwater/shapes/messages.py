@@ -75,7 +75,7 @@ class ChangeWriter:
 
     def __init__(self, definition: Definition) -> None:
         table = definition.table
-        self._definition = definition
+        self._needs_old_rows = definition.needs_old_rows
         self._table = table
         self._columns = definition.columns
         self._key = table.key
@@ -108,8 +108,11 @@ class ChangeWriter:
             raise StaleRowError("the table was truncated")
         if not self._table.matches(change.relation):
             raise StaleRowError("the table was altered")
-        if self._definition.needs_old_rows and change.relation.identity != "f":
-            raise StaleRowError("the table no longer has REPLICA IDENTITY FULL")
+        if self._needs_old_rows:
+            if change.relation.identity != "f":
+                raise StaleRowError("the table no longer has REPLICA IDENTITY FULL")
+            if change.operation != "insert" and (change.old is None or len(change.old) < len(change.relation.columns)):
+                raise StaleRowError("a partition does not have REPLICA IDENTITY FULL")
 
     def _messages(self, change: RowChange) -> Iterator[dict[str, Any]]:
         old, new = change.old, change.new

@@ -1,6 +1,6 @@
 """Offsets in a shape's log: `-1`, `0_n` within the snapshot, `0_inf` after it, then `{commit LSN}_{position}`.
 
-The client makes an offset of its own from an up-to-date message, `{LSN}_0`. So positions of changes begin with 1, and
+The client builds its own offset from an up-to-date message, `{LSN}_0`. So positions of changes begin with 1, and
 that LSN is always the end of a transaction, which no later commit precedes. Invariant: offsets order as the log does.
 """
 

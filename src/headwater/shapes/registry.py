@@ -166,6 +166,13 @@ class Registry:
                 self._definitions.popitem(last=False)
         else:
             self._definitions.move_to_end(wanted)
+        for whole in known.table.ancestors & self.limits.tables:
+            # Postgres sends the changes of a partition under one name only.
+            raise InvalidShapeError(
+                "table",
+                f'"{wanted.schema}"."{wanted.table}" is a partition of {whole.text}, which is served as a whole; use'
+                f" table={whole.text} with a condition",
+            )
         return known
 
     async def get(self, wanted: Wanted) -> Shape:

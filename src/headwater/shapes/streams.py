@@ -16,11 +16,11 @@ from headwater.shapes.errors import UnavailableError
 Result = TypeVar("Result")
 
 RETRY_S: Final = 3.0
-"""Long enough for a restart of the server; then the request behind it is answered with 503."""
+"""Long enough for a restart of the server; after it, the request is answered with 503."""
 
 
 class ShapeStreamMissingError(Exception):
-    """There is no such stream, or no longer."""
+    """The stream does not exist, or was deleted."""
 
 
 @dataclass(frozen=True, slots=True)

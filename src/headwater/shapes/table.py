@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from headwater.postgres import slots
-from headwater.postgres.catalog import TableName
+from headwater.postgres.catalog import TableName, with_partitions
 from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.pgoutput import Relation
 from headwater.shapes.errors import InvalidShapeError
@@ -43,6 +43,15 @@ _TABLE: Final = """
 SELECT c.oid, c.relkind::text, c.relreplident::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = %s AND c.relname = %s
 """
+_PARTITIONS: Final = """
+SELECT c.oid, coalesce(pg_relation_filenode(c.oid), 0), c.relreplident::text
+  FROM pg_partition_tree(%s::oid) part JOIN pg_class c ON c.oid = part.relid WHERE part.level > 0 ORDER BY c.oid
+"""
+_ANCESTORS: Final = """
+SELECT n.nspname::text, c.relname::text
+  FROM pg_partition_ancestors(%(oid)s::oid) part JOIN pg_class c ON c.oid = part.relid
+  JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid <> %(oid)s
+"""
 _COLUMNS: Final = """
 WITH RECURSIVE base AS (
   SELECT a.attnum, t.oid, t.typbasetype, a.atttypmod AS modifier, t.typndims
@@ -54,7 +63,9 @@ WITH RECURSIVE base AS (
 )
 SELECT a.attname, a.atttypid, t.typname, t.typtype::text, format_type(t.oid, NULL), base.modifier,
        a.attnotnull, CASE WHEN t.typcategory = 'A' THEN greatest(a.attndims, base.typndims, 1) ELSE 0 END,
-       element.typname, a.attgenerated <> '', coalesce(k.collisdeterministic, true),
+       element.typname,
+       a.attgenerated <> CASE WHEN current_setting('server_version_num')::int >= 180000 AND a.attgenerated = 's'
+                              THEN 's' ELSE '' END, coalesce(k.collisdeterministic, true),
        (SELECT position FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS p(attnum, position)
          WHERE p.attnum = a.attnum)
   FROM pg_attribute a
@@ -75,7 +86,8 @@ class Column:
     """The entry of the `electric-schema` header."""
     where: WhereColumn
     key_position: int | None
-    is_generated: bool
+    is_unpublished: bool
+    """Generated, and not among what Postgres sends of a change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +96,10 @@ class Table:
     oid: int
     has_full_identity: bool
     columns: tuple[Column, ...]
+    partitions: tuple[tuple[int, int], ...] = ()
+    """The ids of all partitions, if it is partitioned, and of the files that hold their rows."""
+    ancestors: frozenset[TableName] = frozenset()
+    """The tables that it is a partition of."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -97,11 +113,13 @@ class Table:
 
     def fingerprint(self) -> list[list[Any]]:
         """What must stay the same for a log of this table to stay true."""
-        return [[one.name, one.type_oid, one.key_position] for one in self.columns]
+        columns: list[list[Any]] = [[one.name, one.type_oid, one.key_position] for one in self.columns]
+        # Rows come and go with a partition that is attached, detached or truncated, and Postgres sends no change.
+        return [*columns, list(self.partitions)] if self.partitions else columns
 
     def matches(self, relation: Relation) -> bool:
         """Whether a change describes the table as it is known."""
-        known = [(one.name, one.type_oid) for one in self.columns if not one.is_generated]
+        known = [(one.name, one.type_oid) for one in self.columns if not one.is_unpublished]
         return [(one.name, one.type_oid) for one in relation.columns] == known
 
 
@@ -115,12 +133,19 @@ def describe(connection: Connection, name: TableName) -> Table:
             " characters you must quote it.",
         )
     oid, kind, identity = found
-    if kind != "r":
-        raise InvalidShapeError(
-            "table", f'"{name.schema}"."{name.table}" is not an ordinary table; only those can have shapes'
-        )
+    if kind not in ("r", "p"):
+        raise InvalidShapeError("table", f'"{name.schema}"."{name.table}" is not a table; only tables can have shapes')
     rows = connection.execute(_COLUMNS, {"oid": oid}).fetchall()
-    return Table(name, oid, identity == "f", tuple(_column(*row) for row in rows))
+    partitions = connection.execute(_PARTITIONS, [oid]).fetchall() if kind == "p" else []
+    ancestors = connection.execute(_ANCESTORS, {"oid": oid}).fetchall()
+    return Table(
+        name,
+        oid,
+        all(one == "f" for one in (identity, *(row[2] for row in partitions))),
+        tuple(_column(*row) for row in rows),
+        tuple((row[0], row[1]) for row in partitions),
+        frozenset(TableName(*row) for row in ancestors),
+    )
 
 
 def _column(
@@ -133,7 +158,7 @@ def _column(
     not_null: bool,
     dimensions: int,
     element: str | None,
-    is_generated: bool,
+    is_unpublished: bool,
     is_deterministic: bool,
     key_position: int | None,
 ) -> Column:
@@ -147,7 +172,7 @@ def _column(
         schema["pk_index"] = key_position - 1
     kind = "" if dimensions else type_name if type_name in KINDS else ENUM if type_type == "e" else ""
     where = WhereColumn(name, kind, type_sql.replace("%", "%%"), is_deterministic)
-    return Column(name, type_oid, schema, where, key_position, is_generated)
+    return Column(name, type_oid, schema, where, key_position, is_unpublished)
 
 
 def _modifiers(type_name: str, modifier: int) -> dict[str, Any]:
@@ -176,23 +201,36 @@ def _modifiers(type_name: str, modifier: int) -> dict[str, Any]:
 def prepare(connection: Connection, publication: str, table: Table, *, needs_old_rows: bool) -> None:
     """Have the changes of a table sent, with the whole old row where that is needed and we may arrange it."""
     connection.execute(sql.SQL("SET lock_timeout = {}").format(LOCK_TIMEOUT))
+    for ancestor in table.ancestors:
+        if slots.is_published(connection, publication, ancestor):
+            statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {};").format(
+                sql.Identifier(publication), ancestor.quoted
+            )
+            raise InvalidShapeError(
+                "table",
+                f"Changes of {statement_name(table.name)} are published as those of {statement_name(ancestor)}, which"
+                f" is not served. Run: {statement.as_string(connection)}",
+            )
     try:
-        slots.publish(connection, publication, [table.name], full_rows=False)
+        slots.publish(connection, publication, [table.name], full_rows=False, generated=True)
     except PostgresSetupError as error:
         raise InvalidShapeError("table", str(error)) from None
     if table.has_full_identity:
         return
-    statement = sql.SQL("ALTER TABLE {} REPLICA IDENTITY FULL").format(table.name.quoted)
-    try:
-        connection.execute(statement)
-    except psycopg.errors.InsufficientPrivilege:
-        if not needs_old_rows:
-            return
-        raise InvalidShapeError(
-            "table",
-            f"Database table {statement_name(table.name)} does not have its replica identity set to FULL. As its owner,"
-            f" run: {statement.as_string(connection)};",
-        ) from None
+    for part in with_partitions(connection, table.name):
+        try:
+            slots.set_full_identity(connection, part)
+        except psycopg.errors.InsufficientPrivilege:
+            if needs_old_rows:
+                quoted = part.quoted.as_string(connection)
+                raise InvalidShapeError(
+                    "table",
+                    f"Database table {statement_name(part)} does not have its replica identity set to FULL. As its"
+                    f" owner, run: ALTER TABLE {quoted} REPLICA IDENTITY FULL;",
+                ) from None
+        except PostgresSetupError as error:
+            if needs_old_rows:
+                raise InvalidShapeError("table", str(error)) from None
 
 
 def statement_name(name: TableName) -> str:
@@ -217,10 +255,11 @@ def chosen_columns(table: Table, names: Sequence[str] | None) -> tuple[str, ...]
                 "columns",
                 "The list of columns must include all primary key columns, missing: " + ", ".join(without_key),
             )
-    generated = [name for name in wanted if known[name].is_generated]
+    generated = [name for name in wanted if known[name].is_unpublished]
     if generated:
         raise InvalidShapeError(
             "columns",
-            f"Generated columns are not replicated: {', '.join(sorted(generated))}. Choose the others with columns=…",
+            f"Postgres does not publish these generated columns: {', '.join(sorted(generated))}. Choose the others with"
+            " columns=…",
         )
     return tuple(one.name for one in table.columns if one.name in wanted)

@@ -13,7 +13,7 @@ log = logging.getLogger("headwater.pipeline")
 
 
 class ArchiveMaintenance:
-    """Call `run_if_due()` after each batch. The work is done in a thread, so that archiving continues meanwhile."""
+    """Call `run_if_due()` after each batch. The work is done in a thread, so that archiving continues."""
 
     def __init__(self, lake: Path, every_s: float, keep_s: float) -> None:
         self._lake = lake

@@ -1,6 +1,6 @@
 """The Spark task of a fold: fold each stream of its partition into the table, then publish its snapshot.
 
-The table first: a snapshot takes away the messages before it, so whatever is to have them must have them by then.
+The table is written first: a snapshot removes the messages before it, so the table must have them by then.
 Invariant: everything here may be done twice, or by two at once, with the same result.
 """
 
