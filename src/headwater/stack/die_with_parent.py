@@ -3,18 +3,24 @@
     python die_with_parent.py PARENT_PID DEATH_SIGNAL UID GID COMMAND …
 
 The supervisor starts every service through this script. The script switches to the given user (`-1` keeps the current
-user), asks the kernel to send the signal when the parent dies, and executes the command. Invariant: if the parent has
-already died, the command is not started. The script imports nothing from the package, because the user that it
-switches to may not have permission to read it.
+user), asks the kernel to send the signal when the parent dies, and executes the command. Where the kernel cannot do
+that (macOS), the script stays and watches the parent. Invariant: if the parent has already died, the command is not
+started. The script imports nothing from the package, because the user that it switches to may not have permission to
+read it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import subprocess
 import sys
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
+_WATCH_EVERY_S = 0.5
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 
 
 def main() -> None:
@@ -29,7 +35,28 @@ def main() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit("headwater: the supervisor has ended; this service is not started")
-    os.execvp(command[0], command)
+    if sys.platform == "linux":
+        os.execvp(command[0], command)
+    sys.exit(run_and_watch(command, parent, death_signal))
+
+
+def run_and_watch(command: list[str], parent: int, death_signal: int) -> int:
+    """Run the command as a child, and send it the signal when the parent is gone; returns its exit code."""
+    child = subprocess.Popen(command)
+
+    def forward(number: int, _: FrameType | None) -> None:
+        child.send_signal(number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    while True:
+        try:
+            code = child.wait(_WATCH_EVERY_S)
+            return code if code >= 0 else 128 - code
+        except subprocess.TimeoutExpired:
+            if os.getppid() != parent:
+                child.send_signal(death_signal)
+                parent = os.getppid()
 
 
 if __name__ == "__main__":

@@ -79,8 +79,6 @@ def stack_table(status: StackStatus) -> Table:
     from rich.text import Text  # noqa: PLC0415
 
     title = f"headwater: {status.phase}, profile {status.profile}"
-    if status.shards > 1:
-        title += f", {status.shards} shards"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in ("", "service", "state", "since", "process", "port", "restarts", "address or problem", "log"):
         table.add_column(column, no_wrap=column != "address or problem")

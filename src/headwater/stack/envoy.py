@@ -15,20 +15,21 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import urlsplit
 
 from headwater.config import Settings
-from headwater.stack.policy import IDENTITY_HEADER, one_token_script, policy_script
+from headwater.stack.envoy_tracing import OTEL_CLUSTER, tracing
+from headwater.stack.policy import IDENTITY_HEADER, SCOPE_HEADERS, one_token_script, policy_script
 
 Tree: TypeAlias = dict[str, Any]
 
-SHARD_HEADER: Final = "x-headwater-shard-key"
 TIMEOUT_HEADER: Final = "x-envoy-upstream-rq-timeout-ms"
 """The policy script sets this header to limit the duration of a live read."""
+_PROXY_HEADERS: Final = (IDENTITY_HEADER, TIMEOUT_HEADER, *SCOPE_HEADERS)
+"""Headers that only Envoy sets; those of clients are removed."""
 _TYPES: Final = "type.googleapis.com/envoy."
 _FILTERS: Final = "envoy.filters.http."
 _JWT_METADATA: Final = "envoy.filters.http.jwt_authn"
 _SYSTEM_CA: Final = "/etc/ssl/certs/ca-certificates.crt"
 _SUBJECTS_MAX: Final = 10_000
 """Maximum number of subjects with a rate limit; beyond it, the least recently seen subject is dropped."""
-_RING_SIZE: Final = 1024
 _ADMIN_READS: Final = ("/ready", "/stats", "/stats/prometheus", "/clusters", "/listeners", "/server_info", "/memory")
 
 
@@ -38,7 +39,7 @@ class EnvoyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """One server process that Envoy forwards requests to."""
+    """A process that Envoy forwards requests to."""
 
     host: str
     port: int
@@ -48,11 +49,9 @@ class Upstream:
 class EnvoyEndpoints:
     """The addresses that the configuration contains and that are not settings."""
 
-    upstreams: tuple[Upstream, ...]
+    server: Upstream
     jwks: Path | str
     """The public keys: a file whose content is copied into the configuration, or a URL that Envoy fetches regularly."""
-    direct_port: int | None = None
-    """Port of a listener without authentication, for the other services of a stack with several shards."""
     shapes: Upstream | None = None
     """The process of `headwater shapes`, if there is one."""
     admin_socket: str = ""
@@ -95,20 +94,16 @@ def validate(executable: Path, config: Path) -> None:
 
 def envoy_config(settings: Settings, endpoints: EnvoyEndpoints) -> str:
     """Return the configuration as JSON, which Envoy accepts like YAML."""
-    listeners = [_listener(settings, endpoints, "public", settings.proxy.host, settings.proxy.port, checks_tokens=True)]
-    if endpoints.direct_port is not None:
-        direct = _listener(
-            settings, endpoints, "direct", settings.server.host, endpoints.direct_port, checks_tokens=False
-        )
-        listeners.append(direct)
     clusters = [_streams_cluster(settings, endpoints)]
     if endpoints.shapes is not None:
         clusters.append(_shapes_cluster(settings, endpoints.shapes))
     if isinstance(endpoints.jwks, str):
-        clusters.append(_jwks_cluster(endpoints.jwks, settings.auth.jwks_ca_path))
+        clusters.append(_url_cluster("jwks", endpoints.jwks, settings.auth.jwks_ca_path))
+    if settings.otel.endpoint:
+        clusters.append(_url_cluster(OTEL_CLUSTER, settings.otel.endpoint, None))
     config = {
         **_admin(settings, endpoints),
-        "static_resources": {"listeners": listeners, "clusters": clusters},
+        "static_resources": {"listeners": [_listener(settings, endpoints)], "clusters": clusters},
         # Without a limit, a flood of connections could use all memory of the host.
         "overload_manager": {
             "resource_monitors": [
@@ -139,12 +134,10 @@ def _admin(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
     return {}
 
 
-def _listener(
-    settings: Settings, endpoints: EnvoyEndpoints, name: str, host: str, port: int, *, checks_tokens: bool
-) -> Tree:
-    chain: Tree = {"filters": [_connection_manager(settings, endpoints, name, checks_tokens=checks_tokens)]}
+def _listener(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
+    chain: Tree = {"filters": [_connection_manager(settings, endpoints)]}
     proxy = settings.proxy
-    if checks_tokens and proxy.tls_cert_path is not None and proxy.tls_key_path is not None:
+    if proxy.tls_cert_path is not None and proxy.tls_key_path is not None:
         chain["transport_socket"] = {
             "name": "envoy.transport_sockets.tls",
             "typed_config": {
@@ -162,20 +155,20 @@ def _listener(
             },
         }
     return {
-        "name": name,
-        "address": _address(host, port),
+        "name": "public",
+        "address": _address(proxy.host, proxy.port),
         "filter_chains": [chain],
         "per_connection_buffer_limit_bytes": 1_048_576,
     }
 
 
-def _connection_manager(settings: Settings, endpoints: EnvoyEndpoints, name: str, *, checks_tokens: bool) -> Tree:
+def _connection_manager(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
     waits = (settings.proxy.idle_timeout_secs, settings.server.long_poll_timeout_secs * 2)
     return {
         "name": "envoy.filters.network.http_connection_manager",
         "typed_config": {
             "@type": f"{_TYPES}extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-            "stat_prefix": name,
+            "stat_prefix": "public",
             "codec_type": "AUTO",
             # The server ends live reads, so the proxy's timeout must be longer than the server's.
             "stream_idle_timeout": _duration(max(*waits, settings.server.sse_reconnect_interval_secs * 2)),
@@ -191,35 +184,38 @@ def _connection_manager(settings: Settings, endpoints: EnvoyEndpoints, name: str
             "merge_slashes": True,
             "path_with_escaped_slashes_action": "KEEP_UNCHANGED",
             "server_header_transformation": "PASS_THROUGH",
-            "generate_request_id": False,
+            # The server gets the address of the client, and an id for the request unless the client has sent one.
+            "use_remote_address": True,
+            "generate_request_id": True,
+            "preserve_external_request_id": True,
             "early_header_mutation_extensions": [
                 {
                     "name": "envoy.http.early_header_mutation.header_mutation",
                     "typed_config": {
                         "@type": f"{_TYPES}extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-                        "mutations": [{"remove": name} for name in (IDENTITY_HEADER, SHARD_HEADER, TIMEOUT_HEADER)],
+                        "mutations": [{"remove": name} for name in _PROXY_HEADERS],
                     },
                 }
             ],
-            "http_filters": _filters(settings, endpoints, checks_tokens=checks_tokens),
-            "route_config": {"name": name, "virtual_hosts": [_routes(has_shapes=endpoints.shapes is not None)]},
+            "http_filters": _filters(settings, endpoints),
+            "route_config": {
+                "name": "public",
+                "virtual_hosts": [_routes(settings, has_shapes=endpoints.shapes is not None)],
+            },
             "local_reply_config": {"mappers": _local_replies(settings)},
             "access_log": [_access_log()],
+            **tracing(settings.otel),
         },
     }
 
 
-def _filters(settings: Settings, endpoints: EnvoyEndpoints, *, checks_tokens: bool) -> list[Tree]:
-    filters = []
-    if checks_tokens:
-        filters.append(_lua("one_token", one_token_script()))
-        filters.append(_jwt_authn(settings, endpoints))
-        if settings.auth.namespace_claim:
-            filters.append(_no_null_namespace(settings.auth.namespace_claim))
-        if settings.auth.rate_limit_per_sec:
-            filters.append(_rate_limit(settings))
-    script = policy_script(settings.auth, len(endpoints.upstreams), checks_tokens=checks_tokens)
-    filters.append(_lua("policy", script))
+def _filters(settings: Settings, endpoints: EnvoyEndpoints) -> list[Tree]:
+    filters = [_lua("one_token", one_token_script()), _jwt_authn(settings, endpoints)]
+    if settings.auth.namespace_claim:
+        filters.append(_no_null_namespace(settings.auth.namespace_claim))
+    if settings.auth.rate_limit_per_sec:
+        filters.append(_rate_limit(settings))
+    filters.append(_lua("policy", policy_script(settings.auth, root_aliases=settings.server.root_aliases)))
     filters.append(_filter("router", "router.v3.Router", {}))
     return filters
 
@@ -299,11 +295,11 @@ def _rate_limit(settings: Settings) -> Tree:
     return _filter("local_ratelimit", "local_ratelimit.v3.LocalRateLimit", body)
 
 
-def _routes(*, has_shapes: bool) -> Tree:
+def _routes(settings: Settings, *, has_shapes: bool) -> Tree:
+    roots = ["/v1/stream/", "/ds/", *(f"{alias}/" for alias in settings.server.root_aliases)]
     to_streams: Tree = {
         "cluster": "streams",
         "timeout": "0s",
-        "hash_policy": [{"header": {"header_name": SHARD_HEADER}}],
         # Retry only requests that certainly never reached the server.
         "retry_policy": {
             "retry_on": "connect-failure,refused-stream,reset-before-request",
@@ -319,7 +315,7 @@ def _routes(*, has_shapes: bool) -> Tree:
         "domains": ["*"],
         "routes": [
             *({"match": {"path": page}, "route": quick} for page in ("/healthz", "/readyz", "/metrics")),
-            *({"match": {"prefix": root}, "route": to_streams} for root in ("/v1/stream/", "/ds/")),
+            *({"match": {"prefix": root}, "route": to_streams} for root in roots),
             {"match": {"path": "/ds"}, "route": to_streams},
             {"match": {"path": "/"}, "route": quick},
             *([{"match": {"path": "/v1/shape"}, "route": to_shapes}] if has_shapes else []),
@@ -330,21 +326,15 @@ def _routes(*, has_shapes: bool) -> Tree:
 
 
 def _streams_cluster(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
-    lb_endpoints = [
-        {
-            "endpoint": {"address": _address(upstream.host, upstream.port)},
-            # The position on the hash ring depends on the shard's number, not on its port.
-            "metadata": {"filter_metadata": {"envoy.lb": {"hash_key": f"shard-{number}"}}},
-        }
-        for number, upstream in enumerate(endpoints.upstreams)
-    ]
+    server = endpoints.server
     cluster: Tree = {
         "name": "streams",
-        "type": "STATIC" if all(_is_address(upstream.host) for upstream in endpoints.upstreams) else "STRICT_DNS",
+        "type": "STATIC" if _is_address(server.host) else "STRICT_DNS",
         "connect_timeout": "1s",
-        "load_assignment": {"cluster_name": "streams", "endpoints": [{"lb_endpoints": lb_endpoints}]},
-        # No health checks and no panic mode: a stream whose shard is down must not be created on another shard.
-        "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
+        "load_assignment": {
+            "cluster_name": "streams",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(server.host, server.port)}}]}],
+        },
         "circuit_breakers": {
             "thresholds": [
                 {
@@ -364,9 +354,6 @@ def _streams_cluster(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
             }
         },
     }
-    if len(endpoints.upstreams) > 1:
-        cluster["lb_policy"] = "RING_HASH"
-        cluster["ring_hash_lb_config"] = {"minimum_ring_size": _RING_SIZE}
     if settings.tls.cert_path is not None:
         cluster["transport_socket"] = _upstream_tls(str(settings.tls.cert_path.resolve()), "")
     return cluster
@@ -393,17 +380,18 @@ def _shapes_cluster(settings: Settings, upstream: Upstream) -> Tree:
     }
 
 
-def _jwks_cluster(url: str, trusted: Path | None) -> Tree:
+def _url_cluster(name: str, url: str, trusted: Path | None) -> Tree:
+    """The server of a URL; `trusted` replaces the certificates of the system."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     secure = parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
     endpoint = {"endpoint": {"address": _address(parts.hostname, port)}}
     cluster: Tree = {
-        "name": "jwks",
+        "name": name,
         "type": "STATIC" if _is_address(parts.hostname) else "STRICT_DNS",
         "connect_timeout": "5s",
-        "load_assignment": {"cluster_name": "jwks", "endpoints": [{"lb_endpoints": [endpoint]}]},
+        "load_assignment": {"cluster_name": name, "endpoints": [{"lb_endpoints": [endpoint]}]},
     }
     if secure:
         cluster["transport_socket"] = _upstream_tls(str(trusted.resolve()) if trusted else _SYSTEM_CA, parts.hostname)

@@ -19,7 +19,7 @@ import psycopg
 STREAM: Final = "session-events"
 DEFAULT_INTERVAL_S: Final = 5.0
 
-_ITEMS: Final = """CREATE TABLE IF NOT EXISTS items (
+_ITEMS: Final = """CREATE TABLE IF NOT EXISTS public.items (
     id SERIAL PRIMARY KEY,
     title TEXT NOT NULL,
     body TEXT,
@@ -51,7 +51,8 @@ class Heartbeat:
     def _insert(self, tick: int) -> None:
         with psycopg.connect(self._postgres_url, connect_timeout=5) as connection:
             connection.execute(_ITEMS)
-            connection.execute("INSERT INTO items (title, body) VALUES (%s, %s)", [f"heartbeat {tick}", _moment()])
+            row = [f"heartbeat {tick}", _moment()]
+            connection.execute("INSERT INTO public.items (title, body) VALUES (%s, %s)", row)
         log.info("tick %d: inserted into items", tick)
 
     def _post(self, tick: int) -> None:

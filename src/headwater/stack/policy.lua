@@ -6,8 +6,11 @@
 
 local STREAMS = "/v1/stream/"
 local BUCKETS = "/ds/"
+local FOLLOW = STREAMS .. "__ds/follow/"
 local SHAPES = "/v1/shape"
-local SHARD_KEY = "x-headwater-shard-key"
+-- What the token allows, for requests that name streams in their body or query. The server applies it (http/scopes.py).
+local NAMESPACE = "x-headwater-namespace"
+local RESERVED = "x-headwater-reserved"
 local TIMEOUT = "x-envoy-upstream-rq-timeout-ms"
 local MAX_TIMEOUT_MS = 2 ^ 31
 local READS = { GET = true, HEAD = true, OPTIONS = true }
@@ -37,18 +40,30 @@ local function segments_of(text)
   return found
 end
 
--- Encode each name in one canonical form, so that it always maps to the same shard.
+-- Headers are ASCII.
 local function encoded(text)
   return (text:gsub("[^A-Za-z0-9_.~/-]", function(byte) return string.format("%%%02X", byte:byte()) end))
+end
+
+-- Replace another stream root by the first one, as the server does before it looks at anything else.
+local function canonical(path)
+  for _, alias in ipairs(POLICY.root_aliases) do
+    if starts_with(path, alias .. "/") then return STREAMS .. path:sub(#alias + 2) end
+  end
+  return path
 end
 
 -- Parse a path into a table with `kind`; nil if the server would not accept it.
 local function parse_target(path)
   if path == "/ds" then return { kind = "buckets", names = {} } end
   if path == SHAPES then return { kind = "shapes", names = {} } end
+  if path == STREAMS .. "__ds/streams" or path == STREAMS .. "__ds/follow" or starts_with(path, FOLLOW) then
+    -- Many streams, which the path does not name.
+    return { kind = "many", names = { "__ds" } }
+  end
   if starts_with(path, STREAMS .. "__ds/") then
     -- Not a stream: the subscription API, which accepts encoded slashes in names.
-    return { kind = "stream", names = { "__ds" }, shard_key = STREAMS .. "__ds" }
+    return { kind = "stream", names = { "__ds" } }
   end
   local root = (starts_with(path, STREAMS) and STREAMS) or (starts_with(path, BUCKETS) and BUCKETS)
   if not root then return { kind = "page", names = {} } end
@@ -59,9 +74,9 @@ local function parse_target(path)
   local names = text and segments_of(text)
   if not names then return nil end
   if root == BUCKETS then
-    return { kind = "bucket", names = names, shard_key = BUCKETS .. encoded(names[1]) }
+    return { kind = "bucket", names = names }
   end
-  return { kind = "stream", names = names, shard_key = STREAMS .. encoded(text) }
+  return { kind = "stream", names = names }
 end
 
 -- Routes without a token: the public keys of webhooks, and the actions of workers, whose wake token the server checks.
@@ -74,9 +89,9 @@ local function is_open(method, path)
   return method == "POST" and (action == "ack" or action == "release" or action == "callback")
 end
 
--- What a request does: a POST to a shape is a query whose parameters are too long for a URL.
+-- What a request does: a POST about a shape or about many streams is a read with parameters too long for a URL.
 local function effective_method(method, resource)
-  return resource.kind == "shapes" and method == "POST" and "GET" or method
+  return (resource.kind == "shapes" or resource.kind == "many") and method == "POST" and "GET" or method
 end
 
 local function is_reserved(resource)
@@ -126,11 +141,16 @@ local function may_reach(resource, claims, scopes)
     if type(namespace) ~= "string" or not segments_of(namespace) then
       return refusal(403, "bad_namespace", "The token's namespace is not a valid stream path.")
     end
-    if not is_in_namespace(resource, namespace) then
+    if resource.kind ~= "many" and not is_in_namespace(resource, namespace) then
       return refusal(403, "outside_namespace", "The token allows access only to streams in its namespace.")
     end
   elseif POLICY.require_namespace and not scopes["streams:admin"] then
     return refusal(403, "no_namespace", "The token has no namespace claim, and this server requires one.")
+  end
+  if resource.kind == "many" then
+    resource.namespace = namespace and encoded(namespace)
+    resource.denies_reserved = not POLICY.open_reserved and not scopes["streams:admin"]
+    return nil
   end
   local needs_admin = is_reserved(resource) and (resource.kind == "page" or not POLICY.open_reserved)
   if needs_admin and not scopes["streams:admin"] then
@@ -152,8 +172,8 @@ end
 local function source_of_fork(headers)
   local count = headers:getNumValues("stream-forked-from")
   if count == 0 then return nil, nil end
-  local source = count == 1 and parse_target(headers:get("stream-forked-from"))
-  if not source or source.kind == "page" or source.kind == "buckets" then
+  local source = count == 1 and parse_target(canonical(headers:get("stream-forked-from")))
+  if not source or source.kind == "page" or source.kind == "buckets" or source.kind == "many" then
     return nil, refusal(400, "bad_request", "Stream-Forked-From must be the path of one stream.")
   end
   return source, nil
@@ -184,6 +204,7 @@ local function with_a_token(headers, resource, source, claims)
 end
 
 local function is_live(method, target)
+  if method == "GET" and starts_with(target, FOLLOW) then return true end
   local query = target:match("%?(.*)")
   if method ~= "GET" or not query then return false end
   for name in query:gmatch("([^&=]+)[^&]*") do
@@ -206,47 +227,30 @@ local function limit_to_expiry(handle, claims)
   return nil
 end
 
-local function across_shards(resource)
-  if resource.kind == "buckets" then
-    return refusal(501, "sharded", "Buckets cannot be listed on a server with several shards.")
-  end
-  if resource.kind == "stream" and resource.names[1] == "__ds" then
-    return refusal(501, "sharded", "Subscriptions are not available on a server with several shards.")
-  end
-  if resource.kind == "stream" and resource.names[1] == "__registry__" then
-    return refusal(501, "sharded", "The registry stream is not available on a server with several shards.")
-  end
-  return nil
-end
-
 local function judge(handle)
   local headers = handle:headers()
   local method = headers:get(":method")
   local path = headers:get(":path"):match("^[^?#]*")
-  local resource = parse_target(path)
+  local resource = parse_target(canonical(path))
   if not resource then
     return refusal(400, "invalid_name",
       "The path contains an empty segment, '.', '..', a backslash or a control character.")
   end
   local source, wrong = source_of_fork(headers)
   if wrong then return wrong end
-  if POLICY.checks_tokens and not is_open(method, path) then
+  if not is_open(method, path) then
     local metadata = handle:streamInfo():dynamicMetadata():get("envoy.filters.http.jwt_authn")
     local claims = metadata and metadata["jwt"]
     if claims then
       wrong = with_a_token(headers, resource, source, claims)
-      if not wrong and is_live(method, headers:get(":path")) then wrong = limit_to_expiry(handle, claims) end
+      if not wrong and is_live(method, canonical(headers:get(":path"))) then wrong = limit_to_expiry(handle, claims) end
+      if resource.namespace then headers:replace(NAMESPACE, resource.namespace) end
+      if resource.denies_reserved then headers:replace(RESERVED, "deny") end
     elseif method ~= "OPTIONS" then
       -- Only a CORS preflight request reaches this point without a token.
       wrong = refusal(401, "no_token", "This request requires a token (Authorization: Bearer …).")
     end
     if wrong then return wrong end
-  end
-  if POLICY.shards > 1 then
-    wrong = across_shards(resource)
-    if wrong then return wrong end
-    headers:replace(SHARD_KEY, resource.shard_key or path)
-    if source then handle:streamInfo():dynamicMetadata():set("headwater", "forks", true) end
   end
   return nil
 end
@@ -267,15 +271,4 @@ function envoy_on_request(handle)
     local headers = { [":status"] = tostring(wrong.status), ["content-type"] = "application/problem+json" }
     handle:respond(headers, body_of(wrong))
   end
-end
-
-function envoy_on_response(handle)
-  if POLICY.shards <= 1 or handle:headers():get(":status") ~= "404" then return end
-  local mark = handle:streamInfo():dynamicMetadata():get("headwater")
-  if not mark or not mark["forks"] then return end
-  local body = body_of(refusal(404, "source_not_on_shard",
-    "The source was not found on the shard of the new stream. This server has " .. POLICY.shards
-    .. " shards, and a fork must be on the shard of its source."))
-  handle:headers():replace("content-type", "application/problem+json")
-  handle:headers():replace("content-length", tostring(handle:body(true):setBytes(body)))
 end

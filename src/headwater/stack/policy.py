@@ -11,6 +11,8 @@ from typing import Final
 from headwater.config import AuthSettings
 
 IDENTITY_HEADER: Final = "x-jwt-sub"
+SCOPE_HEADERS: Final = ("x-headwater-namespace", "x-headwater-reserved")
+"""Headers with a token's permissions, for requests that name streams outside their path (`http.scopes`)."""
 
 
 def one_token_script() -> str:
@@ -18,10 +20,9 @@ def one_token_script() -> str:
     return files("headwater.stack").joinpath("one_token.lua").read_text(encoding="utf-8")
 
 
-def policy_script(auth: AuthSettings, shards: int, *, checks_tokens: bool) -> str:
-    """Return the script that authorizes requests. Without `checks_tokens` it only selects the shard of a stream."""
-    values: dict[str, str | int | bool] = {
-        "checks_tokens": checks_tokens,
+def policy_script(auth: AuthSettings, *, root_aliases: tuple[str, ...] = ()) -> str:
+    """Return the script that authorizes requests."""
+    values: dict[str, str | int | bool | tuple[str, ...]] = {
         "identity_header": IDENTITY_HEADER,
         "clock_skew_secs": auth.clock_skew_secs,
         "require_scopes": auth.require_scopes,
@@ -29,14 +30,16 @@ def policy_script(auth: AuthSettings, shards: int, *, checks_tokens: bool) -> st
         "require_namespace": auth.require_namespace,
         "open_reserved": auth.open_reserved,
         "open_ui": auth.open_ui,
-        "shards": shards,
+        "root_aliases": root_aliases,
     }
     table = ", ".join(f"{name} = {_literal(value)}" for name, value in values.items())
     script = files("headwater.stack").joinpath("policy.lua").read_text(encoding="utf-8")
     return f"local POLICY = {{ {table} }}\n{script}"
 
 
-def _literal(value: str | int | bool) -> str:
+def _literal(value: str | int | bool | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return "{ " + ", ".join(_literal(each) for each in value) + " }"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):

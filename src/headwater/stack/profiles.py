@@ -1,4 +1,4 @@
-"""The services of each stack profile and how to run them: the server or its shards, Envoy, Postgres, the sync, tools.
+"""The services of each stack profile and how to run them: the server, Envoy, Postgres, the sync, tools.
 
 Invariant: every file of a service is inside the stack's directory, and every port is a setting.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -41,12 +40,11 @@ class Profile(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StackPlan:
-    """The input of `headwater up`: settings, directory, profile, number of shards."""
+    """The input of `headwater up`: settings, directory, profile."""
 
     loaded: LoadedSettings
     directory: StackDirectory
     profile: Profile
-    shards: int
     jwks_url: str
     config_file: Path | None = None
 
@@ -56,10 +54,8 @@ class StackPlan:
 
     @property
     def server(self) -> ServerAddress:
-        """The address that other services use: the server itself, or with shards the internal listener of Envoy."""
-        listening = self.settings.server
-        is_tls = self.settings.tls.enabled and self.shards == 1
-        return server_address(self.settings, listening.host, listening.port, tls=is_tls)
+        """The address that other services use."""
+        return server_address(self.settings)
 
 
 def check_settings(settings: Settings) -> None:
@@ -78,7 +74,7 @@ def check_settings(settings: Settings) -> None:
 
 def services_for(plan: StackPlan) -> list[Service | UnavailableService]:
     """List the services in the order in which they start."""
-    services: list[Service | UnavailableService] = [*_servers(plan), _envoy(plan)]
+    services: list[Service | UnavailableService] = [_server(plan), _envoy(plan)]
     if plan.profile is Profile.DEFAULT:
         return services
     from headwater.stack.database import LocalPostgres  # noqa: PLC0415  (needs the packages of this profile)
@@ -100,42 +96,29 @@ def services_for(plan: StackPlan) -> list[Service | UnavailableService]:
     return services
 
 
-def _servers(plan: StackPlan) -> list[Service]:
-    settings = plan.settings
-    if plan.shards == 1:
-        return [_server(plan, "server", settings.server.port, plan.directory.streams(0, 1), {})]
-    # These features would see only the streams of one shard, so they are disabled. The policy explains this to clients.
-    per_shard = {"DS_REGISTRY__ENABLED": "false", "DS_SUBSCRIPTIONS__ENABLED": "false"}
-    return [
-        _server(
-            plan,
-            f"server-{shard}",
-            settings.stack.shard_port + shard,
-            plan.directory.streams(shard, plan.shards),
-            {**per_shard, "DS_SERVER__HOST": "127.0.0.1"},
-        )
-        for shard in range(plan.shards)
-    ]
-
-
-def _server(plan: StackPlan, name: str, port: int, streams: Path, more: Mapping[str, str]) -> Service:
+def _server(plan: StackPlan) -> Service:
     settings, origins = plan.settings, plan.loaded.origins
-    environment = {"DS_STORAGE__DATA_DIR": str(streams), **more}
+    environment = {
+        "DS_STORAGE__DATA_DIR": str(plan.directory.streams),
+        "DS_SERVER__WORKERS": str(settings.server.workers or "auto"),
+    }
     if origins["storage.mode"] in _BASELINE:
         # The stack stores data durably unless the user chose another mode.
         environment["DS_STORAGE__MODE"] = DURABLE_MODE
     if origins["server.allowed_hosts"] in _BASELINE:
         # Envoy checks the token and forwards the Host header of the client unchanged.
         environment["DS_SERVER__ALLOWED_HOSTS"] = "*"
+    if origins["server.trusted_proxies"] in _BASELINE:
+        # Envoy runs beside the server.
+        environment["DS_SERVER__TRUSTED_PROXIES"] = "127.0.0.1, ::1"
     # Envoy checks tokens, so the server must not.
     environment["DS_AUTH__TOKEN"] = ""
-    if plan.profile is Profile.DEV and "DS_REGISTRY__ENABLED" not in more and origins["registry.enabled"] in _BASELINE:
+    if plan.profile is Profile.DEV and origins["registry.enabled"] in _BASELINE:
         environment["DS_REGISTRY__ENABLED"] = "true"
     config = ("--config", str(plan.config_file)) if plan.config_file is not None else ()
-    listens_on = environment.get("DS_SERVER__HOST", settings.server.host)
-    address = server_address(settings, listens_on, port, tls=settings.tls.enabled, is_shard=plan.shards > 1)
+    address, port = plan.server, settings.server.port
     return Service(
-        name,
+        "server",
         (sys.executable, "-m", "headwater", "serve", "--port", str(port), *config),
         http_probe(f"{address.url}/readyz", address.ca_file),
         port,
@@ -148,20 +131,13 @@ def _envoy(plan: StackPlan) -> Service:
     settings = plan.settings
     executable = find_envoy(settings)
     config = plan.directory.run / "envoy.json"
-    if plan.shards == 1:
-        upstreams: tuple[Upstream, ...] = (Upstream(reachable(settings.server.host), settings.server.port),)
-    else:
-        first = settings.stack.shard_port
-        upstreams = tuple(Upstream("127.0.0.1", first + shard) for shard in range(plan.shards))
+    server = Upstream(reachable(settings.server.host), settings.server.port)
     private = plan.directory.run / "envoy"
-    direct_port = settings.server.port if plan.shards > 1 else None
     # A relative path, because the path of a socket is limited to about 100 bytes.
     shapes = None
     if plan.profile is not Profile.DEFAULT:
         shapes = Upstream(reachable(settings.shapes.host), settings.shapes.port)
-    endpoints = EnvoyEndpoints(
-        upstreams, plan.jwks_url, direct_port=direct_port, shapes=shapes, admin_socket=ADMIN_SOCKET
-    )
+    endpoints = EnvoyEndpoints(server, plan.jwks_url, shapes=shapes, admin_socket=ADMIN_SOCKET)
 
     def prepare() -> None:
         private.mkdir(mode=0o700, exist_ok=True)
@@ -228,8 +204,18 @@ def _sync(plan: StackPlan, postgres_url: str) -> Service:
         http_probe(f"http://127.0.0.1:{settings.sync_port}/readyz"),
         settings.sync_port,
         address=f"http://127.0.0.1:{settings.sync_port}/metrics",
-        environment={**plan.server.environment, "POSTGRES_URL": postgres_url, "DS_PIPELINE__PROBE": "true"},
+        environment={**plan.server.environment, **_otel(plan.settings), "POSTGRES_URL": postgres_url},
     )
+
+
+def _otel(settings: Settings) -> dict[str, str]:
+    """The settings of OpenTelemetry, which the sync gets from its environment."""
+    otel = settings.otel
+    return {
+        "DS_OTEL__ENDPOINT": otel.endpoint,
+        "DS_OTEL__SAMPLE_RATIO": str(otel.sample_ratio),
+        "DS_OTEL__METRICS_INTERVAL_SECS": str(otel.metrics_interval_secs),
+    }
 
 
 def _shapes(plan: StackPlan, postgres_url: str) -> Service:

@@ -20,7 +20,7 @@ class StackSettingsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """An address of the server (or of the listener for all shards) that needs no token."""
+    """An address of the server that needs no token."""
 
     url: str
     ca_file: Path | None = None
@@ -38,11 +38,11 @@ def reachable(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]", "localhost": "127.0.0.1"}.get(host, host)
 
 
-def server_address(settings: Settings, host: str, port: int, *, tls: bool, is_shard: bool = False) -> ServerAddress:
-    """Derive the address from the listening address and the certificate. `stack.server_url` overrides it, except for a
-    single shard."""
-    chosen = "" if is_shard else settings.stack.server_url.rstrip("/")
-    if not tls:
+def server_address(settings: Settings) -> ServerAddress:
+    """Derive the address from the listening address and the certificate. `stack.server_url` overrides it."""
+    host, port = settings.server.host, settings.server.port
+    chosen = settings.stack.server_url.rstrip("/")
+    if not settings.tls.enabled:
         return ServerAddress(chosen or f"http://{reachable(host)}:{port}")
     assert settings.tls.cert_path is not None
     certificate = _Certificate(settings.tls.cert_path.absolute())

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
+from headwater.operating_system import SOCKET_PATH_MAX_BYTES, SYSTEM
+
 Probe: TypeAlias = Callable[[], str]
 """Returns an empty string when the service is ready, otherwise the reason why it is not."""
 
 PROBE_TIMEOUT_S: Final = 2.0
 _BODY_MAX_BYTES: Final = 500
-_SOCKET_PATH_MAX_BYTES: Final = 100
 """Linux allows 107 bytes, other systems 103."""
 
 
@@ -80,15 +81,11 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(PROBE_TIMEOUT_S)
-        if len(os.fsencode(self._file)) <= _SOCKET_PATH_MAX_BYTES:
+        if len(os.fsencode(self._file)) <= SOCKET_PATH_MAX_BYTES:
             self.sock.connect(str(self._file))
             return
-        # The path is too long for a socket address: connect through the open directory.
-        directory = os.open(self._file.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self.sock.connect(f"/proc/self/fd/{directory}/{self._file.name}")
-        finally:
-            os.close(directory)
+        with SYSTEM.short_path(self._file.parent) as short:
+            self.sock.connect(f"{short}/{self._file.name}")
 
 
 def _get_probe(connect: Callable[[], http.client.HTTPConnection], path: str, name: str) -> Probe:

@@ -1,4 +1,4 @@
-"""The data directory of a stack: lock, state file, manifest and logs.
+"""The data directory of a stack: lock, state file and logs.
 
 Invariant: the process that holds the lock is the only supervisor of the directory, and only it writes the state. The
 state identifies processes by id and start time, so that it can be checked after a crash.
@@ -7,6 +7,7 @@ state identifies processes by id and start time, so that it can be checked after
 from __future__ import annotations
 
 import fcntl
+import shutil
 import time
 from pathlib import Path
 from typing import IO, Final, Literal, TypeAlias
@@ -24,8 +25,8 @@ class StackRunningError(Exception):
     """Another supervisor already runs on the directory."""
 
 
-class ShardCountError(Exception):
-    """The directory was created for another number of shards."""
+class ShardedDirectoryError(Exception):
+    """An earlier release divided the streams of the directory into one store per server process."""
 
 
 class ServiceStatus(msgspec.Struct):
@@ -54,7 +55,6 @@ class StackStatus(msgspec.Struct):
     pid: int
     started: int
     profile: str
-    shards: int
     phase: Phase
     since: float
     parts: list[ServiceStatus]
@@ -66,6 +66,8 @@ class StackStatus(msgspec.Struct):
 
 
 class _StackManifest(msgspec.Struct):
+    """What earlier releases kept about a directory."""
+
     shards: int
     version: int = 1
 
@@ -103,8 +105,9 @@ class StackDirectory:
     def log_of(self, service: str) -> Path:
         return self.logs / f"{service}.log"
 
-    def streams(self, shard: int, shards: int) -> Path:
-        return self.root / "streams" if shards == 1 else self.root / f"shard-{shard:02d}" / "streams"
+    @property
+    def streams(self) -> Path:
+        return self.root / "streams"
 
     def make(self) -> None:
         for directory in (self.root, self.logs, self.run):
@@ -151,22 +154,30 @@ class StackDirectory:
         except (FileNotFoundError, msgspec.DecodeError):
             return None
 
-    def resolve_shards(self, asked: int | None) -> int:
-        """Return the number of shards. It is fixed for a directory, because it determines the shard of each stream."""
-        manifest = self.root / "manifest.json"
-        if not manifest.exists():
-            shards = asked or 1
-            self.make()
-            replace_file(manifest, msgspec.json.encode(_StackManifest(shards)), 0o644)
-            return shards
-        made_for = msgspec.json.decode(manifest.read_bytes(), type=_StackManifest).shards
-        if asked is not None and asked != made_for:
-            raise ShardCountError(
-                f"{self.root} was created for {_shards(made_for)}, and the number is fixed because it determines the"
-                f" shard of each stream. Use --shards {made_for}, or start {_shards(asked)} on an empty directory"
-                " (--data-dir) and copy the streams through the proxy."
+    @property
+    def _manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    def sharded_streams(self) -> list[Path]:
+        """The stores of a directory that an earlier release divided, if they are not joined yet."""
+        if not self._manifest.exists():
+            return []
+        shards = msgspec.json.decode(self._manifest.read_bytes(), type=_StackManifest).shards
+        return [self.root / f"shard-{shard:02d}" / "streams" for shard in range(shards)] if shards > 1 else []
+
+    def check_is_joined(self) -> None:
+        shards = len(self.sharded_streams())
+        if shards:
+            raise ShardedDirectoryError(
+                f"the streams in {self.root} are divided into {shards} shards, which this release does not serve. Join"
+                f" them with `headwater store join-shards --data-dir {self.root}`; then --workers uses several cores."
             )
-        return made_for
+
+    def forget_shards(self) -> None:
+        """Use the joined streams from now on, and remove those that they were joined from."""
+        replace_file(self._manifest, msgspec.json.encode(_StackManifest(1)), 0o644)
+        for shard in self.root.glob("shard-[0-9][0-9]"):
+            shutil.rmtree(shard)
 
     def rotate_log(self, log: Path, largest: int = 10 * 1024 * 1024) -> None:
         """Rename a large log, so that a new one begins. One old log is kept."""
@@ -189,7 +200,3 @@ def current_status(directory: StackDirectory) -> StackStatus | None:
 
 def now() -> float:
     return time.time()
-
-
-def _shards(number: int) -> str:
-    return "1 shard" if number == 1 else f"{number} shards"

@@ -60,7 +60,6 @@ class Supervisor:
         settings: StackSettings,
         *,
         profile: str,
-        shards: int,
         show: Callable[[StackStatus], None],
     ) -> None:
         self._directory = directory
@@ -79,7 +78,7 @@ class Supervisor:
             status.port, status.address = service.port, service.address
             status.log, status.stop_signal = str(directory.log_of(service.name)), int(service.stop_signal)
             self._managed.append(_ManagedService(service, status))
-        self.status = StackStatus(me.pid, me.started, profile, shards, "starting", now(), statuses)
+        self.status = StackStatus(me.pid, me.started, profile, "starting", now(), statuses)
 
     def check_ports(self) -> None:
         """Raise an error that lists every port in use, and by which process, before anything is started."""
