@@ -10,6 +10,7 @@ export function h(tag, props = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "class") element.className = value;
     else if (name === "text") element.textContent = value;
+    else if (name === "style") element.style.cssText = value; // the policy of the page forbids the attribute
     else if (name === "data") Object.assign(element.dataset, value);
     else if (name === "value") element.value = value;
     else if (name === "checked" || name === "disabled" || name === "readOnly" || name === "hidden") element[name] = value;
@@ -53,6 +54,8 @@ const ICONS = {
   link: ["M10 14a4 4 0 0 0 6 0l3-3a4 4 0 0 0-6-6l-1 1", "M14 10a4 4 0 0 0-6 0l-3 3a4 4 0 0 0 6 6l1-1"],
   log: ["M5 5h14M5 10h14M5 15h9M5 20h6"],
   help: ["M9 9a3 3 0 1 1 4.5 2.6c-1 .6-1.5 1.2-1.5 2.4M12 18v.5"],
+  columns: ["M4 5h16v14H4z", "M10 5v14M15 5v14"],
+  folder: ["M3 6h6l2 2h10v11H3z"],
   refresh: ["M19 8a8 8 0 1 0 1 6M20 3v5h-5"],
 };
 

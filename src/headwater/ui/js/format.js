@@ -44,6 +44,14 @@ export function clock(atMs) {
   return `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}.${two(date.getMilliseconds(), 3)}`;
 }
 
+/** A time as a row shows it: the time of day today, otherwise the date as well. */
+export function when(atMs, nowMs = Date.now()) {
+  const date = new Date(atMs);
+  if (date.toDateString() === new Date(nowMs).toDateString()) return clock(atMs);
+  const two = (value) => String(value).padStart(2, "0");
+  return `${date.getFullYear() % 100}-${two(date.getMonth() + 1)}-${two(date.getDate())} ${two(date.getHours())}:${two(date.getMinutes())}`;
+}
+
 /** A short form of a content type, for a badge. */
 export function shortType(type) {
   const media = (type || "").split(";")[0].trim().toLowerCase();
@@ -98,7 +106,10 @@ export function hexLines(data, maxBytes = 65536) {
   return lines;
 }
 
-export function hexPreview(data, max = 32) {
-  const shown = Array.from(data.subarray(0, max), (byte) => byte.toString(16).padStart(2, "0")).join(" ");
-  return data.length > max ? `${shown} …` : shown;
+/** The first bytes on one line: hex, and their characters beside it. */
+export function hexPreview(data, max = 16) {
+  const first = Array.from(data.subarray(0, max));
+  const hex = first.map((byte) => byte.toString(16).padStart(2, "0")).join(" ");
+  const chars = first.map((byte) => (byte >= 32 && byte < 127 ? String.fromCharCode(byte) : ".")).join("");
+  return `${hex}${data.length > max ? " …" : ""}  ${chars}`;
 }

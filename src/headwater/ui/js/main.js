@@ -9,6 +9,7 @@ import { openRequestLog } from "./views/answer.js";
 import { BucketView, BucketsView } from "./views/buckets.js";
 import { openConnection, openHelp } from "./views/connection.js";
 import { openCreate, openFork } from "./views/dialogs.js";
+import { FolderView } from "./views/folder.js";
 import { HomeView } from "./views/home.js";
 import { PipelineView } from "./views/pipeline.js";
 import { Sidebar } from "./views/sidebar.js";
@@ -23,6 +24,16 @@ const decode = (piece) => {
   }
 };
 
+/** The token of a link that `headwater up` printed. It is kept until the tab is closed and removed from the address. */
+function tokenOfUrl() {
+  const [path, search = ""] = location.hash.split("?");
+  const token = new URLSearchParams(search).get("token");
+  if (!token) return null;
+  history.replaceState(null, "", path);
+  session.set(null, token, true);
+  return token;
+}
+
 class App {
   constructor() {
     // The server of this page, also below a path prefix: …/ui/ is next to …/v1/.
@@ -33,7 +44,7 @@ class App {
     this.#applyTheme(theme.get());
     addEventListener("hashchange", () => this.#route());
     addEventListener("keydown", (event) => this.#key(event));
-    this.connect(session.base() || this.home, session.token());
+    this.connect(session.base() || this.home, tokenOfUrl() || session.token());
   }
 
   /** Connect to this server. */
@@ -50,6 +61,7 @@ class App {
     this.registry = new Registry(this.client, (registry) => {
       this.sidebar.connection(registry, this.client.base);
       this.sidebar.update();
+      this.view?.listed?.();
     });
     this.sidebar = new Sidebar(this, this.side);
     this.sidebar.connection(this.registry, this.client.base);
@@ -106,7 +118,7 @@ class App {
     this.main.replaceChildren(this.view.element);
     document.body.dataset.place = place || "home";
     this.sidebar.route(hash);
-    const name = place === "stream" || place === "bucket" ? decode(rest.join("/")) : "";
+    const name = place === "stream" || place === "bucket" || place === "follow" ? decode(rest.join("/")) : "";
     document.title = name ? `${name} · Headwater` : "Headwater streams";
   }
 
@@ -114,6 +126,7 @@ class App {
     if (place === "stream" && rest[0]) return new StreamView(this, new Address(rest.join("/")), query);
     if (place === "bucket" && rest.length >= 2) return new StreamView(this, new Address(rest.slice(1).join("/"), rest[0]), query);
     if (place === "bucket" && rest[0]) return new BucketView(this, rest[0]);
+    if (place === "follow") return new FolderView(this, rest.join("/"));
     if (place === "buckets") return new BucketsView(this);
     if (place === "subscriptions") return new SubscriptionsView(this);
     if (place === "subscription" && rest[0]) return new SubscriptionView(this, rest.join("/"));

@@ -37,6 +37,7 @@ export class Message {
     this.start = null; // the offset before it
     this.end = null; // the offset after it
     this.at = 0; // when this page received it
+    this.time = null; // when the server received it, if known
     this.live = false;
     this.number = 0; // number of messages that this page has loaded before it
   }
@@ -55,12 +56,12 @@ export class Message {
   }
 }
 
-/** The messages of a `frames=1` answer: a count, that many stored lengths, the stored bytes. */
-export function fromFrames(buffer, kind, next) {
+/** The messages of a `frames=1` answer: a count, that many stored lengths, arrival times if there are any, the bytes. */
+export function fromFrames(buffer, kind, next, timed = false) {
   const view = new DataView(buffer);
   const total = view.getUint32(0, true);
   const messages = [];
-  let at = 4 + 4 * total;
+  let at = 4 + 4 * total + (timed ? 8 * total : 0);
   const stored = buffer.byteLength - at;
   const end = parseOffset(next);
   let index = end ? end.index - total : null;
@@ -70,6 +71,8 @@ export function fromFrames(buffer, kind, next) {
     const data = new Uint8Array(buffer, at, kind.json ? length - 1 : length);
     const message = kind.text ? new Message(decoder.decode(data), null, data.length) : new Message(null, data, data.length);
     at += length;
+    // Zero means that the time is not known.
+    if (timed) message.time = Number(view.getBigUint64(4 + 4 * total + 8 * number, true)) || null;
     if (end) {
       message.index = index;
       message.start = formatOffset(index, position, end.incarnation);

@@ -4,12 +4,15 @@
 import { Refused, fromBase64, refusal } from "./client.js";
 import { isJson, isText } from "./format.js";
 import { fromArray, fromFrames, fromPiece } from "./messages.js";
+import { firstStored, offsetBefore } from "./position.js";
 import { EventParser } from "./sse.js";
 
 const RETRY_FIRST_MS = 250;
 const RETRY_MAX_MS = 5000;
 const FIRST_EVENT_MS = 6000; // the server sends a first event immediately; a buffering proxy holds it back
 const SILENCE_MS = 90_000; // longer than servers keep an event stream open
+const LAST = /^last:([0-9]+)$/;
+const SINCE = /^since:(.+)$/;
 const HIDDEN_MS = 20_000; // browsers allow six connections to a server across all tabs, so a hidden tab releases its own
 
 /** The properties of a stream, from a HEAD request. */
@@ -29,6 +32,9 @@ export async function describe(client, address, options = {}) {
     expiresAt: get("stream-expires-at"),
     messages: position === null ? null : Number(position),
     frames: extensions.includes("frames"),
+    times: extensions.includes("times"),
+    find: extensions.includes("find"),
+    earliest: get("stream-earliest-offset"),
     snapshot: get("stream-snapshot-offset"),
     writtenAt: Date.parse(get("stream-last-write-at") || "") || null,
     headers: [...response.headers],
@@ -171,6 +177,8 @@ export class StreamReader {
       const { signal } = this.abort;
       try {
         if (this.kind === null) this.kind = await describe(this.client, this.address, { signal, quiet: this.quiet });
+        if (LAST.test(this.offset)) await this.#locate(signal);
+        else if (SINCE.test(this.offset)) await this.#locateTime(signal);
         const ended = this.upToDate ? await this.#live(signal) : await this.#page(signal);
         retryMs = RETRY_FIRST_MS;
         if (ended) {
@@ -194,21 +202,62 @@ export class StreamReader {
     this.#setState("stopped");
   }
 
+  /** Replace "last:N" by the offset where the last N messages begin. Servers that do not number them are read whole. */
+  async #locate(signal) {
+    const { kind, address } = this;
+    const first = firstStored(kind);
+    const wanted = (kind.messages ?? 0) - Number(LAST.exec(this.offset)[1]);
+    if (!kind.frames || wanted <= first.index) {
+      this.offset = first.offset;
+      return;
+    }
+    this.offset = await offsetBefore(this.client, address, { start: first.offset, end: kind.tail, index: wanted, signal });
+    this.firstIndex = wanted;
+  }
+
+  /** Replace "since:TIME" by the offset of the first message that arrived at that time or later. */
+  async #locateTime(signal) {
+    const since = SINCE.exec(this.offset)[1];
+    const response = await this.client.expect({ method: "HEAD", path: this.address.path, query: { since }, signal, quiet: this.quiet });
+    this.offset = response.headers.get("stream-since-offset") ?? firstStored(this.kind).offset;
+  }
+
+  get #frames() {
+    return this.kind.times ? { frames: "1", times: "1" } : { frames: "1" };
+  }
+
+  /** The messages before the first loaded one: `count` of them, or as many as are stored. */
+  async older(first, count) {
+    const stored = firstStored(this.kind);
+    const index = Math.max(stored.index, first.index - count);
+    let offset = await offsetBefore(this.client, this.address, { start: stored.offset, end: first.start, index });
+    const messages = [];
+    while (offset !== first.start) {
+      const response = await this.client.expect({ path: this.address.path, query: { offset, until: first.start, ...this.#frames }, quiet: this.quiet });
+      const body = await response.arrayBuffer();
+      const next = response.headers.get("stream-next-offset");
+      for (const message of fromFrames(body, this.kind, next, this.kind.times)) if (message.index >= index) messages.push(message);
+      if (next === offset) break;
+      offset = next;
+    }
+    return messages;
+  }
+
   /** Read one page. Returns true at the end of a closed stream. */
   async #page(signal) {
     this.#setState("catching-up");
     const { kind, address } = this;
     const from = this.offset;
     const framed = kind.frames && from !== "now";
-    const query = framed ? { offset: from, frames: "1" } : { offset: from };
+    const query = framed ? { offset: from, ...this.#frames } : { offset: from };
     const response = await this.client.expect({ path: address.path, query, signal, quiet: this.quiet });
     const body = await response.arrayBuffer();
     const next = response.headers.get("stream-next-offset");
-    const messages = from === "now" || body.byteLength === 0 ? [] : framed ? fromFrames(body, kind, next) : this.#decode(body, from, next);
+    const messages = from === "now" || body.byteLength === 0 ? [] : framed ? fromFrames(body, kind, next, kind.times) : this.#decode(body, from, next);
     const closed = response.headers.get("stream-closed") === "true";
     this.offset = next;
     this.upToDate = response.headers.get("stream-up-to-date") === "true" || from === "now";
-    this.#deliver(messages, false);
+    this.#deliver(this.firstIndex ? messages.filter((message) => message.index === null || message.index >= this.firstIndex) : messages, false);
     return closed && this.upToDate;
   }
 

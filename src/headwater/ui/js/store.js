@@ -58,3 +58,32 @@ export class Recent {
     write(localStorage, this.key, JSON.stringify(this.list().filter((other) => other !== name)));
   }
 }
+
+/** The fields of a stream that are shown as columns. */
+export class Columns {
+  constructor(base, path) {
+    this.key = `columns.${base}${path}`;
+  }
+
+  get() {
+    try {
+      const found = JSON.parse(read(localStorage, this.key) || "[]");
+      return Array.isArray(found) ? found.filter((name) => typeof name === "string").slice(0, 12) : [];
+    } catch {
+      return [];
+    }
+  }
+
+  set(names) {
+    write(localStorage, this.key, names.length === 0 ? null : JSON.stringify(names));
+  }
+}
+
+/** How the list of streams is shown: flat or as folders, and its order. */
+export const listing = {
+  get: () => ({ folders: read(localStorage, "list.folders") === "yes", order: read(localStorage, "list.order") || "name" }),
+  set({ folders, order }) {
+    write(localStorage, "list.folders", folders ? "yes" : null);
+    write(localStorage, "list.order", order === "name" ? null : order);
+  },
+};

@@ -1,8 +1,9 @@
 // One message in full: as a JSON tree, as text or as hex, with its actions.
 
 import { button, copy, h, replace } from "../dom.js";
-import { bytes, clock, hexLines } from "../format.js";
+import { bytes, hexLines } from "../format.js";
 import { parse, pretty } from "../json.js";
+import { marked } from "./message_row.js";
 import { tree } from "./tree.js";
 
 const TEXT_MAX = 1_000_000;
@@ -16,7 +17,8 @@ export class Detail {
     this.element = h("aside", { class: "detail", hidden: true, "aria-label": "Message", id: "detail" });
   }
 
-  show(message, mode, readFrom) {
+  show(message, mode, readFrom, words = []) {
+    this.words = words;
     this.message = message;
     this.mode = mode;
     this.readFrom = readFrom;
@@ -45,7 +47,7 @@ export class Detail {
       ["offset", message.start],
       ["next offset", message.end],
       ["size", bytes(message.size)],
-      ["received", message.live ? clock(message.at) : "before this page was opened"],
+      ["received", message.live || message.time ? new Date(message.live ? message.at : message.time).toISOString() : "before this page was opened"],
     ].filter(([, value]) => value);
     const rows = facts.map(([name, value]) => h("tr", {}, h("th", { scope: "row", text: name }), h("td", { class: "mono", text: value })));
     replace(
@@ -65,6 +67,7 @@ export class Detail {
     } else if (message.end) {
       actions.push(button("curl", () => app.copyCurl({ path: address.path, query: { offset: message.end } }), { symbol: "terminal", kind: "small", title: "Copy a read that starts after this message as curl" }));
     }
+    if (message.start) actions.push(button("Link", () => copy(`${location.href.split("#")[0]}${address.hash}?message=${encodeURIComponent(message.start)}`, "Link copied"), { symbol: "link", kind: "small", title: "Copy a link to this message" }));
     if (message.end) {
       actions.push(button("Read from here", () => this.readFrom(message.end), { kind: "small" }));
       actions.push(button("Fork here", () => app.openFork(address, message.end), { symbol: "fork", kind: "small" }));
@@ -80,18 +83,18 @@ export class Detail {
       try {
         return h("div", { class: "mono" }, tree(parse(text)));
       } catch (error) {
-        return [h("p", { class: "muted", text: `Cannot be shown as a tree: ${error.message}.` }), plainText(text)];
+        return [h("p", { class: "muted", text: `Cannot be shown as a tree: ${error.message}.` }), plainText(text, this.words)];
       }
     }
     try {
-      return plainText(pretty(parse(text)));
+      return plainText(pretty(parse(text)), this.words);
     } catch {
-      return plainText(text);
+      return plainText(text, this.words);
     }
   }
 }
 
-function plainText(text) {
+function plainText(text, words) {
   const cut = text.length > TEXT_MAX ? `${text.slice(0, TEXT_MAX)}…` : text;
-  return h("pre", { class: "mono wrap-text", text: cut });
+  return marked(h("pre", { class: "mono wrap-text" }), cut, words);
 }

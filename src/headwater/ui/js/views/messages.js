@@ -1,18 +1,28 @@
 // The Messages tab: read pages, then follow live; pause, search, and open one message.
 
 import { explain } from "../client.js";
-import { badge, button, h, icon, replace, select, toast } from "../dom.js";
-import { bytes, clock, count, plural, span } from "../format.js";
+import { badge, button, h, icon, openDialog, replace, select, toast } from "../dom.js";
+import { compile, fieldNames } from "../filter.js";
+import { bytes, count, plural, span } from "../format.js";
 import { shortOffset } from "../messages.js";
 import { Plot } from "../plot.js";
+import { firstStored } from "../position.js";
 import { StreamReader } from "../reader.js";
+import { WholeSearch } from "../search.js";
+import { Columns } from "../store.js";
 import { VirtualList } from "../virtual.js";
 import { Detail } from "./detail.js";
+import { columnHead, messageRow } from "./message_row.js";
 
 const ROW_PX = 26;
+const START = "last:100";
+const OLDER = 1000;
+const FIELDS_FROM = 200; // messages whose fields are offered as columns
 const PAGE_LIMIT = 100_000;
 const KEPT_MAX = 200_000;
 const DROPPED_AT_ONCE = 20_000;
+
+const SEARCH_HELP = 'Words and "phrases" that a message contains; conditions on JSON fields: user.name=ann, total>=10, note~flour (contains), kind!=test. Enter searches the whole stream on the server.';
 
 const STATES = {
   opening: ["opening", "plain"],
@@ -27,7 +37,7 @@ const STATES = {
 };
 
 export class MessagesView {
-  constructor(app, address, info, { from = "-1", onprogress }) {
+  constructor(app, address, info, { from = START, message = null, onprogress }) {
     this.app = app;
     this.address = address;
     this.info = info;
@@ -38,15 +48,21 @@ export class MessagesView {
     this.number = 0;
     this.follow = true;
     this.mode = info.json ? "json" : info.text ? "text" : "hex";
-    this.from = from;
+    this.from = message ?? from;
+    this.wanted = message; // the message to open, from the URL
+    this.columns = new Columns(app.client.base, address.path);
+    this.fields = info.json ? this.columns.get() : [];
+    this.filter = compile("", info.json);
     this.#build();
     this.#open();
   }
 
   stop() {
     this.reader?.stop();
+    this.whole?.stop();
     this.plot.stop();
     clearTimeout(this.searching);
+    clearInterval(this.ticker);
   }
 
   #build() {
@@ -63,11 +79,12 @@ export class MessagesView {
     this.list.element.addEventListener("keydown", (event) => {
       if (["ArrowUp", "PageUp", "Home", "k"].includes(event.key)) this.#setFollow(false);
     }, true);
-    this.startSelect = select([["-1", "from the beginning"], ["now", "from now"], ["offset", "from an offset"]], "-1", { "aria-label": "Start offset", id: "from", onchange: () => this.#startChanged() });
+    this.startSelect = select([[START, "last 100"], ["-1", "from the beginning"], ["now", "from now"], this.info.times && ["time", "from a time"], ["offset", "from an offset"]].filter(Boolean), START, { "aria-label": "Start offset", id: "from", onchange: () => this.#startChanged() });
     this.offsetInput = h("input", { class: "mono offset-input", id: "from-offset", placeholder: "offset", "aria-label": "Offset", spellcheck: "false", hidden: true, onkeydown: (event) => event.key === "Enter" && this.#restart() });
+    this.timeInput = h("input", { type: "datetime-local", step: "1", id: "from-time", "aria-label": "Time", hidden: true, onchange: () => this.#restart(), onkeydown: (event) => event.key === "Enter" && this.#restart() });
     this.transport = select([["auto", "live: auto"], ["sse", "live: SSE"], ["long-poll", "live: long-poll"]], "auto", { "aria-label": "Live transport", id: "transport", onchange: () => this.reader.use(this.transport.value) });
     this.view = select([["json", "JSON"], ["text", "text"], ["hex", "hex"]], this.mode, { "aria-label": "Show as", id: "view", onchange: () => this.#setMode(this.view.value) });
-    this.search = h("input", { type: "search", id: "search", placeholder: "Search loaded messages", "aria-label": "Search loaded messages", oninput: () => this.#searchSoon() });
+    this.search = h("input", { type: "search", id: "search", placeholder: this.info.json ? "Filter: words, field=value. Enter searches all" : "Filter. Enter searches all", "aria-label": "Filter messages", title: SEARCH_HELP, oninput: () => this.#searchSoon(), onkeydown: (event) => event.key === "Enter" && this.#searchAll() });
     this.pauseButton = button("Pause", () => this.togglePause(), { symbol: "pause", title: "Pause or resume (p)", id: "pause" });
     this.followButton = button("Follow", () => this.#setFollow(!this.follow), { symbol: "down", title: "Stay at the newest message (f)", id: "follow" });
     this.status = h("div", { class: "reader-status", id: "reader-status" });
@@ -76,9 +93,18 @@ export class MessagesView {
     this.plot = new Plot(this.canvas);
     this.rates = h("div", { class: "rates muted", id: "rates" });
     this.note = h("div", { class: "notice", hidden: true, id: "reader-notice" });
-    this.detail = new Detail(this.app, this.address, () => this.list.element.focus());
+    this.olderBar = h("span", { class: "older", hidden: true, id: "older" });
+    this.empty = h("div", { class: "empty", hidden: true, id: "no-messages" });
+    this.head = h("div", { class: "columns message-row", "aria-hidden": "true" });
+    this.#drawColumns();
+    this.detail = new Detail(this.app, this.address, () => {
+      this.#setUrl(null);
+      this.list.element.focus();
+    });
     const curl = () => {
-      const query = { offset: this.#start, live: this.transport.value === "long-poll" ? "long-poll" : "sse" };
+      const start = this.#start;
+      const place = start.startsWith("since:") ? { since: start.slice(6) } : { offset: start === START ? "-1" : start };
+      const query = { ...place, live: this.transport.value === "long-poll" ? "long-poll" : "sse" };
       this.app.copyCurl({ path: this.address.path, query, live: true });
     };
     this.element = h(
@@ -89,21 +115,22 @@ export class MessagesView {
         { class: "toolbar" },
         this.startSelect,
         this.offsetInput,
+        this.timeInput,
         this.transport,
         this.pauseButton,
         this.followButton,
         h("div", { class: "search grow" }, icon("search"), this.search),
-        this.foundNote,
+        this.info.json && button("", () => this.#chooseFields(), { symbol: "columns", kind: "quiet", title: "Choose fields as columns", id: "fields" }),
         this.view,
         button("", curl, { symbol: "terminal", kind: "quiet", title: "Copy this read as curl" }),
       ),
-      h("div", { class: "status-row" }, h("div", { class: "status-line" }, this.status, this.rates), this.canvas),
+      h("div", { class: "status-row" }, h("div", { class: "status-line" }, this.status, this.olderBar, this.foundNote, this.rates), this.canvas),
       this.note,
-      h("div", { class: "split" }, h("div", { class: "list-pane" }, h("div", { class: "columns message-row", "aria-hidden": "true" }, h("span", { text: "#" }), h("span", { class: "offset", text: "next offset", title: "Without leading zeros; open a message for the full offset" }), h("span", { class: "time", text: "received" }), h("span", { class: "size", text: "size" }), h("span", { text: "message" })), this.list.element), this.detail.element),
+      h("div", { class: "split" }, h("div", { class: "list-pane" }, this.head, this.list.element, this.empty), this.detail.element),
     );
     this.ticker = setInterval(() => this.element.isConnected && this.#drawRates(), 1000);
-    if (this.from === "now") this.startSelect.value = "now";
-    else if (this.from !== "-1") {
+    if (["now", "-1", START].includes(this.from)) this.startSelect.value = this.from;
+    else {
       this.startSelect.value = "offset";
       this.offsetInput.hidden = false;
       this.offsetInput.value = this.from;
@@ -112,16 +139,21 @@ export class MessagesView {
   }
 
   get #start() {
-    return this.startSelect.value === "offset" ? this.offsetInput.value.trim() || "-1" : this.startSelect.value;
+    const chosen = this.startSelect.value;
+    if (chosen === "offset") return this.offsetInput.value.trim() || "-1";
+    if (chosen === "time") return this.timeInput.value ? `since:${new Date(this.timeInput.value).toISOString()}` : START;
+    return chosen;
   }
 
   get #shown() {
-    return this.found ?? this.messages;
+    return this.whole?.messages ?? this.found ?? this.messages;
   }
 
   #startChanged() {
     this.offsetInput.hidden = this.startSelect.value !== "offset";
+    this.timeInput.hidden = this.startSelect.value !== "time";
     if (this.startSelect.value === "offset") this.offsetInput.focus();
+    else if (this.startSelect.value === "time") this.timeInput.focus();
     else this.#restart();
   }
 
@@ -135,10 +167,12 @@ export class MessagesView {
 
   #restart() {
     this.reader.stop();
+    this.whole?.stop();
     this.messages = [];
     this.found = null;
+    this.whole = null;
     this.search.value = "";
-    this.foundNote.textContent = "";
+    this.#searchNow();
     this.dropped = 0;
     this.number = 0;
     this.detail.close();
@@ -174,10 +208,8 @@ export class MessagesView {
     if (messages[0].live) this.plot.add(messages.length);
     // A page can have 100,000 messages, too many for spread arguments.
     for (const message of messages) this.messages.push(message);
-    if (this.found) {
-      const matches = this.#matcher();
-      for (const message of messages) if (matches(message)) this.found.push(message);
-    }
+    if (this.found) for (const message of messages) if (this.filter.test(message)) this.found.push(message);
+    if (this.wanted !== null) this.#openWanted();
     let taken = 0;
     if (this.messages.length > KEPT_MAX + DROPPED_AT_ONCE) {
       taken = this.messages.length - KEPT_MAX;
@@ -197,7 +229,7 @@ export class MessagesView {
       this.list.setCount(this.#shown.length);
       if (this.taken) this.list.shift(this.taken);
       this.taken = 0;
-      if (this.found) this.foundNote.textContent = `${count(this.found.length)} found`;
+      this.#drawFound();
       if (this.follow) this.list.toEnd();
       this.#state(this.reader);
     });
@@ -212,7 +244,7 @@ export class MessagesView {
     replace(
       this.status,
       badge(name + over, kind),
-      h("span", { text: `${plural(this.messages.length, "message")} loaded` }),
+      h("span", { id: "counts", text: this.#counts() }),
       this.dropped > 0 && h("span", { class: "muted", text: `${count(this.dropped)} older messages dropped` }),
       h("span", { class: "mono muted ellipsis", id: "next-offset", title: `Stream-Next-Offset: ${reader.offset}`, text: reader.offset === "-1" ? "" : `next ${shortOffset(reader.offset)}` }),
       reader.reconnects > 0 && h("span", { class: "muted", text: plural(reader.reconnects, "reconnect") }),
@@ -220,7 +252,74 @@ export class MessagesView {
     const isPaused = reader.state === "paused";
     replace(this.pauseButton, icon(isPaused ? "play" : "pause"), h("span", { text: isPaused ? "Resume" : "Pause" }));
     this.#notice(reader);
+    this.#drawOlder();
+    this.#drawEmpty(reader);
     this.onprogress?.(reader);
+  }
+
+  /** The number of messages of the stream, as far as this page knows. */
+  get total() {
+    const last = this.messages.at(-1);
+    const seen = last && last.index !== null ? last.index + 1 : null;
+    return seen === null ? this.info.messages : Math.max(seen, this.info.messages ?? 0);
+  }
+
+  #counts() {
+    const { total } = this;
+    const loaded = this.messages.length;
+    if (total === null) return `${plural(loaded, "message")} loaded`;
+    return loaded === total ? plural(total, "message") : `${count(loaded)} of ${plural(total, "message")} loaded`;
+  }
+
+  /** The bar above the list, while the stream has messages before the first loaded one. */
+  #drawOlder() {
+    const first = this.messages[0];
+    const left = first && first.index !== null && this.info.frames ? first.index - firstStored(this.info).index : 0;
+    const shown = left > 0 && this.#shown === this.messages && this.dropped === 0;
+    this.olderBar.hidden = !shown;
+    if (!shown || this.olderBar.dataset.left === String(left)) return;
+    this.olderBar.dataset.left = String(left);
+    replace(this.olderBar, button(`Load ${count(Math.min(left, OLDER))} earlier`, () => this.#loadOlder(), { kind: "small", id: "load-older" }), left > OLDER && button("all", () => this.#fromStart(), { kind: "small", title: "Read from the beginning" }));
+  }
+
+  async #loadOlder() {
+    const { reader } = this;
+    this.olderBar.dataset.left = "";
+    replace(this.olderBar, h("span", { class: "muted", text: "Loading…" }));
+    try {
+      const older = await reader.older(this.messages[0], OLDER);
+      if (reader !== this.reader) return;
+      this.#setFollow(false);
+      this.messages = older.concat(this.messages);
+      this.list.setCount(this.#shown.length);
+      this.list.shift(-older.length);
+    } catch (error) {
+      toast(explain(error), "bad");
+    }
+    this.#state(reader);
+  }
+
+  #drawEmpty(reader) {
+    const isEmpty = this.messages.length === 0 && ["live", "ended"].includes(reader.state) && !this.whole;
+    this.empty.hidden = !isEmpty;
+    const kind = `${reader.state} ${this.#start}`;
+    if (!isEmpty || this.empty.dataset.kind === kind) return;
+    this.empty.dataset.kind = kind;
+    const earlier = this.total > 0;
+    if (reader.state === "ended" || this.address.isInternal || earlier) {
+      const text = earlier ? `Waiting for new messages; ${plural(this.total, "earlier message")} not loaded.` : reader.state === "ended" ? "The stream was closed without a message." : "No messages yet.";
+      replace(this.empty, h("p", { class: "muted", text }));
+      return;
+    }
+    const body = this.info.json ? '{"hello":"world"}' : "hello";
+    const request = { method: "POST", path: this.address.path, headers: { "Content-Type": this.info.type }, body };
+    replace(
+      this.empty,
+      h("h2", { text: "No messages yet" }),
+      h("p", { class: "muted" }, "Append one with ", h("kbd", { text: "a" }), ", or from a terminal; it appears here at once."),
+      [this.app.client.curl(request), `headwater append ${this.address.bucket === null ? this.address.name : this.address.path} '${body}'`].map((text) => h("code", { class: "mono block", text })),
+      button("Copy", () => this.app.copyCurl(request), { symbol: "copy", kind: "small" }),
+    );
   }
 
   #notice(reader) {
@@ -253,23 +352,49 @@ export class MessagesView {
 
   #row(index) {
     const message = this.#shown[index];
-    const row = h(
-      "div",
-      { class: `message-row${message.live ? " is-live" : ""}` },
-      h("span", { class: "mono muted", text: String(message.index ?? message.number + this.dropped) }),
-      h("span", { class: "mono muted offset ellipsis", text: shortOffset(message.end), title: message.end ?? "" }),
-      h("span", { class: "mono muted time", text: message.live ? clock(message.at) : "" }),
-      h("span", { class: "muted size", text: bytes(message.size) }),
-      h("span", { class: "mono ellipsis preview" }),
-    );
-    highlight(row.lastChild, message.preview(this.mode), this.found ? this.search.value.trim() : "");
-    return row;
+    return messageRow(message, { mode: this.mode, words: this.filter.words, fields: this.fields, number: message.number + this.dropped });
+  }
+
+  #drawColumns() {
+    columnHead(this.head, this.fields);
+  }
+
+  #chooseFields() {
+    const offered = [...new Set([...this.fields, ...fieldNames(this.#shown.slice(-FIELDS_FROM))])];
+    const boxes = offered.map((name) => h("label", { class: "check" }, h("input", { type: "checkbox", value: name, checked: this.fields.includes(name) }), ` ${name}`));
+    const other = h("input", { class: "mono", id: "other-field", placeholder: "other field, such as user.name", spellcheck: "false", "aria-label": "Another field" });
+    const body = h("div", { class: "stack" }, offered.length === 0 && h("p", { class: "muted", text: "The loaded messages have no fields." }), h("div", { class: "field-list" }, boxes), other);
+    const apply = () => {
+      this.fields = [...body.querySelectorAll("input:checked")].map((box) => box.value);
+      if (other.value.trim()) this.fields.push(other.value.trim());
+      this.columns.set(this.fields);
+      this.#drawColumns();
+      this.list.refresh();
+    };
+    body.addEventListener("change", apply);
+    openDialog("Fields as columns", body);
   }
 
   #show(message) {
     if (!message) return;
     this.#setFollow(false);
-    this.detail.show(message, this.mode, (offset) => this.readFrom(offset));
+    this.detail.show(message, this.mode, (offset) => this.readFrom(offset), this.filter.words);
+    this.#setUrl(message.start);
+  }
+
+  /** Give the open message its own URL. */
+  #setUrl(start) {
+    const hash = start ? `${this.address.hash}?message=${encodeURIComponent(start)}` : this.address.hash;
+    history.replaceState(null, "", hash);
+  }
+
+  #openWanted() {
+    const index = this.messages.findIndex((message) => message.start === this.wanted);
+    if (index < 0) return;
+    this.wanted = null;
+    this.list.setCount(this.#shown.length);
+    this.#setFollow(false);
+    this.list.select(index, true);
   }
 
   #scrolled() {
@@ -298,15 +423,52 @@ export class MessagesView {
     }, 120);
   }
 
-  #matcher() {
-    const wanted = this.search.value.trim().toLowerCase();
-    return (message) => message.string().toLowerCase().includes(wanted);
+  /** Filter the loaded messages. */
+  #searchNow() {
+    this.whole?.stop();
+    this.whole = null;
+    this.filter = compile(this.search.value.trim(), this.info.json);
+    this.found = this.filter.isEmpty ? null : this.messages.filter((message) => this.filter.test(message));
+    this.#drawFound();
+    this.#drawOlder();
   }
 
-  #searchNow() {
-    const wanted = this.search.value.trim();
-    this.found = wanted === "" ? null : this.messages.filter(this.#matcher());
-    this.foundNote.textContent = this.found ? `${count(this.found.length)} found` : "";
+  /** Search the whole stream on the server. */
+  #searchAll() {
+    clearTimeout(this.searching);
+    this.#searchNow();
+    if (this.filter.isEmpty) return;
+    if (!this.info.find) {
+      toast("This server cannot search; the loaded messages are filtered.");
+      return;
+    }
+    this.#setFollow(false);
+    const { total } = this;
+    const redraw = (search) => {
+      if (search !== this.whole) return;
+      this.list.setCount(search.messages.length);
+      this.list.refresh();
+      this.#drawFound();
+    };
+    this.whole = new WholeSearch(this.app.client, this.address, { ...this.info, messages: total, tail: this.reader.upToDate ? this.reader.offset : this.info.tail }, this.filter, redraw);
+    redraw(this.whole);
+  }
+
+  #drawFound() {
+    const { whole } = this;
+    if (!whole) {
+      replace(this.foundNote, this.found ? `${count(this.found.length)} found of ${count(this.messages.length)} loaded` : "");
+      return;
+    }
+    const progress = `${bytes(whole.scannedBytes)} of ${bytes(whole.totalBytes)}`;
+    const texts = { running: `${count(whole.messages.length)} found in ${progress}…`, done: `${count(whole.messages.length)} found in the whole stream`, full: `the first ${count(whole.messages.length)} found, in ${progress}`, stopped: `${count(whole.messages.length)} found in ${progress}, stopped`, failed: whole.error ? explain(whole.error) : "" };
+    this.foundNote.dataset.state = whole.state;
+    replace(this.foundNote, h("progress", { max: String(Math.max(1, whole.totalBytes)), value: String(whole.scannedBytes), hidden: whole.state !== "running" }), texts[whole.state], whole.state === "running" && button("Stop", () => this.#stopSearch(), { kind: "small", id: "stop-search" }));
+  }
+
+  #stopSearch() {
+    this.whole?.stop();
+    this.#drawFound();
   }
 
   togglePause() {
@@ -323,20 +485,4 @@ export class MessagesView {
     else return false;
     return true;
   }
-}
-
-/** Set the text of an element, with every occurrence of a word marked. */
-function highlight(element, text, word) {
-  if (!word) {
-    element.textContent = text;
-    return;
-  }
-  const lower = text.toLowerCase();
-  const wanted = word.toLowerCase();
-  let at = 0;
-  for (let found = lower.indexOf(wanted); found >= 0; found = lower.indexOf(wanted, at)) {
-    element.append(text.slice(at, found), h("mark", { text: text.slice(found, found + wanted.length) }));
-    at = found + wanted.length;
-  }
-  element.append(text.slice(at));
 }

@@ -81,9 +81,10 @@ export class PipelineView {
 
   #draw() {
     const { reader } = this;
-    replace(this.status, badge(reader.state, reader.state === "live" ? "good" : "plain"));
     const queries = this.#values("query");
     const slots = this.#values("slot");
+    const isMissing = reader.state === "failed" && reader.error?.status === 404;
+    replace(this.status, isMissing ? badge("none", "plain") : badge(reader.state, reader.state === "live" ? "good" : "plain"));
     if (queries.length + slots.length === 0) {
       replace(this.body, this.#absent(reader));
       return;

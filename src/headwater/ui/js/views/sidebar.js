@@ -1,13 +1,18 @@
 // The list of streams with its filter, and the links to the other views.
 
 import { Address } from "../client.js";
-import { button, h, icon, replace } from "../dom.js";
+import { button, h, icon, replace, select } from "../dom.js";
+import { folderRows, ordered, ORDERS } from "../folders.js";
 import { count, plural } from "../format.js";
 import { Metadata } from "../metadata.js";
+import { parseOffset } from "../messages.js";
+import { LISTING } from "../registry.js";
+import { listing } from "../store.js";
 import { VirtualList } from "../virtual.js";
+import { followHash } from "./folder.js";
 import { streamBadges } from "./badges.js";
 
-const ROW_PX = 50;
+const ROW_PX = 44;
 const SETTLE_MS = 150;
 
 const VIEWS = [
@@ -41,6 +46,8 @@ export class Sidebar {
   constructor(app, element) {
     this.app = app;
     this.shown = [];
+    this.open = new Set();
+    this.style = listing.get();
     this.metadata = new Metadata(app.client, () => this.#redraw());
     this.status = h("button", { class: "status", type: "button", id: "connection", onclick: () => app.openConnection() });
     this.summary = h("span", { class: "muted", id: "stream-count" });
@@ -62,11 +69,15 @@ export class Sidebar {
       label: "Streams",
       id: "streams",
       render: (index) => this.#row(index),
-      onopen: (index) => app.go(this.#address(index).hash),
+      onopen: (index) => this.#openRow(index),
       onscroll: () => this.#settle(),
     });
     this.links = VIEWS.map(([hash, label]) => h("a", { href: hash, text: label }));
     this.notice = h("div", { class: "notice", hidden: true });
+    this.empty = h("div", { class: "empty", hidden: true, id: "no-streams" }, h("p", { text: "No streams yet." }), h("p", { class: "muted", text: "A stream is a log with a URL. Create one here, with curl, or with headwater create." }), button("Create the first stream", () => app.openCreate({ name: "demo" }), { symbol: "plus", kind: "primary" }));
+    this.order = select(ORDERS, this.style.order, { "aria-label": "Order", id: "order", class: "small", onchange: () => this.#restyle({ order: this.order.value }) });
+    this.folders = button("", () => this.#restyle({ folders: !this.style.folders }), { symbol: "folder", kind: "quiet small", title: "Group by folder", id: "folders" });
+    this.folders.setAttribute("aria-pressed", String(this.style.folders));
     replace(
       element,
       h(
@@ -82,8 +93,9 @@ export class Sidebar {
       this.status,
       h("nav", { "aria-label": "Views" }, this.links),
       h("div", { class: "filter-row" }, h("div", { class: "search" }, icon("search"), this.filter), button("New", () => app.openCreate(), { symbol: "plus", kind: "primary", title: "New stream (n)", id: "new-stream" })),
-      h("div", { class: "list-head" }, this.summary, button("curl", () => app.copyCurl({ path: "/v1/stream/__registry__", query: { offset: "-1", live: "sse" }, live: true }), { symbol: "terminal", kind: "quiet small", title: "Copy the request for the live list as curl" })),
+      h("div", { class: "list-head" }, this.summary, this.order, this.folders, button("", () => app.copyCurl({ path: LISTING }), { symbol: "terminal", kind: "quiet small", title: "Copy the request for this list as curl" })),
       this.notice,
+      this.empty,
       this.list.element,
     );
     this.timer = setInterval(() => this.#settle(), 5000);
@@ -110,7 +122,7 @@ export class Sidebar {
   }
 
   connection({ state, error }, base) {
-    const names = { live: "connected", "catching-up": "loading streams", opening: "connecting", reconnecting: "reconnecting", failed: "no registry", paused: "paused while hidden", ended: "registry closed", stopped: "stopped" };
+    const names = { live: "connected", "catching-up": "loading streams", opening: "connecting", reconnecting: "reconnecting", failed: error?.status === 401 || error?.status === 403 ? "token needed" : "no list", paused: "paused while hidden", ended: "registry closed", stopped: "stopped" };
     const kinds = { live: "good", reconnecting: "warn", failed: error?.status === 404 ? "plain" : "bad" };
     replace(this.status, h("span", { class: `dot ${kinds[state] || "plain"}` }), h("span", { class: "grow ellipsis", text: base.replace(/^https?:\/\//, "") }), h("span", { class: "muted", text: names[state] || state }));
     this.status.title = `${base}: ${names[state] || state}. Click to change the URL or the token.`;
@@ -120,12 +132,30 @@ export class Sidebar {
     if (refused) {
       const why =
         error.status === 404
-          ? "This server has no registry, so it cannot list its streams. Enter a path above to open a stream. To enable the registry, set DS_REGISTRY__ENABLED=true or start the server with --profile dev."
+          ? "This server cannot list its streams. Enter a path above to open a stream."
           : error.status === 401 || error.status === 403
             ? "The server requires a token, or this token does not allow reading the list of streams."
             : error.message;
-      replace(this.notice, h("p", { text: why }));
+      replace(this.notice, h("p", { text: why }), (error.status === 401 || error.status === 403) && button("Use a token", () => this.app.openConnection(), { symbol: "lock", kind: "primary small", id: "side-token" }));
     }
+  }
+
+  #restyle(change) {
+    this.style = { ...this.style, ...change };
+    listing.set(this.style);
+    this.folders.setAttribute("aria-pressed", String(this.style.folders));
+    this.list.element.scrollTop = 0;
+    this.#refilter();
+  }
+
+  #openRow(index) {
+    const row = this.shown[index];
+    if (row?.folder === undefined) {
+      this.app.go(this.#address(index).hash);
+      return;
+    }
+    if (!this.open.delete(row.folder)) this.open.add(row.folder);
+    this.#refilter();
   }
 
   get #words() {
@@ -136,14 +166,18 @@ export class Sidebar {
     const { names } = this.app.registry;
     const words = this.#words;
     const typed = this.filter.value.trim();
+    const { streams } = this.app.registry;
     // A copy, because the registry can change before the rows are drawn.
-    this.shown = names.filter((name) => {
+    const matching = words.length === 0 ? names : names.filter((name) => {
       const lower = name.toLowerCase();
       return words.every((word) => lower.includes(word));
     });
+    const inOrder = ordered(matching, streams, this.style.order);
+    this.shown = this.style.folders && words.length === 0 ? folderRows(inOrder, this.open) : inOrder.map((name) => ({ name, depth: 0 }));
+    this.empty.hidden = !(names.length === 0 && typed === "" && this.app.registry.state === "live");
     // A typed path can be opened even if it is not listed.
     this.extra = typed !== "" && !this.app.registry.streams.has(typed) ? typed : null;
-    this.summary.textContent = words.length === 0 ? plural(names.length, "stream") : `${count(this.shown.length)} of ${count(names.length)}`;
+    this.summary.textContent = words.length === 0 ? plural(names.length, "stream") : `${count(matching.length)} of ${count(names.length)}`;
     this.list.setCount(this.shown.length + (this.extra === null ? 0 : 1));
     this.#redraw();
   }
@@ -158,7 +192,7 @@ export class Sidebar {
 
   #address(index) {
     if (index >= this.shown.length) return typedAddress(this.extra, this.app.client.base);
-    return new Address(this.shown[index]);
+    return new Address(this.shown[index].name ?? this.shown[index].folder);
   }
 
   #row(index) {
@@ -166,12 +200,18 @@ export class Sidebar {
     if (index >= this.shown.length) {
       return h("div", { class: "row-item open-typed" }, h("div", { class: "name ellipsis" }, "Open ", h("b", { text: address.title })), h("div", { class: "badges" }, h("span", { class: "muted", text: address.path })));
     }
-    const info = this.metadata.get(address);
+    const row = this.shown[index];
+    const style = row.depth > 0 ? `--depth: ${row.depth}` : null;
+    if (row.folder !== undefined) {
+      return h("div", { class: "row-item folder", title: row.folder, style, "aria-expanded": String(row.isOpen) }, h("div", { class: "name ellipsis" }, icon("folder"), row.folder.slice(0, -1).split("/").at(-1)), h("div", { class: "badges" }, h("span", { class: "badge plain", text: plural(row.count, "stream") }), followLink(row.folder)));
+    }
     const listed = this.app.registry.streams.get(address.name);
+    const info = withListed(this.metadata.get(address), listed);
+    const name = row.depth > 0 ? address.name.split("/").slice(row.depth).join("/") : address.title;
     return h(
       "div",
-      { class: `row-item${address.hash === this.current ? " current" : ""}`, title: address.title },
-      h("div", { class: "name ellipsis", text: address.title }),
+      { class: `row-item${address.hash === this.current ? " current" : ""}`, title: address.title, style },
+      h("div", { class: "name ellipsis", text: name }),
       h("div", { class: "badges" }, streamBadges(listed?.type, info)),
     );
   }
@@ -182,9 +222,14 @@ export class Sidebar {
       if (document.visibilityState === "hidden") return;
       const [first, last] = this.list.visible;
       const wanted = [];
-      for (let index = first; index < Math.min(last, this.shown.length); index += 1) wanted.push(this.#address(index));
+      for (let index = first; index < Math.min(last, this.shown.length); index += 1) if (this.#needsHead(this.shown[index])) wanted.push(this.#address(index));
       this.metadata.want(wanted);
     }, SETTLE_MS);
+  }
+
+  /** The list of a server without tails needs a request for each visible row. */
+  #needsHead({ name, folder }) {
+    return folder === undefined && !this.app.registry.streams.get(name)?.tail;
   }
 
   #filterKey(event) {
@@ -192,7 +237,7 @@ export class Sidebar {
       event.preventDefault();
       const typed = this.filter.value.trim();
       const exact = this.app.registry.streams.has(typed);
-      const index = exact ? this.shown.indexOf(typed) : this.shown.length === 1 ? 0 : this.shown.length;
+      const index = exact ? this.shown.findIndex((row) => row.name === typed) : this.shown.length === 1 ? 0 : this.shown.length;
       this.app.go(this.#address(Math.max(0, index)).hash);
     } else if (event.key === "ArrowDown") {
       event.preventDefault();
@@ -203,4 +248,16 @@ export class Sidebar {
       this.#refilter();
     }
   }
+}
+
+function followLink(folder) {
+  return h("a", { class: "badge", href: followHash(folder), text: "follow", title: `New messages of all streams in ${folder}` });
+}
+
+/** What the list says is newer than what was asked for a while ago. */
+function withListed(info, listed) {
+  if (!listed?.tail) return info;
+  const tail = parseOffset(listed.tail);
+  const current = { ...info, ...listed };
+  return tail === null ? current : { ...current, frames: true, tail: listed.tail, messages: tail.index };
 }

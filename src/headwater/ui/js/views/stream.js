@@ -32,8 +32,7 @@ export class StreamView {
       h(
         "header",
         { class: "view-head" },
-        h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { class: "ellipsis grow", text: address.title, id: "stream-title" }), button("", () => copy(app.client.url(address.path), "URL copied"), { symbol: "copy", kind: "quiet", title: "Copy the URL of the stream" })),
-        this.badges,
+        h("div", { class: "row" }, button("", () => app.go("#/"), { symbol: "back", kind: "quiet only-phone", title: "All streams" }), h("h1", { class: "ellipsis", text: address.title, title: address.title, id: "stream-title" }), button("", () => copy(app.client.url(address.path), "URL copied"), { symbol: "copy", kind: "quiet", title: "Copy the URL of the stream" }), this.badges),
         this.actions,
       ),
       this.tabs,
@@ -136,12 +135,23 @@ export class StreamView {
     if (tab === "state") this.view = new StateView(app, address);
     else if (tab === "snapshots") this.view = new SnapshotsView(app, address, info, () => this.refresh());
     else if (tab === "about") this.view = { element: headersTable(app, address, info) };
-    else this.view = new MessagesView(app, address, info, { from: this.query.get("from") || "-1", onprogress: (reader) => this.#progress(reader) });
+    else this.view = new MessagesView(app, address, info, { from: this.query.get("from") || undefined, message: this.query.get("message"), onprogress: (reader) => this.#progress(reader) });
     replace(this.body, this.view.element);
   }
 
   #progress(reader) {
     if (reader.state === "ended" && !this.info.closed) this.refresh();
+    // The count above the list follows the messages that arrive.
+    const total = this.view?.total ?? null;
+    if (total === null || total === this.info.messages) return;
+    this.info.messages = total;
+    this.info.writtenAt = Date.now();
+    this.info.tail = reader.upToDate ? reader.offset : this.info.tail;
+    if (this.headTimer) return;
+    this.headTimer = setTimeout(() => {
+      this.headTimer = null;
+      if (!this.stopped) this.#drawHead();
+    }, 250);
   }
 
   openAppend() {

@@ -2,7 +2,7 @@
 
 import { Address, explain, Refused } from "../client.js";
 import { badge, button, field, form, h, replace, select, toast } from "../dom.js";
-import { count, plural } from "../format.js";
+import { count, plural, span } from "../format.js";
 import { parseOffset, shortOffset } from "../messages.js";
 import { describe } from "../reader.js";
 import { answerPanel } from "./answer.js";
@@ -66,8 +66,8 @@ export class SubscriptionsView {
     const there = await this.#listed().catch(() => this.#remembered());
     replace(
       this.cards,
-      there.length === 0 && h("p", { class: "muted pad-x", text: "No subscriptions yet. Create one to wake a worker when streams get new messages." }),
-      there.map((one) => h("a", { class: "card link", href: `#/subscription/${encodeURIComponent(one.id)}` }, h("h2", { class: "mono ellipsis", text: one.id }), h("div", { class: "badges" }, badge(one.type, "type"), badge(one.status ?? "active", one.status === "failed" ? "bad" : "good"), badge(plural(one.stream_count ?? one.streams?.length ?? 0, "stream"), "plain")), h("p", { class: "muted ellipsis", text: one.description || one.pattern || "" }))),
+      there.length === 0 && h("div", { class: "empty", id: "no-subscriptions" }, h("p", { text: "No subscriptions yet." }), h("p", { class: "muted" }, "Create one to wake a worker when streams get new messages, here or with ", h("code", { text: "headwater subscription create" }), ".")),
+      there.map((one) => h("a", { class: "card link", href: `#/subscription/${encodeURIComponent(one.id)}` }, h("h2", { class: "mono ellipsis", text: one.id }), h("div", { class: "badges" }, badge(one.type, "type"), badge(one.status ?? "active", one.status === "failed" ? "bad" : "good"), badge(plural(one.stream_count ?? one.streams?.length ?? 0, "stream"), "plain")), h("p", { class: "muted ellipsis", text: one.description || one.pattern || "" }), one.failure && h("p", { class: "problem", text: failureText(one.failure) }))),
     );
   }
 }
@@ -122,6 +122,7 @@ export class SubscriptionView {
     this.facts = h("div", { class: "badges" });
     this.rows = h("tbody", { id: "cursors" });
     this.note = h("div", { class: "notice", hidden: true });
+    this.failure = h("div", { class: "notice bad", hidden: true, id: "subscription-failure" });
     this.link = h("input", { class: "mono", id: "link-name", placeholder: "stream name", "aria-label": "Stream to link", spellcheck: "false" });
     this.worker = h("input", { id: "worker", value: "browser", "aria-label": "Worker" });
     this.work = h("section", { class: "card", hidden: true }, h("h2", { text: "Act as a worker" }));
@@ -137,6 +138,7 @@ export class SubscriptionView {
         h("div", { class: "row wrap actions" }, button("Delete", () => openConfirm(app, `Delete subscription ${id}?`, "Its acknowledged offsets are lost.", { request: () => ({ method: "DELETE", path: this.path }), action: "Delete subscription", done: () => this.#deleted() }), { symbol: "trash", kind: "danger-quiet", id: "subscription-delete" }), button("curl", () => app.copyCurl({ path: this.path }), { symbol: "terminal", kind: "quiet" })),
       ),
       this.note,
+      this.failure,
       h(
         "section",
         { class: "card" },
@@ -197,6 +199,8 @@ export class SubscriptionView {
       }),
       body.has_more && h("tr", {}, h("td", { colspan: "6", class: "muted", text: `The first ${count(links.length)} of ${plural(body.stream_count, "stream")}.` })),
     );
+    this.failure.hidden = !body.failure;
+    if (body.failure) replace(this.failure, h("p", { text: failureText(body.failure) }));
     this.links = links;
     this.tails = tails;
     if (body.type === "pull-wake" && this.work.hidden) this.#drawWork();
@@ -272,6 +276,14 @@ export class SubscriptionView {
       toast(explain(error), "bad");
     }
   }
+}
+
+/** Why the worker is not woken, and when that is tried again. */
+function failureText({ attempts, reason, retry_at: retryAt }) {
+  const tried = attempts > 0 ? `${plural(attempts, "failed attempt")}. ` : "";
+  const ms = retryAt ? Date.parse(retryAt) - Date.now() : null;
+  const next = ms === null ? "" : ms > 0 ? ` Next attempt in ${span(ms)}.` : " The next attempt is due.";
+  return `${tried}${reason ? `Last reason: ${reason}${reason.endsWith(".") ? "" : "."}` : "The reason is not known any more."}${next}`;
 }
 
 /** The lag of a stream: in messages if the offsets contain the count, otherwise only whether there is one. */
