@@ -2,7 +2,7 @@
 
 Importing it is free: the other names are loaded when they are used.
 
-    from headwater import AsyncStream, Stream
+    from headwater import AsyncStream, Stream, StreamNotFoundError
 """
 
 from __future__ import annotations
@@ -12,29 +12,71 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headwater.client import (
+        ENDLESS_RETRY,
+        NO_RETRY,
         AsyncBucket,
         AsyncClient,
         AsyncProducer,
         AsyncStream,
         Bucket,
         Client,
+        ClientError,
+        ConflictError,
+        ConnectError,
+        ConnectionLostError,
+        ForbiddenError,
+        InvalidRequestError,
+        LeaseLostError,
+        MalformedResponseError,
+        OffsetGoneError,
+        PayloadTooLargeError,
         Producer,
+        ProducerFencedError,
+        ProducerGapError,
+        RequestTimeoutError,
+        Retry,
+        ServerError,
         Stream,
+        StreamClosedError,
+        StreamNotFoundError,
+        StreamRecreatedError,
+        UnauthorizedError,
     )
     from headwater.server import Server
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ENDLESS_RETRY",
+    "NO_RETRY",
     "AsyncBucket",
     "AsyncClient",
     "AsyncProducer",
     "AsyncStream",
     "Bucket",
     "Client",
+    "ClientError",
+    "ConflictError",
+    "ConnectError",
+    "ConnectionLostError",
+    "ForbiddenError",
+    "InvalidRequestError",
+    "LeaseLostError",
+    "MalformedResponseError",
+    "OffsetGoneError",
+    "PayloadTooLargeError",
     "Producer",
+    "ProducerFencedError",
+    "ProducerGapError",
+    "RequestTimeoutError",
+    "Retry",
     "Server",
+    "ServerError",
     "Stream",
+    "StreamClosedError",
+    "StreamNotFoundError",
+    "StreamRecreatedError",
+    "UnauthorizedError",
     "__version__",
 ]
 

@@ -44,7 +44,8 @@ class Server:
             flags["storage.mode"] = "memory"
         else:
             flags |= {"storage.mode": "file-durable", "storage.data_dir": str(data_dir)}
-        self._settings: Settings = load_settings(None, None, {}, _NO_DIRECTORY, {**flags, **(settings or {})}).settings
+        given = {**flags, **(settings or {})}
+        self._settings: Settings = load_settings(None, None, {}, _NO_DIRECTORY, given, "settings of Server").settings
         self._running = AsyncExitStack()
         self.url = ""
 

@@ -1,77 +1,86 @@
-"""The `headwater` command: registers the commands, one module each, and reports their errors.
+"""The `headwater` command: a table of the commands, one module each, and the reporting of their errors.
 
 Invariant: a usage error is one line on stderr and exit code 2, a runtime error one line and exit code 1. The stream
-commands also use 3 (not found), 4 (conflict) and 5 (access denied). To add a command, write a module and register it
-below.
+commands also use 3 (not found), 4 (conflict) and 5 (access denied). To add a command, write a module and add a row to
+the table. Only the module of the command that runs is imported: all of them take half a second.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 import headwater
-from headwater.cli import (
-    archive,
-    backup,
-    config,
-    down,
-    fold,
-    listing,
-    logs,
-    measuring,
-    psql,
-    query,
-    reading,
-    serve,
-    shapes,
-    status,
-    store,
-    sync,
-    token,
-    up,
-    writing,
-)
 from headwater.cli.errors import RUNTIME, USAGE, CommandError
 from headwater.printable import printable
 
-app = typer.Typer(
-    name="headwater",
-    help="Run a Durable Streams server, and work with the streams of any Durable Streams server.",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("serve")(serve.serve)
-app.command("backup")(backup.backup)
-app.command("restore")(backup.restore)
-for _command in (
-    listing.ls,
-    writing.create,
-    writing.append,
-    reading.read,
-    reading.tail,
-    listing.head,
-    writing.close,
-    writing.fork,
-    writing.delete,
-):
-    app.command(rich_help_panel="Streams")(_command)
-for _measuring in (measuring.ping, measuring.bench):
-    app.command(rich_help_panel="Streams")(_measuring)
-for _stack_command in (up.up, down.down, status.status, logs.logs, token.token):
-    app.command(rich_help_panel="Stack")(_stack_command)
-app.command(rich_help_panel="Stack", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
-    psql.psql
-)
-app.command(rich_help_panel="Pipeline")(shapes.shapes)
-app.command(rich_help_panel="Pipeline")(fold.fold)
-app.command(rich_help_panel="Pipeline")(query.query)
-app.add_typer(archive.app, name="archive", rich_help_panel="Pipeline")
-app.add_typer(sync.app, name="sync")
-app.add_typer(store.app, name="store")
-app.add_typer(config.app, name="config")
+
+class CommandEntry(NamedTuple):
+    """Where a command is: `headwater.cli.MODULE.ATTRIBUTE` is a function, or a group of commands."""
+
+    module: str
+    attribute: str
+    panel: str | None = None
+    passes_options: bool = False
+    """Options that are not known go to the command, for another program."""
+
+
+_COMMANDS: Final = {
+    "serve": CommandEntry("serve", "serve"),
+    "backup": CommandEntry("backup", "backup"),
+    "restore": CommandEntry("backup", "restore"),
+    "ls": CommandEntry("listing", "ls", "Streams"),
+    "create": CommandEntry("writing", "create", "Streams"),
+    "append": CommandEntry("writing", "append", "Streams"),
+    "read": CommandEntry("reading", "read", "Streams"),
+    "tail": CommandEntry("reading", "tail", "Streams"),
+    "head": CommandEntry("listing", "head", "Streams"),
+    "close": CommandEntry("writing", "close", "Streams"),
+    "fork": CommandEntry("writing", "fork", "Streams"),
+    "delete": CommandEntry("writing", "delete", "Streams"),
+    "ping": CommandEntry("measuring", "ping", "Streams"),
+    "bench": CommandEntry("measuring", "bench", "Streams"),
+    "bucket": CommandEntry("bucket", "buckets", "Streams"),
+    "snapshot": CommandEntry("bucket", "snapshots", "Streams"),
+    "subscription": CommandEntry("subscription", "app", "Streams"),
+    "up": CommandEntry("up", "up", "Stack"),
+    "down": CommandEntry("down", "down", "Stack"),
+    "status": CommandEntry("status", "status", "Stack"),
+    "logs": CommandEntry("logs", "logs", "Stack"),
+    "token": CommandEntry("token", "token", "Stack"),
+    "psql": CommandEntry("psql", "psql", "Stack", passes_options=True),
+    "shapes": CommandEntry("shapes", "shapes", "Pipeline"),
+    "fold": CommandEntry("fold", "fold", "Pipeline"),
+    "query": CommandEntry("query", "query", "Pipeline"),
+    "archive": CommandEntry("archive", "app", "Pipeline"),
+    "sync": CommandEntry("sync", "app"),
+    "store": CommandEntry("store", "app"),
+    "config": CommandEntry("config", "app"),
+}
+
+
+def command_line(only: str | None = None) -> typer.Typer:
+    """The command line with all commands, or with at most the named one."""
+    app = typer.Typer(
+        name="headwater",
+        help="Run a Durable Streams server, and work with the streams of any Durable Streams server.",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(invoke_without_command=True)(_root)
+    for name, entry in _COMMANDS.items():
+        if only is not None and name != only:
+            continue
+        command: Any = getattr(import_module(f"headwater.cli.{entry.module}"), entry.attribute)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name, rich_help_panel=entry.panel)
+            continue
+        passing = {"ignore_unknown_options": True, "allow_extra_args": True} if entry.passes_options else None
+        app.command(name, rich_help_panel=entry.panel, context_settings=passing)(command)
+    return app
 
 
 _EXTRAS = {
@@ -81,7 +90,6 @@ _EXTRAS = {
 """Modules of optional dependencies, and the extra that installs them."""
 
 
-@app.callback(invoke_without_command=True)
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
@@ -96,8 +104,10 @@ def _root(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit."""
+    words = sys.argv[1:] if arguments is None else arguments
+    first = words[0] if words and words[0] in {*_COMMANDS, "--version"} else None
     try:
-        code = app(args=arguments, prog_name="headwater", standalone_mode=False)
+        code = command_line(first)(args=words, prog_name="headwater", standalone_mode=False)
     except CommandError as error:
         _report(str(error))
         code = error.code

@@ -38,14 +38,25 @@ class Exactly:
     epoch: int
 
 
-def parts_of(messages: list[str] | None, stdin: BinaryIO, *, is_json: bool, raw: bool) -> Iterator[bytes]:
-    """The input piece by piece: what the command line gave, else lines or chunks of stdin."""
-    if messages:
-        for message in messages:
-            if is_json:
-                _check_json(message.encode(), f"message {message[:80]!r}")
-            yield message.encode()
-    elif raw:
+def bodies_of(
+    messages: list[str] | None, stdin: BinaryIO, *, is_json: bool, raw: bool, most: int | None, steady: bool
+) -> Iterator[bytes]:
+    """The bodies of the appends. Messages of the command line to a stream without JSON are one append each."""
+    if messages and not is_json:
+        return (message.encode() for message in messages)
+    parts = (message.encode() for message in messages) if messages else _lines_of(stdin, is_json=is_json, raw=raw)
+    return batches(parts, is_json=is_json and not raw, most=most, steady=steady)
+
+
+def check_messages(messages: list[str]) -> None:
+    """Check messages of the command line before anything is sent."""
+    for message in messages:
+        _check_json(message.encode(), f"message {message[:80]!r}")
+
+
+def _lines_of(stdin: BinaryIO, *, is_json: bool, raw: bool) -> Iterator[bytes]:
+    """The input piece by piece: lines, or chunks of bytes."""
+    if raw:
         if is_json:
             content = stdin.read()
             if content.strip():
@@ -67,7 +78,9 @@ def _check_json(text: bytes, name: str) -> None:
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise CommandError(f"{name} is not valid JSON: {error}", USAGE) from None
+        raise CommandError(
+            f"{name} is not valid JSON: {error} (text goes to a stream with --type text/plain)", USAGE
+        ) from None
 
 
 def batches(parts: Iterable[bytes], *, is_json: bool, most: int | None, steady: bool) -> Iterator[bytes]:

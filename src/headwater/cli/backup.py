@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -74,13 +74,15 @@ def _held(store: StoreLocation) -> Iterator[None]:
     """Keep the files of the store: the running server holds them, or the directory is locked."""
     from headwater.storage.filesystem import RealFilesystem
     from headwater.storage.offline.families import locked
+    from headwater.storage.worker_stores import store_directories
 
-    with running_server(store.directory) as server:
-        if server is not None:
-            server.ask("hold")
-            yield
-            return
-    with locked(RealFilesystem(), store.directory):
+    with ExitStack() as held:
+        for directory in store_directories(store.directory):
+            server = held.enter_context(running_server(directory))
+            if server is not None:
+                server.ask("hold")
+            else:
+                held.enter_context(locked(RealFilesystem(), directory))
         yield
 
 

@@ -6,6 +6,7 @@ Invariant: nothing in this module creates or changes a directory.
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from headwater.cli.options import StoreMode, settings_from
 from headwater.config import StorageSettings
 
 ANSWER_TIMEOUT_S: Final = 30.0
+PAUSE_TIMEOUT_S: Final = 300.0
+"""A server that pauses first completes the requests in progress, within its own limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +81,12 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(directory: Path) -> Iterator[RunningServer | None]:
+def running_server(directory: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> Iterator[RunningServer | None]:
     """Connect to the server that has a directory open; yields None when there is none."""
     from headwater.storage import control_socket
 
     try:
-        connection = control_socket.connect(directory, ANSWER_TIMEOUT_S)
+        connection = control_socket.connect(directory, timeout_s)
     except OSError as error:
         raise CommandError(f"{directory / control_socket.NAME} cannot be opened: {error.strerror or error}") from None
     if connection is None:
@@ -93,12 +96,45 @@ def running_server(directory: Path) -> Iterator[RunningServer | None]:
         yield RunningServer(connection)
 
 
+@contextmanager
+def paused_server(directory: Path) -> Iterator[bool]:
+    """Have the store of a directory closed meanwhile, by the server that has it open; yields whether there is one."""
+    from headwater.storage.worker_stores import store_directories
+
+    stores = store_directories(directory)
+    if len(stores) != 1:
+        require_no_server(directory)
+        yield False
+        return
+    with running_server(stores[0], PAUSE_TIMEOUT_S) as server:
+        if server is not None:
+            server.ask("pause")
+        yield server is not None
+
+
+def wait_for_server(directory: Path) -> bool:
+    """Wait until the server has opened its store again; False if that takes too long."""
+    from headwater.storage import control_socket
+
+    until_s = time.monotonic() + PAUSE_TIMEOUT_S
+    while time.monotonic() < until_s:
+        connection = control_socket.connect(directory, ANSWER_TIMEOUT_S)
+        if connection is not None:
+            connection.close()
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def require_no_server(directory: Path) -> None:
     """Raise a `CommandError` if a server has the directory open."""
-    with running_server(directory) as server:
-        if server is not None:
-            pid = server.ask("hold")["pid"]
-            raise CommandError(
-                f"{directory} is open in the server with process id {pid}. Stop the server first, or make a copy with"
-                " `headwater backup DIR` and use the copy."
-            )
+    from headwater.storage.worker_stores import store_directories
+
+    for store in store_directories(directory):
+        with running_server(store) as server:
+            if server is not None:
+                pid = server.ask("hold")["pid"]
+                raise CommandError(
+                    f"{directory} is open in the server with process id {pid}. Stop the server first, or make a copy"
+                    " with `headwater backup DIR` and use the copy."
+                )

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Final
 
 _NUDGE: Final = signal.SIGURG
-"""Ignored by default, and sent by nobody else: it does nothing but interrupt a system call."""
+"""Ignored by default and not used elsewhere: it only interrupts a system call."""
 _NUDGE_INTERVAL_S: Final = 0.05
 _REPEAT_AFTER_S: Final = 2.0
 """An interrupt may be raised where exceptions are dropped, such as in `__del__`; so long the block may take to end."""
@@ -29,7 +29,7 @@ def prompt_interrupts() -> Iterator[None]:
     """Within the block, raise KeyboardInterrupt soon after Ctrl-C, whatever the main thread is doing."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # Somebody else decides what Ctrl-C does, or it is ignored (nohup).
+        yield  # Another handler decides what Ctrl-C does, or it is ignored (nohup).
         return
     seen, left = threading.Event(), threading.Event()
 

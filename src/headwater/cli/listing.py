@@ -31,7 +31,7 @@ def ls(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """List the streams in the server's registry, the buckets, or the streams of a bucket."""
+    """List the streams, the buckets, or the streams of a bucket."""
     with readers_may_leave(), connected(url, token, ca_file) as client:
         for entry in _entries(client, prefix):
             if as_json:
@@ -77,12 +77,10 @@ def _entries(client: Client, prefix: str) -> Iterator[dict[str, Any]]:
 
 
 def _registered(client: Client, prefix: str) -> list[StreamEntry]:
-    """From the registry, which has times of creation, or else from the listing of the server."""
+    """From the listing of the server, or else from its registry."""
     from headwater.client import StreamNotFoundError
 
-    for listed in (client.registered_streams, client.streams):
-        try:
-            return listed(prefix)
-        except StreamNotFoundError:
-            continue
-    raise CommandError(f"{client.base_url} has neither a listing nor a registry of its streams", MISSING)
+    try:
+        return client.streams(prefix)
+    except StreamNotFoundError:
+        raise CommandError(f"{client.base_url} has neither a listing nor a registry of its streams", MISSING) from None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from headwater.cli.errors import USAGE, CommandError
-from headwater.config import ConfigError, LoadedSettings, load_settings
+from headwater.config import ConfigError, LoadedSettings, Settings, load_settings
 
 
 class StoreMode(StrEnum):
@@ -55,3 +56,11 @@ def settings_from(
         return load_settings(profile, config_file, os.environ, Path.cwd(), flags)
     except ConfigError as error:
         raise CommandError(str(error), USAGE) from None
+
+
+def require_otel(settings: Settings) -> None:
+    """Check that OpenTelemetry is installed if it is on, before a process starts that needs it."""
+    if settings.otel.endpoint and find_spec("opentelemetry.sdk") is None:
+        raise CommandError(
+            "otel.endpoint is set, but OpenTelemetry is not installed: pip install 'headwater[otel]'", USAGE
+        )

@@ -9,12 +9,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Progress(Protocol):
@@ -22,16 +19,40 @@ class Progress(Protocol):
         """So many bytes more; `total` once it is known."""
 
 
-def write_messages(messages: Iterable[bytes], *, is_json: bool, raw: bool) -> None:
-    """JSON as one line each, to the byte unless a message spans lines; anything else as it is."""
-    out = sys.stdout.buffer
-    for message in messages:
-        if is_json and not raw:
-            line = msgspec.json.format(message, indent=-1) if b"\n" in message or b"\r" in message else message
-            out.write(line + b"\n")
-        else:
-            out.write(message)
-    out.flush()
+class MessagePrinter:
+    """Prints messages to stdout: JSON as one line each, to the byte unless a message spans lines; others unchanged.
+
+    `pretty` indents JSON. On a terminal, text that does not end its line gets a line end.
+    """
+
+    def __init__(self, *, is_json: bool, raw: bool, pretty: bool, limit: int | None) -> None:
+        self._is_json = is_json and not raw
+        self._indent = 2 if pretty else -1
+        self._ends_lines = not is_json and not raw and sys.stdout.isatty()
+        self._left = limit
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the limit is reached."""
+        return self._left == 0
+
+    def print(self, messages: list[bytes]) -> bool:
+        """Print what the limit leaves room for; whether that was all of them."""
+        chosen = messages if self._left is None else messages[: self._left]
+        if self._left is not None:
+            self._left -= len(chosen)
+        out = sys.stdout.buffer
+        for message in chosen:
+            out.write(self._line(message) if self._is_json else message)
+            if self._ends_lines and not message.endswith(b"\n"):
+                out.write(b"\n")
+        out.flush()
+        return len(chosen) == len(messages)
+
+    def _line(self, message: bytes) -> bytes:
+        if self._indent > 0 or b"\n" in message or b"\r" in message:
+            message = msgspec.json.format(message, indent=self._indent)
+        return message + b"\n"
 
 
 @contextmanager

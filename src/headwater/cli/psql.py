@@ -36,7 +36,7 @@ def psql(
     from headwater.stack.database import LocalPostgresError, database_url, find_binaries
     from headwater.stack.profiles import DATABASE
     from headwater.stack.roles import stored_credentials
-    from headwater.stack.state import StackDirectory
+    from headwater.stack.state import StackDirectory, current_status
 
     settings = settings_from(None, config_file).settings
     directory = StackDirectory(data_dir or settings.stack.data_dir)
@@ -44,8 +44,12 @@ def psql(
     if credentials is None:
         raise CommandError(f"{directory.root} has no database; `headwater up --profile sync` creates one", USAGE)
     password = credentials.password_of(role.value)
+    # The port of the running database, also if this shell has other settings than the one that started it.
+    running = current_status(directory)
+    ports = [part.port for part in running.parts if part.name == "postgres" and part.port] if running else []
+    port = ports[0] if ports else settings.stack.postgres_port
     if print_url:
-        typer.echo(database_url(role.value, password, settings.stack.postgres_port, DATABASE))
+        typer.echo(database_url(role.value, password, port, DATABASE))
         return
     try:
         beside = find_binaries() / "psql"
@@ -58,7 +62,7 @@ def psql(
             " URL that --print-url prints."
         )
     environment = {**os.environ, "PGPASSWORD": password}
-    address = database_url(role.value, "", settings.stack.postgres_port, DATABASE)
+    address = database_url(role.value, "", port, DATABASE)
     sys.stdout.flush()
     # Replace this process, so that Ctrl-C, the terminal and the exit code belong to psql.
     os.execve(program, [program, address, *context.args], environment)

@@ -1,26 +1,30 @@
-"""`headwater query`: Spark SQL over streams, archives, snapshots and states, printed as a table, JSON lines or CSV."""
+"""`headwater query`: SQL over streams, archives, snapshots and states, printed as a table, JSON lines or CSV."""
 
 from __future__ import annotations
 
 import csv
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from pathlib import Path
+from typing import Annotated, Any, Final
 
 import typer
 
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import readers_may_leave
-from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Token, Url
+from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Token, Url, connected
 from headwater.cli.running import Master, stream_root
 from headwater.printable import printable
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 TABLE_ROWS: Final = 1000
 """Most rows of a printed table without --limit."""
+
+
+class QueryEngine(StrEnum):
+    AUTO = "auto"
+    SPARK = "spark"
 
 
 class Style(StrEnum):
@@ -35,26 +39,36 @@ def query(
     limit: Annotated[
         int, typer.Option("--limit", "-n", min=0, metavar="N", help="Print N rows at most; 0 is all.")
     ] = 0,
+    engine: Annotated[
+        QueryEngine, typer.Option("--engine", help="auto answers small questions about single streams without Spark.")
+    ] = QueryEngine.AUTO,
     master: Master = "local[2]",
     url: Url = DEFAULT_URL,
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Run Spark SQL over stream('name'), streams('prefix'), archive('lake'), snapshot('name') and state('name').
+    """Run SQL over stream('name'), streams('prefix'), archive('lake'), snapshot('name') and state('name').
 
     Names are as in other commands: chat/1 is a stream of /v1/stream/, /ds/bucket/chat-1 one of a bucket. stream() takes
     a schema for the fields of JSON messages as its second text: stream('orders', 'id long, total double').
     """
+    if engine is QueryEngine.AUTO and _answered_quickly(text, style, limit, url, token, ca_file):
+        return
     from headwater.pipeline.job import JobEnvironment
     from headwater.pipeline.session import SparkMissingError, spark_session
 
+    if sys.stderr.isatty():
+        typer.echo("headwater: starting Spark, which takes some seconds", err=True)
     environment = JobEnvironment(stream_root(url), "", token, ca_file=str(ca_file or ""))
     try:
         with readers_may_leave(), spark_session("headwater query", master) as spark:
             from headwater.pipeline.query import QueryViews
 
             try:
-                _print(QueryViews(spark, environment).sql(text), style, limit)
+                rows = QueryViews(spark, environment).sql(text)
+                most = _most(style, limit)
+                chosen = rows.limit(most) if most else rows
+                _print(chosen.columns, chosen.toLocalIterator(), style, limit)
             except Exception as error:
                 raise _failure(error) from None
     except SparkMissingError as error:
@@ -81,25 +95,48 @@ def _failure(error: Exception) -> Exception:
     return error
 
 
-def _print(rows: DataFrame, style: Style, limit: int) -> None:
-    most = limit or (TABLE_ROWS if style is Style.TABLE else 0)
-    chosen = rows.limit(most + (style is Style.TABLE)) if most else rows
+def _answered_quickly(text: str, style: Style, limit: int, url: str, token: str, ca_file: Path | None) -> bool:
+    """Print the answer of a small question. False if it is one for Spark."""
+    from headwater.pipeline.quick_query import NotSimpleError, answer
+
+    with readers_may_leave(), connected(url, token, ca_file) as client:
+        try:
+            found = answer(text, client, _most(style, limit))
+        except NotSimpleError:
+            return False
+        _print(found.columns, iter(found.rows), style, limit)
+    return True
+
+
+def _most(style: Style, limit: int) -> int:
+    """Rows to ask for, 0 for all. A table takes one more than it prints, to say that there are more."""
+    if style is Style.TABLE:
+        return (limit or TABLE_ROWS) + 1
+    return limit
+
+
+def _print(columns: list[str], rows: Iterator[Sequence[Any]], style: Style, limit: int) -> None:
     match style:
         case Style.JSON:
-            for row in chosen.toLocalIterator():
-                line = json.dumps(row.asDict(recursive=True), ensure_ascii=False, default=_cell)
+            for row in rows:
+                line = json.dumps(_record(columns, row), ensure_ascii=False, default=_cell)
                 sys.stdout.write(f"{line}\n")
         case Style.CSV:
             writer = csv.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(chosen.columns)
-            for row in chosen.toLocalIterator():
+            writer.writerow(columns)
+            for row in rows:
                 writer.writerow([_cell(value) for value in row])
         case Style.TABLE:
-            _print_table(chosen, most)
+            _print_table(columns, list(rows), limit or TABLE_ROWS)
     sys.stdout.flush()
 
 
-def _print_table(rows: DataFrame, most: int) -> None:
+def _record(columns: list[str], row: Sequence[Any]) -> dict[str, Any]:
+    as_dict = getattr(row, "asDict", None)  # a row of Spark may hold rows
+    return as_dict(recursive=True) if as_dict is not None else dict(zip(columns, row, strict=True))
+
+
+def _print_table(columns: list[str], rows: list[Sequence[Any]], most: int) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -108,14 +145,11 @@ def _print_table(rows: DataFrame, most: int) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=1000)  # grep needs whole lines
-    table = Table(
-        *(escape(printable(column)) for column in rows.columns), box=None, pad_edge=False, header_style="bold"
-    )
-    found = rows.collect()
-    for row in found[:most]:
+    table = Table(*(escape(printable(column)) for column in columns), box=None, pad_edge=False, header_style="bold")
+    for row in rows[:most]:
         table.add_row(*(Text(printable(_cell(value))) for value in row))
     console.print(table)
-    if len(found) > most:
+    if len(rows) > most:
         sys.stderr.write(f"headwater: only the first {most} rows; --limit, or --format json for all\n")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, time, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from headwater.cli.errors import USAGE, CommandError
-from headwater.cli.output import progress_bar, readers_may_leave, write_messages
-from headwater.cli.remote import DEFAULT_URL, CaFile, Name, Token, Url, connected, stream_named
+from headwater.cli.following import NamedMessagePrinter, offsets_of, print_many
+from headwater.cli.output import MessagePrinter, progress_bar, readers_may_leave
+from headwater.cli.remote import DEFAULT_URL, CaFile, Name, ShowProgress, Token, Url, connected, stream_named
 from headwater.cli.resume import ResumeFile
 from headwater.printable import printable
 
@@ -25,7 +27,13 @@ Resume = Annotated[
     typer.Option("--resume", metavar="FILE", help="Continue where the last run with this file ended."),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Bytes as they arrive; JSON as arrays instead of lines.")]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, metavar="N", help="Stop after N messages.")]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="TIME", help="Messages from this time on: 2026-01-31T12:00:00Z, 12:30, 10m, 2h, 1d."
+    ),
+]
+Pretty = Annotated[bool, typer.Option("--pretty", help="Indent JSON messages.")]
 
 
 class Live(StrEnum):
@@ -39,12 +47,15 @@ def read(
     start: Annotated[
         str, typer.Option("--from", metavar="OFFSET", help="-1, or an offset that the server returned.")
     ] = "-1",
-    limit: Limit = None,
-    raw: Raw = False,
-    resume: Resume = None,
-    progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar.", show_default="on a terminal")
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, metavar="N", help="Stop after N messages.")
     ] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="Only the last N messages.")] = None,
+    since: Since = None,
+    raw: Raw = False,
+    pretty: Pretty = False,
+    resume: Resume = None,
+    progress: ShowProgress = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
     ca_file: CaFile = None,
@@ -52,25 +63,31 @@ def read(
     """Print what a stream holds: JSON as one message per line, anything else unchanged."""
     if resume is not None and limit is not None:
         raise CommandError("--resume and --limit: offsets are known after pages, not after each message", USAGE)
+    at = since_time(since) if since is not None else None
+    _check_start(
+        {"--from": start != "-1", "--last": last is not None, "--since": at is not None, "--resume": resume is not None}
+    )
+    _check_style(raw, pretty)
     with readers_may_leave(), connected(url, token, ca_file) as client:
         source = stream_named(client, stream)
         saved = ResumeFile(resume, source.url) if resume is not None else None
         offset = (saved.offset() if saved is not None else None) or start
+        if at is not None:
+            offset = client.run(source.operations.offset_at(at))
         info = source.head()
-        left = limit
+        printer = MessagePrinter(is_json=info.is_json, raw=raw, pretty=pretty, limit=limit)
+        if last is not None:
+            printer.print(client.run(source.operations.last(last)).messages)
+            return
         with progress_bar(stream, progress) as advance:
             advance(0, _bytes_ahead(info, offset))
             for batch in source.read(offset).batches():
-                messages = batch.bodies if raw else batch.messages
-                chosen = messages if left is None else messages[:left]
-                write_messages(chosen, is_json=info.is_json, raw=raw)
+                printer.print(batch.bodies if raw else batch.messages)
                 advance(sum(len(body) for body in batch.bodies))
                 if saved is not None:
                     saved.save(batch.next_offset)
-                if left is not None:
-                    left -= len(chosen)
-                    if left == 0:
-                        return
+                if printer.is_done:
+                    return
 
 
 def _bytes_ahead(info: StreamInfo, offset: str) -> int | None:
@@ -83,12 +100,29 @@ def _bytes_ahead(info: StreamInfo, offset: str) -> int | None:
 
 
 def tail(
-    stream: Name,
+    streams: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="STREAM…", help="A name, a path such as /ds/bucket/stream, or a URL.", show_default=False
+        ),
+    ] = None,
+    prefix: Annotated[
+        str | None,
+        typer.Option("--prefix", metavar="PREFIX", help="All streams whose names begin so, also those created later."),
+    ] = None,
     start: Annotated[
         str, typer.Option("--from", metavar="OFFSET", help="now, -1, or an offset that the server returned.")
     ] = "now",
-    limit: Limit = None,
+    last: Annotated[
+        int | None,
+        typer.Option("--last", "-n", min=0, metavar="N", help="Start with the last N messages, then follow."),
+    ] = None,
+    since: Since = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="Exit after N messages in total.")
+    ] = None,
     raw: Raw = False,
+    pretty: Pretty = False,
     live: Annotated[Live, typer.Option("--live", help="How to wait for new messages.")] = Live.AUTO,
     resume: Resume = None,
     retry: Annotated[bool, typer.Option("--retry/--no-retry", help="Try again when the connection breaks.")] = True,
@@ -96,31 +130,108 @@ def tail(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Follow a stream until it is closed or Ctrl-C; with --resume, from where the last run ended."""
+    """Follow a stream until it is closed or Ctrl-C: new messages, and with -n the last ones before them.
+
+    Several streams, or all with --prefix, are followed over one connection: a JSON object with "stream" per message.
+    """
     from headwater.client import ENDLESS_RETRY, NO_RETRY, ClientError, Policy, SseUnavailableError
 
+    names = streams or []
+    if not names and prefix is None:
+        raise CommandError("name a stream, or use --prefix", USAGE)
+
+    def report(error: ClientError, delay_s: float) -> None:
+        typer.echo(f"headwater: {printable(str(error))}; trying again in {delay_s:.1f} s", err=True)
+
+    retrying = ENDLESS_RETRY if retry else NO_RETRY
+    patient = Policy(retry=retrying, follow_retry=retrying, on_retry=report)
+    if len(names) > 1 or prefix is not None:
+        _check_many(
+            {
+                "--last": last is not None,
+                "--since": since is not None,
+                "--resume": resume is not None,
+                "--raw": raw,
+                "--live": live is not Live.AUTO,
+            }
+        )
+        with readers_may_leave(), connected(url, token, ca_file) as client:
+            offsets = offsets_of(client, names, start)
+            client.policy = patient
+            print_many(client, prefix, offsets, start, NamedMessagePrinter(pretty=pretty, limit=limit))
+        return
+    [stream] = names
+    at = since_time(since) if since is not None else None
+    _check_start(
+        {
+            "--from": start != "now",
+            "--last": last is not None,
+            "--since": at is not None,
+            "--resume": resume is not None,
+        }
+    )
+    _check_style(raw, pretty)
     with readers_may_leave(), connected(url, token, ca_file) as client:
         source = stream_named(client, stream)
         saved = ResumeFile(resume, source.url) if resume is not None else None
-        is_json = source.head().is_json
+        printer = MessagePrinter(is_json=source.head().is_json, raw=raw, pretty=pretty, limit=limit)
         offset = (saved.offset() if saved is not None else None) or start
-
-        def report(error: ClientError, delay_s: float) -> None:
-            typer.echo(f"headwater: {printable(str(error))}; trying again in {delay_s:.1f} s", err=True)
-
-        policy = ENDLESS_RETRY if retry else NO_RETRY
-        client.policy = Policy(retry=policy, follow_retry=policy, on_retry=report)
-        left = limit
+        if at is not None:
+            offset = client.run(source.operations.offset_at(at))
+        if last is not None:
+            before = client.run(source.operations.last(last))
+            printer.print(before.messages)
+            offset = before.next_offset
+        client.policy = patient
         try:
             for batch in stream_named(client, stream).follow(offset, live=live.value).batches():
-                messages = batch.bodies if raw else batch.messages
-                chosen = messages if left is None else messages[:left]
-                write_messages(chosen, is_json=is_json, raw=raw)
-                if saved is not None and len(chosen) == len(messages):
+                all_printed = printer.print(batch.bodies if raw else batch.messages)
+                if saved is not None and all_printed:
                     saved.save(batch.next_offset)
-                if left is not None:
-                    left -= len(chosen)
-                    if left == 0:
-                        return
+                if printer.is_done:
+                    return
         except SseUnavailableError as error:
             raise CommandError(f"--live sse: {error}; try --live long-poll") from None
+
+
+def _check_start(given: dict[str, bool]) -> None:
+    """A run starts at one place. A file of --resume may be new, so it goes together with --from."""
+    names = [option for option, is_given in given.items() if is_given]
+    if {"--last", "--since"} & set(names) and len(names) > 1:
+        raise CommandError(f"{' and '.join(names)}: give one of them, each says where to start", USAGE)
+
+
+def _check_many(given: dict[str, bool]) -> None:
+    names = [option for option, is_given in given.items() if is_given]
+    if names:
+        raise CommandError(f"{', '.join(names)}: only for one stream", USAGE)
+
+
+_AGO: Final = re.compile(r"([0-9]+)([smhd])")
+_AGO_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def since_time(text: str, now: datetime | None = None) -> str:
+    """A time of the command line as the server reads it: absolute, a time of today, or so long ago."""
+    now = now or datetime.now().astimezone()
+    if (ago := _AGO.fullmatch(text)) is not None:
+        at = now - timedelta(seconds=int(ago[1]) * _AGO_S[ago[2]])
+    else:
+        try:
+            at = datetime.combine(now.date(), time.fromisoformat(text)) if ":" in text[:3] else _date_time(text)
+        except (ValueError, OverflowError):
+            raise CommandError(
+                f"--since: {text!r} is not a time; use 2026-01-31T12:00:00Z, 2026-01-31, 12:30, 90s, 10m, 2h or 1d",
+                USAGE,
+            ) from None
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _date_time(text: str) -> datetime:
+    """A date or a time with a date; without a zone, the local one."""
+    return datetime.fromisoformat(text)
+
+
+def _check_style(raw: bool, pretty: bool) -> None:
+    if raw and pretty:
+        raise CommandError("--raw and --pretty: give one of them", USAGE)

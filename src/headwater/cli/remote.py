@@ -43,6 +43,9 @@ CaFile = Annotated[
         show_default=False,
     ),
 ]
+ShowProgress = Annotated[
+    bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar.", show_default="on a terminal")
+]
 Name = Annotated[
     str,
     typer.Argument(metavar="STREAM", help="A name, a path such as /ds/bucket/stream, or a URL.", show_default=False),

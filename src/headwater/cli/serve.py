@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from headwater.cli.errors import USAGE, CommandError
-from headwater.cli.options import ConfigFile, Profile, settings_from
+from headwater.cli.options import ConfigFile, Profile, require_otel, settings_from
 from headwater.config import Settings
 
 
@@ -49,6 +49,19 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    workers: Annotated[
+        str | None,
+        typer.Option(
+            "--workers", metavar="N", help="Processes that serve; auto runs one per core.", show_default=False
+        ),
+    ] = None,
+    accept_data_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-data-loss",
+            help="With storage.cold: begin with what the object store has, because the data directory is lost.",
+        ),
+    ] = False,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C."""
     flags = {
@@ -56,6 +69,8 @@ def serve(
         "server.port": port,
         "storage.mode": mode,
         "storage.data_dir": data_dir,
+        "server.workers": workers,
+        "storage.accept_data_loss": accept_data_loss or None,
     }
     given = {key: value for key, value in flags.items() if value is not None}
     settings = settings_from(profile, config_file, given).settings
@@ -64,14 +79,18 @@ def serve(
             raise CommandError("--data-dir has no effect with --mode memory, which stores nothing on disk", USAGE)
         settings = settings_from(profile, config_file, {**given, "storage.mode": "file-durable"}).settings
     _check_tls_files(settings)
+    require_otel(settings)
 
-    from headwater.http.server import run
+    from headwater.cluster.start import start_server
+    from headwater.cluster.supervisor import WorkerFailedError
     from headwater.storage.interface import StorageError
     from headwater.telemetry import set_up_logging
 
     set_up_logging(settings.log.filter, settings.log.format)
     try:
-        run(settings, lambda: settings_from(profile, config_file, given).settings)
+        start_server(settings, lambda: settings_from(profile, config_file, given).settings)
+    except WorkerFailedError as error:
+        raise CommandError(f"{error.kind}: {error}") from None
     except StorageError as error:
         raise CommandError(f"storage: {error}") from None
     except ssl.SSLError as error:

@@ -70,11 +70,9 @@ def _jobs(found: StackStatus | None, settings: Settings) -> tuple[list[JobStatus
     from headwater.stack.server_address import StackSettingsError, server_address
 
     services = [] if found is None else found.parts
-    servers = [service.address for service in services if service.name.startswith("server") and service.state == "up"]
+    servers = [service.address for service in services if service.name == "server" and service.state == "up"]
     try:
-        listening = settings.server
-        address = server_address(settings, listening.host, listening.port, tls=settings.tls.enabled)
-        return pipeline_jobs(servers, address.ca_file), ""
+        return pipeline_jobs(servers, server_address(settings).ca_file), ""
     except (
         ClientError,
         msgspec.MsgspecError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,9 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwater.cli.config import OutputFormat
-from headwater.cli.data_directory import locate_store, require_no_server, running_server, storage_errors
+from headwater.cli.data_directory import (
+    locate_store,
+    paused_server,
+    require_no_server,
+    running_server,
+    storage_errors,
+    wait_for_server,
+)
 from headwater.cli.errors import RUNTIME, USAGE, CommandError
-from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile, StoreMode
+from headwater.cli.options import ConfigFile, DataDirectory, Mode, Profile, StoreMode, settings_from
+from headwater.cli.token import StackDirectory as StackOption
 from headwater.printable import printable
 
 if TYPE_CHECKING:
@@ -36,6 +45,10 @@ _WORDS = {
     "pack_bytes": "pack bytes",
     "live_bytes": "in packs, bytes in use",
     "dead_bytes": "in packs, bytes to be reclaimed",
+    "cold_objects": "objects in the object store",
+    "cold_bytes": "bytes in the object store",
+    "cold_waiting_bytes": "pack bytes that are not there yet",
+    "cold_fetched_bytes": "bytes fetched from there since the start",
     "shards": "shards",
     "shard_bytes": "shard file bytes",
     "used_bytes": "in shards, bytes in use",
@@ -83,19 +96,23 @@ def stats(
 
     with storage_errors():
         family_of(store.directory, store.mode)
-        with running_server(store.directory) as server:
-            if server is None:
-                found = offline_stats(store.directory)
-                who: dict[str, Any] = {"running": False}
-            else:
-                reported = server.ask("stats")
-                found = live_stats(store.directory, reported["contents"], reported["parts"])
-                who = {
-                    "running": True,
-                    "pid": reported["pid"],
-                    "mode": reported["mode"],
-                    "memory_bytes": reported["memory_bytes"],
-                }
+        answers = _ask_all(store.directory, "stats")
+        if not answers:
+            found = offline_stats(store.directory)
+            who: dict[str, Any] = {"running": False}
+        else:
+            contents: Counter[str] = Counter()
+            parts: Counter[str] = Counter()
+            for reported in answers:
+                contents.update(reported["contents"])
+                parts.update(reported["parts"])
+            found = live_stats(store.directory, contents, parts)
+            who = {
+                "running": True,
+                "pid": answers[0]["pid"],
+                "mode": answers[0]["mode"],
+                "memory_bytes": sum(reported["memory_bytes"] for reported in answers),
+            }
     report = {"directory": str(store.directory), "family": found.family, **who, **dict(_numbers(found))}
     if style is OutputFormat.JSON:
         typer.echo(json.dumps(report, indent=2))
@@ -109,10 +126,12 @@ def rotate_key(
 ) -> None:
     """Give the running server a new key to sign webhooks with; old signatures stay valid."""
     store = locate_store(profile, config_file, mode, directory)
-    with storage_errors(), running_server(store.directory) as server:
-        if server is None:
-            raise CommandError(f"no server has {store.directory} open; the running server creates its own keys")
-        made = server.ask("rotate")
+    with storage_errors():
+        # The first worker has the keys.
+        answers = _ask_all(store.directory, "rotate", first_only=True)
+    if not answers:
+        raise CommandError(f"no server has {store.directory} open; the running server creates its own keys")
+    made = answers[0]
     moment = datetime.fromtimestamp(made["signs_from_ms"] / 1000, UTC)
     typer.echo(f"key {made['kid']} is published now and signs from {moment:%Y-%m-%dT%H:%M:%SZ} on")
 
@@ -123,10 +142,11 @@ def confirm_expiry(
 ) -> None:
     """Confirm the time after a clock jump: the running server deletes the expired streams that it has kept."""
     store = locate_store(profile, config_file, mode, directory)
-    with storage_errors(), running_server(store.directory) as server:
-        if server is None:
-            raise CommandError(f"no server has {store.directory} open; only a running server deletes expired streams")
-        count = server.ask("confirm-expiry")["released"]
+    with storage_errors():
+        answers = _ask_all(store.directory, "confirm-expiry")
+    if not answers:
+        raise CommandError(f"no server has {store.directory} open; only a running server deletes expired streams")
+    count = sum(answer["released"] for answer in answers)
     typer.echo(f"the time is confirmed; expired streams that the server deletes now: {count}")
 
 
@@ -145,6 +165,16 @@ def copy(
     shards: Annotated[
         int | None,
         typer.Option("--shards", help="Shards to make in mode acid; by default the settings'.", show_default=False),
+    ] = None,
+    worker_shards: Annotated[
+        int | None,
+        typer.Option(
+            "--worker-shards",
+            min=1,
+            max=4096,
+            help="Shards that workers can divide between them; by default as many as the source has.",
+            show_default=False,
+        ),
     ] = None,
     profile: Profile = None,
     config_file: ConfigFile = None,
@@ -167,11 +197,82 @@ def copy(
             to_mode.canonical,
             shard_count=shards if shards is not None else store.settings.acid_shard_count,
             map_bytes=store.settings.acid_map_bytes,
+            shards=worker_shards,
         )
     typer.echo(
         f"copied {copied.streams} streams ({copied.payload_bytes} bytes), {copied.documents} documents and"
         f" {copied.snapshots} snapshots from {store.directory} to {to_directory}, and compared them"
     )
+
+
+@app.command("join-shards")
+def join_shards(data_dir: StackOption = None, config_file: ConfigFile = None) -> None:
+    """Join the shard-NN directories of a stack of an earlier release into one, and verify it. It must be down."""
+    from headwater.stack.state import StackDirectory, StackRunningError
+    from headwater.storage.offline.store_copy import join
+
+    settings = settings_from(None, config_file).settings
+    directory = StackDirectory(data_dir or settings.stack.data_dir)
+    sources = directory.sharded_streams()
+    if not sources:
+        raise CommandError(f"{directory.root} has no shards to join", USAGE)
+    try:
+        directory.acquire()
+    except StackRunningError as error:
+        raise CommandError(str(error)) from None
+    try:
+        with storage_errors():
+            copied = join(
+                sources,
+                directory.streams,
+                shard_count=settings.storage.acid_shard_count,
+                map_bytes=settings.storage.acid_map_bytes,
+            )
+        directory.forget_shards()
+    finally:
+        directory.release()
+    typer.echo(
+        f"joined {len(sources)} shards with {copied.streams} streams ({copied.payload_bytes} bytes) in"
+        f" {directory.streams}, compared them, and removed the shards"
+    )
+
+
+@app.command()
+def purge(
+    profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
+) -> None:
+    """Remove the bytes of deleted streams and dropped messages now. A running server is paused meanwhile."""
+    store = locate_store(profile, config_file, mode, directory)
+
+    from headwater.storage.offline import purge as purging
+
+    if store.mode is None:
+        raise CommandError("storage.mode is memory, which keeps nothing; say which directory with --mode", USAGE)
+    with storage_errors(), paused_server(store.directory) as is_running:
+        purged = purging.purge(
+            store.directory,
+            store.mode,
+            shard_count=store.settings.acid_shard_count,
+            map_bytes=store.settings.acid_map_bytes,
+        )
+    typer.echo(
+        f"{store.directory} now holds only what can be read: {purged.kept.streams} streams,"
+        f" {purged.bytes_after} bytes on disk (before: {purged.bytes_before})"
+    )
+    if is_running and not wait_for_server(store.directory):
+        raise CommandError(f"the server has not opened {store.directory} again; see its log")
+
+
+def _ask_all(directory: Path, question: str, *, first_only: bool = False) -> list[dict[str, Any]]:
+    """The answers of the processes that have the stores of a directory open."""
+    from headwater.storage.worker_stores import store_directories
+
+    answers = []
+    for store in store_directories(directory)[: 1 if first_only else None]:
+        with running_server(store) as server:
+            if server is not None:
+                answers.append(server.ask(question))
+    return answers
 
 
 def _numbers(found: StoreStats) -> Iterator[tuple[str, int]]:

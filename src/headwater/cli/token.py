@@ -5,6 +5,7 @@ Invariant: stdout contains only the token (or the JWKS), so that `TOKEN=$(headwa
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -79,17 +80,16 @@ def token(
         (alg_none, TokenFlaw.ALG_NONE),
     )
     flaws = frozenset(flaw or ()) | {shorthand for is_set, shorthand in shorthands if is_set}
-    auth = settings.auth
-    claims = TokenClaims(
-        issuer=auth.issuer,
-        audience=aud or auth.audience_list[0],
-        subject=sub,
-        scope=" ".join(scope or ()),
-        namespace=ns,
-        namespace_claim=auth.namespace_claim or "ns",
-        ttl_s=ttl,
-    )
+    claims = replace(default_claims(settings), subject=sub, scope=" ".join(scope or ()), namespace=ns, ttl_s=ttl)
+    if aud:
+        claims = replace(claims, audience=aud)
     typer.echo(mint(ring, claims, alg, flaws))
+
+
+def default_claims(settings: Settings) -> TokenClaims:
+    """Claims that the stack's proxy accepts, with its defaults."""
+    auth = settings.auth
+    return TokenClaims(auth.issuer, auth.audience_list[0], namespace_claim=auth.namespace_claim or "ns")
 
 
 def key_ring(settings: Settings, data_dir: Path | None) -> KeyRing:

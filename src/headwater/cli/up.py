@@ -15,17 +15,20 @@ from typing import Annotated
 import typer
 
 from headwater.cli.errors import USAGE, CommandError
-from headwater.cli.options import ConfigFile, settings_from
+from headwater.cli.options import ConfigFile, require_otel, settings_from
 from headwater.cli.token import StackDirectory as DirectoryOption
-from headwater.config import LoadedSettings
+from headwater.cli.token import default_claims, key_ring
+from headwater.config import LoadedSettings, Settings
+from headwater.stack.certificates import trial_certificate
 from headwater.stack.display import LineDisplay, TableDisplay
 from headwater.stack.envoy import EnvoyEndpoints, EnvoyError, Upstream, envoy_config
 from headwater.stack.jwks import JwksServer
 from headwater.stack.keys import replace_file
 from headwater.stack.profiles import Profile, StackPlan, check_settings, jwks_file_for, services_for
 from headwater.stack.server_address import StackSettingsError
-from headwater.stack.state import ShardCountError, StackDirectory, StackRunningError, current_status
+from headwater.stack.state import ShardedDirectoryError, StackDirectory, StackRunningError, current_status
 from headwater.stack.supervisor import StackStartError, Supervisor, stop_leftovers
+from headwater.stack.tokens import mint
 
 
 def up(
@@ -33,14 +36,21 @@ def up(
         Profile,
         typer.Option("--profile", help="default: server and Envoy; sync: also Postgres and the sync; dev: also tools."),
     ] = Profile.DEFAULT,
-    shards: Annotated[
-        int | None,
+    workers: Annotated[
+        str | None,
         typer.Option(
-            "--shards", min=1, max=64, help="Number of server processes. Fixed once the data directory exists."
+            "--workers", metavar="N", help="Processes that serve; auto runs one per core.", show_default=False
         ),
     ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when all services are up; `headwater down` stops them.")
+    ] = False,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls",
+            help="Serve HTTPS, with HTTP/2 for browsers: with proxy.tls_cert_path, or else a self-signed certificate.",
+        ),
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Print plain lines, also on a terminal.")] = False,
     write_envoy_config: Annotated[
@@ -69,8 +79,14 @@ def up(
     config_file: ConfigFile = None,
 ) -> None:
     """Start the server behind Envoy (more with --profile) and supervise it until Ctrl-C or `headwater down`."""
-    loaded = settings_from(None, config_file)
+    flags: dict[str, object] = {} if workers is None else {"server.workers": workers}
+    loaded = settings_from(None, config_file, flags)
     directory = StackDirectory(data_dir or loaded.settings.stack.data_dir)
+    if tls and loaded.settings.proxy.tls_cert_path is None:
+        files = trial_certificate(directory.root / "tls")
+        flags |= {"proxy.tls_cert_path": files.certificate, "proxy.tls_key_path": files.key}
+        loaded = settings_from(None, config_file, flags)
+    require_otel(loaded.settings)
     try:
         check_settings(loaded.settings)
         if write_envoy_config is not None:
@@ -79,26 +95,19 @@ def up(
                 _write_electric_secret(write_secret)
         elif detach:
             _run_in_background(directory, plain=plain)
+            _print_next_steps(loaded.settings, directory, profile)
         else:
-            _run_in_foreground(loaded, directory, profile, _shards(loaded, shards), config_file, plain=plain)
-    except (StackSettingsError, ShardCountError) as error:
+            _run_in_foreground(loaded, directory, profile, config_file, plain=plain)
+    except (StackSettingsError, ShardedDirectoryError) as error:
         raise CommandError(str(error), USAGE) from None
     except (StackRunningError, StackStartError, EnvoyError) as error:
         raise CommandError(str(error)) from None
-
-
-def _shards(loaded: LoadedSettings, asked: int | None) -> int | None:
-    """Return the requested number; None uses the number of the directory."""
-    if asked is not None or loaded.origins["stack.shards"] == "default":
-        return asked
-    return loaded.settings.stack.shards
 
 
 def _run_in_foreground(
     loaded: LoadedSettings,
     directory: StackDirectory,
     profile: Profile,
-    asked_shards: int | None,
     config_file: Path | None,
     *,
     plain: bool,
@@ -106,7 +115,7 @@ def _run_in_foreground(
     settings = loaded.settings
     directory.acquire()
     try:
-        shards = directory.resolve_shards(asked_shards)
+        directory.check_is_joined()
         left = stop_leftovers(directory, settings.stack.stop_timeout_secs)
         if left:
             typer.echo(f"stopped services left by a killed supervisor: {', '.join(left)}", err=True)
@@ -116,15 +125,12 @@ def _run_in_foreground(
                 loaded,
                 directory,
                 profile,
-                shards,
                 own_keys.url if own_keys is not None else settings.auth.jwks_url,
                 config_file.absolute() if config_file is not None else None,
             )
             show = _display(plain=plain)
             try:
-                supervisor = Supervisor(
-                    directory, services_for(plan), settings.stack, profile=profile.value, shards=shards, show=show
-                )
+                supervisor = Supervisor(directory, services_for(plan), settings.stack, profile=profile.value, show=show)
                 supervisor.check_ports()
                 supervisor.run()
             finally:
@@ -185,6 +191,18 @@ def _run_in_background(directory: StackDirectory, *, plain: bool) -> None:
         child.returncode = child.returncode if child.returncode is not None else 0
 
 
+def _print_next_steps(settings: Settings, directory: StackDirectory, profile: Profile) -> None:
+    """Where the stream browser is, and how to get in. The dev profile makes a token for it."""
+    host = "localhost" if settings.proxy.host in {"127.0.0.1", "0.0.0.0", "::", "::1"} else settings.proxy.host
+    address = f"http://{host}:{settings.proxy.port}/ui/"
+    if profile is Profile.DEV and settings.auth.has_own_keys:
+        made = mint(key_ring(settings, directory.root), default_claims(settings))
+        typer.echo(f"stream browser, with a token for an hour: {address}#/?token={made}", err=True)
+    else:
+        typer.echo(f"stream browser: {address} (it asks for a token; `headwater token` makes one)", err=True)
+    typer.echo("`headwater status` shows the services, `headwater down` stops them", err=True)
+
+
 def _write_electric_secret(file: Path) -> None:
     """Keep the secret of an installation: the one in ELECTRIC_SECRET, else the one that exists, else a random one."""
     given = os.environ.get("ELECTRIC_SECRET", "")
@@ -206,7 +224,7 @@ def _write_envoy_config(
     directory.make()
     settings = loaded.settings
     jwks = settings.auth.jwks_url or jwks_file_for(settings, directory)
-    endpoints = EnvoyEndpoints((server,), jwks, shapes=shapes)
+    endpoints = EnvoyEndpoints(server, jwks, shapes=shapes)
     # Readable for the user that Envoy runs as; the file contains no secret.
     replace_file(file, envoy_config(settings, endpoints).encode(), 0o644)
 

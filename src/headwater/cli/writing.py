@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from headwater.cli.appending import ATTEMPTS_MAX, FIRST_DELAY_S, Appender, Exactly, batches, parts_of
+from headwater.cli.appending import ATTEMPTS_MAX, FIRST_DELAY_S, Appender, Exactly, bodies_of, check_messages
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.output import progress_bar
-from headwater.cli.remote import DEFAULT_URL, CaFile, Name, Token, Url, connected, stream_named
+from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Name, ShowProgress, Token, Url, connected, stream_named
 from headwater.printable import printable
+
+if TYPE_CHECKING:
+    from headwater.client import Stream, StreamInfo
+
+JSON: Final = "application/json"
 
 Ttl = Annotated[int | None, typer.Option("--ttl", min=0, metavar="SECS", help="Lifetime; each use restarts it.")]
 ExpiresAt = Annotated[str | None, typer.Option("--expires-at", metavar="TIME", help="2030-01-01T00:00:00Z")]
@@ -19,7 +24,7 @@ ExpiresAt = Annotated[str | None, typer.Option("--expires-at", metavar="TIME", h
 
 def create(
     stream: Name,
-    content_type: Annotated[str, typer.Option("--type", "-t", metavar="TYPE")] = "application/json",
+    content_type: Annotated[str, typer.Option("--type", "-t", metavar="TYPE")] = JSON,
     ttl: Ttl = None,
     expires_at: ExpiresAt = None,
     closed: Annotated[bool, typer.Option("--closed", help="Closed from the start.")] = False,
@@ -52,33 +57,67 @@ def append(
         typer.Option("--producer", metavar="ID", help="Append exactly once: the same input again changes nothing."),
     ] = None,
     epoch: Annotated[int, typer.Option("--epoch", min=0, metavar="N", help="With --producer: fences older runs.")] = 0,
-    close_after: Annotated[bool, typer.Option("--close", help="Close the stream after the last message.")] = False,
-    progress: Annotated[
-        bool | None, typer.Option("--progress/--no-progress", help="Show a progress bar.", show_default="on a terminal")
+    create_it: Annotated[bool, typer.Option("--create", help="Create the stream if it does not exist.")] = False,
+    content_type: Annotated[
+        str | None,
+        typer.Option("--type", "-t", metavar="TYPE", help="With --create: the type.", show_default="application/json"),
     ] = None,
+    close_after: Annotated[bool, typer.Option("--close", help="Close the stream after the last message.")] = False,
+    progress: ShowProgress = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Append messages, or the lines of stdin: JSON lines to a JSON stream, text to others."""
+    """Append messages, or the lines of stdin: JSON lines to a JSON stream, text to others.
+
+    Each word after the stream is one message.
+    """
     from headwater.client import Policy, Retry
 
+    if content_type is not None and not create_it:
+        raise CommandError("--type needs --create: an existing stream has its type", USAGE)
     with connected(url, token, ca_file) as client:
         exactly = Exactly(producer, epoch) if producer is not None else None
         if exactly is not None:
             client.policy = Policy(retry=Retry(timeout_s=None, attempts=ATTEMPTS_MAX, first_delay_s=FIRST_DELAY_S))
         target = stream_named(client, stream)
-        info = target.head()
+        info = _created_if_missing(target, messages, content_type or JSON) if create_it else _existing(target)
+        if messages and info.is_json:
+            check_messages(messages)
         appender = Appender(target, exactly)
         offset = info.next_offset
-        parts = parts_of(messages, sys.stdin.buffer, is_json=info.is_json, raw=raw)
+        steady = exactly is not None
+        bodies = bodies_of(messages, sys.stdin.buffer, is_json=info.is_json, raw=raw, most=batch, steady=steady)
         with progress_bar(stream, progress) as advance:
-            for content in batches(parts, is_json=info.is_json and not raw, most=batch, steady=exactly is not None):
+            for content in bodies:
                 offset = appender.append(content)
                 advance(len(content))
         if close_after:
             offset = appender.close()
         typer.echo(offset or target.head().next_offset)
+
+
+def _existing(target: Stream) -> StreamInfo:
+    from headwater.client import StreamNotFoundError
+
+    try:
+        return target.head()
+    except StreamNotFoundError as error:
+        raise CommandError(f"{error} (--create creates it)", MISSING) from None
+
+
+def _created_if_missing(target: Stream, messages: list[str] | None, content_type: str) -> StreamInfo:
+    """Create the stream unless it exists, with any type. Wrong messages are found before it is created."""
+    from headwater.client import StreamNotFoundError
+    from headwater.client.results import is_json
+
+    try:
+        return target.head()
+    except StreamNotFoundError:
+        if messages and is_json(content_type):
+            check_messages(messages)
+        target.create(content_type)
+        return target.head()
 
 
 def close(stream: Name, url: Url = DEFAULT_URL, token: Token = "", ca_file: CaFile = None) -> None:
