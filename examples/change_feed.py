@@ -3,7 +3,7 @@
     python examples/change_feed.py --database shop.db --changes 50
 
 makes a table in SQLite, changes it at random, publishes the changes, and shows that a replica built from the stream
-alone holds the same rows. Run it again, and it goes on where it was.
+alone holds the same rows. Run it again, and it continues where it stopped.
 
 Invariant: each change is in the stream once, in order, whatever dies when. Triggers write changes into an outbox in the
 same transaction as the change. The publisher first gives a batch its number, durably, then appends it under that
