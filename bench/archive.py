@@ -84,8 +84,8 @@ def main() -> None:
     ):
         measure(spark, server.url, Path(scratch), "warm-up", 10_000, chosen)
         for size in map(int, chosen.sizes.split(",")):
-            told = measure(spark, server.url, Path(scratch), f"bench-{size}", chosen.messages * size, chosen)
-            results.append({"size": size, **told})
+            measured = measure(spark, server.url, Path(scratch), f"bench-{size}", chosen.messages * size, chosen)
+            results.append({"size": size, **measured})
             print(results[-1])
     print(json.dumps({"bench": "archive", "results": results}))
 

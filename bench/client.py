@@ -1,10 +1,11 @@
-"""The Python client beside the official one and plain httpx: appends and followed messages per second of CPU time.
+"""The Python client beside the official one and plain httpx: appends and followed messages per second, as ratios.
 
-Wall-clock depends on the server and on the machine; what a client costs is the CPU time of its process. Each row is
-the best of several alternating rounds.
+The clients take turns within each round, so that a change of the machine's load meets all of them. A rate depends on
+the server and on the machine, the CPU time of the process only on the client: both are printed, each as the median over
+the rounds of the ratio to ours within the same round.
 
     python -m bench.client
-    python -m bench.client --rounds 5 --appends 3000
+    python -m bench.client --rounds 9 --appends 3000
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from statistics import median
 
 import httpx
 from durable_streams import AsyncDurableStream, DurableStream, stream
@@ -109,6 +111,21 @@ def follow_httpx(url: str, count: int) -> None:
             offset = page.headers["stream-next-offset"]
 
 
+def events_httpx(url: str, count: int) -> None:
+    """Server-sent events by hand: no reconnect, no other content type than JSON."""
+    seen = 0
+    with httpx.Client() as http, http.stream("GET", url, params={"offset": "-1", "live": "sse"}) as response:
+        kind = ""
+        for line in response.iter_lines():
+            if line.startswith("event:"):
+                kind = line[6:].strip()
+            elif line.startswith("data:") and kind == "data":
+                seen += len(json.loads(line[5:]))
+                if seen >= count:
+                    break
+    assert seen == count
+
+
 def follow_official(url: str, count: int) -> None:
     with stream(url, offset="-1", live="sse") as response:
         assert sum(1 for _ in itertools.islice(response.iter_json(), count)) == count
@@ -131,36 +148,75 @@ def sse_ours(url: str, count: int) -> None:
         assert sum(len(batch.values) for batch in client.iterate(follower.batches())) == count
 
 
-APPENDS: dict[str, Case] = {
-    "httpx": append_httpx,
-    "official": append_official,
-    "ours": append_ours,
-    "httpx, async": append_async_httpx,
-    "official, async": append_async_official,
-    "ours, async": append_async_ours,
-}
-PRODUCERS: dict[str, Case] = {"our producer": produce_ours, "our producer, async": produce_async_ours}
-READS: dict[str, Case] = {
-    "httpx, catch-up": follow_httpx,
-    "official, events": follow_official,
-    "ours, events": sse_ours,
-    "ours, follow": follow_ours,
-}
+class Group:
+    """Cases that do the same; the first is ours."""
+
+    def __init__(self, title: str, count: int, cases: dict[str, Case], *, fresh: bool) -> None:
+        self.title = title
+        self.count = count
+        self.cases = cases
+        self.fresh = fresh
+        """Whether each run needs a new stream."""
+        self.rates: dict[str, list[float]] = {name: [] for name in cases}
+        self.cpu_us: dict[str, list[float]] = {name: [] for name in cases}
+
+    def run(self, url: Callable[[], str]) -> None:
+        """One round: each case once."""
+        for name, case in self.cases.items():
+            target = url()
+            started, cpu = time.perf_counter(), time.process_time()
+            case(target, self.count)
+            self.rates[name].append(self.count / (time.perf_counter() - started))
+            self.cpu_us[name].append((time.process_time() - cpu) / self.count * 1e6)
+
+    def lines(self) -> Iterator[str]:
+        ours = next(iter(self.cases))
+        for name in self.cases:
+            rate = median(a / b for a, b in zip(self.rates[ours], self.rates[name], strict=True))
+            cpu = median(a / b for a, b in zip(self.cpu_us[name], self.cpu_us[ours], strict=True))
+            yield (
+                f"| {self.title} | {name} | {median(self.rates[name]):,.0f} | {rate:.1f} |"
+                f" {median(self.cpu_us[name]):.2f} | {cpu:.1f} |"
+            )
 
 
-def cpu_us(case: Case, url: str, count: int) -> float:
-    """CPU time of this process per message."""
-    started = time.process_time()
-    case(url, count)
-    return (time.process_time() - started) / count * 1e6
+def groups(appends: int, messages: int) -> list[Group]:
+    return [
+        Group(
+            "append, one per request",
+            appends,
+            {"Headwater": append_ours, "httpx": append_httpx, "official": append_official},
+            fresh=True,
+        ),
+        Group(
+            "the same with asyncio",
+            appends,
+            {"Headwater": append_async_ours, "httpx": append_async_httpx, "official": append_async_official},
+            fresh=True,
+        ),
+        Group(
+            "append by a producer",
+            messages,
+            {"Headwater": produce_ours, "Headwater, asyncio": produce_async_ours},
+            fresh=True,
+        ),
+        Group(
+            "follow by events",
+            messages,
+            {"Headwater": sse_ours, "httpx": events_httpx, "official": follow_official},
+            fresh=False,
+        ),
+        Group("catch up, then follow", messages, {"Headwater": follow_ours, "httpx": follow_httpx}, fresh=False),
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--appends", type=int, default=1500)
     parser.add_argument("--messages", type=int, default=100_000)
     arguments = parser.parse_args()
+    compared = groups(arguments.appends, arguments.messages)
     with headwater() as server:
         root = f"{server.url}/v1/stream"
 
@@ -171,16 +227,13 @@ def main() -> None:
 
         read_from = fresh()
         filled(read_from, arguments.messages)
-        best: dict[str, float] = {}
         for _ in range(arguments.rounds):
-            for name, case in APPENDS.items():
-                best[name] = min(best.get(name, 1e9), cpu_us(case, fresh(), arguments.appends))
-            for name, case in PRODUCERS.items():
-                best[name] = min(best.get(name, 1e9), cpu_us(case, fresh(), arguments.messages))
-            for name, case in READS.items():
-                best[name] = min(best.get(name, 1e9), cpu_us(case, read_from, arguments.messages))
-    for name, took_us in best.items():
-        print(f"{name:22} {took_us:9.2f} µs of CPU per message")
+            for group in compared:
+                group.run(fresh if group.fresh else lambda: read_from)
+    print("| | client | messages/s | Headwater is faster by | CPU µs per message | CPU ÷ Headwater |")
+    print("|---|---|---|---|---|---|")
+    for group in compared:
+        print("\n".join(group.lines()))
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def main() -> None:
     results = []
     with spark_session() as spark, headwater() as server, tempfile.TemporaryDirectory(prefix="fold-bench-") as scratch:
         for number, size in enumerate([0, *map(int, chosen.sizes.split(","))]):
-            # The first round warms Spark up and is not told.
+            # The first round warms Spark up and is not reported.
             bucket, messages = f"bench-{number}", chosen.messages * max(size, 1)
             streams = chosen.streams if size else 20
             httpx.put(f"{server.url}/ds/{bucket}").raise_for_status()
@@ -86,10 +86,18 @@ def main() -> None:
             more_s = run(spark, fold, environment)
             check(server.url, bucket, streams)
             if size:
-                told = {"size": size, "streams": streams, "messages": streams * messages, "seconds": round(whole_s, 1)}
-                told |= {"per_second": round(streams * messages / whole_s), "a_tenth_more_seconds": round(more_s, 1)}
-                results.append(told)
-                print(told)
+                measured = {
+                    "size": size,
+                    "streams": streams,
+                    "messages": streams * messages,
+                    "seconds": round(whole_s, 1),
+                }
+                measured |= {
+                    "per_second": round(streams * messages / whole_s),
+                    "a_tenth_more_seconds": round(more_s, 1),
+                }
+                results.append(measured)
+                print(measured)
     print(json.dumps({"bench": "fold", "results": results}))
 
 

@@ -1,201 +1,199 @@
-"""Round trip, small messages and large messages in each storage mode, beside the official Node server.
+"""Every load on every storage mode, beside the official Node server and other servers, in turns.
 
-    python -m bench.report                     every mode, five rounds in turns: median (best)
-    python -m bench.report --rounds 2 --seconds 1 --modes memory file-durable
+    python -m bench.report --json run.json                   everything: about 12 minutes on two quiet cores
+    python -m bench.report --full --json run.json            up to 1,000,000 streams and 1 GB: about 30 minutes
+    python -m bench.report --modes memory --loads append --no-scale
+    python -m bench.report --peer other=http://127.0.0.1:8080 --peer-command rust="server --port {port}"
+    python -m bench.report --page run.json                   write the tables and the charts of docs/benchmarks.md
 
-One client on one core loads one server on another. Invariant: a round counts only if every append was acknowledged.
-
-| figure | load |
-|---|---|
-| round trip | 100 bytes appended, and the time until an SSE reader of the stream has them |
-| small | 100-byte appends, 32 connections with one in flight each: acknowledged messages a second |
-| small, CPU | the CPU time of the server for each of them |
-| batched | the same messages, 100 to a JSON array, 4 connections |
-| large | 1 MiB appends, one after the other: messages a second |
+One client on one core loads one server on another, and the servers take turns in each round, so that only the ratios of
+one run mean anything. A bare echo of the same requests shows what the generator can send, and a raw loop of syncs what
+the disk can do. The loads are in `workloads`, what grows is in `scale`. If a request to our server fails there is no
+report; another server that fails under a load is listed with its first error.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
+import shlex
 import socket
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from bench.servers import LOAD_CORE, STORAGE_MODES, Running, headwater, official_node, on_core
+from bench import scale
+from bench.limits import bare_echo, sync_loop
+from bench.report_page import write_page
+from bench.servers import LOAD_CORE, SERVER_CORE, STORAGE_MODES, Running, headwater, official_node, on_core
+from bench.workloads import ECHO, ECHOED, LOADS, peak_bytes
 
-CONNECTIONS = 32
-BATCH = 100
-SMALL = b"x" * 100
-LARGE = b"x" * 2**20
-TEXT = "text/plain"
-JSON = "application/json"
-TRIPS = 200
-
-
-class Connection:
-    """One HTTP/1.1 connection that counts answers and reads nothing else out of them."""
-
-    def __init__(self, server: Running) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._buffer = b""
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def create(self, path: str, content_type: str) -> None:
-        self._socket.sendall(request("PUT", path, content_type, b""))
-        self.answers(1)
-
-    def send(self, data: bytes) -> None:
-        self._socket.sendall(data)
-
-    def answers(self, count: int) -> None:
-        """Read this many answers without a body; stop at the first one that is not a success."""
-        while count:
-            head, found, rest = self._buffer.partition(b"\r\n\r\n")
-            if not found:
-                self._buffer += self._received()
-                continue
-            self._buffer = rest
-            if head == b"0":  # An empty body in chunks, as Node sends it.
-                continue
-            if head[9:10] != b"2":
-                raise SystemExit(f"refused: {head[:200]!r}")
-            count -= 1
-
-    def until(self, mark: bytes) -> None:
-        """Read up to and including a mark."""
-        while mark not in self._buffer:
-            self._buffer += self._received()
-        self._buffer = self._buffer.partition(mark)[2]
-
-    def _received(self) -> bytes:
-        received = self._socket.recv(262_144)
-        if not received:
-            raise SystemExit("the server closed the connection")
-        return received
+_START_S = 20.0
 
 
 @contextmanager
-def connected(server: Running) -> Iterator[Connection]:
-    connection = Connection(server)
+def commanded(name: str, command: str) -> Iterator[Running]:
+    """Another server, started by a command line in which `{port}` stands for its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with on_core(SERVER_CORE):
+        child = subprocess.Popen(shlex.split(command.replace("{port}", str(port))), stdout=subprocess.DEVNULL)
     try:
-        yield connection
+        until_s = time.monotonic() + _START_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            except OSError:
+                if child.poll() is not None or time.monotonic() > until_s:
+                    raise SystemExit(f"{name} does not listen on port {port}: {command}") from None
+                time.sleep(0.05)
+        yield Running(name, f"http://127.0.0.1:{port}", child.pid)
     finally:
-        connection.close()
+        child.terminate()
+        child.wait(_START_S)
 
 
-def request(method: str, path: str, content_type: str, body: bytes) -> bytes:
-    fields = f"Host: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return f"{method} {path} HTTP/1.1\r\n{fields}".encode() + body
+def growing_loop(directory: Path, size: int, seconds: float) -> float:
+    """Megabytes a second of appending and syncing to a file that grows."""
+    block = b"x" * size
+    written = 0
+    descriptor = os.open(directory / "growing", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        began_s = time.perf_counter()
+        while (elapsed_s := time.perf_counter() - began_s) < seconds:
+            written += os.write(descriptor, block)
+            os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)
+    return written / elapsed_s / 1e6
 
 
-def round_trip(server: Running, path: str, _: float) -> float:
-    """Median milliseconds from an append to the reader that waits for it."""
-    took: list[float] = []
-    with connected(server) as writer, connected(server) as reader:
-        writer.create(path, TEXT)
-        reader.send(f"GET {path}?offset=-1&live=sse HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
-        reader.until(b"upToDate")
-        for number in range(TRIPS):
-            mark = b"%099d" % number
-            began = time.perf_counter()
-            writer.send(request("POST", path, TEXT, mark))
-            reader.until(mark)
-            took.append(time.perf_counter() - began)
-            writer.answers(1)
-    return statistics.median(took) * 1000
+def disk(seconds: float) -> dict[str, float]:
+    """The disk's own figures."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        small = sync_loop(directory, 3200, seconds)
+        large = sync_loop(directory, 2**20, seconds)
+        return {
+            "syncs of 3,200 bytes over written blocks, per second": small["syncs_per_sec"],
+            "p50 of such a sync (us)": small["p50_us"],
+            "1 MiB and sync over written blocks, MB/s": large["syncs_per_sec"] * 2**20 / 1e6,
+            "1 MiB and sync on a growing file, MB/s": growing_loop(directory, 2**20, seconds),
+        }
 
 
-def throughput(content_type: str, body: bytes, messages: int, in_flight: int) -> Callable[[Running, str, float], float]:
-    """A measure of acknowledged messages a second, with this many connections, each with one append in flight."""
-
-    def measure(server: Running, path: str, seconds: float) -> float:
-        done, elapsed, _ = load(server, path, seconds, content_type, body, in_flight)
-        return done * messages / elapsed
-
-    return measure
-
-
-def cpu(server: Running, path: str, seconds: float) -> float:
-    """Microseconds of CPU time that the server takes for a small append: what a busy machine does not change much."""
-    done, _, cpu_secs = load(server, path, seconds, TEXT, SMALL, CONNECTIONS)
-    return cpu_secs * 1e6 / done
-
-
-def load(
-    server: Running, path: str, seconds: float, content_type: str, body: bytes, in_flight: int
-) -> tuple[int, float, float]:
-    """Appends that were acknowledged, and the time and the CPU time of the server that they took."""
-    with ExitStack() as opened:
-        connections = [opened.enter_context(connected(server)) for _ in range(in_flight)]
-        connections[0].create(path, content_type)
-        append = request("POST", path, content_type, body)
-        done = 0
-        cpu_before = cpu_secs_of(server.pid)
-        began = time.perf_counter()
-        while (elapsed := time.perf_counter() - began) < seconds:
-            for connection in connections:
-                connection.send(append)
-            for connection in connections:
-                connection.answers(1)
-            done += in_flight
-        return done, elapsed, cpu_secs_of(server.pid) - cpu_before
-
-
-def cpu_secs_of(pid: int) -> float:
-    """CPU time of a process with all its threads."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
-
-
-_BATCH = json.dumps([SMALL.decode()] * BATCH).encode()
-FIGURES: dict[str, Callable[[Running, str, float], float]] = {
-    "round trip (ms)": round_trip,
-    "small (msg/s)": throughput(TEXT, SMALL, 1, CONNECTIONS),
-    "small, CPU (us)": cpu,
-    "batched (msg/s)": throughput(JSON, _BATCH, BATCH, 4),
-    "large (msg/s)": throughput(TEXT, LARGE, 1, 1),
-}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", nargs="+", choices=STORAGE_MODES, default=list(STORAGE_MODES))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a throughput round")
-    parser.add_argument("--no-node", action="store_true", help="leave out the official Node server")
-    arguments = parser.parse_args()
-    results: dict[str, dict[str, list[float]]] = {}
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    samples: dict[str, dict[str, list[dict[str, float]]]] = {}
+    peaks: dict[str, int] = {}
+    failures: dict[str, dict[str, str]] = {}
     with ExitStack() as running:
         servers = [replace(running.enter_context(headwater(mode)), name=mode) for mode in arguments.modes]
         if not arguments.no_node:
             servers += [
                 replace(running.enter_context(official_node(mode)), name=f"node {mode}") for mode in ("memory", "file")
             ]
+        servers += [Running(name, url, 0) for name, url in arguments.peer]
+        servers += [running.enter_context(commanded(*peer)) for peer in arguments.peer_command]
+        servers.append(running.enter_context(bare_echo()))
         with on_core(LOAD_CORE):
             for number in range(arguments.rounds):
-                for figure, measure in FIGURES.items():
-                    for index, server in enumerate(servers):
-                        path = f"/v1/stream/report-{number}-{index}-{list(FIGURES).index(figure)}"
-                        value = measure(server, path, arguments.seconds)
-                        results.setdefault(server.name, {}).setdefault(figure, []).append(value)
-    print(f"{'':<16}" + "".join(f"{figure:>26}" for figure in FIGURES))
-    for name, figures in results.items():
-        print(f"{name:<16}" + "".join(f"{_summary(figure, rounds):>26}" for figure, rounds in figures.items()))
-    print(json.dumps(results))
+                for index, (load, (_, measure)) in enumerate(LOADS.items()):
+                    if arguments.loads and not any(text in load for text in arguments.loads):
+                        continue
+                    for server in servers:
+                        if server.name == ECHO and load not in ECHOED:
+                            continue
+                        if server.name in failures.get(load, {}):
+                            continue
+                        print(f"round {number + 1}: {load}, {server.name}", file=sys.stderr)
+                        try:
+                            sample = measure(server, f"/v1/stream/r{number}-{index}", arguments.seconds)
+                        except SystemExit as error:
+                            if server.name in arguments.modes:
+                                raise
+                            # Another server that fails under a load has no figure there; the others still do.
+                            failures.setdefault(load, {})[server.name] = str(error)[:100]
+                            samples.get(load, {}).pop(server.name, None)
+                            continue
+                        samples.setdefault(load, {}).setdefault(server.name, []).append(asdict(sample))
+        peaks = {server.name: peak_bytes(server.pid) for server in servers}
+    result: dict[str, Any] = {
+        "taken": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "load_average": os.getloadavg()[0],
+        "rounds": arguments.rounds,
+        "seconds": arguments.seconds,
+        "units": {load: unit for load, (unit, _) in LOADS.items()},
+        "samples": samples,
+        "failures": failures,
+        "peak_bytes": peaks,
+        "disk": disk(arguments.seconds),
+    }
+    if not arguments.no_scale:
+        result["scale"] = scale.run(full=arguments.full)
+    return result
 
 
-def _summary(figure: str, rounds: list[float]) -> str:
-    """The median of the rounds and the best of them: what else the machine does only ever makes a round worse."""
-    best = max(rounds) if figure.endswith("(msg/s)") else min(rounds)
-    return f"{statistics.median(rounds):,.2f} ({best:,.2f})"
+def print_table(result: dict[str, Any]) -> None:
+    for load, servers in result["samples"].items():
+        print(f"\n{load} ({result['units'][load]}): median, spread; p50, p99, p99.9 and CPU per request in us")
+        for name, rounds in servers.items():
+            rates = [one["per_second"] for one in rounds]
+            times = "".join(
+                f"{statistics.median(one[key] for one in rounds):>11,.0f}"
+                for key in ("p50_us", "p99_us", "p999_us", "cpu_us")
+            )
+            spread = f"{min(rates):,.0f}-{max(rates):,.0f}"
+            print(f"  {name:<14}{statistics.median(rates):>12,.0f} {spread:>20}{times}")
+    for load, failed in result["failures"].items():
+        print("\n" + "\n".join(f"{load}: {name} failed: {error}" for name, error in failed.items()))
+    print("\n" + "\n".join(f"{name}: {value:,.0f}" for name, value in result["disk"].items()))
+    scale.print_tables(result.get("scale", {}))
+    print("peak memory (MB): " + ", ".join(f"{name} {size / 1e6:,.0f}" for name, size in result["peak_bytes"].items()))
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, value = text.partition("=")
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", choices=STORAGE_MODES, default=list(STORAGE_MODES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=1.0, help="length of one load in a round")
+    parser.add_argument("--loads", nargs="+", help="only the loads whose name contains one of these")
+    parser.add_argument("--no-scale", action="store_true", help="leave out the tables of what grows")
+    parser.add_argument("--full", action="store_true", help="let it grow to 1,000,000 streams and 1 GB")
+    parser.add_argument("--no-node", action="store_true", help="leave out the official Node server")
+    parser.add_argument("--peer", type=_named, action="append", default=[], metavar="NAME=URL")
+    parser.add_argument("--peer-command", type=_named, action="append", default=[], metavar="NAME=COMMAND")
+    parser.add_argument("--json", type=Path, help="write the run to this file")
+    parser.add_argument(
+        "--page", type=Path, metavar="RUN", help="write docs/benchmarks.md from this file, and measure nothing"
+    )
+    arguments = parser.parse_args()
+    if arguments.page is not None:
+        write_page(json.loads(arguments.page.read_text()))
+        return
+    result = run(arguments)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    print_table(result)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def shares(server: Running, count: int) -> Iterator[tuple[str, float]]:
     def fetch() -> None:
         offset = BEGINNING
         while offset != end:
-            chunk = client.frames(STREAM, offset, end)
+            chunk, _ = client.frames(STREAM, offset, end)
             assert is_json(chunk.content_type)
             chunks.append((offset, chunk))
             offset = chunk.next_offset

@@ -26,7 +26,9 @@ def spark_session(cores: int = 2) -> Iterator[SparkSession]:
     if shutil.which("java") is None:
         raise SystemExit("Java is missing; on Debian: apt-get install openjdk-17-jre-headless")
     from headwater.spark import configure
+    from headwater.spark.home import use_quick_home
 
+    use_quick_home("local")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY / "src"), str(REPOSITORY)])
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -1,0 +1,232 @@
+"""A server of one process and of several workers under the same loads, in one run, with rounds that alternate.
+
+    python -m bench.workers                         100 bytes, 32 connections, in memory; 1 process, 2, 4 and 8 workers
+
+Appends: every connection appends to one stream of its own, or to 500 streams in turn, most of which another worker
+owns. Fan-out: 40 events a second of one stream to 200 SSE readers. Replay: 8 connections that read one stream of 4 MiB
+from its beginning. CPU time is that of all processes of the server, for one append, one delivered event, or one MiB.
+The load generator takes its share of the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import socket
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import psutil
+import uvloop
+from tests.serving import Server, serve
+
+from bench.limits import Sender, encode
+from bench.servers import STORAGE_MODES
+
+READERS = 200
+EVENTS_PER_S = 40
+EVENT = b"<event>"
+
+
+class RotatingSender(Sender):
+    """Sends the requests of a list in turn."""
+
+    def __init__(self, requests: list[bytes], latencies_s: list[float]) -> None:
+        super().__init__(requests[0], latencies_s)
+        self._requests: Iterator[bytes] = itertools.cycle(requests)
+
+    def _send(self) -> None:
+        self._request = next(self._requests)
+        super()._send()
+
+
+class CountingReader(asyncio.Protocol):
+    """Sends one request, and counts the events of its answer."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._rest = b""
+        self.events = 0
+        self.has_begun = False
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        data = self._rest + data
+        self.has_begun = self.has_begun or b"event: control" in data
+        self.events += data.count(EVENT)
+        self._rest = data[-len(EVENT) + 1 :]
+
+
+class RepeatingReader(asyncio.Protocol):
+    """Reads the same chunk again and again, and counts its bytes."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request = request
+        self._left = 0
+        self._head = b""
+        self.received = 0
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport  # type: ignore[assignment]
+        self.transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._left:
+            self._head += data
+            head, end, data = self._head.partition(b"\r\n\r\n")
+            if not end:
+                return
+            length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+            self._left, self._head = int(length), b""
+        self._left -= len(data)
+        self.received += len(data)
+        if not self._left:
+            self.transport.write(self._request)
+
+
+def create(server: Server, requests: list[bytes]) -> None:
+    """Send each request once. Answers have no body."""
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        for request in requests:
+            connection.sendall(request)
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n"):
+                answer += connection.recv(65536)
+            if not answer.startswith(b"HTTP/1.1 201"):
+                raise SystemExit(f"a stream could not be created: {answer!r}")
+
+
+async def fan_out(server: Server, seconds: float) -> tuple[float, float]:
+    """Events delivered per second, and CPU microseconds of the server per event."""
+    loop = asyncio.get_running_loop()
+    request = encode("GET", "/v1/stream/hot?offset=now&live=sse", b"")
+    readers = [
+        (await loop.create_connection(partial(CountingReader, request), "127.0.0.1", server.port))[1]
+        for _ in range(READERS)
+    ]
+    answers, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    while not all(reader.has_begun for reader in readers):  # noqa: ASYNC110 - they say so one by one
+        await asyncio.sleep(0.01)
+    cpu_s, began_s = cpu_of(server), time.perf_counter()
+    sent = 0
+    while time.perf_counter() - began_s < seconds:
+        writer.write(encode("POST", "/v1/stream/hot", EVENT.ljust(100, b".")))
+        await answers.readuntil(b"\r\n\r\n")
+        sent += 1
+        await asyncio.sleep(max(0.0, began_s + sent / EVENTS_PER_S - time.perf_counter()))
+    while (count := sum(reader.events for reader in readers)) < sent * READERS:  # noqa: ASYNC110 - others count
+        await asyncio.sleep(0.001)
+    cpu_s, took_s = cpu_of(server) - cpu_s, time.perf_counter() - began_s
+    writer.close()
+    for reader in readers:
+        reader.transport.abort()
+    return count / took_s, cpu_s / max(1, count) * 1e6
+
+
+async def replay(server: Server, connections: int, seconds: float) -> tuple[float, float]:
+    """MiB read per second, and CPU microseconds of the server per MiB."""
+    loop = asyncio.get_running_loop()
+    request = encode("GET", "/v1/stream/replayed?offset=-1", b"")
+    readers = [
+        (await loop.create_connection(partial(RepeatingReader, request), "127.0.0.1", server.port))[1]
+        for _ in range(connections)
+    ]
+    await asyncio.sleep(min(0.5, seconds))
+    before, cpu_s, began_s = sum(reader.received for reader in readers), cpu_of(server), time.perf_counter()
+    await asyncio.sleep(seconds)
+    count = (sum(reader.received for reader in readers) - before) / 2**20
+    cpu_s, took_s = cpu_of(server) - cpu_s, time.perf_counter() - began_s
+    for reader in readers:
+        reader.transport.abort()
+    return count / took_s, cpu_s / max(1e-9, count) * 1e6
+
+
+def cpu_of(server: Server) -> float:
+    """User and system time of all processes of a server."""
+    processes = [psutil.Process(server.pid), *psutil.Process(server.pid).children()]
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+
+async def load(server: Server, per_connection: list[list[bytes]], seconds: float) -> tuple[float, float]:
+    """Appends per second, and CPU microseconds of the server per append."""
+    loop = asyncio.get_running_loop()
+    latencies_s: list[float] = []
+    senders = []
+    for requests in per_connection:
+        make = partial(RotatingSender, requests, latencies_s)
+        _, sender = await loop.create_connection(make, "127.0.0.1", server.port)
+        senders.append(sender)
+    await asyncio.sleep(min(0.5, seconds))
+    before, cpu_s, began_s = len(latencies_s), cpu_of(server), time.perf_counter()
+    await asyncio.sleep(seconds)
+    count, cpu_s, took_s = len(latencies_s) - before, cpu_of(server) - cpu_s, time.perf_counter() - began_s
+    for sender in senders:
+        sender.is_last = True
+    await asyncio.gather(*(sender.stopped for sender in senders))
+    return count / took_s, cpu_s / max(1, count) * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=STORAGE_MODES, default="memory")
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a round")
+    chosen = parser.parse_args()
+    body = b"x" * 100
+    names = [f"w{number}" for number in range(500)]
+    loads = {
+        "one stream": [[encode("POST", f"/v1/stream/w{number}", body)] for number in range(chosen.connections)],
+        "500 streams": [
+            [encode("POST", f"/v1/stream/{name}", body) for name in names[number:] + names[:number]]
+            for number in range(chosen.connections)
+        ],
+    }
+    found: dict[str, list[tuple[float, float]]] = {}
+    with ExitStack() as running:
+        servers = {
+            workers: running.enter_context(
+                serve(
+                    DS_STORAGE__MODE=chosen.mode,
+                    DS_SERVER__WORKERS=str(workers),
+                    DS_LIMITS__MAX_STREAM_BYTES="0",
+                    DS_LIMITS__MAX_MEMORY_BYTES=str(8 * 2**30),
+                )
+            )
+            for workers in chosen.workers
+        }
+        for server in servers.values():
+            puts = [encode("PUT", f"/v1/stream/{name}", b"") for name in (*names, "hot")]
+            puts.append(encode("PUT", "/v1/stream/replayed", b"r" * 4 * 2**20))
+            create(server, puts)
+        for _ in range(chosen.rounds):
+            for kind, requests in loads.items():
+                for workers, server in servers.items():
+                    result = uvloop.run(load(server, requests, chosen.seconds))
+                    found.setdefault(f"{workers} workers, {kind}", []).append(result)
+            for workers, server in servers.items():
+                result = uvloop.run(fan_out(server, chosen.seconds))
+                found.setdefault(f"{workers} workers, fan-out", []).append(result)
+            for workers, server in servers.items():
+                result = uvloop.run(replay(server, 8, chosen.seconds))
+                found.setdefault(f"{workers} workers, replay", []).append(result)
+    print(f"{'load':<28}{'per second':>12}{'CPU us':>9}")
+    for name, results in found.items():
+        rate, cpu_us = (statistics.median(values) for values in zip(*results, strict=True))
+        print(f"{name:<28}{rate:>12.0f}{cpu_us:>9.1f}")
+    print(json.dumps({"benchmark": "workers", "mode": chosen.mode, "rounds": found}))
+
+
+if __name__ == "__main__":
+    main()
