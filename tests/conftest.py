@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Callable, Iterator
 
 import httpx
+import psutil
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from hypothesis import HealthCheck, settings
 
-from tests.serving import Server, serve
+from tests.serving import Server, default_workers, serve
+from tests.waiting import wait_until
 
-pytest_plugins = ["tests.spark.session"]
+pytest_plugins = ["tests.browser", "tests.spark.session"]
 
 # The client's own five seconds are too few for an answer on a busy machine.
 DEFAULT_TIMEOUT_CONFIG.connect = DEFAULT_TIMEOUT_CONFIG.read = DEFAULT_TIMEOUT_CONFIG.write = 60.0
+
+# Property tests have no deadline per example: the machine may be busy with something else.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 _counter = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", default=False, help="also run tests marked `long`, at full size")
+    parser.addoption("--workers", default="", metavar="N", help="run the servers of the tests with N workers")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    default_workers[:] = [workers] if (workers := config.getoption("--workers")) else []
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,10 +42,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Without --long, `long` tests are deselected (and counted as such), never reported as skipped."""
     if config.getoption("--long"):
         return
-    kept = [item for item in items if item.get_closest_marker("long") is None]
-    if len(kept) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        items[:] = kept
+    left_out = [item for item in items if item.get_closest_marker("long") is not None]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
 
 
 @pytest.fixture(scope="session")
@@ -41,9 +54,21 @@ def long(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--long"))
 
 
+def cpu_share(pid: int, seconds: float = 0.5) -> float:
+    """How much of a core a process uses. Other programs on the machine do not raise it."""
+    process = psutil.Process(pid)
+    before = process.cpu_times()
+    time.sleep(seconds)
+    after = process.cpu_times()
+    return (after.user + after.system - before.user - before.system) / seconds
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """A server shared by the whole run: memory mode, short waits. Use your own stream names on it."""
+    """A server shared by the whole run: memory mode, short waits. Use your own stream names on it.
+
+    When all tests have used it, it must become idle: a timer that fires without end would show here.
+    """
     with serve(
         DS_STORAGE__MODE="memory",
         DS_LIMITS__MAX_MEMORY_BYTES=str(2**29),
@@ -52,6 +77,7 @@ def server() -> Iterator[Server]:
         DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS="true",
     ) as running:
         yield running
+        wait_until(lambda: cpu_share(running.pid) < 0.2, what="no work in a server that no test uses any more")
 
 
 @pytest.fixture

@@ -106,13 +106,13 @@ class ForkingServer:
 
     def _listen(self) -> None:
         while message := self._socket.recv(MESSAGE_BYTES):
-            told = json.loads(message)
+            report = json.loads(message)
             with self.changed:
-                if "code" in told:
-                    self.ended[told["pid"]] = told["code"]
+                if "code" in report:
+                    self.ended[report["pid"]] = report["code"]
                 else:
-                    self.ended.pop(told["pid"], None)
-                    self._started.append(told["pid"])
+                    self.ended.pop(report["pid"], None)
+                    self._started.append(report["pid"])
                 self.changed.notify_all()
 
     def _close(self) -> None:
@@ -206,7 +206,7 @@ def forward(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    import headwater.cli
+    import headwater.cli.serve
     import headwater.http.server  # noqa: F401 - imported once, for all forks
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

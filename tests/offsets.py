@@ -10,7 +10,7 @@ import re
 _TOKEN = re.compile(r"([0-9a-f]{16}_[0-9a-f]{16})(?:_[0-9a-f]{16})?", re.ASCII)
 
 
-class PlaceText(str):
+class OffsetText(str):
     """A token of two parts, which is valid input; it equals any whole token of the same place."""
 
     __slots__ = ()
@@ -27,13 +27,13 @@ class PlaceText(str):
     __hash__ = str.__hash__
 
 
-def place_text(index: int, position: int) -> PlaceText:
+def offset_text(index: int, position: int) -> OffsetText:
     """The place after `index` messages and `position` stored bytes."""
-    return PlaceText(f"{index:016x}_{position:016x}")
+    return OffsetText(f"{index:016x}_{position:016x}")
 
 
-def place_of(token: str) -> PlaceText:
+def offset_of(token: str) -> OffsetText:
     """The place that a token names, whichever way it is spelled."""
     found = _TOKEN.fullmatch(token)
     assert found is not None, f"{token!r} is not an offset of ours"
-    return PlaceText(found[1])
+    return OffsetText(found[1])

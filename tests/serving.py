@@ -29,6 +29,9 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 _LISTENING = re.compile(r"listening on (https?://[^\s\"]+)")
 
 
+default_workers: list[str] = []
+"""With `--workers N`: how many workers the servers of all tests have that do not say it themselves."""
+
 Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess
 
 
@@ -154,6 +157,8 @@ def serve(
     change or measure the server; `command` is what executes it, like `prlimit`. With `moving_time` the test can
     move the clock of the server (`tests/moving_time.py`).
     """
+    if default_workers and program == ("headwater",) and not moving_time:
+        env.setdefault("DS_SERVER__WORKERS", default_workers[0])
     with tempfile.TemporaryDirectory(prefix="headwater-test-") as temporary:
         cwd = directory or Path(temporary)
         environment = server_environment(**env)

@@ -14,6 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.serving import Server
+
 TESTS = Path(__file__).resolve().parent
 NPM = TESTS / "npm"
 
@@ -48,6 +50,17 @@ def require_npm_packages() -> None:
         assert manifest.exists(), f"The npm package {name} is not installed. {_HOW_TO_INSTALL}"
         installed = json.loads(manifest.read_text())["version"]
         assert installed == version, f"{name} is {installed}, but {version} is pinned. {_HOW_TO_INSTALL}"
+
+
+def check_vitest(file: Path, expected: int, server: Server, *, env: dict[str, str], timeout_secs: float) -> None:
+    """Every test of the file passes, there are as many as expected, and the server logged no exception.
+
+    The number is part of it so that a file that stops half-way fails.
+    """
+    cases = run_vitest(file, env=env, timeout_secs=timeout_secs)
+    assert not [case for case in cases if case.status != "passed"], describe_failures(cases)
+    assert len(cases) == expected
+    assert "Traceback" not in server.log()
 
 
 def run_vitest(file: Path, *, env: dict[str, str], name_pattern: str | None = None, timeout_secs: float) -> list[Case]:

@@ -6,6 +6,8 @@ python -m tests.ai.app STREAM_ROOT      prints its address, and ends when its st
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -22,6 +24,15 @@ WORDS = ["a", "durable", "stream", "remembers", "every", "token", "that", "was",
 
 
 HELD_AFTER = "stream"
+LEASE_S = float(os.environ.get("AI_TEST_LEASE_S", "30"))
+
+
+async def held(source: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    """The first words of an answer, then silence."""
+    async for event in source:
+        yield event
+        if event.get("delta", "").strip() == HELD_AFTER:
+            await asyncio.Event().wait()
 
 
 async def answer(gate: asyncio.Event | None, fail: bool = False) -> AsyncIterator[dict[str, Any]]:
@@ -49,7 +60,10 @@ async def turn(messages: list[Any]) -> AsyncIterator[dict[str, Any]]:
         yield {"type": "TEXT_MESSAGE_END", "messageId": message_id}
 
 
-def application(root: str) -> FastAPI:
+def application(root: str, read_root: str | None = None) -> FastAPI:
+    """Answers are written below `root`, and clients are sent to `read_root` if it differs."""
+    read_root = read_root or root
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
@@ -64,7 +78,11 @@ def application(root: str) -> FastAPI:
         gate = gates[asked["id"]] = asyncio.Event() if asked.get("hold") else None
         source = answer(gate, asked.get("fail", False))
         return await durable_response(
-            source, stream=f"{root}/answers/{asked['id']}", mode=asked.get("mode", "immediate")
+            source,
+            stream=f"{root}/answers/{asked['id']}",
+            read_url=f"{read_root}/answers/{asked['id']}",
+            mode=asked.get("mode", "immediate"),
+            lease_s=LEASE_S,
         )
 
     @app.post("/api/session")
@@ -72,11 +90,14 @@ def application(root: str) -> FastAPI:
         """One stream holds the whole conversation, in the events of AG-UI, and stays open."""
         asked = await request.json()
         url = f"{root}/sessions/{request.query_params['id']}"
-        return await durable_response(turn(asked["messages"]), stream=url, event_format=AG_UI, close=False)
+        source = turn(asked["messages"])
+        if "hold" in request.query_params:
+            source = held(source)
+        return await durable_response(source, stream=url, event_format=AG_UI, close=False, lease_s=LEASE_S)
 
     @app.get("/api/chat/{chat_id}/stream")
     async def resume(chat_id: str) -> Response:
-        return await reconnect_response(f"{root}/answers/{chat_id}")
+        return await reconnect_response(f"{root}/answers/{chat_id}", read_url=f"{read_root}/answers/{chat_id}")
 
     @app.post("/api/chat/{chat_id}/release")
     async def release(chat_id: str) -> None:
@@ -84,6 +105,11 @@ def application(root: str) -> FastAPI:
         gate = gates[chat_id]
         assert gate is not None
         gate.set()
+
+    @app.post("/api/crash")
+    async def crash() -> None:
+        """End this process as a crash does; for the application that is one of its own."""
+        os.kill(os.getpid(), signal.SIGKILL)
 
     @app.post("/api/chat/{chat_id}/stop")
     async def stop(chat_id: str) -> dict[str, bool]:
@@ -93,10 +119,12 @@ def application(root: str) -> FastAPI:
 
 
 @contextmanager
-def serving(root: str) -> Any:
+def serving(root: str, read_root: str | None = None) -> Any:
     """The application in a thread; yields its address."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(application(root), host="127.0.0.1", port=port, log_level="error"))
+    server = uvicorn.Server(
+        uvicorn.Config(application(root, read_root), host="127.0.0.1", port=port, log_level="error")
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

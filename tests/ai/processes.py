@@ -14,9 +14,9 @@ _REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def application_process(root: str) -> Iterator[str]:
+def application_process(root: str, **variables: str) -> Iterator[str]:
     """Yields the address of the application; the process is killed at the end."""
-    environment = server_environment()
+    environment = server_environment(**variables)
     environment["PYTHONPATH"] += f":{_REPOSITORY}"
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.ai.app", root], env=environment, stdout=subprocess.PIPE, text=True

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+from bench.servers import official_node
 
-from headwater.client import Stream, StreamClosedError
+from headwater.ai import Generation
+from headwater.client import AsyncStream, LeaseUnsupportedError, Stream, StreamClosedError
 from tests.ai.app import WORDS, serving
 from tests.ai.processes import application_process
 from tests.serving import Server
@@ -80,7 +83,7 @@ def test_the_client_can_ask_whether_there_is_something_to_resume(app: str, chat_
     assert httpx.get(resume).status_code == 204
 
 
-def test_stop_ends_the_generation_and_says_so(app: str, chat_id: str, stream: Stream) -> None:
+def test_stop_ends_the_generation_with_a_stop_event(app: str, chat_id: str, stream: Stream) -> None:
     httpx.post(f"{app}/api/chat", json={"id": chat_id, "hold": True}).raise_for_status()
     reader = stream.follow()
     seen = [next(reader) for _ in range(4)]
@@ -106,9 +109,7 @@ def test_stop_works_from_another_process(server: Server, app: str, chat_id: str,
     assert seen[-1]["type"] == "abort", "nothing of the fenced writer follows"
 
 
-def test_a_failing_source_ends_with_an_error_that_tells_nothing_of_the_server(
-    app: str, chat_id: str, stream: Stream
-) -> None:
+def test_failing_source_ends_with_an_error_without_server_details(app: str, chat_id: str, stream: Stream) -> None:
     httpx.post(f"{app}/api/chat", json={"id": chat_id, "fail": True}).raise_for_status()
     events = list(stream.follow())
     assert events[-1] == {"type": "error", "errorText": "The answer could not be generated."}
@@ -117,10 +118,74 @@ def test_a_failing_source_ends_with_an_error_that_tells_nothing_of_the_server(
         stream.append({"type": "late"})
 
 
-def test_a_shutdown_stops_what_runs(server: Server, chat_id: str, stream: Stream) -> None:
+def test_shutdown_stops_running_generations(server: Server, chat_id: str, stream: Stream) -> None:
     with serving(f"{server.url}/v1/stream") as app:
         httpx.post(f"{app}/api/chat", json={"id": chat_id, "hold": True}).raise_for_status()
         reader = stream.follow()
         seen = [next(reader) for _ in range(3)]
     seen += list(reader)
     assert seen[-1] == {"type": "abort", "reason": "shutdown"}
+
+
+def test_a_crash_of_the_application_is_an_error_for_readers(server: Server, chat_id: str, stream: Stream) -> None:
+    """The process is killed in the middle of an answer; the server ends the stream when its lease expires."""
+    with application_process(f"{server.url}/v1/stream", AI_TEST_LEASE_S="2") as app:
+        httpx.post(f"{app}/api/chat", json={"id": chat_id, "hold": True}).raise_for_status()
+        reader = stream.follow()
+        seen = [next(reader) for _ in range(4)]
+    seen += list(reader)
+    assert seen[-1] == {"type": "error", "errorText": "The answer could not be generated."}
+    assert reader.closed
+    with pytest.raises(StreamClosedError):
+        stream.append({"type": "late"})
+
+
+async def silent(closed: asyncio.Event) -> AsyncIterator[dict[str, str]]:
+    """A source that waits for its model."""
+    yield {"type": "start"}
+    try:
+        await asyncio.Event().wait()
+    finally:
+        closed.set()
+
+
+def test_a_silent_generation_renews_its_lease_and_ends_when_another_writer_takes_it(
+    server: Server, chat_id: str
+) -> None:
+    async def generate() -> None:
+        closed = asyncio.Event()
+        async with AsyncStream(server.stream_url(f"answers/{chat_id}")) as stream:
+            generation = Generation(silent(closed), stream, lease_s=3)
+            await generation.start()
+            before = (await stream.lease()).expires_in_s
+            while (left := (await stream.lease()).expires_in_s) <= before:
+                before = left
+                await asyncio.sleep(0.05)
+            await stream.acquire_lease("another", take_over=True)
+            await generation.wait()
+            assert closed.is_set()
+            assert generation.outcome == "replaced"
+            await stream.release_lease("another")
+            assert not (await stream.head()).closed
+
+    asyncio.run(generate())
+
+
+def test_a_server_without_leases_is_used_without_them(chat_id: str) -> None:
+    async def source() -> AsyncIterator[dict[str, str]]:
+        yield {"type": "finish"}
+
+    async def generate(url: str) -> None:
+        async with AsyncStream(f"{url}/v1/stream/{chat_id}") as stream:
+            generation = Generation(source(), stream)
+            await generation.start()
+            await generation.wait()
+            assert generation.outcome == "finished"
+            assert [event async for event in stream.follow()] == [{"type": "finish"}]
+        async with AsyncStream(f"{url}/v1/stream/{chat_id}-open") as stream:
+            await stream.create()
+            with pytest.raises(LeaseUnsupportedError):
+                await stream.acquire_lease("w")
+
+    with official_node() as node:
+        asyncio.run(generate(node.url))

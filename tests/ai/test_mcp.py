@@ -41,13 +41,15 @@ def test_events_after_an_id_are_replayed_also_after_a_restart(server: Server, st
             store = DurableEventStore(client, stream_name(), session="../s 1")
             prefix = store._root.split("/")[0]
             primed = await store.store_event("7", None)
-            ids = [await store.store_event("7", notification(n)) for n in range(5)]
+            ids = [await store.store_event("7", notification(n)) for n in range(4)]
+            answer = types.JSONRPCResponse(jsonrpc="2.0", id=7, result={})
+            ids.append(await store.store_event("7", answer))
             await store.store_event("8", notification(99))
             restarted = DurableEventStore(client, prefix, session="../s 1")
             stream_id, events = await replayed(restarted, ids[1])
             assert stream_id == "7"
             assert [event.event_id for event in events] == ids[2:]
-            assert [event.message for event in events] == [notification(n) for n in (2, 3, 4)]
+            assert [event.message for event in events] == [notification(2), notification(3), answer]
             assert [event.event_id for event in (await replayed(restarted, primed))[1]] == ids
             later = await restarted.store_event("7", notification(5))
             assert later not in ids
@@ -160,6 +162,105 @@ def test_a_lost_response_is_resumed_where_it_broke_off(server: Server, stream_na
                 said = [message["params"]["message"] for message in seen if "params" in message]
                 assert said == [f"{who} {step}" for step in range(STEPS)]
                 assert seen[-1]["result"]["content"][0]["text"] == "done"
+
+    asyncio.run(run())
+
+
+TOOL_CALL = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "tools/call",
+    "params": {"name": "t", "arguments": {"who": "anna"}, "_meta": {"progressToken": "p"}},
+}
+
+
+async def called(http: httpx.AsyncClient, session: dict[str, str], request_id: int = 2) -> list[Any]:
+    call = {**TOOL_CALL, "id": request_id}
+    async with http.stream("POST", "/mcp/", json=call, headers=session) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["mcp-session-id"] == session["Mcp-Session-Id"]
+        return [message async for _, message in events_of(response)]
+
+
+def test_a_session_survives_a_restart_and_an_interrupted_call_ends_with_an_error(
+    server: Server, stream_name: Callable[[], str]
+) -> None:
+    async def run() -> None:
+        prefix, last_id = stream_name(), ""
+        async with mcp_client(server.url, prefix) as http:
+            session = await initialized(http)
+            async with http.stream("POST", "/mcp/", json=TOOL_CALL, headers=session) as response:
+                async for event_id, _ in events_of(response):
+                    last_id = event_id
+                    break
+        async with mcp_client(server.url, prefix) as http:
+            async with http.stream("GET", "/mcp/", headers={**session, "Last-Event-ID": last_id}) as response:
+                assert response.status_code == 200, await response.aread()
+                async for _, message in events_of(response):
+                    if "error" in message:
+                        break
+            assert message["id"] == 1
+            assert "Call again" in message["error"]["message"]
+            # The same session, without a new handshake; and once more after a second restart.
+            assert (await called(http, session))[-1]["result"]["content"][0]["text"] == "done"
+        async with mcp_client(server.url, prefix) as http:
+            calls = await asyncio.gather(called(http, session, 3), called(http, session, 4))
+            assert ["result" in seen[-1] for seen in calls] == [True, True]
+            assert (await http.delete("/mcp/", headers=session)).status_code == 200
+            assert (await http.post("/mcp/", json=TOOL_CALL, headers=session)).status_code == 404
+        async with mcp_client(server.url, prefix) as http:
+            for unknown in (session["Mcp-Session-Id"], "../x", "unknown"):
+                headers = {**session, "Mcp-Session-Id": unknown}
+                assert (await http.post("/mcp/", json=TOOL_CALL, headers=headers)).status_code == 404
+
+    asyncio.run(run())
+
+
+def test_a_session_is_opened_again_only_for_the_credential_that_opened_it(
+    server: Server, stream_name: Callable[[], str]
+) -> None:
+    from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+    from mcp.server.auth.provider import AccessToken
+
+    async def status(manager: DurableSessionManager, body: Any, who: str, session: str | None) -> tuple[int, str]:
+        headers = [(b"content-type", b"application/json"), (b"accept", b"application/json, text/event-stream")]
+        if session is not None:
+            headers.append((b"mcp-session-id", session.encode()))
+        user = AuthenticatedUser(AccessToken(token="t", client_id=who, scopes=[]))
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers, "user": user}
+        started: list[Any] = []
+        given = False
+
+        async def receive() -> Any:
+            nonlocal given
+            if given:
+                await asyncio.Event().wait()
+            given = True
+            return {"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                started.append(message)
+
+        await manager.handle_request(scope, receive, send)
+        named = dict(started[0]["headers"]).get(b"mcp-session-id", b"").decode()
+        return started[0]["status"], named
+
+    async def run() -> None:
+        prefix = stream_name()
+        listing = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}
+        async with AsyncClient(server.url) as client:
+            first = DurableSessionManager(McpServer("test"), client, prefix)
+            async with first.run():
+                opening = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
+                code, session = await status(first, opening, "anna", None)
+                assert code == 200
+            second = DurableSessionManager(McpServer("test"), client, prefix)
+            async with second.run():
+                assert (await status(second, listing, "bert", session))[0] == 404
+                assert (await status(second, listing, "anna", session)) == (200, session)
+                assert (await status(second, listing, "bert", session))[0] == 404
 
     asyncio.run(run())
 

@@ -8,6 +8,7 @@ import { readUIMessageStream } from "ai"
 import { describe, expect, test } from "vitest"
 
 const app = process.env.AI_TEST_APP
+const doomed = process.env.AI_TEST_DOOMED_APP
 const streams = process.env.AI_TEST_STREAMS
 if (!app || !streams) throw new Error("this file is run by tests/ai/test_transports.py")
 
@@ -118,5 +119,33 @@ describe("the TanStack transport", () => {
     await resumed.send([question("q1", "Who remembers?"), question("q2", "And now?")])
     expect(deltas(await more)).toBe(`And now?${ANSWER}`)
     second.abort()
+  })
+})
+
+describe("a crash of the application in the middle of an answer", () => {
+  test("both transports see an error, not silence", async () => {
+    const id = freshId()
+    const answer = await createDurableChatTransport({ api: `${doomed}/api/chat` }).sendMessages({
+      trigger: "submit-message", chatId: id, messages: [], body: { hold: true },
+    })
+    await DurableStream.create({ url: `${streams}/sessions/${id}`, contentType: "application/json" })
+    const connection = durableStreamConnection({
+      sendUrl: `${doomed}/api/session?id=${id}&hold`, readUrl: `${streams}/sessions/${id}`,
+    })
+    const leaving = new AbortController()
+    const events = connection.subscribe(leaving.signal)[Symbol.asyncIterator]()
+    await connection.send([{ id: "q1", role: "user", parts: [{ type: "text", content: "Who?" }] }])
+    const session = []
+    while (!session.some((event) => event.delta?.trim() === "stream" || event.messages?.length === 2)) session.push((await events.next()).value)
+
+    await fetch(`${doomed}/api/crash`, { method: "POST" }).catch(() => {})
+    const errors = []
+    for await (const _ of readUIMessageStream({ stream: answer, onError: (error) => errors.push(error) })) void _
+    expect(errors.map(String)).toEqual(["Error: The answer could not be generated."])
+    let last
+    do last = (await events.next()).value
+    while (last.type !== "RUN_ERROR")
+    expect(last.message).toBe("The answer could not be generated.")
+    leaving.abort()
   })
 })

@@ -33,7 +33,7 @@ def test_version(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"headwater {headwater.__version__}\n")
 
 
-def test_without_a_command_it_says_what_there_is(tmp_path: Path) -> None:
+def test_without_a_command_the_commands_are_listed(tmp_path: Path) -> None:
     done = headwater_command(cwd=tmp_path)
     assert done.returncode == 0
     assert "serve" in done.stdout
@@ -72,7 +72,7 @@ def test_a_wrong_variable_stops_the_start(tmp_path: Path) -> None:
     )
 
 
-def test_config_show_tells_where_each_value_came_from(tmp_path: Path) -> None:
+def test_config_show_prints_the_origin_of_each_value(tmp_path: Path) -> None:
     (tmp_path / "config").mkdir()
     (tmp_path / "config/default.toml").write_text("[server]\nport = 1\nidle_timeout_secs = 5\n")
     (tmp_path / "config/dev.toml").write_text("[registry]\nenabled = true\n")

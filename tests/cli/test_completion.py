@@ -25,8 +25,14 @@ def home(tmp_path: Path) -> Path:
 def in_bash(home: Path, script: str) -> str:
     environment = server_environment(HOME=str(home), SHELL="/bin/bash")
     environment["PATH"] = f"{home / 'bin'}:{environment['PATH']}"
+    # With a second command, the shell stays the parent of the first: that is how the command knows which shell it is.
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], cwd=home, env=environment, capture_output=True, text=True, timeout=60
+        ["bash", "--norc", "-c", f"{script}\nexit $?"],
+        cwd=home,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

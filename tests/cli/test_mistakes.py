@@ -13,7 +13,7 @@ import httpx
 import pytest
 import typer.main
 
-from headwater.cli import app, main
+from headwater.cli import command_line, main
 from tests.ports import free_port
 from tests.serving import Server, serve
 
@@ -29,11 +29,23 @@ STREAMS = {
     "delete": ["delete", "a", "--yes"],
     "ping": ["ping"],
     "bench": ["bench"],
+    "bucket create": ["bucket", "create", "shop"],
+    "bucket ls": ["bucket", "ls"],
+    "bucket delete": ["bucket", "delete", "shop"],
+    "snapshot publish": ["snapshot", "publish", "/ds/shop/a", "-"],
+    "snapshot get": ["snapshot", "get", "/ds/shop/a"],
+    "subscription create": ["subscription", "create", "s", "--pattern", "a/*", "--wake-stream", "w"],
+    "subscription ls": ["subscription", "ls"],
+    "subscription show": ["subscription", "show", "s"],
+    "subscription link": ["subscription", "link", "s", "a"],
+    "subscription unlink": ["subscription", "unlink", "s", "a"],
+    "subscription delete": ["subscription", "delete", "s"],
 }
 STORES = {
     "backup": ["backup", "copy"],
     "restore": ["restore", "copy"],
     "store check": ["store", "check"],
+    "store purge": ["store", "purge"],
     "store stats": ["store", "stats"],
     "store rotate-key": ["store", "rotate-key"],
     "store confirm-expiry": ["store", "confirm-expiry"],
@@ -46,6 +58,7 @@ STACK = {
     "logs": ["logs"],
     "token": ["token"],
     "psql": ["psql", "--print-url"],
+    "store join-shards": ["store", "join-shards"],
 }
 OTHERS = {"serve": ["serve", "--port", "0"], "config show": ["config", "show"]}
 PIPELINE = {
@@ -109,7 +122,7 @@ def leaves(group: Any, path: str = "") -> Iterator[str]:
 
 def test_every_command_is_in_these_lists() -> None:
     # `sync` is a command and a group.
-    assert {*leaves(typer.main.get_command(app)), "sync"} == set(COMMANDS)
+    assert {*leaves(typer.main.get_command(command_line())), "sync"} == set(COMMANDS)
 
 
 # psql gets the options that `headwater psql` does not know.

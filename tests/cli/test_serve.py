@@ -23,7 +23,7 @@ def test_it_listens_answers_and_ends_cleanly_on_sigterm() -> None:
         httpx.get(f"{server.url}/healthz")
 
 
-def test_the_start_says_where_data_goes_and_warns_when_none_survives(tmp_path: Path) -> None:
+def test_startup_prints_the_data_directory_or_warns_that_memory_is_lost(tmp_path: Path) -> None:
     with serve(DS_STORAGE__MODE="memory") as server:
         assert "all streams are lost when the server stops" in server.log()
         assert f"stream browser at {server.url}/ui/" in server.log()
@@ -87,7 +87,7 @@ def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
     assert done.stderr == "headwater: tls.cert_path: cannot read cert.pem: No such file or directory\n"
 
 
-def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
+def test_files_that_are_not_certificates_are_named(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("not a certificate")
     (tmp_path / "key.pem").write_text("not a key")
     done = headwater_command(

@@ -9,9 +9,11 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import chdir
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 
@@ -20,6 +22,7 @@ import pytest
 from bench.servers import official_node
 
 from headwater.cli import main
+from headwater.cli.reading import since_time
 from tests.serving import Server, serve, server_environment
 from tests.waiting import wait_until
 
@@ -42,7 +45,7 @@ class Shell:
         self.directory = directory
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """As a process of its own: for what goes on while something else happens."""
+        """As a separate process: for what runs while something else happens."""
         return subprocess.Popen(
             [sys.executable, "-m", "headwater", *arguments],
             cwd=self.directory,
@@ -113,9 +116,9 @@ def test_a_stream_from_create_to_delete(any_shell: Shell) -> None:
     offset = shell.ok("append", "round/trip", stdin=lines).strip()
     read = [json.loads(line) for line in shell.ok("read", "round/trip").splitlines()]
     assert read == [{"n": 1}, [2, 3], "four", {"n": 5}, {"n": 6}]
-    told = json.loads(shell.ok("head", "round/trip", "--json"))
-    assert told["stream-next-offset"] == offset
-    assert told["content-type"] == "application/json"
+    reported = json.loads(shell.ok("head", "round/trip", "--json"))
+    assert reported["stream-next-offset"] == offset
+    assert reported["content-type"] == "application/json"
     assert shell.ok("read", "round/trip", "--from", offset) == ""
     shell.ok("close", "round/trip")
     assert json.loads(shell.ok("head", "round/trip", "--json"))["stream-closed"] == "true"
@@ -125,7 +128,7 @@ def test_a_stream_from_create_to_delete(any_shell: Shell) -> None:
     assert "there is no stream" in shell.fails(3, "head", "round/trip")
 
 
-def test_text_and_bytes_come_back_as_they_went_in(any_shell: Shell) -> None:
+def test_text_and_bytes_are_returned_unchanged(any_shell: Shell) -> None:
     shell = any_shell
     text = b"one\ntwo\r\n\n  three"
     shell.ok("create", "as/text", "--type", "text/plain")
@@ -146,6 +149,114 @@ def test_a_long_stream_is_read_page_by_page_and_to_a_limit(shell: Shell) -> None
     assert shell.ok("read", "long/one", "--raw").startswith('[{"n":0}')
 
 
+def test_the_last_messages_are_read_or_followed(any_shell: Shell) -> None:
+    shell = any_shell
+    shell.ok("create", "last/one")
+    shell.ok("append", "last/one", stdin=b"".join(b'{"n":%d}\n' % n for n in range(20)))
+    newest = ['{"n":18}', '{"n":19}']
+    assert shell.ok("read", "last/one", "--last", "2").splitlines() == newest
+    assert shell.ok("tail", "last/one", "-n", "2", "--limit", "2").splitlines() == newest
+    assert shell.ok("tail", "last/one", "--last", "100", "--limit", "20").splitlines()[-2:] == newest
+    with shell.start("tail", "last/one", "-n", "1") as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline() == b'{"n":19}\n'
+        shell.ok("append", "last/one", '{"n":20}')
+        assert tail.stdout.readline() == b'{"n":20}\n'
+        shell.ok("close", "last/one")
+        assert tail.wait(timeout=60) == 0
+
+
+def test_the_last_messages_of_text_keep_their_boundaries(shell: Shell) -> None:
+    shell.ok("create", "last/text", "--type", "text/plain")
+    shell.ok("append", "last/text", "one", "two", "three")
+    assert shell.ok("read", "last/text", "--last", "2") == "twothree"
+
+
+def test_messages_since_a_time(shell: Shell) -> None:
+    shell.ok("append", "since/one", "--create", '{"n":1}')
+    assert shell.ok("read", "since/one", "--since", "1h").splitlines() == ['{"n":1}']
+    assert shell.ok("read", "since/one", "--since", "2100-01-01") == ""
+    assert shell.ok("tail", "since/one", "--since", "2020-01-01T00:00:00Z", "--limit", "1") == '{"n":1}\n'
+    assert "is not a time" in shell.fails(2, "read", "since/one", "--since", "soon")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90s", "2026-03-01T11:58:30.000Z"),
+        ("10m", "2026-03-01T11:50:00.000Z"),
+        ("2d", "2026-02-27T12:00:00.000Z"),
+        ("09:30", "2026-03-01T09:30:00.000Z"),
+        ("2026-02-01", "2026-02-01T00:00:00.000Z"),
+        ("2026-02-01T01:00:00+01:00", "2026-02-01T00:00:00.000Z"),
+    ],
+)
+def test_times_are_absolute_or_relative(text: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    assert since_time(text, datetime(2026, 3, 1, 12, tzinfo=UTC)) == expected
+
+
+def test_pretty_indents_messages(shell: Shell) -> None:
+    shell.ok("append", "pretty/one", '{"a":{"b":1}}', "--create")
+    assert shell.ok("read", "pretty/one", "--pretty") == '{\n  "a": {\n    "b": 1\n  }\n}\n'
+
+
+def test_append_creates_the_stream_on_request(any_shell: Shell) -> None:
+    shell = any_shell
+    assert "--create" in shell.fails(3, "append", "made/json", "1")
+    assert "text/plain" in shell.fails(2, "append", "made/json", "--create", "not json")
+    shell.fails(3, "head", "made/json")
+    shell.ok("append", "made/json", "--create", "1", "2")
+    shell.ok("append", "made/json", "--create", "3")
+    assert shell.ok("read", "made/json").splitlines() == ["1", "2", "3"]
+    shell.ok("append", "made/text", "--create", "--type", "text/plain", "hello")
+    assert shell.ok("read", "made/text") == "hello"
+
+
+def test_each_word_after_the_stream_is_one_message(shell: Shell, ours: Server) -> None:
+    shell.ok("append", "words/text", "--create", "--type", "text/plain", "hello", "world")
+    headers = httpx.head(f"{ours.url}/v1/stream/words/text").headers
+    assert headers["stream-next-position"] == "2"
+    again = ("append", "words/text", "--producer", "p", "one", "two")
+    assert shell.ok(*again) == shell.ok(*again)
+    assert httpx.head(f"{ours.url}/v1/stream/words/text").headers["stream-next-position"] == "4"
+
+
+def test_buckets_and_snapshots_from_creation_to_deletion(shell: Shell, tmp_path: Path) -> None:
+    assert shell.ok("bucket", "create", "depot") == f"created {shell.url}/ds/depot\n"
+    assert "depot" in shell.fails(4, "bucket", "create", "depot")
+    assert shell.ok("bucket", "create", "depot", "--exist-ok").startswith("exists")
+    shell.ok("append", "/ds/depot/stock", "--create", '{"n":1}')
+    assert "depot  1 stream\n" in shell.ok("bucket", "ls")
+    (tmp_path / "state.json").write_text('{"total":1}')
+    at = shell.ok("snapshot", "publish", "/ds/depot/stock", str(tmp_path / "state.json")).strip()
+    assert at == shell.ok("snapshot", "publish", "/ds/depot/stock", "-", "--offset", at, stdin=b'{"total":2}').strip()
+    assert shell.ok("snapshot", "get", "/ds/depot/stock") == '{"total":2}'
+    assert "depot" in shell.fails(4, "bucket", "delete", "depot")
+    shell.ok("delete", "/ds/depot/stock", "--yes")
+    shell.ok("bucket", "delete", "depot")
+
+
+def test_subscriptions_from_creation_to_deletion(shell: Shell) -> None:
+    assert "--webhook" in shell.fails(2, "subscription", "create", "jobs", "--pattern", "work/*")
+    create = ("subscription", "create", "jobs", "--pattern", "work/*", "--wake-stream", "wakes", "--lease-ms", "5000")
+    assert shell.ok(*create) == "created jobs\n"
+    assert shell.ok(*create) == "exists jobs\n"
+    shell.ok("append", "work/a", "--create", "1")
+    shell.ok("subscription", "link", "jobs", "other")
+    listed = shell.ok("subscription", "ls")
+    assert "jobs  pull-wake  active  2 streams" in listed
+    wait_until(lambda: "'wakes' does not exist" in shell.ok("subscription", "show", "jobs"))
+    shown = shell.ok("subscription", "show", "jobs")
+    assert "explicit  other" in shown
+    assert "glob      work/a" in shown
+    shell.ok("subscription", "unlink", "jobs", "other")
+    assert json.loads(shell.ok("subscription", "show", "jobs", "--json"))["stream_count"] == 1
+    shell.ok("subscription", "delete", "jobs")
+    shell.fails(3, "subscription", "show", "jobs")
+
+
 def test_messages_keep_every_byte(shell: Shell) -> None:
     shell.ok("create", "exact/one")
     odd = '{"id":9007199254740993,"b":1.0,"a":1,"a":2}'
@@ -153,7 +264,7 @@ def test_messages_keep_every_byte(shell: Shell) -> None:
     assert shell.ok("read", "exact/one").splitlines() == [odd, '{"spread":[1,2.50]}']
 
 
-def test_resume_goes_on_where_the_last_run_got_to(any_shell: Shell) -> None:
+def test_resume_continues_where_the_last_run_stopped(any_shell: Shell) -> None:
     shell = any_shell
     shell.ok("create", "resumed/one")
     shell.ok("append", "resumed/one", "1", "2")
@@ -166,7 +277,7 @@ def test_resume_goes_on_where_the_last_run_got_to(any_shell: Shell) -> None:
     assert shell.ok("tail", "resumed/one", "--resume", "place.json").split() == ["4"]
     assert "belongs to" in shell.fails(2, "read", "resumed/two", "--resume", "place.json")
     (shell.directory / "broken.json").write_text("{")
-    assert "is no file that" in shell.fails(2, "read", "resumed/one", "--resume", "broken.json")
+    assert "was not written by this command" in shell.fails(2, "read", "resumed/one", "--resume", "broken.json")
 
 
 @pytest.mark.parametrize("live", ["auto", "sse", "long-poll"])
@@ -184,6 +295,52 @@ def test_tail_follows_until_the_stream_is_closed(any_shell: Shell, live: str) ->
     rest, said = following.communicate(timeout=30)
     assert rest == b'"last"\n'
     assert following.returncode == 0, said
+
+
+def test_tail_follows_several_streams_over_one_connection_until_all_are_closed(shell: Shell, ours: Server) -> None:
+    shell.ok("create", "several/json")
+    shell.ok("create", "several/text", "--type", "text/plain")
+    shell.ok("create", "several/bytes", "--type", "application/octet-stream")
+    octets = {"Content-Type": "application/octet-stream"}
+    httpx.post(ours.stream_url("several/bytes"), content=b"\xff", headers=octets).raise_for_status()
+    following = shell.start("tail", "several/json", ours.stream_url("several/text"), "several/bytes", "--from", "-1")
+    assert following.stdout is not None
+    assert json.loads(following.stdout.readline()) == {"stream": "several/bytes", "base64": "/w=="}
+    httpx.post(ours.stream_url("several/json"), json={"n": 1}).raise_for_status()
+    assert following.stdout.readline() == b'{"stream":"several/json","message":{"n":1}}\n'
+    shell.ok("append", "several/text", "two\nlines", "--close")
+    shell.ok("close", "several/json")
+    shell.ok("close", "several/bytes")
+    rest, said = following.communicate(timeout=30)
+    assert json.loads(rest)["message"].startswith("two\nlines")
+    assert following.returncode == 0, said
+
+
+def test_tail_of_a_prefix_includes_streams_that_are_created_later(shell: Shell) -> None:
+    shell.ok("create", "below/old")
+    shell.ok("append", "below/old", "1", "2")
+    assert shell.ok("tail", "--prefix", "below/", "--from", "-1", "--limit", "1") == (
+        '{"stream":"below/old","message":1}\n'
+    )
+    following = shell.start("tail", "--prefix", "below/", "--from", "-1", "--limit", "3")
+    assert following.stdout is not None
+    assert [json.loads(following.stdout.readline())["message"] for _ in range(2)] == [1, 2]
+    shell.ok("create", "below/new")
+    shell.ok("append", "below/new", "3")
+    rest, said = following.communicate(timeout=30)
+    assert rest == b'{"stream":"below/new","message":3}\n'
+    assert following.returncode == 0, said
+
+
+def test_tail_of_several_streams_says_what_it_cannot_do(any_shell: Shell, ours: Server) -> None:
+    shell = any_shell
+    assert "name a stream, or use --prefix" in shell.fails(2, "tail")
+    assert "--last, --raw: only for one stream" in shell.fails(2, "tail", "a", "b", "-n", "1", "--raw")
+    assert "--from: '5_5'" in shell.fails(2, "tail", "a", "b", "--from", "5_5")
+    assert "there is no stream" in shell.fails(3, "tail", "several/none", "several/nothing")
+    assert "another server" in shell.fails(2, "tail", "a", "http://127.0.0.1:9/v1/stream/b", "--from", "-1")
+    if shell.url != ours.url:
+        assert "cannot follow several streams" in shell.fails(1, "tail", "--prefix", "x/")
 
 
 def test_ctrl_c_ends_a_tail_with_130_and_no_traceback(shell: Shell) -> None:
@@ -296,6 +453,10 @@ def test_a_stream_can_be_given_by_its_url(shell: Shell, ours: Server) -> None:
         (2, ["create", "a//b"], "invalid_name"),
         (2, ["create", "x", "--ttl", "1", "--expires-at", "2030-01-01T00:00:00Z"], "give one of them"),
         (2, ["read", "x", "--limit", "0"], "limit"),
+        (2, ["read", "x", "--last", "1", "--from", "now"], "--from and --last"),
+        (2, ["tail", "x", "-n", "1", "--resume", "f"], "--last and --resume"),
+        (2, ["read", "plain", "--raw", "--pretty"], "--raw and --pretty"),
+        (2, ["append", "x", "1", "--type", "text/plain"], "--create"),
         (2, ["read", "x", "--resume", "f", "--limit", "1"], "--resume and --limit"),
         (3, ["read", "no/such"], "there is no stream"),
         (3, ["tail", "no/such"], "there is no stream"),
@@ -312,7 +473,7 @@ def test_a_server_without_a_listing_cannot_be_listed(node: str, tmp_path: Path) 
     assert "neither a listing nor a registry" in Shell(node, tmp_path).fails(3, "ls")
 
 
-def test_whoever_reads_the_output_may_leave(shell: Shell) -> None:
+def test_reader_of_the_output_may_close_the_pipe(shell: Shell) -> None:
     shell.ok("create", "piped/one")
     shell.ok("append", "piped/one", stdin=b"".join(b'"%d %s"\n' % (n, b"x" * 200) for n in range(5000)))
     command = f"{sys.executable} -m headwater read piped/one | head -n 1; echo ${{PIPESTATUS[0]}}"

@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 
@@ -24,6 +25,10 @@ class Proxy:
         self.requests: list[str] = []
         """The request lines that arrived, in order."""
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def connect(self) -> socket.socket:
+        """A connection to the server."""
+        return socket.create_connection(self._target)
 
     def on_request(self, data: bytes, client: socket.socket) -> bool:
         """Whether to forward what a client sent."""
@@ -48,9 +53,13 @@ class Proxy:
         while True:
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(self._target)
             except OSError:
                 return
+            try:
+                server = self.connect()
+            except OSError:
+                _cut(client)
+                continue
             with self._lock:
                 self._open |= {client, server}
             threading.Thread(target=self._pump_requests, args=(client, server), daemon=True).start()
@@ -78,6 +87,29 @@ class Proxy:
         _cut(server)
 
 
+class CutNetwork(Proxy):
+    """A network that is gone from `cut` to `restore`: open connections break, and new ones are refused."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self._is_cut = False
+        self.cuts = 0
+        """Connections that were cut."""
+
+    def cut(self) -> None:
+        self._is_cut = True
+        self.cuts += len(self._open)
+        self.break_connections()
+
+    def restore(self) -> None:
+        self._is_cut = False
+
+    def connect(self) -> socket.socket:
+        if self._is_cut:
+            raise ConnectionRefusedError
+        return super().connect()
+
+
 class WithoutEvents(Proxy):
     """Answers 406 to requests for server-sent events."""
 
@@ -103,8 +135,11 @@ class Breaking(Proxy):
         return data[: self._random.randrange(len(data))], False
 
 
+ProxyT = TypeVar("ProxyT", bound=Proxy)
+
+
 @contextlib.contextmanager
-def running(proxy: Proxy) -> Iterator[Proxy]:
+def running(proxy: ProxyT) -> Iterator[ProxyT]:
     try:
         yield proxy
     finally:

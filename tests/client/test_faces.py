@@ -182,7 +182,7 @@ def test_a_reader_resumes_at_its_offset(stream: Any) -> None:
         assert list(islice(resumed, 2)) == [3, 4]
 
 
-def test_follow_from_now_skips_what_is_there(stream: Any) -> None:
+def test_follow_from_now_skips_existing_messages(stream: Any) -> None:
     stream.create()
     stream.append("old")
     with stream.follow(NOW) as reader:
@@ -222,6 +222,17 @@ def test_a_fork_starts_with_the_data_of_its_source(client: Any, stream: Any, str
     part.append("other")
     assert list(whole.read()) == [1, 2]
     assert list(part.read()) == [1, "other"]
+
+
+def test_bodies_are_sent_and_read_as_they_are(client: Any, stream: Any, stream_name: Callable[[], str]) -> None:
+    stream.create()
+    middle = stream.append_body(b"[1,2]").next_offset
+    stream.append_body(b"3")
+    chunk = stream.read_chunk(middle)
+    assert (chunk.body, chunk.next_offset, chunk.up_to_date) == (b"[3]", stream.head().next_offset, True)
+    copy = client.stream(stream_name())
+    assert copy.fork_from(stream, offset=middle).created
+    assert copy.read_chunk().body == b"[1,2]"
 
 
 def test_expiry_and_creation_with_content(stream: Any) -> None:
@@ -338,6 +349,50 @@ def test_many_streams_are_followed_as_one(our_client: Any, stream_name: Callable
     assert next(resumed).batch.values == [["a", "last"]]
 
 
+def test_named_streams_are_followed_until_all_are_closed(our_client: Any, stream_name: Callable[[], str]) -> None:
+    prefix = stream_name()
+    one, two, later = (our_client.stream(f"{prefix}/{name}") for name in ("1", "2", "later"))
+    for stream in (one, two):
+        stream.create()
+        stream.append("old")
+    names = {f"{prefix}/1": "-1", f"{prefix}/2": two.head().next_offset, f"{prefix}/later": "-1"}
+    named = our_client.follow_many(None, offsets=names)
+    assert next(named).batch.values == ["old"]
+    later.create()
+    later.append("created later")
+    assert next(named).batch.values == ["created later"]
+    two.append("last")
+    for stream in (one, two, later):
+        stream.close()
+    assert [found.batch.values for found in named] == [["last"]]
+
+
+def test_many_streams_are_followed_from_now_on(our_client: Any, stream_name: Callable[[], str]) -> None:
+    prefix = stream_name()
+    stream = our_client.stream(f"{prefix}/a")
+    stream.create()
+    stream.append("old")
+    stopped = threading.Event()
+
+    def write() -> None:
+        while not stopped.wait(0.02):
+            stream.append("new")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for found in (
+            next(our_client.follow_many(f"{prefix}/", start="now")),
+            next(our_client.follow_many(None, offsets={f"{prefix}/a": "now"})),
+        ):
+            assert set(found.batch.values) == {"new"}
+    finally:
+        stopped.set()
+        writer.join()
+    with pytest.raises(InvalidRequestError, match="start is"):
+        next(our_client.follow_many("x/", start="0_0"))
+
+
 def test_snapshots_and_bootstrap(our_client: Any, face: str) -> None:
     bucket = our_client.bucket(f"snap-{face}")
     bucket.create()
@@ -368,6 +423,23 @@ def test_bounded_reads_splits_and_frames(our_client: Any, stream_name: Callable[
     assert frames.body.endswith(b'"one","two","three",')
     ranges = stream.splits(BEGINNING, end, 3)
     assert [(part.start_position, part.end_position) for part in ranges] == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_reading_since_a_time(our_client: Any, stream_name: Callable[[], str]) -> None:
+    stream = our_client.stream(stream_name())
+    stream.create()
+    stream.append("first")
+    (first,) = stream.timed_messages()
+    assert first.data == b'"first"'
+    assert abs(first.at - datetime.now(UTC)) < timedelta(minutes=5)
+    assert list(stream.read(since=first.at)) == ["first"]
+    assert list(stream.read(since=datetime.now(UTC) + timedelta(days=1))) == []
+    assert stream.offset_at(0) == stream.offset_at("1970-01-01T00:00:00Z")
+    assert stream.offset_at(datetime.now(UTC) + timedelta(days=1)) == stream.head().next_offset
+    stream.close()
+    assert list(stream.follow(since=0)) == ["first"]
+    with pytest.raises(InvalidRequestError, match="time zone"):
+        stream.offset_at(datetime(2026, 1, 1))  # noqa: DTZ001
 
 
 # -- both faces have the same names ------------------------------------------------------------------------------------

@@ -103,13 +103,13 @@ def test_a_state_begins_from_a_snapshot(stream: Stream, live: Live) -> None:
 
 
 @pytest.mark.parametrize("live", ["sse", "long-poll"])
-def test_a_state_that_was_overtaken_by_retention_is_built_anew(stream: Stream, live: Live) -> None:
+def test_state_overtaken_by_retention_is_rebuilt(stream: Stream, live: Live) -> None:
     stream.create()
     write(stream, 0, 5)
     table, folded = Table(), Table()
     steps = stream.follow_state(table, live=live)
     assert next(steps).restored
-    # While nobody reads, the stream goes on and is folded behind the reader's back.
+    # While nobody reads, the stream grows and is folded.
     for number in range(8):
         folded.apply(update(number, f"k{number % 5}", number))
     offset = write(stream, 5, 3)
@@ -123,7 +123,7 @@ def test_a_state_that_was_overtaken_by_retention_is_built_anew(stream: Stream, l
 
 @pytest.mark.parametrize("live", ["sse", "long-poll"])
 @pytest.mark.parametrize("kind", ["application/octet-stream", "text/plain", "application/json"])
-def test_every_type_comes_message_by_message(stream: Stream, kind: str, live: Live) -> None:
+def test_every_type_is_emitted_message_by_message(stream: Stream, kind: str, live: Live) -> None:
     messages = (
         [b'"one"', b'{"a":[1,2]}', b'"\xc3\xa9"'] if kind == "application/json" else [b"one", b"two, two", b"\xc3\xa9"]
     )

@@ -63,7 +63,7 @@ contents = st.lists(
 
 @settings(deadline=None)
 @given(contents, st.lists(st.integers(1, 30), min_size=1, max_size=200))
-def test_parts_are_the_same_however_the_body_is_cut(found: list[tuple[str, bytes]], sizes: list[int]) -> None:
+def test_parts_are_the_same_for_any_split_of_the_body(found: list[tuple[str, bytes]], sizes: list[int]) -> None:
     body = body_of(found)
     chunks, at = [], 0
     for size in sizes:

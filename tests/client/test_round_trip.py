@@ -77,7 +77,7 @@ class Run:
                     published = time.monotonic()
 
     def read(self, number: int) -> None:
-        """Follow for a while, pause, go on where it was left; in the end stay until the stream is closed."""
+        """Follow for a while, pause, continue where it was left; in the end stay until the stream is closed."""
         generator = random.Random(number)
         table = Table()
         self.tables.append(table)

@@ -32,7 +32,7 @@ def events(chunks: list[bytes]) -> list[Event]:
 
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=120))
-def test_events_are_the_same_however_they_are_cut(sizes: list[int]) -> None:
+def test_events_are_the_same_for_any_split(sizes: list[int]) -> None:
     chunks, at = [], 0
     for size in sizes:
         chunks.append(WIRE[at : at + size])

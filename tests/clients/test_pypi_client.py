@@ -22,7 +22,7 @@ from durable_streams import (
     stream,
 )
 
-from tests.offsets import place_text
+from tests.offsets import offset_text
 from tests.serving import Server, serve
 
 LiveMode = Literal["long-poll", "sse"]
@@ -58,16 +58,16 @@ def read_json(url: str) -> list[Any]:
 
 
 def take(events: Iterator[Any], count: int) -> list[Any]:
-    """The next items of a live reader, which would go on for ever."""
+    """The next items of a live reader, which would continue for ever."""
     return [next(events) for _ in range(count)]
 
 
 def test_create_head_append_read_delete(url: str) -> None:
     with DurableStream.create(url, content_type="text/plain", ttl_seconds=3600) as handle:
-        assert handle.append("hello ").next_offset == place_text(1, 6)
-        assert handle.append("world").next_offset == place_text(2, 11)
+        assert handle.append("hello ").next_offset == offset_text(1, 6)
+        assert handle.append("world").next_offset == offset_text(2, 11)
         head = handle.head()
-        assert (head.content_type, head.offset) == ("text/plain", place_text(2, 11))
+        assert (head.content_type, head.offset) == ("text/plain", offset_text(2, 11))
         with stream(url, live=False) as response:
             assert response.read_text() == "hello world"
         handle.delete()
@@ -92,7 +92,7 @@ def test_what_is_missing_is_not_found(url: str) -> None:
         DurableStream.head_static(url)
 
 
-def test_a_sequence_that_goes_back_is_refused(url: str) -> None:
+def test_decreasing_sequence_is_refused(url: str) -> None:
     with DurableStream.create(url, content_type="text/plain", batching=False) as handle:
         handle.append("a", seq="001")
         handle.append("b", seq="002")
@@ -110,7 +110,7 @@ def test_appends_from_many_threads_share_requests_and_lose_nothing(url: str) -> 
     assert sorted(read_json(url), key=lambda message: message["n"]) == numbers(0, 400)
 
 
-def test_json_values_come_back_as_they_were(url: str) -> None:
+def test_json_values_are_returned_unchanged(url: str) -> None:
     values: list[Any] = [{"a": [1, 2.5, None, True]}, "text", 9007199254740993, [], [[1]], {"é": "🎈\n"}]
     with DurableStream.create(url, content_type="application/json", batching=False) as handle:
         for value in values:
@@ -127,7 +127,7 @@ def test_every_byte_value_survives(url: str) -> None:
         assert response.read_bytes() == everything * 2
 
 
-def test_every_204_tells_the_next_offset(url: str) -> None:
+def test_every_204_has_the_next_offset(url: str) -> None:
     """The client raises when one does not: for appends, repeats of them, and closes alike."""
     with DurableStream.create(url, content_type="text/plain", batching=False) as handle:
         producer = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}

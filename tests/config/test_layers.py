@@ -229,7 +229,7 @@ def test_variables_that_are_not_ours_are_left_alone(cwd: Path) -> None:
         ),
     ],
 )
-def test_a_wrong_value_is_one_line_that_says_all(cwd: Path, variable: str, value: str, line: str) -> None:
+def test_invalid_value_is_reported_in_one_line(cwd: Path, variable: str, value: str, line: str) -> None:
     assert refusal(cwd, **{variable: value}) == line
 
 

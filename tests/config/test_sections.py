@@ -36,7 +36,7 @@ def test_the_reference_servers_variables_and_defaults_are_ours() -> None:
     assert {name: defaults.get(name) for name in REFERENCE_DEFAULTS} == REFERENCE_DEFAULTS
 
 
-def test_every_setting_is_described_and_its_default_can_be_given_back() -> None:
+def test_every_setting_has_a_description_and_its_default_is_accepted() -> None:
     for setting in described_settings():
         assert setting.description.endswith("."), setting
         if setting.default:
@@ -83,7 +83,7 @@ def test_origins_are_split(given: str, origins: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("given", ["a.example", "https://a.example/", "https://a.example/path", "https://*.example"])
-def test_what_is_no_origin_is_refused(given: str) -> None:
+def test_malformed_origin_is_refused(given: str) -> None:
     with pytest.raises(ValidationError, match="is not a valid origin"):
         HttpSettings(cors_origins=given)
 
@@ -115,3 +115,20 @@ def test_the_log_filter_is_checked_when_set() -> None:
     assert LogSettings(rust_log="warn,headwater.http=debug").filter.modules == (("headwater.http", 10),)
     with pytest.raises(ValidationError):
         LogSettings(rust_log="headwater=loud")
+
+
+def test_further_roots_are_aliases() -> None:
+    assert settings(DS_SERVER__ROOTS="/v1/stream, /streams,/streams").server.root_aliases == ("/streams",)
+    assert settings(DS_SERVER__ROOTS="").server.root_aliases == ()
+
+
+OTHER_PATHS = ("/ds", "/ds/a", "/ui", "/v1", "/v1/stream/a", "/a,/a/b", "/v1/shape", "/metrics")
+
+
+@pytest.mark.parametrize(
+    "roots",
+    ["/", "streams", "/streams/", "/a//b", "/a/../b", "/%73", "/a?b", "/é", *OTHER_PATHS],
+)
+def test_a_root_that_could_be_read_in_two_ways_is_refused(roots: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.roots"):
+        settings(DS_SERVER__ROOTS=roots)

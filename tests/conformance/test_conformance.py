@@ -37,6 +37,21 @@ VARIANTS = {
 
 RUNS = {mode: {"DS_STORAGE__MODE": mode} for mode in MODES} | VARIANTS
 
+CONNECTIONS = {"as Node has them": "", "a new one per request": "0", "a few that are kept": "6"}
+
+WORKERS = [
+    pytest.param(
+        workers,
+        mode,
+        CONNECTIONS[connections],
+        marks=() if (workers, mode, number) == ("2", "file-durable", 0) else pytest.mark.long,
+        id=f"{workers}-{mode}-{connections}",
+    )
+    for number, connections in enumerate(CONNECTIONS)
+    for workers in ("2", "3")
+    for mode in MODES
+]
+
 # Three tests of the suite sit through a whole long-poll.
 LONG_POLL_TIMEOUT_SECS = 1
 
@@ -48,7 +63,7 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def _run(url: str, **env: str) -> list[Case]:
+def _run(url: str, *, timeout_secs: float = 150, **env: str) -> list[Case]:
     return run_vitest(
         SUITE,
         env={
@@ -56,7 +71,7 @@ def _run(url: str, **env: str) -> list[Case]:
             "CONFORMANCE_LONG_POLL_TIMEOUT_MS": str(LONG_POLL_TIMEOUT_SECS * 1000),
             **env,
         },
-        timeout_secs=150,
+        timeout_secs=timeout_secs,
     )
 
 
@@ -71,6 +86,14 @@ def _assert_all_passed(cases: list[Case]) -> None:
 def test_the_whole_suite_passes(settings: dict[str, Any]) -> None:
     with serve(**SETTINGS, **settings) as server:
         _assert_all_passed(_run(server.url))
+
+
+@pytest.mark.timeout(480)
+@pytest.mark.parametrize(("workers", "mode", "connections"), WORKERS)
+def test_the_whole_suite_passes_with_several_workers(workers: str, mode: str, connections: str) -> None:
+    with serve(**SETTINGS, DS_SERVER__WORKERS=workers, DS_STORAGE__MODE=mode) as server:
+        # With few connections, live reads of the suite wait for each other.
+        _assert_all_passed(_run(server.url, timeout_secs=450, CONFORMANCE_CONNECTIONS=connections))
 
 
 @pytest.mark.timeout(180)

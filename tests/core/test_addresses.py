@@ -7,7 +7,7 @@ from ipaddress import ip_address
 import pytest
 
 from headwater.core.addresses import check_address, is_public, parse_webhook_url
-from headwater.core.errors import WebhookUrlRejected
+from headwater.core.subscription_errors import WebhookUrlRejected
 
 ALLOWED = [
     (f"https://{'a' * 63}.example/", f"{'a' * 63}.example", 443, "/"),
@@ -40,7 +40,7 @@ REJECTED = [
     "https://224.0.0.1/",
     "https://240.0.0.1/",
     "https://255.255.255.255/",
-    # One address in its old spellings.
+    # One address in its legacy notations.
     "https://2130706433/",
     "https://0x7f000001/",
     "https://017700000001/",
@@ -75,7 +75,7 @@ REJECTED = [
     "https://localhost/",
     "https://LOCALHOST./",
     "https://app.localhost/",
-    # What is no plain URL.
+    # Not plain URLs.
     "ftp://example.com/",
     "file:///etc/passwd",
     "gopher://127.0.0.1:6379/_x",
@@ -118,14 +118,14 @@ def test_public_https_is_allowed(text: str, host: str, port: int, target: str) -
 
 
 @pytest.mark.parametrize("text", REJECTED)
-def test_t35_everything_else_is_rejected_also_in_development(text: str) -> None:
+def test_t35_other_addresses_are_rejected_also_in_development(text: str) -> None:
     for allow_local in (False, True):
         with pytest.raises(WebhookUrlRejected):
             parse_webhook_url(text, allow_local=allow_local)
 
 
 @pytest.mark.parametrize(("text", "host", "port"), LOCAL, ids=[row[0] for row in LOCAL])
-def test_this_machine_is_allowed_over_http_where_the_setting_says_so(text: str, host: str, port: int) -> None:
+def test_loopback_over_http_is_allowed_by_the_setting(text: str, host: str, port: int) -> None:
     url = parse_webhook_url(text, allow_local=True)
     assert (url.scheme, url.host, url.port, url.is_local) == ("http", host, port, True)
     with pytest.raises(WebhookUrlRejected):
@@ -153,11 +153,11 @@ def test_t35_a_name_that_resolves_to_a_private_address_is_rejected(address: str)
     assert not is_public(ip_address(address))
     with pytest.raises(WebhookUrlRejected) as caught:
         check_address(parse_webhook_url("https://hooks.example.com/", allow_local=True), ip_address(address))
-    assert address not in caught.value.detail, "what a name resolves to in here is nobody's business"
+    assert address not in caught.value.detail, "the error must not reveal the internal address"
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "8.8.8.8", "169.254.169.254", "fe80::1", "::ffff:10.0.0.1"])
-def test_localhost_may_only_be_this_machine(address: str) -> None:
+def test_localhost_must_resolve_to_loopback(address: str) -> None:
     url = parse_webhook_url("http://localhost:1/", allow_local=True)
     check_address(url, ip_address("127.0.0.1"))
     check_address(url, ip_address("::1"))
@@ -165,7 +165,7 @@ def test_localhost_may_only_be_this_machine(address: str) -> None:
         check_address(url, ip_address(address))
 
 
-def test_the_authority_is_what_the_url_says() -> None:
+def test_authority_is_taken_from_the_url() -> None:
     assert parse_webhook_url("https://a.example:443/", allow_local=False).authority == "a.example"
     assert parse_webhook_url("https://a.example:444/", allow_local=False).authority == "a.example:444"
     assert parse_webhook_url("https://[2606:4700::1]/", allow_local=False).authority == "[2606:4700::1]"

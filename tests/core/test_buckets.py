@@ -1,4 +1,4 @@
-"""Identifiers of buckets and their streams (extensions §1.1), and the names they are kept under."""
+"""Identifiers of buckets and their streams (extensions §1.1), and the names under which they are stored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_any_string_without_slash_nul_and_dots_is_a_stream_id(stream_id: str) ->
 
 
 @pytest.mark.parametrize("stream_id", ["", ".", "..", "a..b", "...", "a/b", "/", "a\0", "streams"])
-def test_others_are_refused(stream_id: str) -> None:
+def test_other_stream_ids_are_refused(stream_id: str) -> None:
     with pytest.raises(InvalidName):
         buckets.check_stream_id("abcd", stream_id)
 

@@ -1,4 +1,4 @@
-"""The catalog: the same records give the same state, and a source goes with the last fork that needs it."""
+"""The catalog: the same records give the same state, and a deleted source is removed with the last fork of it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def producers_of(stream: StreamState) -> dict[str, tuple[int, int]]:
 
 
 def state(catalog: Catalog[StreamState]) -> dict[int, tuple[Image, int, bool]]:
-    """All that a catalog holds: each stream's image, its forks, and whether its name leads to it."""
+    """The whole state of a catalog: each stream's image, its forks, and whether its name refers to it."""
     return {
         stream.id: (stream.image(), stream.children, catalog.by_name.get(stream.name) is stream) for stream in catalog
     }
@@ -62,7 +62,7 @@ def test_a_new_stream_is_empty_open_and_found_by_name_and_id() -> None:
     assert len(catalog) == 1
 
 
-def test_a_create_may_bring_content_and_closure() -> None:
+def test_create_may_include_content_and_closure() -> None:
     stream = catalog_of(create(1, "a", b"abc", closed=True)).by_name["a"]
     assert (stream.tail, stream.closed) == (Offset(1, 3), True)
 
@@ -75,7 +75,7 @@ def test_an_append_moves_the_tail_and_the_times() -> None:
     assert stream.accessed_ms == stream.written_ms == T0 + 9
 
 
-def test_an_append_brings_its_producer_sequence_and_closure_along() -> None:
+def test_append_updates_producer_sequence_and_closure() -> None:
     catalog = catalog_of(create(1, "a"))
     stream = catalog.by_id[1]
     catalog.apply(append(stream, b"x", producer_id="p", epoch=2, seq=0, stream_seq="s1"))
@@ -93,14 +93,14 @@ def test_a_close_without_a_producer_has_no_closer() -> None:
 
 
 @pytest.mark.parametrize(("index", "position"), [(0, 0), (1, 2), (2, 3), (1, 4)])
-def test_an_append_that_is_not_at_the_tail_is_a_bug_and_stops(index: int, position: int) -> None:
+def test_append_record_that_is_not_at_the_tail_raises(index: int, position: int) -> None:
     catalog = catalog_of(create(1, "a", b"abc"))
     with pytest.raises(AssertionError):
         catalog.apply(Append(1, T0, index, position, b"x", (1,)))
     assert catalog.by_id[1].tail == Offset(1, 3)
 
 
-def test_a_touch_moves_the_last_use_and_never_back() -> None:
+def test_touch_never_moves_the_last_use_back() -> None:
     catalog = catalog_of(create(1, "a"), Touch(1, T0 + 50), Touch(1, T0 + 20))
     stream = catalog.by_id[1]
     assert (stream.accessed_ms, stream.written_ms) == (T0 + 50, T0)
@@ -117,7 +117,7 @@ def test_an_incarnation_never_mixes_with_its_successor() -> None:
     ("ttl_secs", "expires_at_ms", "last_alive_ms"),
     [(10, None, T0 + 10_000 - 1), (None, T0 + 7, T0 + 6), (0, None, T0 - 1)],
 )
-def test_a_stream_is_over_at_its_deadline_and_not_before(
+def test_stream_expires_at_its_deadline_and_not_before(
     ttl_secs: int | None, expires_at_ms: int | None, last_alive_ms: int
 ) -> None:
     stream = catalog_of(create(1, "a", ttl_secs=ttl_secs, expires_at_ms=expires_at_ms)).by_id[1]
@@ -125,7 +125,7 @@ def test_a_stream_is_over_at_its_deadline_and_not_before(
     assert stream.expired(last_alive_ms + 1)
 
 
-def test_a_stream_without_expiry_is_never_over() -> None:
+def test_stream_without_expiry_never_expires() -> None:
     stream = catalog_of(create(1, "a")).by_id[1]
     assert stream.deadline_ms() is None
     assert not stream.expired(2**62)
@@ -151,7 +151,7 @@ def test_a_fork_does_not_inherit_writers_nor_closure() -> None:
     assert (stream.producers, stream.stream_seq, stream.closed, stream.closed_by) == (None, None, False, None)
 
 
-def test_a_source_with_forks_is_deleted_softly_and_goes_with_the_last_fork() -> None:
+def test_source_with_forks_is_soft_deleted_and_removed_with_the_last_fork() -> None:
     catalog = catalog_of(create(1, "a"))
     source = catalog.by_id[1]
     catalog.apply(fork(2, "b", source))
@@ -165,7 +165,7 @@ def test_a_source_with_forks_is_deleted_softly_and_goes_with_the_last_fork() -> 
     assert not catalog.by_name
 
 
-def test_a_source_outlives_its_forks() -> None:
+def test_source_stays_when_its_forks_are_deleted() -> None:
     catalog = catalog_of(create(1, "a"))
     catalog.apply(fork(2, "b", catalog.by_id[1]))
     assert catalog.apply(Delete(2, T0)) == (2,)
@@ -173,7 +173,7 @@ def test_a_source_outlives_its_forks() -> None:
     assert catalog.apply(Delete(1, T0)) == (1,)
 
 
-def test_a_chain_of_deleted_sources_goes_up_to_the_first_that_lives() -> None:
+def test_chain_of_deleted_sources_is_removed_up_to_the_first_existing_stream() -> None:
     catalog = catalog_of(create(1, "a"))
     for id_ in range(2, 6):
         catalog.apply(fork(id_, f"n{id_}", catalog.by_id[id_ - 1]))
@@ -191,7 +191,9 @@ trees = st.lists(st.integers(min_value=0), min_size=1, max_size=12).map(
 
 
 @given(trees, st.randoms(use_true_random=False))
-def test_forks_may_go_in_any_order_and_the_last_one_frees_the_rest(tree: list[int | None], random: object) -> None:
+def test_forks_may_be_deleted_in_any_order_and_the_last_frees_the_sources(
+    tree: list[int | None], random: object
+) -> None:
     catalog: Catalog[StreamState] = Catalog(StreamState)
     for at, source in enumerate(tree):
         catalog.apply(create(at, f"n{at}") if source is None else fork(at, f"n{at}", catalog.by_id[source]))
@@ -212,7 +214,7 @@ def test_forks_may_go_in_any_order_and_the_last_one_frees_the_rest(tree: list[in
 
 
 def needed(tree: list[int | None], deleted: set[int]) -> set[int]:
-    """The streams that must be kept: those that live, and all that they were forked from."""
+    """The streams that must be kept: those that are not deleted, and all that they were forked from."""
     kept: set[int] = set()
     for at in range(len(tree)):
         if at not in deleted:
@@ -228,7 +230,7 @@ def needed(tree: list[int | None], deleted: set[int]) -> set[int]:
 
 @dataclass(frozen=True)
 class Step:
-    """A wish of what may happen next; `records_of` makes the nearest record that the rules would let through."""
+    """A random step; `records_of` turns it into the nearest record that the rules allow."""
 
     kind: str
     pick: int
@@ -255,7 +257,7 @@ steps = st.lists(
 
 
 def records_of(wishes: list[Step]) -> list[Record]:
-    """Any sequence of records that the rules could have let through."""
+    """Any sequence of records that the rules allow."""
     catalog: Catalog[StreamState] = Catalog(StreamState)
     records: list[Record] = []
     for stream_id, wish in enumerate(wishes, 1):
@@ -296,7 +298,7 @@ def test_the_same_records_give_the_same_catalog(records: list[Record]) -> None:
 
 
 @given(histories, st.randoms(use_true_random=False))
-def test_images_in_any_order_bring_back_the_whole_state(records: list[Record], random: object) -> None:
+def test_images_in_any_order_restore_the_whole_state(records: list[Record], random: object) -> None:
     original = catalog_of(*records)
     images: list[Record] = [stream.image() for stream in original]
     random.shuffle(images)  # type: ignore[attr-defined]
@@ -304,13 +306,13 @@ def test_images_in_any_order_bring_back_the_whole_state(records: list[Record], r
 
 
 @given(histories, st.integers(min_value=0, max_value=25))
-def test_images_and_the_records_after_them_are_as_good_as_all_records(records: list[Record], cut: int) -> None:
+def test_images_and_the_records_after_them_equal_all_records(records: list[Record], cut: int) -> None:
     checkpoint: list[Record] = [stream.image() for stream in catalog_of(*records[:cut])]
     assert state(catalog_of(*through_the_disk([*checkpoint, *records[cut:]]))) == state(catalog_of(*records))
 
 
 @given(histories)
-def test_an_image_shares_nothing_with_the_stream_it_was_taken_of(records: list[Record]) -> None:
+def test_image_shares_no_state_with_its_stream(records: list[Record]) -> None:
     catalog = catalog_of(*records)
     images = {stream.id: stream.image() for stream in catalog}
     encoded = {id_: encode_record(image) for id_, image in images.items()}

@@ -44,7 +44,7 @@ def test_a_type_is_kept_as_the_client_wrote_it(spelling: str) -> None:
     "spelling",
     ["", " ", "text", "text/", "/plain", "/", "text plain", "text/pl ain", "text//plain", ";", "a/b/c", "é/b"],
 )
-def test_what_is_no_media_type_is_refused(spelling: str) -> None:
+def test_malformed_media_type_is_refused(spelling: str) -> None:
     with pytest.raises(InvalidContentType):
         check_content_type(spelling)
 
@@ -79,7 +79,7 @@ def test_events_carry_text_types_and_json_as_text(content_type: str, text: bool)
 
 
 @given(st.binary(min_size=1), st.sampled_from(["text/plain", "application/octet-stream", "application/ndjson"]))
-def test_a_body_of_any_other_type_is_one_message_as_it_came(body: bytes, content_type: str) -> None:
+def test_body_of_any_other_type_is_one_unchanged_message(body: bytes, content_type: str) -> None:
     assert split_body(content_type, body) == (body, (len(body),))
 
 

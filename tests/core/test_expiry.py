@@ -1,4 +1,4 @@
-"""When a stream ends by itself: Stream-TTL as a sliding window, Stream-Expires-At as an instant (protocol §5.1)."""
+"""Expiry of streams: Stream-TTL as a sliding window, Stream-Expires-At as an instant (protocol §5.1)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.core.expiry import TTL_MAX_SECS, deadline_ms, format_instant, par
 NOON_MS = 1_896_091_200_000
 """2030-01-31T12:00:00Z."""
 LAST_MS = 253_402_300_799_999
-"""9999-12-31T23:59:59.999Z, the last instant that RFC 3339 can name."""
+"""9999-12-31T23:59:59.999Z, the last instant that RFC 3339 can express."""
 
 
 @given(st.integers(min_value=0, max_value=TTL_MAX_SECS))
@@ -52,7 +52,7 @@ def test_a_ttl_is_a_plain_decimal(seconds: int) -> None:
         "NaN",
     ],
 )
-def test_any_other_ttl_is_refused(text: str) -> None:
+def test_malformed_ttl_is_refused(text: str) -> None:
     with pytest.raises(InvalidExpiry):
         parse_ttl(text)
 
@@ -137,7 +137,7 @@ def test_an_instant_is_any_rfc_3339_time(text: str, at_ms: int) -> None:
         "9999-12-31T23:59:60Z",
     ],
 )
-def test_any_other_instant_is_refused(text: str) -> None:
+def test_malformed_instant_is_refused(text: str) -> None:
     with pytest.raises(InvalidExpiry):
         parse_expires_at(text)
 
@@ -156,14 +156,14 @@ def test_every_zone_names_the_same_instant(moment: datetime, zone_minutes: int) 
 @given(st.integers(min_value=0, max_value=LAST_MS))
 @example(NOON_MS)
 @example(LAST_MS)
-def test_an_instant_that_is_told_can_be_sent_back(at_ms: int) -> None:
+def test_printed_instant_can_be_sent_back(at_ms: int) -> None:
     assert parse_expires_at(format_instant(at_ms)) == at_ms
 
 
 @pytest.mark.parametrize(
     ("at_ms", "text"), [(NOON_MS, "2030-01-31T12:00:00Z"), (NOON_MS + 7, "2030-01-31T12:00:00.007Z")]
 )
-def test_an_instant_is_told_in_utc_with_milliseconds_where_there_are_any(at_ms: int, text: str) -> None:
+def test_instant_is_printed_in_utc_with_milliseconds_where_there_are_any(at_ms: int, text: str) -> None:
     assert format_instant(at_ms) == text
 
 
@@ -177,8 +177,8 @@ def test_an_instant_is_told_in_utc_with_milliseconds_where_there_are_any(at_ms: 
         "0001-01-01T00:00:00+00:01",
     ],
 )
-def test_what_is_taken_at_the_ends_of_time_can_be_told(text: str) -> None:
-    """A stream that was created must have a HEAD: its instant is refused at PUT, or can be written down."""
+def test_earliest_and_latest_instants_can_be_printed(text: str) -> None:
+    """HEAD must work for every created stream, so PUT refuses instants that cannot be printed."""
     try:
         at_ms = parse_expires_at(text)
     except InvalidExpiry:
@@ -186,14 +186,14 @@ def test_what_is_taken_at_the_ends_of_time_can_be_told(text: str) -> None:
     assert parse_expires_at(format_instant(at_ms)) == at_ms
 
 
-def test_a_window_counts_from_the_last_use() -> None:
+def test_ttl_window_starts_at_the_last_use() -> None:
     assert deadline_ms(60, None, NOON_MS) == NOON_MS + 60_000
     assert deadline_ms(0, None, NOON_MS) == NOON_MS
 
 
-def test_an_instant_does_not_move() -> None:
+def test_absolute_expiry_does_not_move() -> None:
     assert deadline_ms(None, NOON_MS, NOON_MS + 5) == NOON_MS
 
 
-def test_without_either_a_stream_never_ends() -> None:
+def test_stream_without_ttl_and_expiry_never_expires() -> None:
     assert deadline_ms(None, None, NOON_MS) is None

@@ -1,4 +1,4 @@
-"""Floors against the plainest way to find them: ask who reads which message from whom."""
+"""Compare floors with a direct computation of which stream reads which message from where."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headwater.core.floors import floors, own_start
 from headwater.core.records import Create, Delete, ForkPoint, Retain
 
 SIZE = 3
-"""Bytes of every message."""
+"""Size of every message in bytes."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A fork of an earlier stream: of which, where, how much it appends, what it retains, and whether it is deleted."""
+    """A fork: its source and fork point, what it appends and retains, and whether it is deleted."""
 
     source: int
     at: int
@@ -75,7 +75,7 @@ def build(first: Plan, forks: list[Plan]) -> Catalog[StreamState]:
 
 
 def read_from(catalog: Catalog[StreamState], reader: StreamState, index: int) -> StreamState:
-    """The stream whose own data holds a message that a reader asks for."""
+    """Return the stream whose own data contains a message."""
     owner = reader
     while index < owner.base_index:
         assert owner.fork is not None
@@ -84,7 +84,7 @@ def read_from(catalog: Catalog[StreamState], reader: StreamState, index: int) ->
 
 
 @given(st.builds(Plan, st.just(0), st.just(0), st.integers(0, 12), st.integers(0, 12), st.booleans()), plans)
-def test_what_anybody_can_read_lies_at_or_after_the_floor(first: Plan, forks: list[Plan]) -> None:
+def test_readable_messages_are_at_or_after_the_floor(first: Plan, forks: list[Plan]) -> None:
     catalog = build(first, forks)
     found = floors(catalog)
     assert found.keys() == catalog.by_id.keys()
@@ -96,7 +96,7 @@ def test_what_anybody_can_read_lies_at_or_after_the_floor(first: Plan, forks: li
 
 
 @given(st.builds(Plan, st.just(0), st.just(0), st.integers(0, 12), st.integers(0, 12), st.just(False)))
-def test_without_forks_the_floor_is_what_is_retained(first: Plan) -> None:
+def test_without_forks_the_floor_is_the_first_retained_message(first: Plan) -> None:
     catalog = build(first, [])
     assert floors(catalog) == {1: catalog.by_id[1].retained}
 

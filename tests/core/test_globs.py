@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core import globs
-from headwater.core.errors import InvalidSubscription
 from headwater.core.globs import Glob, GlobIndex, compile_glob
+from headwater.core.subscription_errors import InvalidSubscription
 
 MAX = 1024
 
 
 def matches(pattern: str, name: str) -> bool:
-    """The meaning of a pattern, written down as plainly as can be: the index must agree with it."""
+    """A simple reference implementation of patterns, with which the index must agree."""
 
     def rest(pattern: tuple[str, ...], segments: list[str]) -> bool:
         if not pattern:
@@ -82,7 +82,7 @@ def test_what_a_pattern_matches(pattern: str, name: str, expected: bool) -> None
 
 
 @pytest.mark.parametrize("pattern", ["", "/", "a//b", "events-*", "*a", "a/***", "__ds/x", "a\x00b", "x" * 1025])
-def test_patterns_that_could_not_mean_what_they_say_are_refused(pattern: str) -> None:
+def test_malformed_patterns_are_refused(pattern: str) -> None:
     with pytest.raises(InvalidSubscription):
         compile_glob(pattern, MAX)
 
@@ -108,7 +108,7 @@ def test_a_pattern_has_a_bounded_number_of_double_asterisks() -> None:
 
 
 def best_of(count: int, work: Callable[[], object]) -> float:
-    """The shortest time of several runs, which other work on the machine disturbs least."""
+    """The shortest time of several runs, which is least affected by other work on the machine."""
     times = []
     for _ in range(count):
         began = time.perf_counter()
@@ -121,7 +121,7 @@ def best_of(count: int, work: Callable[[], object]) -> float:
     "rest", [["a", "*"] * 30, ["**", "a", "*"] * 20, ["*"] * 60], ids=["alternating", "many **", "only *"]
 )
 def test_the_worst_patterns_take_a_bounded_time(rest: list[str]) -> None:
-    """As found by attack: 60 patterns of `**/a/*/…` and one name of 512 segments took 9.5 s."""
+    """A regression: 60 patterns of `**/a/*/…` and one name of 512 segments took 9.5 s."""
     index: GlobIndex[int] = GlobIndex()
     for number in range(300):
         index.add(Glob(("**", *("a*"[number >> bit & 1] for bit in range(10)), *rest, "z")), number)
@@ -131,7 +131,7 @@ def test_the_worst_patterns_take_a_bounded_time(rest: list[str]) -> None:
 
 
 def test_patterns_that_branch_at_every_segment_take_a_bounded_time() -> None:
-    """Two to the power of ten beginnings, all of which fit, and each with a `**` behind it."""
+    """1,024 different prefixes, all of which match, each followed by `**`."""
     index: GlobIndex[int] = GlobIndex()
     for number in range(1024):
         index.add(Glob((*("a*"[number >> bit & 1] for bit in range(10)), "**", "a", "b")), number)
@@ -158,7 +158,7 @@ def test_the_index_finds_exactly_the_patterns_that_match_each_once(written: list
 
 
 @given(st.lists(patterns, max_size=10), st.data())
-def test_taking_patterns_out_leaves_the_others_and_in_the_end_nothing(written: list[str], data: st.DataObject) -> None:
+def test_removing_patterns_leaves_the_others(written: list[str], data: st.DataObject) -> None:
     index: GlobIndex[int] = GlobIndex()
     globs = [compile_glob(pattern, MAX) for pattern in written]
     for number, glob in enumerate(globs):
@@ -187,7 +187,7 @@ def test_a_full_automaton_is_followed_by_another_and_removal_makes_room(monkeypa
     assert [index.match(f"a/x/b/n{number}") for number in range(20)] == [[number] for number in range(20)]
 
 
-def test_taking_out_what_is_not_there_changes_nothing() -> None:
+def test_removing_a_missing_pattern_changes_nothing() -> None:
     index: GlobIndex[str] = GlobIndex()
     index.add(compile_glob("a/*", MAX), "kept")
     index.discard(compile_glob("a/b", MAX), "other")
@@ -195,8 +195,8 @@ def test_taking_out_what_is_not_there_changes_nothing() -> None:
     assert index.match("a/b") == ["kept"]
 
 
-def test_a_name_is_not_tried_against_every_pattern() -> None:
-    """With a thousand patterns of other beginnings, a name looks at no more nodes than with one."""
+def test_name_is_not_compared_with_every_pattern() -> None:
+    """With a thousand patterns of other prefixes, a lookup visits no more nodes than with one."""
 
     class Counting(dict[str, Any]):
         looks = 0

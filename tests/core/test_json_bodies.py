@@ -1,4 +1,4 @@
-"""JSON mode: a message is kept to the byte, one level of array is flattened, the rest is refused (§7.1, T-28)."""
+"""JSON mode: messages are stored unchanged, one level of array is flattened, invalid JSON is refused (§7.1, T-28)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_all_elements_are_kept_in_order_without_the_space_around_them() -> None:
     assert split_json(body) == (b",".join(KEPT) + b",", tuple(len(value) + 1 for value in KEPT))
 
 
-def test_the_space_around_a_single_value_goes_and_that_within_stays() -> None:
+def test_space_around_a_single_value_is_removed_and_space_within_is_kept() -> None:
     assert split_json(b' \t\r\n{ "a" : 1 } \r\n').payload == b'{ "a" : 1 },'
 
 
@@ -197,14 +197,14 @@ def test_what_is_not_json_is_refused(body: bytes) -> None:
 @pytest.mark.parametrize("depth", [10_000, 1_000_000])
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")])
 @pytest.mark.parametrize("inner", [b"1", b""])
-def test_a_nesting_bomb_is_refused_and_not_followed(depth: int, opening: bytes, closing: bytes, inner: bytes) -> None:
+def test_excessive_nesting_is_refused(depth: int, opening: bytes, closing: bytes, inner: bytes) -> None:
     with pytest.raises(InvalidJson):
         split_json(opening * depth + inner + closing * depth)
     with pytest.raises(InvalidJson):
         split_json(opening * depth)
 
 
-def test_what_people_nest_is_taken() -> None:
+def test_reasonable_nesting_is_accepted() -> None:
     depth = 100
     value = b'{"a":[' * depth + b"1" + b"]}" * depth
     assert split_json(b"[" + value + b"]").payload == value + b","
@@ -244,7 +244,7 @@ def split(messages: Messages) -> list[bytes]:
 
 
 @given(st.lists(json_values, min_size=1, max_size=6), st.booleans(), st.sampled_from([None, 1, "\t"]))
-def test_every_document_survives_as_the_text_it_came_in(
+def test_every_document_is_stored_as_the_received_text(
     values: list[object], escaped: bool, indent: int | str | None
 ) -> None:
     texts = [json.dumps(value, ensure_ascii=escaped, indent=indent).encode() for value in values]
@@ -261,7 +261,7 @@ def test_any_run_of_stored_messages_is_an_array_once_wrapped(values: list[object
 
 
 def strictly(text: str) -> Any:
-    """What the standard library makes of a JSON text, without the leniencies that it has."""
+    """Parse with the standard library, but without its deviations from the JSON standard."""
 
     def refuse(constant: str) -> None:
         raise ValueError(constant)
@@ -278,7 +278,7 @@ FRAGMENTS += ["\n", "\r", "\t", "true", "null", "NaN", '"k"', "[]", "\x00", "\x1
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join))
 @example('["\\ud83d\\ude00"]')
 @example("[1,[2,[3]]]")
-def test_the_judgement_is_that_of_a_strict_parser(text: str) -> None:
+def test_bodies_are_accepted_exactly_if_a_strict_parser_accepts_them(text: str) -> None:
     try:
         value = strictly(text)
     except (ValueError, RecursionError):
@@ -289,9 +289,9 @@ def test_the_judgement_is_that_of_a_strict_parser(text: str) -> None:
     try:
         messages = split_json(text.encode(), allow_empty=True)
     except Refusal:
-        assert not valid, f"{text!r} is JSON and was refused"
+        assert not valid, f"{text!r} is valid JSON and was refused"
         return
-    assert valid, f"{text!r} is no JSON and was taken"
+    assert valid, f"{text!r} is not valid JSON and was accepted"
     assert [strictly(message.decode()) for message in split(messages)] == (
         value if isinstance(value, list) else [value]
     )

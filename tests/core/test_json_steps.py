@@ -18,7 +18,7 @@ MANY = 10_000_000
 
 
 def run(steps: Generator[None, None, Messages]) -> tuple[Messages, int]:
-    """What the steps return, and how many there were."""
+    """Return the result of the steps and their number."""
     count = 1
     while True:
         try:

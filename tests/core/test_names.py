@@ -1,4 +1,4 @@
-"""Stream names: decoded once, one spelling each, and what could be read in two ways is refused (§10.2, T-29)."""
+"""Stream names: decoded once, in one canonical form; ambiguous paths are refused (§10.2, T-29)."""
 
 from __future__ import annotations
 
@@ -138,20 +138,20 @@ def test_the_limit_counts_bytes_of_the_decoded_name(letter: str) -> None:
 
 @given(st.text(max_size=60))
 def test_a_name_is_its_own_canonical_form(text: str) -> None:
-    """Quoting an accepted name and reading it back gives the same name: there is no second spelling to find."""
+    """Quoting an accepted name and parsing it again gives the same name."""
     try:
         name = check_name(text, MAX_BYTES)
     except InvalidName:
         return
     if any("\ud800" <= character <= "\udfff" for character in name):
-        return  # No path decodes to a lone surrogate, so only `check_name` could ever see one.
+        return  # No path decodes to a lone surrogate, so only `check_name` can receive one.
     assert name_of(quote(name, safe="/")) == name
 
 
 @given(st.binary(max_size=60))
 @example(b"%2e%2e/%2e%2e/etc/passwd")
 @example(b"a/%2E./b")
-def test_whatever_the_bytes_the_answer_is_a_safe_name_or_a_refusal(path: bytes) -> None:
+def test_any_path_gives_a_safe_name_or_a_refusal(path: bytes) -> None:
     try:
         name = canonical_name(path, MAX_BYTES)
     except Refusal:

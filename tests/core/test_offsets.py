@@ -1,4 +1,4 @@
-"""Offsets: one place, one spelling, and the order of the text is the order of the stream (protocol §6)."""
+"""Offsets: one canonical text per position, and the order of the texts is the order in the stream (protocol §6)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_token_is_two_16_digit_hex_numbers_joined_by_an_underscore() -> None:
 
 
 @given(offsets)
-def test_every_offset_survives_its_token(offset: Offset) -> None:
+def test_token_parses_to_its_offset(offset: Offset) -> None:
     assert parse_token(str(offset)) == OffsetToken(offset, None)
 
 
@@ -50,17 +50,19 @@ def test_tokens_of_three_parts_sort_with_those_of_two(a: Offset, b: Offset, inca
         (spell(0, 0, 7), str(Offset(1, 1)), False),
     ],
 )
-def test_two_spellings_of_one_place_are_the_same(one: str | None, other: str | None, same: bool) -> None:
+def test_tokens_with_and_without_incarnation_are_the_same_position(
+    one: str | None, other: str | None, same: bool
+) -> None:
     assert same_place(one, other) is same
 
 
 @given(offsets, offsets)
-def test_tokens_sort_as_their_places_do(a: Offset, b: Offset) -> None:
+def test_tokens_sort_like_their_positions(a: Offset, b: Offset) -> None:
     assert (str(a) < str(b)) == (a < b)
 
 
 @given(parts, parts)
-def test_what_lies_further_on_has_a_greater_token(index: int, position: int) -> None:
+def test_later_position_has_a_greater_token(index: int, position: int) -> None:
     here = Offset(index // 2, position // 2)
     assert str(here) < str(Offset(here.message_index + 1, here.byte_position + 1))
 
@@ -93,12 +95,12 @@ def test_what_lies_further_on_has_a_greater_token(index: int, position: int) -> 
         "0000000000000000,0000000000000000",
     ],
 )
-def test_any_other_spelling_is_no_token(text: str) -> None:
+def test_any_other_spelling_is_not_a_token(text: str) -> None:
     assert parse_token(text) is None
 
 
 @given(st.text(max_size=60))
-def test_what_parses_is_spelled_as_the_server_spells_it(text: str) -> None:
+def test_only_the_canonical_form_of_a_token_parses(text: str) -> None:
     parsed = parse_token(text)
     if parsed is not None:
         suffix = "" if parsed.incarnation is None else f"_{parsed.incarnation:016x}"

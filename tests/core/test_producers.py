@@ -1,4 +1,4 @@
-"""Idempotent producers: every row of the table in protocol §5.2.1, and what may stand in the headers."""
+"""Idempotent producers: every row of the table in protocol §5.2.1, and the valid header values."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ numbers = st.integers(min_value=0, max_value=NUMBER_MAX)
 @pytest.mark.parametrize(
     ("state", "epoch", "seq", "verdict"),
     [
-        # An unknown producer begins at 0, in whatever epoch it says.
+        # An unknown producer starts at 0, in any epoch.
         (None, 0, 0, Verdict.NEW),
         (None, 7, 0, Verdict.NEW),
-        # In the same epoch, the next number is new and any earlier one is a repeat.
+        # In the same epoch, the next number is new and any earlier one is a duplicate.
         ((0, 0), 0, 1, Verdict.NEW),
         ((3, 9), 3, 10, Verdict.NEW),
         ((0, 0), 0, 0, Verdict.DUPLICATE),
         ((3, 9), 3, 9, Verdict.DUPLICATE),
         ((3, 9), 3, 0, Verdict.DUPLICATE),
-        # A later epoch takes over, from 0.
+        # A later epoch takes over, starting at 0.
         ((0, 41), 1, 0, Verdict.NEW),
         ((0, 41), 9, 0, Verdict.NEW),
     ],
@@ -63,7 +63,7 @@ def test_a_gap_says_what_was_expected_and_received(
 
 
 @pytest.mark.parametrize("seq", [0, 1, 9, 10, 11])
-def test_a_zombie_is_403_and_told_the_current_epoch(seq: int) -> None:
+def test_zombie_is_403_with_the_current_epoch(seq: int) -> None:
     with pytest.raises(StaleEpoch) as refused:
         judge(ProducerState(3, 9), ProducerHeaders("p", 2, seq))
     assert refused.value.status == 403
@@ -90,7 +90,7 @@ def test_only_the_next_append_is_ever_new(state: ProducerState | None, epoch: in
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 0, 0, 0, 1]), st.binary(max_size=4)), min_size=1, max_size=40))
-def test_a_repeat_is_told_apart_from_a_different_body_for_the_last_appends_of_its_epoch(
+def test_repeat_is_distinguished_from_a_different_body_for_the_last_appends_of_its_epoch(
     appends: list[tuple[int, bytes]],
 ) -> None:
     state: ProducerState | None = None
@@ -100,7 +100,7 @@ def test_a_repeat_is_told_apart_from_a_different_body_for_the_last_appends_of_it
             epoch, seq, bodies = (0 if state is None else state.epoch + 1), 0, []
         else:
             epoch, seq = state.epoch, state.seq + 1
-        state = remember(state, epoch, seq, digest(body))
+        state = remember(state, epoch, seq, digest(body), 1000)
         bodies.append(body)
         assert (state.epoch, state.seq) == (epoch, seq)
         for repeated, first in enumerate(bodies):
@@ -108,16 +108,16 @@ def test_a_repeat_is_told_apart_from_a_different_body_for_the_last_appends_of_it
             assert known == (digest(first) if seq - repeated < DIGESTS_KEPT else None)
 
 
-def test_a_digest_tells_bodies_apart() -> None:
+def test_digests_of_different_bodies_differ() -> None:
     assert len({digest(body) for body in (b"", b"a", b"b", b"ab", b"ba", b"\x00", b"\x00\x00")}) == 7
 
 
 @given(numbers, numbers)
-def test_the_three_headers_make_a_producer(epoch: int, seq: int) -> None:
+def test_three_headers_identify_a_producer(epoch: int, seq: int) -> None:
     assert parse_producer("p", str(epoch), str(seq)) == ProducerHeaders("p", epoch, seq)
 
 
-def test_no_header_is_no_producer() -> None:
+def test_missing_headers_mean_no_producer() -> None:
     assert parse_producer(None, None, None) is None
 
 
@@ -133,7 +133,7 @@ def test_no_header_is_no_producer() -> None:
         ("", "0", "0"),
     ],
 )
-def test_the_headers_go_together(headers: tuple[str | None, str | None, str | None]) -> None:
+def test_incomplete_producer_headers_are_refused(headers: tuple[str | None, str | None, str | None]) -> None:
     with pytest.raises(InvalidProducer):
         parse_producer(*headers)
 

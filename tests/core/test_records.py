@@ -1,4 +1,4 @@
-"""Records: everything that can happen, in a form that comes back from the disk as it went there."""
+"""Records: every kind decodes to exactly what was encoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PLAIN: dict[object, st.SearchStrategy[Any]] = {
 
 
 def values_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Any value of a field's type, so that a new kind of record or field is tested without a word here."""
+    """Any value of a field's type, so that new kinds of records and fields are tested automatically."""
     if hint in PLAIN:
         return PLAIN[hint]
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
@@ -48,7 +48,7 @@ def records_of(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("kind", RECORD_TYPES, ids=lambda kind: kind.__name__)
-def test_a_record_comes_back_as_it_went(kind: type[msgspec.Struct]) -> None:
+def test_record_decodes_to_what_was_encoded(kind: type[msgspec.Struct]) -> None:
     @given(records_of(kind))
     def check(record: Record) -> None:
         back = decode_record(encode_record(record))
@@ -58,7 +58,7 @@ def test_a_record_comes_back_as_it_went(kind: type[msgspec.Struct]) -> None:
     check()
 
 
-def test_every_kind_of_record_has_a_tag_of_its_own() -> None:
+def test_every_kind_of_record_has_its_own_tag() -> None:
     tags = [kind.__struct_config__.tag for kind in RECORD_TYPES]
     assert len(set(tags)) == len(tags)
     assert {Create, Append, Delete, Touch, Image} <= set(RECORD_TYPES)
@@ -70,7 +70,7 @@ def test_a_record_of_every_byte_and_the_largest_numbers_survives() -> None:
     assert decode_record(encode_record(append)) == append
 
 
-def test_the_producers_of_an_image_come_back_as_what_they_were() -> None:
+def test_producers_of_an_image_decode_unchanged() -> None:
     image = Image(1, "n", 0, "text/plain", None, None, 0, 0, 0, 0, producers={"p": ProducerState(3, 9)})
     back = decode_record(encode_record(image))
     assert isinstance(back, Image)
@@ -82,13 +82,13 @@ def test_the_producers_of_an_image_come_back_as_what_they_were() -> None:
     "damaged",
     [b"", b"\x00", b"\xc0", b"\x90", b"\x91\xa4nope", b"\x91\xa6create", b"\x93\xa5touch\xa1x\x00", b"\xff" * 20],
 )
-def test_what_is_no_record_is_not_taken_for_one(damaged: bytes) -> None:
+def test_bytes_that_are_not_a_record_are_rejected(damaged: bytes) -> None:
     with pytest.raises(msgspec.MsgspecError):
         decode_record(damaged)
 
 
 @given(records_of(Append), st.data())
-def test_half_a_record_is_not_taken_for_one(record: Append, data: st.DataObject) -> None:
+def test_truncated_record_is_rejected(record: Append, data: st.DataObject) -> None:
     encoded = encode_record(record)
     cut = data.draw(st.integers(min_value=0, max_value=len(encoded) - 1))
     with pytest.raises(msgspec.MsgspecError):

@@ -1,4 +1,4 @@
-"""Retention by age and size: marks that are bounded and never lie, and rules that a stream may override."""
+"""Retention by age and size: bounded, correct marks, and rules that a stream can override."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T0 = 1_000_000
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 100_000), min_size=1, max_size=400), st.integers(0, 50_000_000))
-def test_a_mark_never_stands_for_a_message_that_came_later(gaps: list[int], until: int) -> None:
+def test_mark_never_covers_a_message_received_later(gaps: list[int], until: int) -> None:
     marks = AgeMarks(AgeIndex(STEP_MIN_MS))
     times: list[int] = []
     now = T0
@@ -33,7 +33,7 @@ def test_a_mark_never_stands_for_a_message_that_came_later(gaps: list[int], unti
         assert all(at <= T0 + until for at in times[:index])
 
 
-def test_marks_part_messages_that_lie_apart_exactly() -> None:
+def test_marks_separate_messages_that_are_far_apart() -> None:
     marks = AgeMarks(AgeIndex(STEP_MIN_MS))
     for number in range(5):
         marks.note(T0 + number * 2000, T0 + (number - 1) * 2000, number, number)
@@ -43,7 +43,7 @@ def test_marks_part_messages_that_lie_apart_exactly() -> None:
 
 
 def test_many_messages_cost_few_marks_and_lag_little() -> None:
-    """A message per 10 ms for two hours: the marks stay few, and none lags by more than a fraction of the window."""
+    """One message per 10 ms for two hours: there are few marks, and none lags by more than a fraction of the window."""
     marks = AgeMarks(AgeIndex(STEP_MIN_MS))
     for number in range(720_000):
         marks.note(T0 + number * 10, T0 + (number - 1) * 10, number, number)
@@ -58,13 +58,13 @@ def test_many_messages_cost_few_marks_and_lag_little() -> None:
     assert again.saved() == saved
 
 
-def test_marks_that_were_dropped_past_are_forgotten() -> None:
+def test_marks_before_the_first_retained_message_are_removed() -> None:
     marks = AgeMarks(AgeIndex(STEP_MIN_MS, ((T0, 1, 10), (T0 + 1, 2, 20), (T0 + 2, 3, 30))))
     marks.forget(2)
     assert marks.saved().marks == ((T0 + 2, 3, 30),)
 
 
-def test_a_stream_overrides_the_servers_rule_piece_by_piece() -> None:
+def test_stream_policy_overrides_single_fields_of_the_server_rule() -> None:
     server = RetentionRule(5000, 100, may_drop=False)
     assert server.of(None) is server
     assert server.of(RetentionPolicy(None, None, True)) == RetentionRule(5000, 100, may_drop=True)
@@ -103,7 +103,7 @@ def stream_with_messages(**more: object) -> tuple[Catalog[StreamState], StreamSt
     return catalog, catalog.by_id[1]
 
 
-def test_a_snapshot_moves_what_is_retained_and_replaces_the_one_before() -> None:
+def test_snapshot_moves_the_retained_start_and_replaces_the_previous_one() -> None:
     catalog, stream = stream_with_messages()
     first, second = SnapshotRef(2, 20, "a/b", 7, 1, T0), SnapshotRef(4, 40, "c/d", 8, 1, T0)
     catalog.apply(Retain(1, T0, 2, 20, first))
@@ -114,7 +114,7 @@ def test_a_snapshot_moves_what_is_retained_and_replaces_the_one_before() -> None
     assert stream.written_ms == T0 + 8000
 
 
-def test_what_is_dropped_beyond_a_snapshot_takes_it_along() -> None:
+def test_dropping_messages_beyond_a_snapshot_removes_it() -> None:
     catalog, stream = stream_with_messages()
     accessed = stream.accessed_ms
     catalog.apply(Retain(1, T0 + 99_000, 2, 20, SnapshotRef(2, 20, "a/b", 7, 1, T0)))
@@ -123,7 +123,7 @@ def test_what_is_dropped_beyond_a_snapshot_takes_it_along() -> None:
     catalog.apply(Retain(1, T0 + 199_000, 3, 30))
     assert stream.retained == Offset(3, 30)
     assert stream.image().snapshot is None
-    # What the server does by itself is no use of the stream.
+    # What the server does on its own does not count as use of the stream.
     assert accessed < stream.accessed_ms == T0 + 99_000
 
 
@@ -145,6 +145,6 @@ def test_tracking_can_begin_later() -> None:
     assert stream.image().ages is None
     catalog.apply(Retain(1, T0 + 50_000, 0, 0, None, tracks_age=True))
     assert stream.ages is not None
-    # Nothing is known of the messages but that they were there by then.
+    # Of earlier messages it is only known that they existed by then.
     assert stream.ages.last_until(T0 + 7999) is None
     assert stream.ages.last_until(T0 + 8000) == (5, 50)

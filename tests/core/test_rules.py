@@ -1,4 +1,4 @@
-"""The rules for creating, forking and appending: what is decided, in which order, and what a refusal tells."""
+"""The rules for creating, forking and appending: decisions, the order of checks, and the content of refusals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def installed(*records: Create | Append) -> StreamState:
 
 
 class Writer:
-    """A stream and those who append to it: a record that the rules decide on is applied at once."""
+    """A stream and its writers: every accepted record is applied at once."""
 
     def __init__(self, content_type: str = TEXT) -> None:
         self._catalog: Catalog[StreamState] = Catalog(StreamState)
@@ -114,7 +114,7 @@ def test_a_create_with_a_bad_body_creates_nothing() -> None:
         (asked(body=b"one"), asked(body=b"another")),
     ],
 )
-def test_asking_again_for_what_is_there_is_fine(there: CreateRequest, request_: CreateRequest) -> None:
+def test_repeated_create_with_the_same_configuration_succeeds(there: CreateRequest, request_: CreateRequest) -> None:
     check_same_config(stream_of(there), request_)
 
 
@@ -135,7 +135,7 @@ def test_asking_again_for_what_is_there_is_fine(there: CreateRequest, request_: 
         (asked(), asked(fork=ForkRequest("s", None, 0))),
     ],
 )
-def test_asking_for_something_else_is_a_conflict(there: CreateRequest, request_: CreateRequest) -> None:
+def test_create_with_another_configuration_is_a_conflict(there: CreateRequest, request_: CreateRequest) -> None:
     with pytest.raises(ConfigMismatch) as refused:
         check_same_config(stream_of(there), request_)
     assert refused.value.status == 409
@@ -187,7 +187,7 @@ def test_a_fork_of_another_type_is_a_conflict(content_type: str) -> None:
         ((60, None), (0, None), (0, None)),
     ],
 )
-def test_a_fork_has_the_expiry_it_asks_for_or_else_its_sources(
+def test_fork_has_its_requested_expiry_or_its_sources(
     source: tuple[int | None, int | None], own: tuple[int | None, int | None], expected: tuple[int | None, int | None]
 ) -> None:
     record = forked(asked(None, *source), asked(None, *own, fork=FORK))
@@ -213,7 +213,7 @@ def test_a_fork_is_open_unless_it_asks_otherwise(closed: bool) -> None:
         asked(None, body=b"ignored", fork=ForkRequest("a", "t", 2)),
     ],
 )
-def test_the_same_fork_again_is_fine(again: CreateRequest) -> None:
+def test_repeated_fork_request_succeeds(again: CreateRequest) -> None:
     check_same_config(a_fork(), again)
 
 
@@ -237,7 +237,7 @@ def test_another_fork_under_the_same_name_is_a_conflict(again: CreateRequest) ->
 
 
 def a_fork() -> StreamState:
-    """A fork of `a` at token `t` and 2 beyond, with the source's TTL of 60 s."""
+    """A fork of `a` at token `t` with sub-offset 2 and the source's TTL of 60 s."""
     source = decide_create(asked(ttl_secs=60, body=b"12345"), 1, NOW)
     request = asked(None, fork=ForkRequest("a", "t", 2))
     point = ForkPoint(1, "a", 1, 2, asked_offset="t", asked_sub_offset=2)
@@ -323,7 +323,7 @@ def test_stream_seq_grows_byte_by_byte(last: str, following: str, accepted: bool
         assert writer.stream.stream_seq == last
 
 
-def test_an_append_without_stream_seq_leaves_it_alone() -> None:
+def test_append_without_stream_seq_does_not_change_it() -> None:
     writer = Writer()
     writer.append(seq="5")
     writer.append()
@@ -347,7 +347,7 @@ def test_a_refused_append_leaves_its_producer_where_it_was() -> None:
     assert isinstance(writer.append(producer=("p", 0, 1), seq="6"), Append)
 
 
-def test_producers_are_told_apart_by_id() -> None:
+def test_producers_are_distinguished_by_id() -> None:
     writer = Writer()
     writer.append(producer=("p", 0, 0))
     assert isinstance(writer.append(producer=("q", 0, 0)), Append)
@@ -387,7 +387,7 @@ def test_the_first_check_that_fails_decides(
         wrong_in_every_way(writer, type_=type_, producer=producer, seq=seq)
 
 
-def test_a_bad_body_is_looked_at_last() -> None:
+def test_body_is_checked_last() -> None:
     writer = Writer(JSON)
     writer.append(b"1", JSON, producer=("p", 1, 0), seq="5")
     with pytest.raises(StaleEpoch):
@@ -411,7 +411,7 @@ def closed_by(producer: tuple[str, int, int] | None, body: bytes = b"") -> Write
 
 @pytest.mark.parametrize("body", [b"", b"last"])
 @pytest.mark.parametrize("repeat", [b"", b"last", b"something else"])
-def test_the_tuple_that_closed_is_a_repeat(body: bytes, repeat: bytes) -> None:
+def test_repeat_of_the_closing_append_is_a_duplicate(body: bytes, repeat: bytes) -> None:
     writer = closed_by(("p", 0, 1), body)
     assert writer.append(repeat, producer=("p", 0, 1), close=True) is AppendOutcome.DUPLICATE
 
@@ -444,7 +444,7 @@ def test_close_only_with_an_accepted_seq_closes_and_leaves_the_producer_as_it_wa
 
 
 @pytest.mark.parametrize("closer", [None, ("p", 0, 1)])
-def test_closing_again_without_a_producer_is_fine_and_data_is_not(closer: tuple[str, int, int] | None) -> None:
+def test_second_close_without_a_producer_succeeds_and_an_append_is_refused(closer: tuple[str, int, int] | None) -> None:
     writer = closed_by(closer)
     assert writer.append(b"", close=True) is AppendOutcome.ALREADY_CLOSED
     for close in (False, True):
@@ -467,7 +467,7 @@ attempts = st.tuples(
 
 
 @given(st.lists(attempts, max_size=30))
-def test_a_refusal_changes_nothing_and_an_acceptance_only_what_it_says(
+def test_refusal_changes_nothing_and_acceptance_only_what_its_record_says(
     tries: list[tuple[bytes, str | None, tuple[str, int, int] | None, str | None, bool]],
 ) -> None:
     writer = Writer(JSON)

@@ -1,4 +1,4 @@
-"""Signatures and tokens: verified here with the public half only, as a receiver does."""
+"""Signatures and tokens, verified with the public key only, as a receiver does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.core.errors import TokenInvalid
 from headwater.core.signing import (
     JWKS_MAX_AGE_S,
     PUBLISHED_AFTER_MS,
@@ -25,6 +24,7 @@ from headwater.core.signing import (
     outlived,
     read_token,
 )
+from headwater.core.subscription_errors import TokenInvalid
 
 SECRET = bytes(range(32))
 
@@ -59,7 +59,7 @@ def test_the_kid_is_the_thumbprint_of_rfc_8037() -> None:
     assert signing.public.kid == "ds_kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k"
 
 
-def test_a_key_comes_back_from_what_was_saved_and_shows_nothing_private() -> None:
+def test_key_is_loaded_from_its_saved_form_and_shows_nothing_private() -> None:
     saved = SavedKey(b"\x07" * 32, 5, 6)
     assert decode_key(encode_key(saved)) == saved
     signing = SigningKey(saved)
@@ -67,18 +67,18 @@ def test_a_key_comes_back_from_what_was_saved_and_shows_nothing_private() -> Non
     assert "07" * 16 not in repr(signing) + repr(signing.public) + str(jwk(signing.public))
 
 
-def test_a_new_key_signs_from_its_time_on_and_the_old_one_is_outlived_later() -> None:
+def test_new_key_signs_from_its_start_and_the_old_one_is_removed_later() -> None:
     old, new = key(1, 0), key(2, JWKS_MAX_AGE_S * 1000)
     assert current_key([old, new], new.active_from_ms - 1) is old
     assert current_key([old, new], new.active_from_ms) is new
     gone_ms = new.active_from_ms + PUBLISHED_AFTER_MS
     assert outlived([old, new], gone_ms - 1) == []
     assert outlived([old, new], gone_ms) == [old]
-    assert outlived([new], 10**15) == [], "the last key is never outlived"
+    assert outlived([new], 10**15) == [], "the last key is never removed"
 
 
 def test_the_first_key_signs_even_before_its_time() -> None:
-    """After the clock was set back there must still be a key."""
+    """There must still be a key after the clock was set back."""
     only = key(1, 1_000)
     assert current_key([only], 0) is only
 
@@ -88,7 +88,7 @@ tokens = st.builds(WakeToken, st.integers(0, 2**53), st.from_regex(r"w_[0-9a-f]{
 
 
 @given(ids, tokens)
-def test_a_token_says_which_wake_it_is_for(subscription: str, token: WakeToken) -> None:
+def test_token_contains_its_wake(subscription: str, token: WakeToken) -> None:
     assert read_token(SECRET, subscription, make_token(SECRET, subscription, token)) == token
 
 
@@ -109,6 +109,6 @@ def test_a_token_is_for_one_subscription_and_wake(mine: str, other: str, token: 
 @pytest.mark.parametrize(
     "text", ["", ".", "..", "1.w", "1.w.", "x.w_1.abc", "-1.w.a", "9" * 40 + ".w.a", "1.w.é", "٣.w.a"]
 )
-def test_what_is_no_token_is_refused(text: str) -> None:
+def test_malformed_token_is_refused(text: str) -> None:
     with pytest.raises(TokenInvalid):
         read_token(SECRET, "s", text)

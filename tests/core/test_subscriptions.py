@@ -1,4 +1,4 @@
-"""The rules of subscriptions: normal forms, the state machine step by step, acks and the retry schedule."""
+"""The rules of subscriptions: normalized configurations, the state machine, acks and the retry schedule."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.core import subscriptions as rules
-from headwater.core.errors import AlreadyClaimed, Fenced, InvalidAck, InvalidSubscription, NoPendingWork
 from headwater.core.offsets import Offset
+from headwater.core.subscription_errors import AlreadyClaimed, Fenced, InvalidAck, InvalidSubscription, NoPendingWork
 from headwater.core.subscriptions import Ack, Config, Phase, Wake, make_config
 
 PULL: dict[str, Any] = {
@@ -33,7 +33,7 @@ def config(base: dict[str, Any] = PULL, /, **changes: Any) -> Config:
 # -- configuration
 
 
-def test_what_means_the_same_is_equal() -> None:
+def test_equivalent_configurations_are_equal() -> None:
     assert config(streams=["b", "a", "b"]) == config(streams=["/a/", "b"])
     assert config(pattern="/events/*/") == config()
     assert config(pattern="a/**/**") == config(pattern="a/**")
@@ -49,11 +49,11 @@ def test_what_means_the_same_is_equal() -> None:
         {"wake_stream": "wake/other"},
     ],
 )
-def test_what_differs_is_not_equal(changes: dict[str, Any]) -> None:
+def test_different_configurations_are_not_equal(changes: dict[str, Any]) -> None:
     assert config(**changes) != config()
 
 
-def test_only_what_the_kind_needs_is_kept() -> None:
+def test_fields_of_other_kinds_are_dropped() -> None:
     assert config(webhook_url="https://unused.example/").webhook_url is None
     assert config(HOOK, wake_stream="unused").wake_stream is None
 
@@ -79,7 +79,7 @@ def test_only_what_the_kind_needs_is_kept() -> None:
         (HOOK, {"webhook_url": "https://a.example/" + "x" * 2048}),
     ],
 )
-def test_what_makes_no_sense_is_refused(base: dict[str, Any], changes: dict[str, Any]) -> None:
+def test_invalid_configurations_are_refused(base: dict[str, Any], changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidSubscription):
         config(base, **changes)
 
@@ -96,7 +96,7 @@ def test_subscription_ids_may_be_anything_else() -> None:
 
 
 @pytest.mark.parametrize("worker", ["", "x" * 257])
-def test_workers_have_names(worker: str) -> None:
+def test_worker_names_are_validated(worker: str) -> None:
     with pytest.raises(InvalidSubscription):
         rules.check_worker(worker)
 
@@ -128,7 +128,7 @@ def test_without_work_there_is_nothing_to_claim() -> None:
         rules.check_claimable(wake, True)
 
 
-def test_whoever_does_not_speak_for_the_current_wake_is_fenced() -> None:
+def test_request_without_the_current_wake_is_fenced() -> None:
     rules.check_current(HELD, 1, "w_1")
     for generation, wake_id in ((0, "w_1"), (2, "w_1"), (1, "w_2"), (1, "")):
         with pytest.raises(Fenced):
@@ -147,14 +147,14 @@ def test_a_failed_delivery_waits_and_is_the_same_wake() -> None:
     assert (second.until_ms, second.failures) == (22_000, 2)
 
 
-def test_success_forgets_failures() -> None:
+def test_success_resets_the_failure_count() -> None:
     failing = rules.retry(rules.failed(OUT, 0, 0.0))
     assert rules.delivered(failing, 5).failures == 0
     assert rules.extend(rules.failed(OUT, 0, 0.0), 5).failures == 0
     assert rules.finish(failing).failures == 0
 
 
-def test_a_callback_takes_up_a_wake_whose_delivery_seemed_to_fail() -> None:
+def test_callback_holds_a_wake_whose_delivery_seemed_to_fail() -> None:
     held = rules.extend(rules.failed(OUT, 0, 0.0), 77)
     assert (held.phase, held.until_ms, held.wake_id) == (Phase.HELD, 77, "w_1")
 
@@ -179,7 +179,7 @@ def test_an_ack_moves_the_cursor_forward_up_to_the_tail() -> None:
 
 
 @pytest.mark.parametrize("token", ["-1", "now", "", "5", str(offset(1)), str(offset(6)), str(offset(2)).upper() + "X"])
-def test_acks_that_go_back_or_beyond_or_are_no_offset_are_refused(token: str) -> None:
+def test_backward_too_high_and_malformed_acks_are_refused(token: str) -> None:
     with pytest.raises(InvalidAck):
         rules.advance(offset(2), Ack("s", token), offset(5))
 
@@ -187,7 +187,7 @@ def test_acks_that_go_back_or_beyond_or_are_no_offset_are_refused(token: str) ->
 # -- what is kept
 
 
-def test_what_is_saved_comes_back() -> None:
+def test_saved_state_is_loaded() -> None:
     saved = rules.SavedSubscription(config(streams=["a", "b"]), 5, "http://h", "nonce")
     assert rules.decode_subscription(rules.encode_saved(saved)) == saved
     link = rules.SavedLink(True, 7, 1, 2)

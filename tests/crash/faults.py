@@ -1,6 +1,6 @@
-"""Ways to break a server that a crash test must notice, each a patch of the real code.
+"""Faults that the crash tests must detect, each a patch of the real code.
 
-A fault answers well as long as nothing crashes: only what is left after SIGKILL gives it away.
+A server with a fault behaves correctly until it is killed; only its state after SIGKILL is wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headwater.storage.journal.segments import FileJournal
 
 
 def acknowledges_before_it_writes() -> None:
-    """Batches are gathered and written a little later."""
+    """Acknowledge batches at once and write them a little later."""
     write = FileJournal.append
     waiting: list[list[Committed]] = []
     lock = threading.Lock()
@@ -46,7 +46,7 @@ def acknowledges_before_it_writes() -> None:
 
 
 def shows_what_is_not_durable() -> None:
-    """Readers are told of a batch before it is written, and its writer after."""
+    """Show a batch to readers before it is written; its writer is answered after the write."""
 
     def write_inline(self: Committer, batch: list[Any], committed: list[Committed], size_bytes: int) -> None:
         self._storage.publish(committed)
@@ -56,7 +56,7 @@ def shows_what_is_not_durable() -> None:
                 if type(entry.record) is not Append:
                     self._on_applied(entry, entry.record)
         self._publish(batch)
-        # The loop goes on, so that readers get it; the write comes a moment later.
+        # The event loop runs before the write, so readers receive the batch first.
         self._scheduler.later(0.005, lambda: write_later(self, batch, committed))
 
     def write_later(self: Committer, batch: list[Any], committed: list[Committed]) -> None:
@@ -70,7 +70,7 @@ def shows_what_is_not_durable() -> None:
 
 
 def forgets_producers() -> None:
-    """Producer state is not recovered with the data."""
+    """Do not recover producer state."""
     start = Engine.start
 
     def forgetful(self: Engine) -> None:
@@ -93,12 +93,12 @@ def _rewriting(change: Callable[[Committed], Committed | None]) -> None:
 
 
 def forgets_deletions() -> None:
-    """The end of a stream never reaches the log."""
+    """Do not write deletions to the journal."""
     _rewriting(lambda each: None if isinstance(each.record, Delete) else each)
 
 
 def forgets_closure() -> None:
-    """The close flag is not in the same record as the data."""
+    """Do not write the close flag of an append."""
 
     def opened(each: Committed) -> Committed:
         record = each.record
@@ -110,7 +110,7 @@ def forgets_closure() -> None:
 
 
 def forgets_sources() -> None:
-    """A stream that was deleted is not kept for the forks that read from it."""
+    """Do not keep a deleted stream for the forks that read from it."""
     start = Engine.start
 
     def forgetful(self: Engine) -> None:
@@ -123,7 +123,7 @@ def forgets_sources() -> None:
 
 
 def forgets_wakes() -> None:
-    """A wake that was out when the process died is not given notice of again, nor one that is due."""
+    """Do not announce wakes again after a crash, neither open nor due ones."""
 
     def idle(self: Wakes, subscriptions: object) -> None:
         self._is_running = True
@@ -132,7 +132,7 @@ def forgets_wakes() -> None:
 
 
 def applies_only_some() -> None:
-    """Now and then the shards of `acid` do not get what a checkpoint claims that they have."""
+    """Leave the last record of a larger batch out of the `acid` shards, though the checkpoint claims it is there."""
     apply = ShardStore._apply
 
     def lazy(self: ShardStore, pending: list[PendingRecord]) -> None:

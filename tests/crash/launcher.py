@@ -1,18 +1,18 @@
-"""Starts servers for crash tests, one after the other, fast: everything is imported once, then every server is a fork.
+"""Start servers for crash tests quickly: import everything once, then fork a process for every server.
 
     python -m tests.crash.launcher LOG [FAULT]
 
 Reads lines from stdin, answers each with one line on stdout:
 
-    start   a server in a forked process: all of it but the time that Python takes to import; with a number, its wall
-            clock is that many seconds ahead
-    exec    a server as a user starts it: a new interpreter
-    look    answers `runs`, or `ended CODE`
-    kill    SIGKILL to the server; answers `killed`, or `ended CODE` if it had ended by itself
-    stop    SIGTERM; answers `ended CODE`
+    start   start a server in a forked process, which skips the imports; with a number, its wall clock is that many
+            seconds ahead
+    exec    start a server in a new interpreter, as a user does
+    status  answer `running` or `ended CODE`
+    kill    send SIGKILL to the server; answer `killed`, or `ended CODE` if it had already ended
+    stop    send SIGTERM; answer `ended CODE`
 
-A FAULT (see `faults`) makes it a deliberately broken server, for which the checks must find words. The launcher ends
-with its stdin, and takes the server with it.
+With a FAULT (see `faults`) the server is deliberately broken, and the checks must detect it. The launcher ends when its
+stdin is closed, and kills the server.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from tests.crash.faults import FAULTS
 ARGUMENTS = ["serve", "--port", os.environ.get("CRASH_PORT", "0")]
 
 
-def run_child(log: Path, *, anew: bool) -> None:
+def run_child(log: Path, *, new_interpreter: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDWR)
     for number, target in ((null, 0), (null, 1), (descriptor, 2)):
         os.dup2(number, target)
-    if anew:
+    if new_interpreter:
         os.execv(sys.executable, [sys.executable, "-m", "headwater", *ARGUMENTS])
     main(ARGUMENTS)
 
 
 def shift_clock(seconds: float) -> None:
-    """Wall time as another machine might have it; the monotonic clock is left alone."""
+    """Set the wall clock ahead; the monotonic clock stays as it is."""
     wall = time.time
     time.time = lambda: wall() + seconds
 
 
-def look(pid: int) -> str:
+def current_status(pid: int) -> str:
     done, status = os.waitpid(pid, os.WNOHANG)
-    return how_it_ended(status) if done else "runs"
+    return describe_exit(status) if done else "running"
 
 
 def end(pid: int, number: signal.Signals) -> str:
@@ -59,10 +59,10 @@ def end(pid: int, number: signal.Signals) -> str:
     if not done:
         os.kill(pid, number)
         _, status = os.waitpid(pid, 0)
-    return how_it_ended(status)
+    return describe_exit(status)
 
 
-def how_it_ended(status: int) -> str:
+def describe_exit(status: int) -> str:
     if os.WIFSIGNALED(status):
         return "killed" if os.WTERMSIG(status) == signal.SIGKILL else f"ended by signal {os.WTERMSIG(status)}"
     return f"ended {os.waitstatus_to_exitcode(status)}"
@@ -80,7 +80,7 @@ def launch(log: Path) -> None:
                     try:
                         if arguments:
                             shift_clock(float(arguments[0]))
-                        run_child(log, anew=command == "exec")
+                        run_child(log, new_interpreter=command == "exec")
                     except SystemExit as exit_:
                         sys.stderr.flush()
                         os._exit(exit_.code if isinstance(exit_.code, int) else 1)
@@ -89,9 +89,9 @@ def launch(log: Path) -> None:
                     finally:
                         os._exit(70)
                 answer = f"started {pid}"
-            elif command == "look":
-                answer = look(pid)
-                pid = pid if answer == "runs" else 0
+            elif command == "status":
+                answer = current_status(pid)
+                pid = pid if answer == "running" else 0
             else:
                 number = signal.SIGKILL if command == "kill" else signal.SIGTERM
                 answer, pid = end(pid, number), 0
@@ -105,7 +105,7 @@ def launch(log: Path) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 2:
         FAULTS[sys.argv[2]]()
-    # What was imported is the same for every server: none of them need look through it again.
+    # The imported modules are shared by all servers: keep their garbage collectors from scanning them again.
     gc.collect()
     gc.freeze()
     launch(Path(sys.argv[1]))

@@ -1,8 +1,8 @@
-"""A server on a disk that fills up, or is read-only: a small tmpfs, in a mount namespace of its own.
+"""Run a server on a small tmpfs that fills up or is read-only, in a separate mount namespace.
 
     unshare --mount [--user --map-root-user] python -m tests.crash.small_disk SCENARIO MODE DIRECTORY
 
-Ends with exit code 0 if everything was as promised. The mount goes with the process.
+The exit code is 0 if the server behaved as documented. The mount disappears with the process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.serving import Server, serve
 SIZES_MIB = {"file-fast": 24, "file-durable": 24, "acid": 160}
 """`acid` keeps a reserve of 128 MiB; that of the file modes follows from the sizes set below."""
 RESERVES_MIB = {"file-fast": 3, "file-durable": 3, "acid": 128}
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 TEXT = {"Content-Type": "text/plain"}
 
 
 class Stream:
-    """What was acknowledged on one stream, and what nobody knows of."""
+    """A client of one stream that records which appends were acknowledged and which have an unknown outcome."""
 
     def __init__(self, server: Server) -> None:
         self.http = httpx.Client(base_url=server.url, timeout=30.0)
@@ -64,14 +64,14 @@ class Stream:
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
+        assert time.monotonic() < deadline, f"timed out waiting until {what}"
         time.sleep(0.05)
 
 
 def fill(disk: Path, leave_bytes: int) -> None:
-    """Somebody else's file takes the rest of the disk."""
+    """Fill the disk with another file, except for `leave_bytes`."""
     with (disk / "ballast").open("ab") as ballast:
         while (room := free(disk) - leave_bytes) > 0:
             try:
@@ -91,7 +91,7 @@ def free(disk: Path) -> int:
 
 
 def nearly_full(server: Server, stream: Stream, disk: Path, mode: str) -> None:
-    """Refused before anything is lost, and taken again when there is room."""
+    """Appends are refused before anything is lost, and accepted again when there is space."""
     fill(disk, RESERVES_MIB[mode] * 2**20 // 2)
     until(lambda: stream.append() == 507, "appends are refused")
     answer = stream.http.post("/v1/stream/s", headers=TEXT, content="x")
@@ -102,13 +102,13 @@ def nearly_full(server: Server, stream: Stream, disk: Path, mode: str) -> None:
     assert stream.ready() == 503
     assert "writes are refused" in server.log()
     empty(disk)
-    until(lambda: stream.append() == 204, "appends are taken again")
+    until(lambda: stream.append() == 204, "appends are accepted again")
     assert stream.ready() == 200
-    until(lambda: "writes are accepted again" in server.log(), "the log says so")
+    until(lambda: "writes are accepted again" in server.log(), "the log reports it")
 
 
 def full_at_once(server: Server, stream: Stream, disk: Path) -> None:
-    """The disk is full between two looks at it: a write fails, and from then on none is acknowledged."""
+    """The disk fills up between two checks of its free space: a write fails, and no later one is acknowledged."""
     fill(disk, 0)
     until(lambda: stream.append(200_000) in {503, 507}, "a write fails")
     for _ in range(5):
@@ -150,15 +150,15 @@ def fills_up(mode: str, disk: Path) -> None:
         found = again.read()
         rest = found.removeprefix(stream.acknowledged)
         assert found.startswith(stream.acknowledged), "something acknowledged is lost"
-        assert rest in {"", *stream.unknown}, "something is there that was never asked for, or only in part"
+        assert rest in {"", *stream.unknown}, "content is present that was never sent, or only in part"
         again.acknowledged = found
-        until(lambda: again.append() == 204, "appends are taken again")
+        until(lambda: again.append() == 204, "appends are accepted again")
         assert again.read() == again.acknowledged
         assert again.ready() == 200
 
 
 def is_read_only(mode: str, disk: Path) -> None:
-    """One line at the start; and once it can be written to again, everything is there."""
+    """Startup fails with one line; after the disk is writable again, all data is there."""
     mount(disk, f"size={SIZES_MIB[mode]}m")
     settings = settings_for(mode, disk)
     with serve(**settings) as server:

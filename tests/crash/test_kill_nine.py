@@ -1,8 +1,8 @@
-"""kill -9 of the real server under load, over and over on one directory, and what its clients may then not see.
+"""Kill the real server with SIGKILL under load, many times on one data directory, and check every guarantee.
 
-Round by round the server is killed at a random moment, also while it recovers, and started again. Nobody tells its
-clients: producers retry, readers resume, forks and deletions and subscriptions go on. Each of them knows what it was
-promised (see `world`); the first broken promise ends the run and names seed and round.
+In each round the server is killed at a random moment, sometimes during recovery, and restarted. The clients are not
+informed: producers retry, readers resume, and forks, deletions and subscriptions continue. Each client records what the
+server guaranteed (see `workload`); the first violation ends the run and reports the seed and the round.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -17,121 +18,142 @@ from typing import Any
 import pytest
 
 from headwater.storage.offline.check import check
-from tests.crash import journals, lives
-from tests.crash.crew import Crew
+from tests.crash import stream_clients, stream_lifecycles
 from tests.crash.faults import FAULTS
-from tests.crash.victim import Victim
-from tests.crash.world import Violation, World
+from tests.crash.killable_server import KillableServer
+from tests.crash.subscription_workload import SubscriptionWorkload
+from tests.crash.workload import Violation, Workload
 from tests.ports import free_port
 
-ROUNDS = 100
+ROUNDS = 40
 ROUNDS_LONG = 500
 UP_S = (0.005, 0.2)
-JUDGED_EVERY = 25
+CHECK_EVERY = 25
 
 MODES = ["file-durable", "acid", "file-fast"]
 BROKEN = {fault: "acid" if fault == "applies_only_some" else "file-durable" for fault in FAULTS}
 BROKEN_ROUNDS = {"forgets_wakes": 8}
-"""Told apart only at the end, by work that nobody does; the others are found out on the way."""
+"""This fault is found only at the end, by work that is never acked; the others are found during the rounds."""
 
 
-def clients(world: World) -> list[Coroutine[Any, Any, None]]:
-    """Everybody but the crew."""
-    paths = [f"/v1/stream/journals/{number}" for number in range(3)]
-    everybody: list[Coroutine[Any, Any, None]] = []
+def clients(workload: Workload) -> list[Coroutine[Any, Any, None]]:
+    """All clients except the subscription's."""
+    paths = [f"/v1/stream/histories/{number}" for number in range(3)]
+    tasks: list[Coroutine[Any, Any, None]] = []
     for number, path in enumerate(paths):
-        everybody += [journals.produce(world, path, f"p{number}"), journals.produce(world, path, f"q{number}")]
-        everybody += [journals.write(world, path, f"w{number}"), journals.watch(world, path)]
-        everybody += [journals.catch_up(world, path), journals.poll(world, path), journals.listen(world, path)]
-    everybody += [lives.live_and_die(world, f"/v1/stream/lives/{number}") for number in range(2)]
-    everybody += [lives.branch(world, f"/v1/stream/forks/{number}") for number in range(2)]
-    return everybody
+        tasks += [
+            stream_clients.produce(workload, path, f"p{number}"),
+            stream_clients.produce(workload, path, f"q{number}"),
+        ]
+        tasks += [stream_clients.write(workload, path, f"w{number}"), stream_clients.watch(workload, path)]
+        tasks += [
+            stream_clients.catch_up(workload, path),
+            stream_clients.poll(workload, path),
+            stream_clients.listen(workload, path),
+        ]
+    tasks += [stream_lifecycles.recreate_repeatedly(workload, f"/v1/stream/lifecycles/{number}") for number in range(2)]
+    tasks += [stream_lifecycles.fork_repeatedly(workload, f"/v1/stream/forks/{number}") for number in range(2)]
+    return tasks
 
 
-async def create_journals(world: World) -> None:
-    client = world.client()
+async def create_streams(workload: Workload) -> None:
+    client = workload.client()
     for number in range(3):
-        path = f"/v1/stream/journals/{number}"
-        await world.insist(client, "PUT", path, {"Content-Type": "text/plain"}, b"", {200, 201})
-        world.journal(path)
+        path = f"/v1/stream/histories/{number}"
+        await workload.request_until_answered(client, "PUT", path, {"Content-Type": "text/plain"}, b"", {200, 201})
+        workload.history(path)
 
 
-async def kill_over_and_over(victim: Victim, world: World, rounds: int) -> None:
-    dice = world.dice
-    for number in range(rounds):
-        world.counts["rounds"] += 1
-        await asyncio.sleep(dice.uniform(*UP_S))
-        await victim.kill()
-        while dice.random() < 0.15:
-            # Again, somewhere in its start: before, in, or just after recovery.
-            await victim.start()
-            await asyncio.sleep(dice.uniform(0.0, 0.08))
-            await victim.kill()
-            world.counts["killed in recovery"] += 1
-        await victim.start(anew=number % 25 == 24)
-        await victim.wait_until_listening()
-        if number % JUDGED_EVERY == JUDGED_EVERY - 1:
-            await journals.judge(world)
+def is_covered(counts: Counter[str], rounds: int) -> bool:
+    """Whether the clients did enough between the kills for a run of this many rounds to be meaningful."""
+    at_least = {"produced": 2 * rounds, "written": rounds / 2, "lifecycles": rounds / 10, "work appended": rounds / 2}
+    at_least |= {"lost": rounds / 2, "fork trees": 3, "acks": 3}
+    return all(counts[what] > number for what, number in at_least.items())
 
 
-async def survive(
-    home: Path, mode: str, rounds: int, seed: int, fault: str | None = None, patience_s: float = 30.0
-) -> World:
-    dice = random.Random(seed)
-    victim = Victim(home, mode, free_port(), fault)
-    world = World(victim.port, dice)
-    await victim.open()
+async def kill_repeatedly(server: KillableServer, workload: Workload, rounds: int, rounds_max: int) -> None:
+    """Kill the server in each round; on a slow machine, add rounds until the clients have done enough."""
+    rng = workload.rng
+    for number in range(rounds_max):
+        if number >= rounds and is_covered(workload.counts, rounds):
+            return
+        workload.counts["rounds"] += 1
+        await asyncio.sleep(rng.uniform(*UP_S))
+        await server.kill()
+        while rng.random() < 0.15:
+            # Kill it again during startup: before, during or just after recovery.
+            await server.start()
+            await asyncio.sleep(rng.uniform(0.0, 0.08))
+            await server.kill()
+            workload.counts["killed in recovery"] += 1
+        await server.start(new_interpreter=number % 25 == 24)
+        await server.wait_until_listening()
+        if number % CHECK_EVERY == CHECK_EVERY - 1:
+            await stream_clients.check_contents(workload)
+
+
+async def run_rounds(
+    home: Path, mode: str, rounds: int, seed: int, fault: str | None = None, timeout_s: float = 30.0, extension: int = 1
+) -> Workload:
+    """Run the clients through `rounds` kills, or up to `extension` times as many until the run is meaningful."""
+    rng = random.Random(seed)
+    server = KillableServer(home, mode, free_port(), fault)
+    workload = Workload(server.port, rng)
+    await server.open()
     try:
-        await victim.start()
-        await victim.wait_until_listening()
-        await create_journals(world)
-        crew = Crew(world, streams=3)
-        await crew.set_up()
+        await server.start()
+        await server.wait_until_listening()
+        await create_streams(workload)
+        subscription = SubscriptionWorkload(workload, streams=3)
+        await subscription.set_up()
         async with asyncio.TaskGroup() as group:
-            for client in (*clients(world), crew.order()):
+            for client in (*clients(workload), subscription.append_work()):
                 group.create_task(client)
-            worker = group.create_task(crew.work())
-            await kill_over_and_over(victim, world, rounds)
-            world.running = False
-            await crew.finish(patience_s)
+            worker = group.create_task(subscription.run_worker())
+            await kill_repeatedly(server, workload, rounds, rounds * extension)
+            workload.running = False
+            await subscription.wait_until_all_acked(timeout_s)
             await worker
-        await journals.judge(world)
-        await victim.stop()
-        problems = list(check(victim.data))
+        await stream_clients.check_contents(workload)
+        await server.stop()
+        problems = list(check(server.data))
         if problems:
-            raise Violation(f"after it all, the check finds {problems[:3]}")
-        await victim.start()
-        await victim.wait_until_listening()
-        await journals.judge(world)
-        await victim.kill()
+            raise Violation(f"the offline check found {problems[:3]}")
+        await server.start()
+        await server.wait_until_listening()
+        await stream_clients.check_contents(workload)
+        await server.kill()
     except BaseExceptionGroup as group:
         violation = next((each for each in group.exceptions if isinstance(each, Violation)), None)
         if violation is None:
             raise
-        violation.add_note(f"mode {mode}, seed {seed}, round {world.counts['rounds']}")
+        violation.add_note(f"mode {mode}, seed {seed}, round {workload.counts['rounds']}")
         raise violation from None
     finally:
-        await world.close()
-        await victim.close()
-    return world
+        await workload.close()
+        await server.close()
+    return workload
 
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_promised_survives_kill_nine(tmp_path: Path, mode: str, long: bool) -> None:
+def test_guarantees_hold_after_kill_nine(tmp_path: Path, mode: str, long: bool) -> None:
     rounds = ROUNDS_LONG if long else ROUNDS
     seed = time.time_ns() % 10**9 if long else 20_261
-    counts = asyncio.run(survive(tmp_path, mode, rounds, seed)).counts
-    assert counts["rounds"] == rounds
-    for what, at_least in {"produced": 20, "written": 5, "lives": 1, "ordered": 5}.items():
-        assert counts[what] > at_least * rounds / 10, f"too little {what} to judge by: {counts}"
-    assert counts["lost"] > rounds / 2, f"the kills interrupted nobody: {counts}"
-    assert counts["families"] > 3
-    assert counts["acks"] > 3
+    counts = asyncio.run(run_rounds(tmp_path, mode, rounds, seed, extension=10)).counts
+    assert counts["rounds"] >= rounds
+    assert is_covered(counts, rounds), f"the clients did too little: {counts}"
+
+
+async def search_violation(home: Path, mode: str, fault: str) -> None:
+    """Run with several seeds: whether a kill hits a moment that shows a fault depends on the speed of the machine."""
+    for seed in range(7, 17):
+        (home / str(seed)).mkdir()
+        await run_rounds(home / str(seed), mode, BROKEN_ROUNDS.get(fault, 60), seed, fault, timeout_s=8.0)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("fault", "mode"), BROKEN.items(), ids=BROKEN.keys())
-def test_a_broken_server_is_found_out(tmp_path: Path, fault: str, mode: str) -> None:
+def test_broken_server_is_detected(tmp_path: Path, fault: str, mode: str) -> None:
     with pytest.raises(Violation):
-        asyncio.run(survive(tmp_path, mode, BROKEN_ROUNDS.get(fault, 60), 7, fault, patience_s=8.0))
+        asyncio.run(search_violation(tmp_path, mode, fault))

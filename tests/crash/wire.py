@@ -1,6 +1,6 @@
-"""A small asyncio HTTP/1.1 client that tells apart what a crash test must tell apart.
+"""A small asyncio HTTP/1.1 client that separates the two failures a crash test must distinguish.
 
-`NotSent` means that the server cannot have seen the request; `Lost` that it may have, and nobody knows what came of it.
+`NotSent` means that the server cannot have seen the request; `Lost` that it may have, with an unknown outcome.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ TIMEOUT_S = 60.0
 
 
 class NotSent(Exception):
-    """No connection: nothing of the request left this process."""
+    """There was no connection, so no part of the request was sent."""
 
 
 class Refused(Exception):
-    """The server would not begin to send events."""
+    """The server answered a request for events with an error."""
 
 
 class Lost(Exception):
-    """The connection broke before the answer was whole."""
+    """The connection broke before the answer was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Client:
     def close(self) -> None:
         writer, self._reader, self._writer = self._writer, None, None
         if writer is not None:
-            # At once: nobody waits for what a dead server would have said.
+            # Abort at once: a killed server sends nothing more.
             writer.transport.abort()
 
     async def _connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -112,11 +112,12 @@ def _blocks(lines: list[str], for_all: dict[str, str]) -> Iterator[Block]:
             number += 1
         mark = _MARK.fullmatch(lines[start - 2].strip()) if start >= 2 else None
         language = opened["language"]
+        how, what = (mark["how"], mark["what"]) if mark is not None else ("run by", for_all.get(language, ""))
         yield Block(
             start + 1,
             language,
             tuple(line[indent:] for line in lines[start:number]),
-            not_run=mark["what"] if mark is not None and mark["how"] == "not run" else "",
-            run_by=mark["what"] if mark is not None and mark["how"] == "run by" else for_all.get(language, ""),
+            not_run=what if how == "not run" else "",
+            run_by=what if how == "run by" else "",
         )
         number += 1

@@ -27,6 +27,7 @@ import psycopg
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.docs.markdown import REPOSITORY
+from tests.examples.running import running_example
 from tests.pipeline.syncing import syncing
 from tests.postgres.databases import database
 from tests.serving import Server, server_environment
@@ -37,10 +38,16 @@ Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 VIEWPORT = (1120, 700)
 PHONE = (390, 720)
+MOVING = (1120, 420)
+MOVING_FRAMES = 4
+MOVING_MS = 600
+"""The picture that moves: its size, the number of its frames, and how long each is shown."""
 PIPELINE_RUNS_S = 45.0
 """Before its picture: so long does a warm pipeline take to have something to show."""
 BYTES_MAX = 250_000
 """A picture larger than this does not belong into a repository."""
+MOVING_BYTES_MAX = 400_000
+"""The one that moves has several frames."""
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-lcd-text", "--hide-scrollbars", "--disable-dev-shm-usage")
 ORDER = '{"order":207,"customer":"Ada","total":12.5,"items":[]}'
@@ -61,6 +68,11 @@ def live(page: Page, server: Server) -> None:
     ui.reader("live")
     expect(page.locator("#rates")).to_contain_text("delivery time")
     page.wait_for_timeout(3000)
+
+
+def moving(page: Page, server: Server) -> None:
+    page.set_viewport_size({"width": MOVING[0], "height": MOVING[1]})
+    live(page, server)
 
 
 def append(page: Page, server: Server) -> None:
@@ -90,25 +102,56 @@ def phone(page: Page, server: Server) -> None:
     ui.reader("live")
 
 
-def chat(page: Page, server: Server) -> None:
-    page.set_viewport_size({"width": 720, "height": 420})
-    with chat_script(server, f"chat/{time.monotonic_ns()}") as address:
-        page.goto(address)
+def chat(page: Page, _: Server) -> None:
+    page.set_viewport_size({"width": 720, "height": 460})
+    with tempfile.TemporaryDirectory() as data, running_example("chat", Path(data)) as run:
+        page.goto(run.url)
+        expect(page.locator("#status")).to_have_text("ready")
         page.locator("#question").fill("What is a durable stream?")
         page.keyboard.press("Enter")
-        expect(page.locator("li.assistant")).to_contain_text("reload in the middle")
-    page.wait_for_timeout(300)
+        expect(page.locator("li.assistant")).to_contain_text("second tab")
+
+
+def agents(page: Page, server: Server) -> None:
+    page.set_viewport_size({"width": 720, "height": 560})
+    with agents_script(server, f"chat/{time.monotonic_ns()}") as address:
+        page.goto(address)
+        expect(page.locator("#presence li")).to_have_count(4)
+        page.locator("#question").fill("What is a durable stream?")
+        page.keyboard.press("Enter")
+        expect(page.locator("li[data-from=writer]")).to_contain_text("kill me")
+
+
+def editor(page: Page, _: Server) -> None:
+    page.set_viewport_size({"width": 720, "height": 460})
+    with tempfile.TemporaryDirectory() as data, running_example("editor", Path(data)) as run:
+        other = page.context.new_page()
+        for opened, text in (
+            (page, "Two people write this text.\n"),
+            (other, "Each sees the other one's cursor,\nand what is typed offline is merged afterwards."),
+        ):
+            opened.goto(f"{run.url}/?doc=picture")
+            expect(opened.locator("#status")).to_have_text("saved")
+            opened.locator(".cm-content").focus()
+            opened.keyboard.press("Control+End")
+            opened.keyboard.type(text)
+        expect(page.locator(".cm-content")).to_contain_text("merged afterwards")
+        expect(page.locator("#people li")).to_have_count(2)
+        expect(page.locator(".cm-ySelectionCaret")).to_have_count(1)
 
 
 PICTURES: dict[str, Callable[[Page, Server], None]] = {
     "stream": stream,
     "live": live,
+    "moving": moving,
     "append": append,
     "state": view("#/stream/session-events?tab=state", "#entities [data-index]"),
     "subscription": view("#/subscription/billing", "#cursors tr[data-stream]"),
     "pipeline": view("#/pipeline", "[data-query]"),
     "phone": phone,
     "chat": chat,
+    "agents": agents,
+    "editor": editor,
 }
 
 
@@ -132,8 +175,10 @@ def take_all(browser: Browser, directory: Path) -> None:
                 page = context.new_page()
                 page.set_default_timeout(20_000)
                 prepare(page, server)
-                picture = page.screenshot(animations="disabled", caret="hide")
-                (directory / f"{name}-{scheme}.png").write_bytes(smaller(picture))
+                picture = smaller(page.screenshot(animations="disabled", caret="hide"))
+                if name == "moving":
+                    picture = animated(picture, list(later_frames(page)))
+                (directory / f"{name}-{scheme}.png").write_bytes(picture)
                 context.close()
 
 
@@ -195,9 +240,9 @@ def piping(server: Server) -> Iterator[None]:
 
 
 @contextmanager
-def chat_script(server: Server, name: str, pause_s: float = 0.02) -> Iterator[str]:
-    """The chat example as a process; the address of its page. It is killed in the middle of whatever it does."""
-    command = [sys.executable, "examples/chat/chat.py", "--url", server.url, "--stream", name, "--port", "0"]
+def agents_script(server: Server, name: str, pause_s: float = 0.02) -> Iterator[str]:
+    """The agents of the example in one process; the address of its page. It is killed at the end."""
+    command = [sys.executable, "examples/agents/agents.py", "--url", server.url, "--stream", name, "--port", "0"]
     process = subprocess.Popen(
         [*command, "--pause", str(pause_s)], cwd=REPOSITORY, env=server_environment(), stdout=subprocess.PIPE, text=True
     )
@@ -209,6 +254,46 @@ def chat_script(server: Server, name: str, pause_s: float = 0.02) -> Iterator[st
         process.wait(timeout=20)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def later_frames(page: Page) -> Iterator[tuple[int, int, bytes]]:
+    """The part of the page that moves, again and again: left, top, and the picture."""
+    box = page.locator(".split").bounding_box()
+    assert box is not None
+    left, top = round(box["x"]), round(box["y"])
+    clip = {"x": left, "y": top, "width": MOVING[0] - left, "height": MOVING[1] - top}
+    for _ in range(MOVING_FRAMES - 1):
+        page.wait_for_timeout(MOVING_MS)
+        yield left, top, smaller(page.screenshot(animations="disabled", caret="hide", clip=clip))  # type: ignore[arg-type]
+
+
+def animated(first: bytes, later: list[tuple[int, int, bytes]]) -> bytes:
+    """An animated PNG: the first picture whole, then parts of it that change. It repeats for ever."""
+    out = [first[:8], _chunk(b"IHDR", _content(first, b"IHDR")), _chunk(b"acTL", struct.pack(">II", len(later) + 1, 0))]
+    sequence = 0
+    for left, top, picture in [(0, 0, first), *later]:
+        assert _content(picture, b"IHDR")[8:] == _content(first, b"IHDR")[8:], "all frames have the same kind of pixels"
+        width, height = size_of(picture)
+        place = struct.pack(">IIIIIHHBB", sequence, width, height, left, top, MOVING_MS, 1000, 0, 0)
+        out.append(_chunk(b"fcTL", place))
+        sequence += 1
+        pixels = _content(picture, b"IDAT")
+        if picture is first:
+            out.append(_chunk(b"IDAT", pixels))
+        else:
+            out.append(_chunk(b"fdAT", struct.pack(">I", sequence) + pixels))
+            sequence += 1
+    return b"".join([*out, _chunk(b"IEND", b"")])
+
+
+def _content(picture: bytes, wanted: bytes) -> bytes:
+    """The content of the first chunk of a kind."""
+    at = 8
+    while True:
+        (length,) = struct.unpack_from(">I", picture, at)
+        if picture[at + 4 : at + 8] == wanted:
+            return picture[at + 8 : at + 8 + length]
+        at += 12 + length
 
 
 def smaller(picture: bytes) -> bytes:

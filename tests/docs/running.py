@@ -1,6 +1,6 @@
 """Run the code blocks of a page (`bash`, `python`, `ts`, `js`) as printed against a real server.
 
-Invariant: a block that ends must end well, one that goes on for ever is ended once it has said what was promised, and
+Invariant: a block that ends must end well, one that continues for ever is ended once it has said what was promised, and
 nothing that a block started outlives it.
 """
 

@@ -20,7 +20,7 @@ _PAGES_WITH_EXAMPLES = [page for page in pages() if examples(page, *RUN_HERE)]
 
 
 @pytest.mark.parametrize("page", pages(), ids=page_id)
-def test_every_block_is_run_or_says_why_not(page: Path) -> None:
+def test_every_block_is_run_or_has_a_reason_not_to(page: Path) -> None:
     for block in blocks(page):
         where = f"{page_id(page)}, line {block.line}"
         assert block.language, f"{where}: say what the block is (```bash, ```text, …)"

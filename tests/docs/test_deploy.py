@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from configparser import ConfigParser
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.docs.markdown import REPOSITORY
-from tests.serving import serve
+from tests.serving import serve, server_environment
 
 DEPLOY = REPOSITORY / "deploy"
 _METRIC = re.compile(r"\b((?:headwater|process)_[a-z_]+)\b")
@@ -61,3 +64,39 @@ def test_the_unit_starts_the_server_and_leaves_it_time_to_drain() -> None:
     service = unit["Service"]
     assert service["ExecStart"].split()[1:3] == ["serve", "--profile"]
     assert int(service["TimeoutStopSec"]) > 30, "the profile prod drains for 30 s"
+
+
+def test_scheduled_backup_is_restored_and_old_ones_are_deleted(tmp_path: Path) -> None:
+    target, data = tmp_path / "backups", tmp_path / "data"
+    for name in ("2020-01-01T000000Z", "2021-01-01T000000Z"):
+        (target / name).mkdir(parents=True)
+    script = DEPLOY / "systemd/headwater-backup"
+    environment = {**server_environment(), "HEADWATER": str(Path(sys.executable).with_name("headwater")), "KEEP": "2"}
+    options = ["--mode", "file-durable", "--data-dir", str(data)]
+    with serve(DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR=str(data)) as server:
+        headers = {"Content-Type": "text/plain"}
+        httpx.put(f"{server.url}/v1/stream/a", headers=headers, content="kept").raise_for_status()
+        done = subprocess.run([script, target, *options], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "every checksum and index is right" in done.stdout
+    oldest, newest = sorted(path.name for path in target.iterdir())
+    assert oldest == "2021-01-01T000000Z", "the newest stay, and nothing of the drill"
+    assert (target / newest / "BACKUP").exists()
+
+
+def test_failed_drill_keeps_the_old_backups(tmp_path: Path) -> None:
+    target = tmp_path / "backups"
+    (target / "2020-01-01T000000Z").mkdir(parents=True)
+    command = tmp_path / "headwater"
+    command.write_text('#!/bin/sh\ncase $1 in backup) mkdir -p "$2";; *) exit 1;; esac\n')
+    command.chmod(0o755)
+    environment = {**server_environment(), "HEADWATER": str(command), "KEEP": "1"}
+    done = subprocess.run([DEPLOY / "systemd/headwater-backup", target], env=environment, timeout=60)
+    assert done.returncode != 0
+    assert (target / "2020-01-01T000000Z").exists()
+
+
+def test_backup_unit_runs_the_script_of_the_timer() -> None:
+    service = (DEPLOY / "systemd/headwater-backup.service").read_text(encoding="utf-8")
+    assert "ExecStart=/opt/headwater/bin/headwater-backup /var/backups/headwater" in service
+    assert "OnCalendar=" in (DEPLOY / "systemd/headwater-backup.timer").read_text(encoding="utf-8")

@@ -77,7 +77,7 @@ def test_no_page_makes_the_theme_fetch_what_it_does_not_carry(site: Path) -> Non
         assert 'data-md-component="source"' not in text, page.name
 
 
-def test_the_table_of_metrics_is_what_the_server_has(client: httpx.Client) -> None:
+def test_table_of_metrics_matches_the_server(client: httpx.Client) -> None:
     text = client.get("/metrics").text
     helps = dict(re.findall(r"^# HELP (\w+) (.+)$", text, re.MULTILINE))
     served = {(name, kind, helps[name]) for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE)}
@@ -111,8 +111,9 @@ def test_the_api_page_names_every_service_address(server: Server) -> None:
 
 
 def test_the_cli_page_names_every_command_and_none_that_is_not_there() -> None:
-    from headwater.cli import app
+    from headwater.cli import command_line
 
+    app = command_line()
     page = (REPOSITORY / "docs/cli.md").read_text(encoding="utf-8")
     commands = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     commands |= {group.name or "" for group in app.registered_groups}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import uvloop
 
 from headwater import AsyncStream, Server
 from headwater.config import ConfigError
+from headwater.testing import running_server
 from tests.serving import server_environment
 
 Runner = Callable[[Awaitable[None]], None]
@@ -54,8 +56,13 @@ def test_data_survives_in_its_directory(tmp_path: Path) -> None:
 
 
 def test_an_unknown_setting_is_an_error_with_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="long_poll_timeout_secs"):
+    with pytest.raises(ConfigError, match=r"\(in settings of Server\); did you mean server.long_poll_timeout_secs"):
         Server(settings={"server.long_pol_timeout_secs": 1})
+
+
+def test_a_server_in_memory_says_nothing_about_command_line_options(caplog: pytest.LogCaptureFixture) -> None:
+    with running_server():
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_the_address_is_free_after_the_server_is_stopped() -> None:
@@ -74,7 +81,8 @@ def test_importing_headwater_loads_neither_client_nor_server() -> None:
     program = (
         "import sys, headwater; heavy = {'asyncio', 'msgspec', 'httptools', 'pydantic', 'headwater.client'};"
         " assert not heavy & set(sys.modules), heavy & set(sys.modules);"
-        " headwater.Stream; assert 'asyncio' not in sys.modules and 'pydantic' not in sys.modules"
+        " headwater.Stream, headwater.StreamNotFoundError;"
+        " assert 'asyncio' not in sys.modules and 'pydantic' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env=server_environment(), timeout=60)
 

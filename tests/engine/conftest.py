@@ -1,4 +1,4 @@
-"""The engine logs what a callback raises and continues; in tests such a failure must not go unseen."""
+"""Fail tests in which a callback of the engine raises; the engine itself logs the error and continues."""
 
 from __future__ import annotations
 

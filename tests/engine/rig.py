@@ -1,4 +1,4 @@
-"""An engine on seams that a test moves by hand, with requests that keep their answers."""
+"""An engine with a manual clock and scheduler, and requests whose answers are collected in lists."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerHeaders
 from headwater.core.rules import CreateRequest, ForkRequest
-from headwater.engine.committer import CommitMode
+from headwater.engine.commit_placement import CommitMode
 from headwater.engine.engine import Engine
 from headwater.engine.quota import EngineLimits
 from headwater.engine.stream import LiveStream
-from tests.engine.seams import JournalGround, ManualClock, ManualScheduler, MemoryGround, WatchedStorage
+from tests.engine.seams import Backing, JournalBacking, ManualClock, ManualScheduler, MemoryBacking, WatchedStorage
 
 TEXT = "text/plain"
 
 
 class Reader:
-    """A live reader as the HTTP layer has them: a cursor that reads on when woken, and leaves when it is over."""
+    """A live reader as in the HTTP layer: it reads to the tail when it is woken, and leaves when the stream ends."""
 
     def __init__(self, rig: Rig, stream: LiveStream, start: Offset) -> None:
         self._rig = rig
@@ -32,9 +32,9 @@ class Reader:
 
     def wake(self) -> None:
         self.wakes += 1
-        self.read_on()
+        self.read_more()
 
-    def read_on(self) -> None:
+    def read_more(self) -> None:
         reader = self._rig.engine.reader
         chunk = reader.chunk(self.stream, self.at, 1 << 20)
         self.data += b"".join(reader.buffers(chunk))
@@ -42,19 +42,26 @@ class Reader:
         self.closed = chunk.closed
 
     def gone(self, refusal: Refusal) -> None:
-        assert self.refusal is None, "told twice that it is over"
+        assert self.refusal is None, "the end was reported twice"
         self.refusal = refusal
         self._rig.engine.unfollow(self.stream, self)
 
 
 class Rig:
-    """The engine over a disk that is a list (or over memory), and the doubles that move it."""
+    """The engine over a journal in a list (or over memory), with its manual clock and scheduler."""
 
     def __init__(self, *, disk: bool = True, commit: CommitMode = "inline", limits: EngineLimits | None = None) -> None:
         self.clock = ManualClock()
         self.scheduler = ManualScheduler(self.clock)
-        self.storage = WatchedStorage((JournalGround() if disk else MemoryGround()).open())
-        self.engine = Engine(self.storage, self.clock, self.scheduler, limits or EngineLimits(), commit=commit)
+        self.backing: Backing = JournalBacking() if disk else MemoryBacking()
+        self._commit: CommitMode = commit
+        self._limits = limits or EngineLimits()
+        self.open()
+
+    def open(self) -> None:
+        """Start an engine on the durable records, as a new process does."""
+        self.storage = WatchedStorage(self.backing.open())
+        self.engine = Engine(self.storage, self.clock, self.scheduler, self._limits, commit=self._commit)
         self.engine.start()
 
     def put(self, name: str, body: bytes = b"", **more: Any) -> list[object]:
@@ -81,13 +88,13 @@ class Rig:
         return self._asked(lambda done: self.engine.delete(name, done))
 
     def there(self, name: str, body: bytes = b"", **more: Any) -> LiveStream:
-        """A stream whose creation is durable."""
+        """Create a stream and wait until that is durable."""
         self.put(name, body, **more)
         self.scheduler.settle()
         return self.engine.look_up(name)
 
     def read(self, name: str, limit: int = 1 << 20) -> bytes:
-        """All that a reader of a stream gets, in chunks."""
+        """Read a whole stream in chunks."""
         engine = self.engine
         stream = engine.look_up(name, touch=True)
         at, data = engine.reader.resolve(stream, "-1"), b""
@@ -99,15 +106,15 @@ class Rig:
                 return data
 
     def follow(self, stream: LiveStream, *, from_start: bool = False) -> Reader:
-        """Register first, then look at the tail again: as every live reader must."""
+        """Register a reader first and then read the tail, as every live reader must."""
         start = Offset(0, 0) if from_start else Offset(stream.durable_index, stream.durable_position)
         reader = Reader(self, stream, start)
         self.engine.follow(stream, reader)
-        reader.read_on()
+        reader.read_more()
         return reader
 
     def _asked(self, call: Callable[[Callable[[Any], None]], None]) -> list[object]:
-        """The answers to a request: empty until it is answered."""
+        """Send a request; the returned list is empty until it is answered."""
         answers: list[object] = []
         try:
             call(answers.append)

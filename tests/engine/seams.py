@@ -1,7 +1,7 @@
-"""Doubles of the engine's seams: a clock and a scheduler that only move when told to, and stores that can be watched.
+"""Test doubles for the engine: a manual clock, a manual scheduler, and stores that can be observed.
 
-Nothing here runs by itself. A test decides when a tick ends, when the commit thread works, when it reports back and
-when the disk fails, so every interleaving of them can be written down as a list of steps.
+Nothing runs automatically. A test decides when a tick ends, when the commit thread works, when it reports back and when
+the disk fails, so a test can write down any interleaving as a list of steps.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from headwater.core.records import Append, Create, Delete, Image, Record, decode_record, encode_record
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.interface import Committed, ImageOf, Storage, Usage, WriteFailedError
 from headwater.storage.memory import MemoryStorage
 
@@ -23,7 +24,7 @@ class ManualClock:
     def __init__(self, now_ms: int = START_MS) -> None:
         self.at_ms = now_ms
         self.ahead_ms = 0
-        """How far the wall clock is ahead: it was set, or the machine was suspended."""
+        """How far the wall clock is ahead, because it was set or the machine was suspended."""
         self._moved_ms = 0
 
     def now_ms(self) -> int:
@@ -39,7 +40,7 @@ class ManualClock:
 
     @property
     def monotonic_ms(self) -> int:
-        """The time that timers run by: it knows nothing of jumps."""
+        """The time that timers use; clock jumps do not affect it."""
         return self.at_ms - self._moved_ms
 
     @monotonic_ms.setter
@@ -56,7 +57,7 @@ class ManualTimer:
 
 
 class ManualScheduler:
-    """A loop without a loop: ticks, timers and the one commit thread, each moved by hand."""
+    """A scheduler without an event loop: the test runs ticks, timers and the commit thread."""
 
     def __init__(self, clock: ManualClock) -> None:
         self._clock = clock
@@ -67,7 +68,7 @@ class ManualScheduler:
         self._reports: deque[tuple[Callable[[BaseException | None], None], BaseException | None]] = deque()
         self.closed = False
 
-    # -- what the engine calls
+    # -- called by the engine
 
     def soon(self, callback: Callable[[], None]) -> None:
         self._soon.append(callback)
@@ -84,20 +85,20 @@ class ManualScheduler:
     def close(self) -> None:
         self.closed = True
 
-    # -- what a test calls
+    # -- called by tests
 
     @property
     def quiet(self) -> bool:
-        """Nothing is left to do but timers."""
+        """Whether only timers are left."""
         return not (self._soon or self._work or self._reports)
 
     def tick(self) -> None:
-        """End the current tick: run what was put off until then, and no more than that."""
+        """End the current tick: run the callbacks that were scheduled before it, and no others."""
         for _ in range(len(self._soon)):
             self._soon.popleft()()
 
     def work(self) -> bool:
-        """Let the commit thread do its next piece of work; the loop does not know yet."""
+        """Run the next task of the commit thread; its result is not reported to the loop yet."""
         if not self._work:
             return False
         work, done = self._work.popleft()
@@ -110,7 +111,7 @@ class ManualScheduler:
         return True
 
     def report(self) -> bool:
-        """Let the loop hear of the oldest finished piece of work."""
+        """Report the oldest finished task to the loop."""
         if not self._reports:
             return False
         done, error = self._reports.popleft()
@@ -118,17 +119,17 @@ class ManualScheduler:
         return True
 
     def settle(self) -> None:
-        """Run on until nothing but timers is left."""
+        """Run until only timers are left."""
         for _ in range(10_000):
             if self.quiet:
                 return
             self.tick()
             self.work()
             self.report()
-        raise AssertionError("the engine never comes to rest")
+        raise AssertionError("the engine does not become idle")
 
     def advance(self, milliseconds: int) -> None:
-        """Let time pass, and run every timer that comes due at its own moment."""
+        """Advance the time, and run every due timer at its own deadline."""
         until_ms = self._clock.monotonic_ms + milliseconds
         while self._timers and self._timers[0][0] <= until_ms:
             due_ms, _, timer = heapq.heappop(self._timers)
@@ -139,7 +140,7 @@ class ManualScheduler:
 
 
 class Durable:
-    """What a store made durable of one incarnation."""
+    """The durable state of one incarnation."""
 
     def __init__(self, name: str, index: int, closed: bool) -> None:
         self.name = name
@@ -149,7 +150,7 @@ class Durable:
 
 
 class WatchedStorage:
-    """A store under observation: what is durable, what readers have, and a disk that fails when told to."""
+    """A store that records what is durable and published, and whose disk can be made to fail."""
 
     def __init__(self, inner: Storage, *, waits_for_disk: bool | None = None) -> None:
         self._inner = inner
@@ -158,9 +159,9 @@ class WatchedStorage:
         self.batches: list[int] = []
         """The size of each batch that was written."""
         self.fails_in: int | None = None
-        """Fail the write after this many more; once failed, always."""
+        """Fail after this many more writes; every later write fails too."""
         self.keeps_failed = False
-        """Whether what a failed write was given is on the disk all the same."""
+        """Whether the records of a failed write are stored nevertheless."""
         self.failures = 0
         self.on_publish: Callable[[Committed], None] = lambda _: None
 
@@ -173,13 +174,16 @@ class WatchedStorage:
             self._note(record)
             yield record
 
+    def takes_long(self) -> bool:
+        return self._inner.takes_long()
+
     def write(self, batch: Sequence[Committed]) -> None:
         if self.fails_in is not None:
             if self.fails_in == 0:
                 self.failures += 1
                 if self.keeps_failed:
                     self._inner.write(batch)
-                raise WriteFailedError("the disk of this test is broken")
+                raise WriteFailedError("the test made this write fail")
             self.fails_in -= 1
         self._inner.write(batch)
         self.batches.append(len(batch))
@@ -201,6 +205,12 @@ class WatchedStorage:
 
     def lengths(self, stream_id: int, index: int, end_index: int) -> Sequence[int]:
         return self._inner.lengths(stream_id, index, end_index)
+
+    def arrivals(self, stream_id: int, index: int, end_index: int) -> Sequence[TimeRun]:
+        return self._inner.arrivals(stream_id, index, end_index)
+
+    def first_since(self, stream_id: int, at_ms: int) -> int:
+        return self._inner.first_since(stream_id, at_ms)
 
     def read(self, stream_id: int, position: int, end_position: int) -> Sequence[bytes | memoryview]:
         return self._inner.read(stream_id, position, end_position)
@@ -239,7 +249,7 @@ class WatchedStorage:
 
 
 class JournalStorage(MemoryStorage):
-    """A store that survives: `MemoryStorage` over a list of encoded records that outlives it."""
+    """A durable `MemoryStorage`: it keeps encoded records in a list that survives a restart."""
 
     waits_for_disk = True
 
@@ -253,7 +263,7 @@ class JournalStorage(MemoryStorage):
             yield committed.record
 
     def kept(self) -> Iterable[Committed]:
-        """What the journal has, in order."""
+        """Yield the journal's records in order."""
         for encoded, removed in tuple(self._journal):
             yield Committed(decode_record(encoded), removed)
 
@@ -261,21 +271,21 @@ class JournalStorage(MemoryStorage):
         self._journal.extend((encode_record(record), removed) for record, removed in batch)
 
 
-class Ground(Protocol):
-    """Where a store lives. Opened again after a crash, it has what was durable."""
+class Backing(Protocol):
+    """The place where a store keeps its data. A store opened after a crash has what was durable."""
 
     survives: bool
 
     def open(self) -> Storage: ...
 
     def crash(self, storage: Storage) -> None:
-        """The process is gone: the store was not closed."""
+        """End the process without closing the store."""
 
     def discard(self) -> None: ...
 
 
-class MemoryGround:
-    """Nothing survives, and no disk is waited for."""
+class MemoryBacking:
+    """Memory: nothing survives a restart."""
 
     survives = False
 
@@ -283,23 +293,23 @@ class MemoryGround:
         return MemoryStorage()
 
     def crash(self, storage: Storage) -> None:
-        raise AssertionError("nothing survives in memory")
+        raise AssertionError("memory does not survive a crash")
 
     def discard(self) -> None: ...
 
 
-class JournalGround:
-    """A disk that is a list."""
+class JournalBacking:
+    """A journal in a list."""
 
     survives = True
 
     def __init__(self) -> None:
-        self._journal: list[tuple[bytes, tuple[int, ...]]] = []
+        self.journal: list[tuple[bytes, tuple[int, ...]]] = []
 
     def open(self) -> Storage:
-        return JournalStorage(self._journal)
+        return JournalStorage(self.journal)
 
     def crash(self, storage: Storage) -> None: ...
 
     def discard(self) -> None:
-        self._journal.clear()
+        self.journal.clear()

@@ -1,4 +1,4 @@
-"""Alarms: each rings once at its deadline, wherever that has moved meanwhile."""
+"""Alarms: each fires once at its current deadline."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Owner:
         return self.at_ms
 
 
-class Belfry:
+class AlarmRecorder:
     def __init__(self) -> None:
         self.clock = ManualClock(0)
         self.scheduler = ManualScheduler(self.clock)
         self.rung: list[tuple[Owner, int]] = []
-        self.alarms: Alarms[Owner] = Alarms(self.clock, self.scheduler, self._ring)
+        self.alarms: Alarms[Owner] = Alarms(self.clock, self.scheduler, self._record)
 
-    def _ring(self, owner: Owner) -> None:
+    def _record(self, owner: Owner) -> None:
         self.rung.append((owner, self.clock.at_ms))
         owner.at_ms = None
 
@@ -32,51 +32,51 @@ class Belfry:
         return owner
 
 
-def test_alarms_ring_in_the_order_of_their_deadlines() -> None:
-    belfry = Belfry()
-    late, early, middle = belfry.set(300), belfry.set(100), belfry.set(200)
-    belfry.set(None)
-    belfry.scheduler.advance(1000)
-    assert belfry.rung == [(early, 100), (middle, 200), (late, 300)]
-    belfry.scheduler.advance(1000)
-    assert len(belfry.rung) == 3
+def test_alarms_fire_in_the_order_of_their_deadlines() -> None:
+    recorder = AlarmRecorder()
+    late, early, middle = recorder.set(300), recorder.set(100), recorder.set(200)
+    recorder.set(None)
+    recorder.scheduler.advance(1000)
+    assert recorder.rung == [(early, 100), (middle, 200), (late, 300)]
+    recorder.scheduler.advance(1000)
+    assert len(recorder.rung) == 3
 
 
-def test_a_deadline_that_moved_back_rings_then_and_costs_one_entry() -> None:
-    belfry = Belfry()
-    owner = belfry.set(100)
+def test_postponed_deadline_fires_late_and_uses_one_heap_entry() -> None:
+    recorder = AlarmRecorder()
+    owner = recorder.set(100)
     for at_ms in range(200, 1100, 100):
         owner.at_ms = at_ms
-        belfry.alarms.set(owner)
-    assert len(belfry.alarms._heap) == 1
-    belfry.scheduler.advance(999)
-    assert belfry.rung == []
-    belfry.scheduler.advance(1)
-    assert belfry.rung == [(owner, 1000)]
+        recorder.alarms.set(owner)
+    assert len(recorder.alarms._heap) == 1
+    recorder.scheduler.advance(999)
+    assert recorder.rung == []
+    recorder.scheduler.advance(1)
+    assert recorder.rung == [(owner, 1000)]
 
 
-def test_a_deadline_that_moved_forward_rings_early() -> None:
-    belfry = Belfry()
-    owner = belfry.set(1000)
+def test_advanced_deadline_fires_early() -> None:
+    recorder = AlarmRecorder()
+    owner = recorder.set(1000)
     owner.at_ms = 50
-    belfry.alarms.set(owner)
-    belfry.scheduler.advance(60)
-    assert belfry.rung == [(owner, 50)]
-    belfry.scheduler.advance(2000)
-    assert len(belfry.rung) == 1
+    recorder.alarms.set(owner)
+    recorder.scheduler.advance(60)
+    assert recorder.rung == [(owner, 50)]
+    recorder.scheduler.advance(2000)
+    assert len(recorder.rung) == 1
 
 
-def test_a_deadline_that_is_no_more_does_not_ring() -> None:
-    belfry = Belfry()
-    owner = belfry.set(100)
+def test_cancelled_deadline_does_not_fire() -> None:
+    recorder = AlarmRecorder()
+    owner = recorder.set(100)
     owner.at_ms = None
-    belfry.scheduler.advance(200)
-    assert belfry.rung == []
+    recorder.scheduler.advance(200)
+    assert recorder.rung == []
 
 
-def test_after_stop_nothing_rings() -> None:
-    belfry = Belfry()
-    belfry.set(100)
-    belfry.alarms.stop()
-    belfry.scheduler.advance(200)
-    assert belfry.rung == []
+def test_alarms_do_not_fire_after_stop() -> None:
+    recorder = AlarmRecorder()
+    recorder.set(100)
+    recorder.alarms.stop()
+    recorder.scheduler.advance(200)
+    assert recorder.rung == []

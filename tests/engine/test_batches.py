@@ -1,11 +1,11 @@
-"""A commit batch: each entry is completed separately, so a failing callback cannot keep others from their answers."""
+"""Commit batches: each entry is completed separately, so a failing callback does not prevent other answers."""
 
 from __future__ import annotations
 
 import pytest
 
 from headwater.core.errors import Refusal
-from headwater.engine.committer import CommitMode
+from headwater.engine.commit_placement import CommitMode
 from headwater.engine.results import Appended, Created
 from headwater.engine.stream import LiveStream
 from tests.engine.rig import TEXT, Rig
@@ -45,7 +45,7 @@ def test_broken_callback_does_not_keep_others_from_their_answers(commit: CommitM
     assert rig.engine.idle
 
 
-def test_what_arrives_while_a_batch_with_a_broken_callback_is_written_is_committed() -> None:
+def test_appends_received_while_a_batch_with_a_broken_callback_is_written_are_committed() -> None:
     rig = Rig(commit="thread")
     rig.there("a")
     rig.engine.append("a", TEXT, b"x", None, None, False, broken_callback)

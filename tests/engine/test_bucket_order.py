@@ -13,7 +13,7 @@ ids = st.text(st.sampled_from("abé日🙂-"), max_size=4)
 
 @settings(deadline=None)
 @given(st.sets(ids), ids, st.none() | ids)
-def test_ids_with_a_prefix_are_listed_in_order_after_a_place(found: set[str], prefix: str, after: str | None) -> None:
+def test_ids_with_a_prefix_are_listed_in_order_after_an_id(found: set[str], prefix: str, after: str | None) -> None:
     expected = [name for name in sorted(found) if name.startswith(prefix) and (after is None or name > after)]
     assert list(ids_from(SortedList(found), prefix, after)) == expected
 

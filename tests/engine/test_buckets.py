@@ -1,4 +1,4 @@
-"""Buckets under concurrency: what is decided, what is durable, and what a crash leaves, in every order."""
+"""Buckets under concurrency: pending and durable changes, and the state after a crash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headwater.engine.quota import EngineLimits
 from headwater.engine.results import Created, Deleted
 from headwater.storage.interface import Committed
 from tests.engine.rig import TEXT, Rig, status
-from tests.engine.seams import JournalGround, JournalStorage, ManualClock, ManualScheduler
+from tests.engine.seams import JournalBacking, JournalStorage, ManualClock, ManualScheduler
 
 BUCKET = "bucket"
 
@@ -72,7 +72,7 @@ def finish_write(rig: Rig) -> None:
 
 
 def reopened(rig: Rig) -> Engine:
-    """The engine of the next start, on what is durable now."""
+    """Start a new engine on the records that are durable now."""
     inner = rig.storage._inner
     assert isinstance(inner, JournalStorage)
     clock = ManualClock(rig.clock.at_ms)
@@ -125,7 +125,7 @@ def test_second_incarnation_deleted_before_it_is_durable_does_not_hide_the_first
     assert names(listing(rig.engine)) == []
 
 
-def test_bucket_with_a_recreated_stream_on_its_way_is_not_deleted() -> None:
+def test_bucket_with_a_pending_recreated_stream_is_not_deleted() -> None:
     rig = with_bucket()
     first, gone = put(rig.engine), delete(rig.engine)
     rig.scheduler.tick()
@@ -152,13 +152,13 @@ def test_bucket_whose_only_stream_is_created_and_deleted_in_one_batch_can_be_del
     assert status(listing(reopened(rig))) == 404
 
 
-def test_stream_without_its_bucket_gets_it_back_at_startup(caplog: pytest.LogCaptureFixture) -> None:
-    ground, clock = JournalGround(), ManualClock()
+def test_missing_bucket_of_a_stream_is_restored_at_startup(caplog: pytest.LogCaptureFixture) -> None:
+    backing, clock = JournalBacking(), ManualClock()
     name = stream_name(BUCKET, "s")
-    ground.open().write([Committed(Create(7, name, clock.at_ms - 5, TEXT, payload=b"kept", lengths=(4,)))])
+    backing.open().write([Committed(Create(7, name, clock.at_ms - 5, TEXT, payload=b"kept", lengths=(4,)))])
     for _ in range(2):
         scheduler = ManualScheduler(clock)
-        engine = Engine(ground.open(), clock, scheduler, EngineLimits())
+        engine = Engine(backing.open(), clock, scheduler, EngineLimits())
         with caplog.at_level(logging.WARNING, "headwater.engine"):
             engine.start()
         scheduler.settle()
@@ -168,9 +168,9 @@ def test_stream_without_its_bucket_gets_it_back_at_startup(caplog: pytest.LogCap
 
 
 def test_unreadable_bucket_document_does_not_stop_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    ground, clock = JournalGround(), ManualClock()
-    ground.open().write([Committed(Document(document_key(BUCKET), b"not json"))])
-    engine = Engine(ground.open(), clock, ManualScheduler(clock), EngineLimits())
+    backing, clock = JournalBacking(), ManualClock()
+    backing.open().write([Committed(Document(document_key(BUCKET), b"not json"))])
+    engine = Engine(backing.open(), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
     assert names(listing(engine)) == []
     assert any(BUCKET in record.getMessage() for record in caplog.records)
@@ -208,7 +208,7 @@ def test_a_stream_whose_id_has_a_control_character_stays_usable(monkeypatch: pyt
         put(rig.engine, old, b"kept")
     rig.scheduler.settle()
     assert status(put(rig.engine, "new\x1b[2J")) == 400
-    assert status(put(rig.engine, old, b"kept")) is None, "PUT of what is there"
+    assert status(put(rig.engine, old, b"kept")) is None, "PUT of an existing stream"
     assert rig.read(name) == b"kept"
     assert names(listing(rig.engine)) == [name]
     deleted = delete(rig.engine, old)

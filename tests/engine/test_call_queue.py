@@ -10,7 +10,7 @@ from headwater.engine.call_queue import CallQueue, HostHealth
 
 
 def take_all(queue: CallQueue[int]) -> list[str]:
-    """The hosts of all calls that may be made now."""
+    """Return the hosts of all calls that may be made now."""
     hosts: list[str] = []
     while (taken := queue.take()) is not None:
         hosts.append(taken[0])
@@ -32,7 +32,7 @@ def test_a_host_gets_one_slot_until_it_answered_and_then_no_more_than_its_limit(
     queue.finished("a", HostHealth.RESPONSIVE)
     assert take_all(queue) == ["a"] * 8
     queue.finished("a", HostHealth.UNRESPONSIVE)
-    assert take_all(queue) == [], "seven are under way, and one is its limit again"
+    assert take_all(queue) == [], "seven are running, and its limit is one again"
 
 
 def test_hosts_take_turns_however_many_calls_each_has() -> None:
@@ -59,7 +59,7 @@ def test_calls_of_one_host_keep_their_order() -> None:
 
 
 def test_dead_receivers_leave_slots_for_the_others() -> None:
-    """64 slots of 30 s each, and more dead receivers than slots: the others are called as if they were not there."""
+    """With more dead receivers than slots (64, of 30 s each), other receivers are still called without delay."""
     queue: CallQueue[int] = CallQueue(64, 8)
     proven(queue, "alive")
     for dead in range(200):
@@ -83,7 +83,7 @@ def test_dead_receivers_leave_slots_for_the_others() -> None:
     assert take_all(queue)[:1] == ["new"], "a host that was never called does not wait for the dead ones"
 
 
-def test_every_call_is_made_in_the_end_and_no_limit_is_ever_exceeded() -> None:
+def test_every_call_is_eventually_made_and_no_limit_is_exceeded() -> None:
     rng = random.Random(7)
     queue: CallQueue[int] = CallQueue(6, 2)
     hosts = [f"h{number}" for number in range(12)]
@@ -114,7 +114,7 @@ def test_idle_hosts_are_forgotten_beyond_a_number() -> None:
     assert len(queue._hosts) == call_queue.KNOWN_HOSTS_MAX
 
 
-def test_dropping_what_waits_leaves_what_is_under_way() -> None:
+def test_dropping_queued_calls_leaves_running_calls() -> None:
     queue: CallQueue[int] = CallQueue(1, 1)
     queue.add("a", 0)
     queue.add("a", 1)

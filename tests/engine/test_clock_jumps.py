@@ -1,4 +1,4 @@
-"""Clock jumps: what expired by one is gone for clients at once, and its data is kept until the time is confirmed."""
+"""Clock jumps: streams that expire by one are 404 at once, and their data is kept until the time is confirmed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from headwater.engine.quota import EngineLimits
 from headwater.engine.sweeper import REBUILD_MAX, STALE_MIN
 from headwater.storage.interface import Committed
 from tests.engine.rig import TEXT, Reader, Rig, status
-from tests.engine.seams import START_MS, JournalGround, ManualClock, ManualScheduler, WatchedStorage
+from tests.engine.seams import START_MS, JournalBacking, ManualClock, ManualScheduler, WatchedStorage
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 RULE = JumpRule(HOUR_MS, DAY_MS)
 
 
-class World(Rig):
+class RestartableRig(Rig):
     """A rig whose engine can be stopped and started again at another time."""
 
     def __init__(self, rule: JumpRule = RULE, retention: RetentionRule | None = None) -> None:
-        self.ground = JournalGround()
+        self.backing = JournalBacking()
         self.rule = rule
         self.rule_of_retention = retention
         self.restart(START_MS)
@@ -35,7 +35,7 @@ class World(Rig):
     def restart(self, at_ms: int) -> None:
         self.clock = ManualClock(at_ms)
         self.scheduler = ManualScheduler(self.clock)
-        self.storage = WatchedStorage(self.ground.open())
+        self.storage = WatchedStorage(self.backing.open())
         self.engine = Engine(
             self.storage,
             self.clock,
@@ -70,21 +70,21 @@ class World(Rig):
         return counts
 
 
-def with_streams(rule: JumpRule = RULE) -> World:
-    world = World(rule)
-    world.there("a", b"ttl", ttl_secs=30 * 24 * 3600)
-    world.there("b", b"instant", expires_at_ms=START_MS + 30 * DAY_MS)
-    world.there("forever", b"forever")
-    world.run_for(5000)
-    return world
+def with_streams(rule: JumpRule = RULE) -> RestartableRig:
+    rig = RestartableRig(rule)
+    rig.there("a", b"ttl", ttl_secs=30 * 24 * 3600)
+    rig.there("b", b"instant", expires_at_ms=START_MS + 30 * DAY_MS)
+    rig.there("forever", b"forever")
+    rig.run_for(5000)
+    return rig
 
 
-def jump(world: World, how: str, by_ms: int = 40 * DAY_MS) -> None:
+def jump(rig: RestartableRig, how: str, by_ms: int = 40 * DAY_MS) -> None:
     if how == "restart":
-        world.restart(world.clock.at_ms + by_ms)
+        rig.restart(rig.clock.at_ms + by_ms)
     else:
-        world.clock.ahead_ms = by_ms
-    world.run_for(3000)
+        rig.clock.ahead_ms = by_ms
+    rig.run_for(3000)
 
 
 HOW = pytest.mark.parametrize("how", ["restart", "while running"])
@@ -92,190 +92,190 @@ HOW = pytest.mark.parametrize("how", ["restart", "while running"])
 
 @HOW
 def test_expired_streams_answer_404_and_their_data_is_kept(how: str, caplog: pytest.LogCaptureFixture) -> None:
-    world = with_streams()
+    rig = with_streams()
     with caplog.at_level(logging.WARNING, "headwater.engine"):
-        jump(world, how)
-    assert (world.answers("a"), world.answers("b"), world.answers("forever")) == ("404", "404", "forever")
-    assert status(world.post("a")) == 404
-    assert status(world.delete("b")) == 404
-    assert world.kept == {"a", "b", "forever"}
-    assert world.engine.held_streams == 2
-    assert world.engine.clock_guard.jumps == 1
+        jump(rig, how)
+    assert (rig.answers("a"), rig.answers("b"), rig.answers("forever")) == ("404", "404", "forever")
+    assert status(rig.post("a")) == 404
+    assert status(rig.delete("b")) == 404
+    assert rig.kept == {"a", "b", "forever"}
+    assert rig.engine.held_streams == 2
+    assert rig.engine.clock_guard.jumps == 1
     assert "the clock jumped from 2027-" in caplog.text
     assert "confirm-expiry" in caplog.text
 
 
 @HOW
 def test_operator_confirms_the_time_and_the_data_is_deleted(how: str) -> None:
-    world = with_streams()
-    jump(world, how)
-    assert world.confirm() == [2]
-    assert world.kept == {"forever"}
-    assert world.engine.held_streams == 0
-    assert world.engine.metrics.expired == 2
-    world.restart(world.clock.at_ms + 1000)
-    assert world.kept == {"forever"}
+    rig = with_streams()
+    jump(rig, how)
+    assert rig.confirm() == [2]
+    assert rig.kept == {"forever"}
+    assert rig.engine.held_streams == 0
+    assert rig.engine.metrics.expired == 2
+    rig.restart(rig.clock.at_ms + 1000)
+    assert rig.kept == {"forever"}
 
 
 @HOW
 def test_after_the_grace_time_the_data_is_deleted(how: str) -> None:
-    world = with_streams()
-    jump(world, how)
-    world.run_for(DAY_MS - 10_000)
-    assert world.kept == {"a", "b", "forever"}
-    world.run_for(20_000)
-    assert world.kept == {"forever"}
+    rig = with_streams()
+    jump(rig, how)
+    rig.run_for(DAY_MS - 10_000)
+    assert rig.kept == {"a", "b", "forever"}
+    rig.run_for(20_000)
+    assert rig.kept == {"forever"}
 
 
 @HOW
-def test_clock_set_right_again_gives_the_streams_back(how: str) -> None:
-    world = with_streams()
-    jump(world, how)
-    assert world.answers() == "404"
-    world.restart(START_MS + 10_000)
-    assert (world.answers("a"), world.answers("b")) == ("ttl", "instant")
-    assert world.engine.clock_guard.jump is None
-    world.run_for(10_000)
-    assert world.kept == {"a", "b", "forever"}
+def test_streams_return_when_the_clock_is_corrected(how: str) -> None:
+    rig = with_streams()
+    jump(rig, how)
+    assert rig.answers() == "404"
+    rig.restart(START_MS + 10_000)
+    assert (rig.answers("a"), rig.answers("b")) == ("ttl", "instant")
+    assert rig.engine.clock_guard.jump is None
+    rig.run_for(10_000)
+    assert rig.kept == {"a", "b", "forever"}
 
 
 @HOW
 def test_hold_survives_restarts(how: str) -> None:
-    world = with_streams()
-    jump(world, how)
+    rig = with_streams()
+    jump(rig, how)
     for _ in range(3):
-        world.restart(world.clock.at_ms + 60_000)
-        world.run_for(3000)
-        assert world.kept == {"a", "b", "forever"}
-        assert world.answers() == "404"
-    world.restart(START_MS + 10_000)
-    assert world.answers() == "ttl"
+        rig.restart(rig.clock.at_ms + 60_000)
+        rig.run_for(3000)
+        assert rig.kept == {"a", "b", "forever"}
+        assert rig.answers() == "404"
+    rig.restart(START_MS + 10_000)
+    assert rig.answers() == "ttl"
 
 
 def test_second_jump_does_not_end_the_hold_of_the_first() -> None:
-    world = with_streams()
-    jump(world, "restart")
-    jump(world, "restart")
-    jump(world, "while running")
-    assert world.kept == {"a", "b", "forever"}
-    world.restart(START_MS + 10_000)
-    assert world.answers() == "ttl"
+    rig = with_streams()
+    jump(rig, "restart")
+    jump(rig, "restart")
+    jump(rig, "while running")
+    assert rig.kept == {"a", "b", "forever"}
+    rig.restart(START_MS + 10_000)
+    assert rig.answers() == "ttl"
 
 
 @HOW
 def test_held_name_cannot_be_created_until_the_data_is_deleted(how: str) -> None:
-    world = with_streams()
-    jump(world, how)
-    refused = world.put("a", b"new")
+    rig = with_streams()
+    jump(rig, how)
+    refused = rig.put("a", b"new")
     assert status(refused) == 409
     assert isinstance(refused[0], Refusal)
     assert "clock jumped" in refused[0].detail
-    world.confirm()
-    world.there("a", b"new")
-    assert world.answers() == "new"
+    rig.confirm()
+    rig.there("a", b"new")
+    assert rig.answers() == "new"
 
 
 @HOW
 def test_streams_used_after_the_jump_expire_as_usual(how: str) -> None:
-    world = with_streams()
-    jump(world, how)
-    world.there("short", b"x", ttl_secs=2)
-    world.there("instant", b"x", expires_at_ms=world.clock.at_ms + 2000)
-    world.run_for(5000)
-    assert world.kept == {"a", "b", "forever"}
-    assert world.engine.held_streams == 2
+    rig = with_streams()
+    jump(rig, how)
+    rig.there("short", b"x", ttl_secs=2)
+    rig.there("instant", b"x", expires_at_ms=rig.clock.at_ms + 2000)
+    rig.run_for(5000)
+    assert rig.kept == {"a", "b", "forever"}
+    assert rig.engine.held_streams == 2
 
 
 def test_stream_that_outlives_the_jump_is_held_when_it_expires_within_the_grace_time() -> None:
-    world = World()
-    world.there("a", b"x", expires_at_ms=START_MS + 40 * DAY_MS + HOUR_MS)
-    jump(world, "restart")
-    assert world.answers() == "x"
-    world.run_for(2 * HOUR_MS)
-    assert world.answers() == "404"
-    assert world.kept == {"a"}
+    rig = RestartableRig()
+    rig.there("a", b"x", expires_at_ms=START_MS + 40 * DAY_MS + HOUR_MS)
+    jump(rig, "restart")
+    assert rig.answers() == "x"
+    rig.run_for(2 * HOUR_MS)
+    assert rig.answers() == "404"
+    assert rig.kept == {"a"}
 
 
 def test_small_steps_are_followed_and_delete() -> None:
-    world = World()
-    world.there("a", ttl_secs=60)
-    world.clock.ahead_ms = HOUR_MS - 1
-    world.run_for(2000)
-    assert world.clock.ahead_ms == 0
-    assert world.kept == set()
+    rig = RestartableRig()
+    rig.there("a", ttl_secs=60)
+    rig.clock.ahead_ms = HOUR_MS - 1
+    rig.run_for(2000)
+    assert rig.clock.ahead_ms == 0
+    assert rig.kept == set()
 
 
 def test_clock_set_back_is_not_followed(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    world.there("a", ttl_secs=60)
-    world.clock.ahead_ms = -DAY_MS
-    world.run_for(5000)
-    assert world.clock.at_ms == START_MS + 5000
-    assert world.engine.clock_guard.drift_ms == -DAY_MS
+    rig = RestartableRig()
+    rig.there("a", ttl_secs=60)
+    rig.clock.ahead_ms = -DAY_MS
+    rig.run_for(5000)
+    assert rig.clock.at_ms == START_MS + 5000
+    assert rig.engine.clock_guard.drift_ms == -DAY_MS
     assert sum("set back" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_downtime_below_the_jump_deletes_as_usual() -> None:
-    world = World()
-    world.there("a", ttl_secs=60)
-    world.run_for(5000)
-    world.restart(world.clock.at_ms + HOUR_MS // 2)
-    world.run_for(2000)
-    assert world.kept == set()
+    rig = RestartableRig()
+    rig.there("a", ttl_secs=60)
+    rig.run_for(5000)
+    rig.restart(rig.clock.at_ms + HOUR_MS // 2)
+    rig.run_for(2000)
+    assert rig.kept == set()
 
 
-def test_idle_server_saves_the_time_so_that_a_restart_is_no_jump() -> None:
-    world = World()
-    world.there("a", ttl_secs=5 * 3600)
+def test_idle_server_saves_the_time_so_that_a_restart_is_not_a_clock_jump() -> None:
+    rig = RestartableRig()
+    rig.there("a", ttl_secs=5 * 3600)
     for _ in range(10):
-        world.run_for(HOUR_MS)
-        world.read("a")
-    world.run_for(4 * HOUR_MS)
-    assert DOCUMENT_KEY in world.engine.catalog.documents
-    world.restart(world.clock.at_ms + 1000)
-    assert world.engine.clock_guard.jump is None
+        rig.run_for(HOUR_MS)
+        rig.read("a")
+    rig.run_for(4 * HOUR_MS)
+    assert DOCUMENT_KEY in rig.engine.catalog.documents
+    rig.restart(rig.clock.at_ms + 1000)
+    assert rig.engine.clock_guard.jump is None
 
 
 def test_use_after_the_time_was_last_saved_is_before_the_jump() -> None:
-    world = World()
-    world.run_for(HOUR_MS)
-    world.there("a", b"x", ttl_secs=60)
-    world.run_for(2000)
-    world.restart(world.clock.at_ms + 40 * DAY_MS)
-    world.run_for(5000)
-    assert world.kept == {"a"}
+    rig = RestartableRig()
+    rig.run_for(HOUR_MS)
+    rig.there("a", b"x", ttl_secs=60)
+    rig.run_for(2000)
+    rig.restart(rig.clock.at_ms + 40 * DAY_MS)
+    rig.run_for(5000)
+    assert rig.kept == {"a"}
 
 
 def test_live_readers_of_a_held_stream_end() -> None:
-    world = with_streams()
-    reader: Reader = world.follow(world.engine.look_up("b"))
-    jump(world, "while running")
+    rig = with_streams()
+    reader: Reader = rig.follow(rig.engine.look_up("b"))
+    jump(rig, "while running")
     assert isinstance(reader.refusal, StreamNotFound)
-    assert world.kept == {"a", "b", "forever"}
+    assert rig.kept == {"a", "b", "forever"}
 
 
 def test_retention_by_age_waits_too() -> None:
-    world = World(retention=RetentionRule(DAY_MS, 0, True))
-    world.there("a", b"kept")
-    world.run_for(5000)
-    jump(world, "restart")
-    assert world.answers() == "kept"
-    world.confirm()
+    rig = RestartableRig(retention=RetentionRule(DAY_MS, 0, True))
+    rig.there("a", b"kept")
+    rig.run_for(5000)
+    jump(rig, "restart")
+    assert rig.answers() == "kept"
+    rig.confirm()
     with pytest.raises(Refusal):
-        world.read("a")
+        rig.read("a")
 
 
 @HOW
 def test_guard_can_be_turned_off(how: str) -> None:
-    world = with_streams(JumpRule())
-    jump(world, how)
-    assert world.kept == {"forever"}
+    rig = with_streams(JumpRule())
+    jump(rig, how)
+    assert rig.kept == {"forever"}
 
 
 def test_unreadable_document_does_not_stop_the_start(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    world.ground.open().write([Committed(Document(DOCUMENT_KEY, b"not json"))])
-    world.restart(START_MS + 1000)
+    rig = RestartableRig()
+    rig.backing.open().write([Committed(Document(DOCUMENT_KEY, b"not json"))])
+    rig.restart(START_MS + 1000)
     assert "saved time" in caplog.text
 
 
@@ -307,7 +307,7 @@ def test_entries_of_deleted_streams_leave_the_heap() -> None:
     assert rig.engine._sweeper.entries <= 2 * STALE_MIN
 
 
-def test_heap_that_is_built_again_loses_nobody() -> None:
+def test_rebuilt_heap_loses_no_stream() -> None:
     rig = Rig(disk=False)
     for number in range(3 * REBUILD_MAX):
         rig.put(f"n{number}", ttl_secs=60 + number % 60)

@@ -9,16 +9,18 @@ import pytest
 from headwater.core.errors import TooLarge
 from headwater.core.records import Append, Document
 from headwater.engine import quota
-from headwater.engine.committer import (
-    LARGE_BATCH_BYTES,
-    RECORD_OVERHEAD_BYTES,
-    STALLED_FOR_S,
+from headwater.engine.commit_placement import (
+    INLINE_MAX_S,
+    LONG_STALL_HOLD_S,
+    LONG_STALL_S,
+    PROBE_EVERY_S,
+    PROBE_MAX_BYTES,
+    SMALL_BATCH_BYTES,
+    STALL_HOLD_MIN_S,
     STALLED_WRITE_S,
-    CommitEntry,
     CommitMode,
-    Committer,
-    record_bytes,
 )
+from headwater.engine.committer import RECORD_OVERHEAD_BYTES, CommitEntry, Committer, record_bytes
 from headwater.engine.metrics import Metrics
 from headwater.engine.results import Created
 from headwater.storage.interface import Committed
@@ -29,13 +31,17 @@ FAST_S = 0.0001
 
 
 class TimedStorage(JournalStorage):
-    """A store whose writes take as long as a test says."""
+    """A store whose writes take a time that the test sets."""
 
     def __init__(self) -> None:
         super().__init__([])
         self.now_s = 0.0
         self.write_s = FAST_S
+        self.begins_segment = False
         self.sizes: list[int] = []
+
+    def takes_long(self) -> bool:
+        return self.begins_segment
 
     def write(self, batch: Sequence[Committed]) -> None:
         self.now_s += self.write_s
@@ -81,33 +87,59 @@ def test_small_batches_on_a_fast_disk_are_written_inline() -> None:
     assert all(bench.runs_inline() for _ in range(100))
 
 
-@pytest.mark.parametrize("size", [LARGE_BATCH_BYTES, 64 * LARGE_BATCH_BYTES])
+@pytest.mark.parametrize("size", [PROBE_MAX_BYTES + 1, 8 * PROBE_MAX_BYTES])
 def test_large_batch_goes_to_the_thread_and_the_next_small_one_does_not(size: int) -> None:
     bench = Bench()
     for _ in range(3):
         bench.storage.write_s = 0.1
         assert not bench.runs_inline(size)
         bench.storage.write_s = FAST_S
-        assert bench.runs_inline(LARGE_BATCH_BYTES - 1)
+        assert bench.runs_inline()
+
+
+def test_large_batches_are_written_inline_while_the_disk_writes_them_in_a_short_time() -> None:
+    bench = Bench()
+    size = 8 * SMALL_BATCH_BYTES
+    bench.storage.write_s = INLINE_MAX_S / 2
+    assert [bench.runs_inline(size) for _ in range(20)][-1] is True
+    bench.storage.write_s = 10 * INLINE_MAX_S
+    assert [bench.runs_inline(size) for _ in range(5)][-1] is False
+    bench.storage.write_s = FAST_S
+    assert bench.runs_inline(), "small ones are short"
+
+
+def test_batch_that_begins_a_segment_goes_to_the_thread_and_the_next_one_does_not() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.storage.begins_segment, bench.storage.write_s = True, 2 * STALLED_WRITE_S
+        assert not bench.runs_inline(), "it waits for two syncs"
+        bench.storage.begins_segment, bench.storage.write_s = False, FAST_S
+        assert bench.runs_inline(), "two syncs are no sign of a slow disk"
+
+
+def test_batch_that_begins_a_segment_is_written_inline_where_a_setting_says_so() -> None:
+    bench = Bench("inline")
+    bench.storage.begins_segment = True
+    assert bench.runs_inline()
 
 
 def test_many_small_records_are_one_large_batch() -> None:
     bench = Bench()
-    for _ in range(300):
+    for _ in range(3000):
         bench.submit(1000)
     bench.scheduler.tick()
     assert bench.storage.sizes == []
     bench.scheduler.settle()
-    assert bench.storage.sizes == [300]
+    assert bench.storage.sizes == [3000]
 
 
-def test_one_slow_write_keeps_commits_on_the_thread_for_a_while() -> None:
+def test_one_stalled_write_keeps_commits_on_the_thread_for_a_while() -> None:
     bench = Bench()
     assert all(bench.runs_inline() for _ in range(1000)), "a long fast past does not outweigh it"
-    bench.storage.write_s = STALLED_WRITE_S
+    bench.storage.write_s = 2 * STALLED_WRITE_S
     assert bench.runs_inline(), "the first one cannot be foreseen"
     bench.storage.write_s = FAST_S
-    ends_s = bench.storage.now_s + STALLED_FOR_S
+    ends_s = bench.storage.now_s + STALL_HOLD_MIN_S
     while bench.storage.now_s < ends_s - 0.2:
         assert not bench.runs_inline()
         bench.storage.now_s += 0.1
@@ -115,26 +147,52 @@ def test_one_slow_write_keeps_commits_on_the_thread_for_a_while() -> None:
     assert bench.runs_inline()
 
 
+def test_stall_that_others_noticed_keeps_commits_on_the_thread_for_ten_seconds() -> None:
+    bench = Bench()
+    bench.storage.write_s = LONG_STALL_S
+    assert bench.runs_inline()
+    began_s = bench.storage.now_s
+    bench.storage.write_s = FAST_S
+    while not bench.runs_inline():
+        bench.storage.now_s += 0.1
+    assert bench.storage.now_s - began_s >= LONG_STALL_HOLD_S
+
+
 def test_slow_write_on_the_thread_extends_the_time() -> None:
     bench = Bench()
-    bench.storage.write_s = STALLED_WRITE_S
+    bench.storage.write_s = 2 * STALLED_WRITE_S
     bench.runs_inline()
-    bench.storage.now_s += STALLED_FOR_S - 0.1
-    assert not bench.runs_inline()
-    bench.storage.now_s += STALLED_FOR_S - 0.1
-    assert not bench.runs_inline()
+    for _ in range(3):
+        bench.storage.now_s += STALL_HOLD_MIN_S - 0.1
+        assert not bench.runs_inline()
+
+
+def test_each_stall_soon_after_another_doubles_the_time_on_the_thread() -> None:
+    bench = Bench()
+    holds = []
+    for _ in range(3):
+        bench.storage.write_s = 2 * STALLED_WRITE_S
+        assert bench.runs_inline()
+        began_s = bench.storage.now_s
+        bench.storage.write_s = FAST_S
+        while not bench.runs_inline():
+            bench.storage.now_s += 0.1
+        holds.append(round(bench.storage.now_s - began_s))
+    assert holds == [1, 2, 4]
 
 
 def test_disk_that_is_steadily_slow_moves_commits_to_the_thread_and_a_fast_one_back() -> None:
     bench = Bench()
-    bench.storage.write_s = 0.001
-    assert [bench.runs_inline() for _ in range(100)][-1] is False
+    bench.storage.write_s = 2 * INLINE_MAX_S
+    placed = [bench.runs_inline() for _ in range(200)]
+    seconds = 200 * bench.storage.write_s
+    assert sum(placed[10:]) <= seconds / PROBE_EVERY_S + 1, "only now and then the loop tries again"
     bench.storage.write_s = FAST_S
     assert [bench.runs_inline() for _ in range(100)][-1] is True
 
 
 @pytest.mark.parametrize("mode", ["inline", "thread"])
-def test_what_exceeds_the_limit_of_a_batch_is_committed_in_several(mode: CommitMode) -> None:
+def test_records_beyond_the_batch_limit_are_committed_in_several_batches(mode: CommitMode) -> None:
     bench = Bench(mode, max_batch_bytes=10_000)
     for number in range(25):
         bench.submit(1000, number)
@@ -174,7 +232,7 @@ def test_failed_write_refuses_every_batch_that_is_queued() -> None:
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_record_that_no_journal_can_take_is_refused_alone(disk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_too_large_for_the_journal_is_refused_alone(disk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(disk=disk)
     rig.there("a")
     monkeypatch.setattr(quota, "RECORD_MAX_BYTES", 1000)

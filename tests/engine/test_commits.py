@@ -1,4 +1,4 @@
-"""Commits: an answer comes when what it rests on is durable, and after a failed write nothing is promised any more."""
+"""Commits: a request is answered when everything it depends on is durable, and no write is accepted after a failure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from headwater.core.errors import StorageBusy, StreamNotFound
 from headwater.core.rules import AppendOutcome
-from headwater.engine.committer import CommitMode
+from headwater.engine.commit_placement import CommitMode
 from headwater.engine.quota import EngineLimits, stream_bytes
 from headwater.engine.results import Appended, Created, Deleted
 from tests.engine.rig import Rig, status
@@ -20,14 +20,14 @@ def appended(answers: list[object]) -> Appended:
     return answer
 
 
-def test_without_a_disk_the_answer_comes_at_once() -> None:
+def test_append_is_answered_at_once_in_memory_mode() -> None:
     rig = Rig(disk=False)
     assert isinstance(rig.put("a")[0], Created)
     assert appended(rig.post("a")).outcome is AppendOutcome.ACCEPTED
     assert isinstance(rig.delete("a")[0], Deleted)
 
 
-def test_what_one_tick_brings_is_one_batch() -> None:
+def test_appends_of_one_tick_are_one_batch() -> None:
     rig = Rig()
     rig.there("a")
     rig.there("b")
@@ -38,7 +38,7 @@ def test_what_one_tick_brings_is_one_batch() -> None:
     assert rig.storage.batches[-1] == 5
 
 
-def test_while_the_thread_writes_the_next_batch_gathers() -> None:
+def test_next_batch_is_collected_while_the_thread_writes() -> None:
     rig = Rig(commit="thread")
     rig.there("a")
     first = rig.post("a")
@@ -68,7 +68,7 @@ def test_nothing_is_answered_before_it_is_durable(commit: CommitMode) -> None:
 
 
 @BOTH
-def test_a_repeat_of_a_pending_append_waits_for_its_original(commit: CommitMode) -> None:
+def test_duplicate_of_a_pending_append_is_answered_after_the_original(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
     rig.there("a")
     original = rig.post("a", b"x", ("p", 0, 0))
@@ -83,7 +83,7 @@ def test_a_repeat_of_a_pending_append_waits_for_its_original(commit: CommitMode)
 
 
 @BOTH
-def test_a_conflict_with_something_pending_waits_for_that(commit: CommitMode) -> None:
+def test_conflict_with_a_pending_record_is_answered_when_that_is_durable(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
     rig.there("a")
     rig.post("a", b"", close=True)
@@ -95,15 +95,15 @@ def test_a_conflict_with_something_pending_waits_for_that(commit: CommitMode) ->
 
 
 @BOTH
-def test_an_answer_that_rests_on_what_is_durable_does_not_wait(commit: CommitMode) -> None:
+def test_answer_that_depends_only_on_durable_data_is_immediate(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
     rig.there("a")
     rig.there("b")
     rig.post("b")
-    assert rig.put("a"), "what is pending on another stream is no reason to wait"
+    assert rig.put("a"), "pending records of another stream do not delay the answer"
 
 
-def test_writers_build_on_what_is_pending() -> None:
+def test_writers_see_pending_records() -> None:
     rig = Rig()
     rig.put("a", b"x")
     second, third = rig.post("a", b"y", ("p", 0, 0)), rig.post("a", b"z", ("p", 0, 1))
@@ -127,7 +127,7 @@ def test_a_name_is_free_for_writers_at_once_and_for_readers_when_durable() -> No
 
 
 @BOTH
-def test_a_failed_write_refuses_its_batch_and_all_that_is_queued(commit: CommitMode) -> None:
+def test_failed_write_refuses_its_batch_and_all_queued_ones(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
     rig.there("a", b"kept")
     rig.storage.fails_in = 0
@@ -141,7 +141,7 @@ def test_a_failed_write_refuses_its_batch_and_all_that_is_queued(commit: CommitM
 
 
 @BOTH
-def test_after_a_failed_write_nothing_is_taken_and_reads_go_on(commit: CommitMode) -> None:
+def test_after_a_failed_write_appends_are_refused_and_reads_still_work(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
     stream = rig.there("a", b"kept")
     reader = rig.follow(stream, from_start=True)
@@ -173,7 +173,7 @@ def test_a_failed_write_is_never_tried_again(commit: CommitMode) -> None:
 
 @BOTH
 @pytest.mark.parametrize("batch", range(6))
-def test_wherever_the_write_fails_what_was_answered_is_kept(commit: CommitMode, batch: int) -> None:
+def test_answered_appends_survive_a_failed_write(commit: CommitMode, batch: int) -> None:
     rig = Rig(commit=commit)
     rig.storage.fails_in = batch
     answers = [rig.put("a")]
@@ -188,7 +188,7 @@ def test_wherever_the_write_fails_what_was_answered_is_kept(commit: CommitMode, 
 
 
 @BOTH
-def test_a_repeat_of_an_append_that_failed_is_refused_too(commit: CommitMode) -> None:
+def test_duplicate_of_a_failed_append_is_refused(commit: CommitMode) -> None:
     rig = Rig(commit=commit)
     rig.there("a")
     rig.storage.fails_in = 0
@@ -196,14 +196,14 @@ def test_a_repeat_of_an_append_that_failed_is_refused_too(commit: CommitMode) ->
     rig.scheduler.settle()
     repeat = rig.post("a", b"x", ("p", 0, 0))
     rig.scheduler.settle()
-    assert status(repeat) == 503, "nobody knows whether the original was kept"
+    assert status(repeat) == 503, "it is unknown whether the original was stored"
 
 
 # -- limits
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_a_stream_takes_no_more_than_its_limit_and_a_refusal_takes_nothing(disk: bool) -> None:
+def test_append_beyond_the_stream_limit_is_refused_and_counts_nothing(disk: bool) -> None:
     rig = Rig(disk=disk, limits=EngineLimits(max_stream_bytes=5))
     rig.there("a", b"123")
     assert status(rig.post("a", b"456")) == 413
@@ -215,7 +215,7 @@ def test_a_stream_takes_no_more_than_its_limit_and_a_refusal_takes_nothing(disk:
 
 @pytest.mark.parametrize("disk", [False, True])
 @pytest.mark.parametrize("ending", ["delete", "expire"])
-def test_all_streams_together_have_a_limit_and_ending_gives_back(disk: bool, ending: str) -> None:
+def test_total_limit_holds_and_deletion_frees_its_share(disk: bool, ending: str) -> None:
     rig = Rig(disk=disk, limits=EngineLimits(max_total_bytes=5 + 2 * stream_bytes("a")))
     rig.there("a", b"1234", ttl_secs=1)
     assert status(rig.put("b", b"56")) == 413
@@ -228,7 +228,7 @@ def test_all_streams_together_have_a_limit_and_ending_gives_back(disk: bool, end
     assert rig.there("b", b"56").byte_position == 2
 
 
-def test_a_fork_counts_only_what_is_its_own() -> None:
+def test_fork_counts_only_its_own_data() -> None:
     rig = Rig(limits=EngineLimits(max_stream_bytes=5, max_total_bytes=9 + 2 * stream_bytes("a")))
     rig.there("a", b"1234")
     rig.there("b", b"5", source="a")
@@ -239,7 +239,7 @@ def test_a_fork_counts_only_what_is_its_own() -> None:
     assert status(rig.post("b", b"x")) == 413
 
 
-def test_while_storage_is_busy_writes_are_refused_with_the_time_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_are_refused_with_retry_after_while_storage_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     rig.there("a")
     monkeypatch.setattr(rig.storage, "busy", lambda: "Data arrives faster than the disk can save it.")

@@ -1,4 +1,4 @@
-"""Storage errors on the way to the engine: every read is refused with `data_corrupt`, wherever the damage is met."""
+"""Corrupt storage: every read of damaged data is refused with `data_corrupt`, whichever call finds the damage."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_damaged_data_is_refused(read: str, monkeypatch: pytest.MonkeyPatch) -> 
     damage(rig, monkeypatch, CorruptError("pack 7 is damaged at byte 12"))
     with pytest.raises(DataCorrupt, match="'a'") as refusal:
         READS[read](rig.engine, stream)
-    assert "pack 7" not in refusal.value.detail, "where the damage is goes to the log only"
+    assert "pack 7" not in refusal.value.detail, "the place of the damage is only logged"
 
 
 def test_damage_is_logged_once_per_stream(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -70,7 +70,7 @@ def test_damage_is_logged_once_per_stream(monkeypatch: pytest.MonkeyPatch, caplo
     ]
 
 
-def test_data_that_cannot_be_read_at_the_moment_is_not_called_corrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_read_error_is_not_reported_as_corruption(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig()
     stream = a_stream(rig)
     damage(rig, monkeypatch, StorageError("too many readers"))

@@ -1,11 +1,11 @@
-"""What readers and writers see while a deletion is on its way to the disk; and one reader's trouble is its own."""
+"""What readers and writers see until a deletion is durable; a failing reader does not affect others."""
 
 from __future__ import annotations
 
 import pytest
 
 from headwater.core.errors import Refusal
-from headwater.engine.committer import CommitMode
+from headwater.engine.commit_placement import CommitMode
 from headwater.engine.quota import EngineLimits
 from tests.engine.rig import Rig, status
 
@@ -35,7 +35,7 @@ def test_a_fork_can_be_read_until_its_deletion_is_durable() -> None:
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_a_reader_that_fails_is_no_trouble_to_the_others(disk: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_reader_does_not_affect_the_others(disk: bool, caplog: pytest.LogCaptureFixture) -> None:
     rig = Rig(disk=disk)
     stream = rig.there("a")
     failing, other = rig.follow(stream), rig.follow(stream)
@@ -61,8 +61,8 @@ def test_readers_see_a_source_until_its_deletion_is_durable() -> None:
 
 @BOTH
 @pytest.mark.parametrize("expires", [False, True])
-def test_a_source_stays_410_until_the_end_of_its_last_fork_is_durable(commit: CommitMode, expires: bool) -> None:
-    """A reader that was told 404 would be told 410 again after a crash that loses the fork's deletion."""
+def test_source_stays_410_until_the_deletion_of_its_last_fork_is_durable(commit: CommitMode, expires: bool) -> None:
+    """Otherwise a reader could get 404 and, after a crash that loses the fork's deletion, 410 again."""
     rig = Rig(commit=commit)
     rig.there("a", b"x")
     rig.there("b", source="a", ttl_secs=1 if expires else None)
@@ -89,7 +89,7 @@ def seen_as(rig: Rig, name: str) -> int:
 
 
 @pytest.mark.parametrize("forked", [False, True])
-def test_writers_hear_of_a_deletion_when_it_is_durable(forked: bool) -> None:
+def test_deletion_is_answered_when_it_is_durable(forked: bool) -> None:
     rig = Rig()
     rig.there("a")
     if forked:
@@ -109,7 +109,7 @@ def test_after_a_failed_write_an_expired_stream_is_not_confirmed() -> None:
     assert status(rig.put("a", ttl_secs=1)) == 503
 
 
-def test_an_expired_source_with_forks_is_410_from_the_first_look_on() -> None:
+def test_expired_source_with_forks_is_410_from_the_first_look_up() -> None:
     rig = Rig(disk=False, limits=EngineLimits())
     rig.there("a", ttl_secs=1)
     rig.there("b", source="a", ttl_secs=60)
@@ -124,7 +124,7 @@ def test_an_expired_source_with_forks_is_410_from_the_first_look_on() -> None:
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_a_use_of_a_stream_wakes_nobody(disk: bool) -> None:
+def test_reading_a_stream_wakes_no_reader(disk: bool) -> None:
     rig = Rig(disk=disk)
     stream = rig.there("a", ttl_secs=10)
     reader = rig.follow(stream)

@@ -1,4 +1,4 @@
-"""Chains of forks: reads cost the spans that they touch, however deep the chain is."""
+"""Chains of forks: the cost of a read depends on the streams it reads from, not on the depth of the chain."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.engine.rig import Rig, status
 
 DEPTH = 3000
 STEPS_MAX = 60
-"""Twice the base-2 logarithm of the depth, and some."""
+"""A little more than twice the base-2 logarithm of the depth."""
 
 
 class CountedStream:
-    """Counts how often the place where a stream's own data begins is looked at: once per step along a chain."""
+    """Counts reads of the position where a stream's own data begins: one per step along a chain."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.steps = 0
@@ -68,7 +68,9 @@ def test_read_of_a_few_messages_takes_few_steps(chain: Rig, index: int, monkeypa
 def test_splits_take_few_steps_each(chain: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = chain.engine.look_up(f"s{DEPTH - 1}")
     counted = CountedStream(monkeypatch)
-    ends = list(chain.engine.reader.splits(stream, Offset(0, 0), stream.tail, 1000))
+    answers = split(chain, stream, 1000)
+    chain.scheduler.settle()
+    (ends,) = answers
     assert len(ends) == 1000
     assert ends[-1] == stream.tail
     assert 0 < counted.steps < 1000 * 2 * STEPS_MAX
@@ -81,7 +83,7 @@ def test_deleting_a_leaf_of_a_deep_chain_takes_few_steps(monkeypatch: pytest.Mon
     assert 0 < counted.steps < STEPS_MAX
 
 
-def test_fork_without_data_of_its_own_is_skipped() -> None:
+def test_fork_without_its_own_data_is_skipped() -> None:
     rig = Rig(disk=False)
     rig.put("s0", b"shared")
     for number in range(1, 100):
@@ -95,7 +97,7 @@ def test_fork_without_data_of_its_own_is_skipped() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_forks_at_any_point_read_what_their_sources_had(seed: int) -> None:
-    """Against plain lists of messages; forks also at or before the point where their source begins."""
+    """Compare with plain lists of messages; some forks are at or before the fork point of their source."""
     random = Random(seed)
     rig = Rig(disk=False)
     rig.put("s0")
@@ -122,7 +124,9 @@ def test_forks_at_any_point_read_what_their_sources_had(seed: int) -> None:
             chunk = reader.chunk(stream, Offset(index, position), 10_000)
             assert reader.lengths(chunk) == [len(each) for each in expected[index:]]
             position += len(body)
-        ends = list(reader.splits(stream, Offset(0, 0), stream.tail, 5))
+        answers = split(rig, stream, 5)
+        rig.scheduler.settle()
+        (ends,) = answers
         assert [end.message_index for end in ends] == sorted({end.message_index for end in ends})
         assert not expected or ends[-1] == stream.tail
 
@@ -194,3 +198,16 @@ def test_first_messages_of_a_range() -> None:
     assert reader.first_messages(stream, Offset(0, 0), stream.tail, 1) == Offset(1, 10)
     assert reader.first_messages(stream, Offset(0, 0), stream.tail, 2) == stream.tail
     assert reader.first_messages(stream, Offset(1, 10), stream.tail, 5) == stream.tail
+
+
+def test_deleted_fork_keeps_its_data_while_a_fork_reads_through_it() -> None:
+    rig = Rig(disk=False)
+    rig.there("a", b"7")
+    rig.there("b", b"x", source="a")
+    rig.there("c", source="b", offset=str(Offset(1, 1)))
+    rig.delete("b")
+    rig.scheduler.settle()
+    assert rig.engine.total_bytes == rig.engine.storage_usage().payload_bytes == 2
+    rig.delete("c")
+    rig.scheduler.settle()
+    assert rig.engine.total_bytes == rig.engine.storage_usage().payload_bytes == 1

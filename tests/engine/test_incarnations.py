@@ -1,4 +1,4 @@
-"""Offsets that name the incarnation of a stream: accepted where they belong, refused elsewhere."""
+"""Offsets with an incarnation are accepted for that incarnation and refused for others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def resolve(rig: Rig, stream: LiveStream, text: str) -> Offset:
     return rig.engine.reader.resolve(stream, text)
 
 
-def test_an_offset_with_its_incarnation_is_the_same_place_as_without(rig: Rig) -> None:
+def test_offset_with_incarnation_resolves_like_one_without(rig: Rig) -> None:
     stream = stream_of(rig, "s", b"one", b"two")
     assert resolve(rig, stream, token(stream, 1, 3)) == resolve(rig, stream, str(Offset(1, 3))) == Offset(1, 3)
     assert resolve(rig, stream, token(stream, 0, 0)) == ZERO
@@ -54,8 +54,8 @@ def test_an_offset_of_a_deleted_stream_is_refused_by_the_next_stream_of_that_nam
     assert resolve(rig, new, str(Offset(1, 3))) == Offset(1, 3)
 
 
-def test_the_incarnation_is_checked_before_the_place(rig: Rig) -> None:
-    """A place that the new stream does not have yet is not a malformed request."""
+def test_incarnation_is_checked_before_the_position(rig: Rig) -> None:
+    """A position that the new stream does not have yet must not be reported as a malformed offset."""
     old = stream_of(rig, "s", b"one", b"two")
     rig.delete("s")
     new = stream_of(rig, "s")
@@ -78,7 +78,7 @@ def test_a_fork_accepts_the_offsets_of_its_source_up_to_the_fork_point(rig: Rig)
         resolve(rig, source, token(fork, 1, 3))
 
 
-def test_a_fork_of_a_fork_accepts_what_each_fork_point_on_the_way_shares(rig: Rig) -> None:
+def test_nested_fork_accepts_the_offsets_shared_at_each_fork_point(rig: Rig) -> None:
     first = stream_of(rig, "first", b"1", b"2", b"3", b"4")
     second = fork_of(rig, "second", first, Offset(3, 3))
     rig.post("second", b"d")
@@ -99,11 +99,11 @@ def test_a_fork_accepts_the_offsets_of_a_source_that_was_deleted(rig: Rig) -> No
     assert resolve(rig, fork, token(source, 1, 3)) == Offset(1, 3)
 
 
-def test_a_fork_is_made_at_an_offset_that_names_the_source(rig: Rig) -> None:
+def test_fork_at_an_offset_with_the_source_incarnation_is_created(rig: Rig) -> None:
     source = stream_of(rig, "source", b"one", b"two")
     rig.put("fork", source="source", offset=token(source, 1, 3))
     assert rig.engine.look_up("fork").base == Offset(1, 3)
-    # The same request in the old spelling, as a retry from before an upgrade, is the same fork.
+    # The same request with an offset in the old format, such as a retry across an upgrade, is the same fork.
     assert not isinstance(rig.put("fork", source="source", offset=str(Offset(1, 3)))[0], Refusal)
     assert isinstance(rig.put("fork", source="source", offset=str(Offset(2, 6)))[0], Conflict)
 

@@ -1,4 +1,4 @@
-"""Live reading: woken when there is something, left alone otherwise, told when it is over (T-19, T-21, T-26)."""
+"""Live readers: they are woken for new data, not otherwise, and notified when the stream ends (T-19, T-21, T-26)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from headwater.engine import slices
-from headwater.engine.committer import CommitMode
+from headwater.engine.commit_placement import CommitMode
 from headwater.engine.publisher import AT_ONCE_MAX
 from headwater.engine.stream import LiveStream
 from tests.engine.rig import Reader, Rig, status
@@ -27,7 +27,7 @@ def test_an_append_wakes_a_reader_once(disk: bool, commit: CommitMode) -> None:
 
 
 @MODES
-def test_all_that_one_batch_brings_a_stream_is_one_wake_up(disk: bool, commit: CommitMode) -> None:
+def test_appends_of_one_batch_wake_a_reader_once(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
     reader = rig.follow(rig.there("a"))
     for body in (b"1", b"2", b"3"):
@@ -38,7 +38,7 @@ def test_all_that_one_batch_brings_a_stream_is_one_wake_up(disk: bool, commit: C
 
 
 @MODES
-def test_a_close_wakes_and_comes_with_the_last_message(disk: bool, commit: CommitMode) -> None:
+def test_close_wakes_readers_together_with_the_last_message(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
     reader = rig.follow(rig.there("a"))
     rig.post("a", b"last", close=True)
@@ -46,7 +46,7 @@ def test_a_close_wakes_and_comes_with_the_last_message(disk: bool, commit: Commi
     assert (reader.data, reader.closed) == (b"last", True)
 
 
-def test_a_reader_hears_of_nothing_before_it_is_durable() -> None:
+def test_readers_are_not_woken_before_data_is_durable() -> None:
     rig = Rig(commit="thread")
     reader = rig.follow(rig.there("a"))
     rig.post("a", b"one")
@@ -54,21 +54,21 @@ def test_a_reader_hears_of_nothing_before_it_is_durable() -> None:
     rig.scheduler.tick()
     assert reader.wakes == 0
     rig.scheduler.work()
-    assert reader.wakes == 0, "the disk has it, but the loop does not know yet"
+    assert reader.wakes == 0, "the record is on disk, but the loop has not been notified"
     rig.scheduler.report()
     assert (reader.data, reader.wakes) == (b"one", 1)
 
 
-def crowd(rig: Rig, stream: LiveStream, count: int) -> list[Reader]:
+def many_readers(rig: Rig, stream: LiveStream, count: int) -> list[Reader]:
     return [rig.follow(stream) for _ in range(count)]
 
 
 @MODES
 def test_many_readers_are_woken_in_slices(disk: bool, commit: CommitMode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waking one may take 80 microseconds, so 10,000 of them would hold the loop for most of a second."""
+    """Waking a reader may take 80 microseconds, so 10,000 of them would block the loop for most of a second."""
     monkeypatch.setattr(slices, "STEPS_MAX", 50)
     rig = Rig(disk=disk, commit=commit)
-    readers = crowd(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    readers = many_readers(rig, rig.there("a"), 3 * AT_ONCE_MAX)
     rig.post("a", b"one")
     woken = [0]
     while woken[-1] < len(readers):
@@ -84,7 +84,7 @@ def test_many_readers_are_woken_in_slices(disk: bool, commit: CommitMode, monkey
 def test_append_while_many_readers_are_woken_reaches_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "STEPS_MAX", 50)
     rig = Rig(disk=False)
-    readers = crowd(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    readers = many_readers(rig, rig.there("a"), 3 * AT_ONCE_MAX)
     rig.post("a", b"one")
     rig.scheduler.tick()
     rig.post("a", b"two")
@@ -97,7 +97,7 @@ def test_append_while_many_readers_are_woken_reaches_all_of_them(monkeypatch: py
 def test_end_of_a_stream_reaches_many_readers_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slices, "STEPS_MAX", 50)
     rig = Rig(disk=False)
-    readers = crowd(rig, rig.there("a"), 3 * AT_ONCE_MAX)
+    readers = many_readers(rig, rig.there("a"), 3 * AT_ONCE_MAX)
     rig.delete("a")
     rig.scheduler.tick()
     assert 0 < sum(reader.refusal is not None for reader in readers) <= 100
@@ -110,7 +110,7 @@ STEPS = ("post", "tick", "work", "report", "post", "tick", "work", "report")
 
 @pytest.mark.parametrize("commit", ["inline", "thread"])
 @pytest.mark.parametrize("when", range(len(STEPS) + 1))
-def test_no_wake_up_is_missed_wherever_a_reader_comes_in(commit: CommitMode, when: int) -> None:
+def test_no_wake_up_is_missed_whenever_a_reader_joins(commit: CommitMode, when: int) -> None:
     rig = Rig(commit=commit)
     stream = rig.there("a")
     reader = None
@@ -122,7 +122,7 @@ def test_no_wake_up_is_missed_wherever_a_reader_comes_in(commit: CommitMode, whe
         elif step != "end":
             getattr(rig.scheduler, step)()
         if reader is not None:
-            assert len(reader.data) == stream.durable_index, "there is data that the reader was not woken for"
+            assert len(reader.data) == stream.durable_index, "the reader was not woken for this data"
     rig.scheduler.settle()
     assert reader is not None
     assert reader.data == b"xx"
@@ -150,7 +150,7 @@ def test_no_interleaving_of_writers_readers_and_the_disk_loses_anything(order: t
 
 
 @MODES
-def test_readers_of_other_streams_sleep_on(disk: bool, commit: CommitMode) -> None:
+def test_readers_of_other_streams_are_not_woken(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
     rig.there("a")
     other = rig.follow(rig.there("b"))
@@ -194,7 +194,7 @@ def test_deleting_the_source_leaves_readers_of_the_fork_reading(disk: bool, comm
 
 
 @MODES
-def test_deletion_ends_every_reader_once_and_wakes_none(disk: bool, commit: CommitMode) -> None:
+def test_deletion_ends_every_reader_once(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
     stream = rig.there("a")
     readers = [rig.follow(stream) for _ in range(3)]
@@ -205,7 +205,7 @@ def test_deletion_ends_every_reader_once_and_wakes_none(disk: bool, commit: Comm
     assert stream.followers is None
 
 
-def test_readers_go_on_until_the_deletion_is_durable() -> None:
+def test_readers_continue_until_the_deletion_is_durable() -> None:
     rig = Rig(commit="thread")
     reader = rig.follow(rig.there("a"))
     rig.delete("a")
@@ -217,7 +217,7 @@ def test_readers_go_on_until_the_deletion_is_durable() -> None:
 
 
 @MODES
-def test_an_absolute_expiry_ends_readers_though_nobody_asks(disk: bool, commit: CommitMode) -> None:
+def test_absolute_expiry_ends_readers_without_a_request(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
     reader = rig.follow(rig.there("a", b"", expires_at_ms=1_800_000_002_000))
     ends = []
@@ -229,7 +229,7 @@ def test_an_absolute_expiry_ends_readers_though_nobody_asks(disk: bool, commit: 
 
 
 @MODES
-def test_a_reader_of_the_deleted_does_not_hear_of_its_successor(disk: bool, commit: CommitMode) -> None:
+def test_reader_of_a_deleted_stream_is_not_woken_by_its_successor(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
     reader = rig.follow(rig.there("a", b"old"))
     rig.delete("a")
@@ -240,7 +240,7 @@ def test_a_reader_of_the_deleted_does_not_hear_of_its_successor(disk: bool, comm
     assert rig.read("a") == b"newnewer"
 
 
-def test_readers_that_leave_while_others_are_woken_are_left_in_peace() -> None:
+def test_readers_that_leave_while_others_are_woken_are_not_woken() -> None:
     rig = Rig()
     stream = rig.there("a")
     last = rig.follow(stream)
@@ -252,7 +252,7 @@ def test_readers_that_leave_while_others_are_woken_are_left_in_peace() -> None:
     assert list(stream.followers or ()) == [last]
 
 
-def test_the_last_reader_to_leave_takes_the_shared_frame_along() -> None:
+def test_shared_frame_is_freed_with_the_last_reader() -> None:
     rig = Rig()
     stream = rig.there("a")
     reader = rig.follow(stream)
@@ -263,7 +263,7 @@ def test_the_last_reader_to_leave_takes_the_shared_frame_along() -> None:
 
 
 @MODES
-def test_a_refused_or_repeated_append_brings_readers_nothing(disk: bool, commit: CommitMode) -> None:
+def test_refused_or_duplicate_append_does_not_wake_readers(disk: bool, commit: CommitMode) -> None:
     rig = Rig(disk=disk, commit=commit)
     stream = rig.there("a")
     rig.post("a", b"x", ("p", 0, 0))

@@ -29,13 +29,13 @@ async def measured(stall_s: float) -> Histogram:
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_stall_is_in_the_histogram(new_loop: type[asyncio.AbstractEventLoop]) -> None:
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        stalled = runner.run(measured(0.3))
+        stalled = runner.run(measured(0.5))
     over = sum(count for bound, count in zip((*stalled.bounds, 999.0), stalled.counts, strict=True) if bound > 0.25)
     assert over >= 1, stalled.cumulative()
     assert stalled.total > 0.2
 
 
-def test_a_stopped_meter_measures_no_more() -> None:
+def test_stopped_meter_records_nothing() -> None:
     async def count() -> tuple[int, int]:
         seconds = await measured(0.0)
         before = sum(seconds.counts)

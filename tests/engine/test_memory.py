@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system, and nothing is done where little was freed."""
+"""Much freed memory is returned to the system, and little is not."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def memory(allocator: CountedAllocator) -> MemoryReturn:
     return MemoryReturn(allocator, lambda: allocator.resident)
 
 
-def test_nothing_happens_while_little_is_free(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+def test_little_free_memory_is_not_returned(allocator: CountedAllocator, memory: MemoryReturn) -> None:
     allocator.free = FREE_MAX_BYTES - 1
     for turn in range(10):
         memory.check(turn * INTERVAL_S)
     assert allocator.trims == 0
 
 
-def test_much_is_returned_once(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+def test_much_free_memory_is_returned_once(allocator: CountedAllocator, memory: MemoryReturn) -> None:
     allocator.free = FREE_MAX_BYTES
     for turn in range(10):
         memory.check(turn * INTERVAL_S)
-    assert allocator.trims == 1, "what was returned still counts as free, and is not resident"
+    assert allocator.trims == 1, "returned memory still counts as free, but is not resident"
 
 
-def test_the_next_crowd_is_returned_too(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+def test_memory_freed_again_is_returned_after_the_interval(allocator: CountedAllocator, memory: MemoryReturn) -> None:
     allocator.free = FREE_MAX_BYTES
     memory.check(INTERVAL_S)
     allocator.resident = 80 * MIB + FREE_MAX_BYTES
@@ -57,7 +57,7 @@ def test_the_next_crowd_is_returned_too(allocator: CountedAllocator, memory: Mem
     assert allocator.trims == 2
 
 
-def test_what_was_in_use_at_the_last_return_is_returned_too(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+def test_memory_in_use_at_the_last_return_is_returned_later(allocator: CountedAllocator, memory: MemoryReturn) -> None:
     allocator.free = FREE_MAX_BYTES
     memory.check(INTERVAL_S)
     allocator.free += FREE_MAX_BYTES
@@ -65,7 +65,7 @@ def test_what_was_in_use_at_the_last_return_is_returned_too(allocator: CountedAl
     assert allocator.trims == 2, "the process has not grown, and has freed more"
 
 
-def test_memory_that_is_in_use_is_no_reason(allocator: CountedAllocator, memory: MemoryReturn) -> None:
+def test_memory_in_use_is_not_returned(allocator: CountedAllocator, memory: MemoryReturn) -> None:
     for turn in range(10):
         allocator.resident += 100 * MIB
         memory.check(turn * INTERVAL_S)
@@ -73,7 +73,7 @@ def test_memory_that_is_in_use_is_no_reason(allocator: CountedAllocator, memory:
 
 
 def test_the_c_library_returns_what_python_freed() -> None:
-    # Buffers below the size from which the C library maps each on its own, with one in use behind them all.
+    # Buffers too small for separate mappings of the C library, with one still in use after all of them.
     kept = []
     buffers = [bytearray(100_000) for _ in range(1500)]
     kept.append(bytearray(100_000))

@@ -1,4 +1,4 @@
-"""The registry: corrected in slices while streams come and go, and replaced when most of its events are out of date."""
+"""The registry: it is corrected in slices while streams change, and replaced when most of its events are stale."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from headwater.engine.quota import EngineLimits
 from headwater.engine.registry import BATCH, REGISTRY_NAME, StreamRegistry
 from headwater.storage.interface import CorruptError
 from tests.engine.rig import TEXT, Rig
-from tests.engine.seams import JournalGround, ManualClock, ManualScheduler, WatchedStorage
+from tests.engine.seams import JournalBacking, ManualClock, ManualScheduler, WatchedStorage
 
 
-class World(Rig):
-    """A rig that can be started again, with a registry or without."""
+class RestartableRig(Rig):
+    """A rig that can be restarted, with a registry or without."""
 
     def __init__(self) -> None:
-        self.ground = JournalGround()
+        self.backing = JournalBacking()
         self.restart(with_registry=False)
 
     def restart(self, *, with_registry: bool = True) -> None:
         self.clock = ManualClock()
         self.scheduler = ManualScheduler(self.clock)
-        self.storage = WatchedStorage(self.ground.open())
+        self.storage = WatchedStorage(self.backing.open())
         self.engine = Engine(self.storage, self.clock, self.scheduler, EngineLimits(), commit="inline")
         self.engine.start()
         self.registry = StreamRegistry(self.engine, self.scheduler)
@@ -52,126 +52,124 @@ class World(Rig):
         return set(self.engine.catalog.by_name) - {REGISTRY_NAME}
 
 
-def test_correction_takes_slices_and_others_run_between_them() -> None:
-    world = World()
+def test_correction_runs_in_slices_with_other_work_between() -> None:
+    rig = RestartableRig()
     for number in range(5 * BATCH):
-        world.put(f"n{number}")
-    world.scheduler.settle()
-    world.restart()
+        rig.put(f"n{number}")
+    rig.scheduler.settle()
+    rig.restart()
     ticks = 0
-    while world.registry.is_correcting:
-        world.scheduler.tick()
+    while rig.registry.is_correcting:
+        rig.scheduler.tick()
         ticks += 1
         assert ticks < 100
-    world.scheduler.settle()
+    rig.scheduler.settle()
     assert ticks >= 5
-    assert world.listed() == world.streams()
+    assert rig.listed() == rig.streams()
 
 
 @pytest.mark.parametrize("tick", range(8))
-def test_streams_that_come_and_go_during_a_correction_are_listed_right(tick: int) -> None:
-    world = World()
+def test_streams_created_and_deleted_during_a_correction_are_listed_correctly(tick: int) -> None:
+    rig = RestartableRig()
     for number in range(3 * BATCH):
-        world.put(f"n{number}")
-    world.scheduler.settle()
-    world.restart()
-    world.scheduler.settle()
-    world.restart(with_registry=False)
+        rig.put(f"n{number}")
+    rig.scheduler.settle()
+    rig.restart()
+    rig.scheduler.settle()
+    rig.restart(with_registry=False)
     for number in range(BATCH):
-        world.delete(f"n{number}")
-        world.put(f"m{number}")
-    world.scheduler.settle()
-    world.restart()
+        rig.delete(f"n{number}")
+        rig.put(f"m{number}")
+    rig.scheduler.settle()
+    rig.restart()
     for _ in range(tick):
-        world.scheduler.tick()
+        rig.scheduler.tick()
     for number in (BATCH - 1, BATCH, 2 * BATCH, 3 * BATCH - 1):
-        world.delete(f"n{number}")
-    world.delete("m5")
-    world.put("m5")
-    world.put("n1")
-    world.put("new")
-    world.scheduler.settle()
-    assert world.listed() == world.streams()
+        rig.delete(f"n{number}")
+    rig.delete("m5")
+    rig.put("m5")
+    rig.put("n1")
+    rig.put("new")
+    rig.scheduler.settle()
+    assert rig.listed() == rig.streams()
 
 
 def test_registry_with_mostly_stale_events_is_replaced_at_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "REPLACE_MIN", 100)
-    world = World()
-    world.restart()
+    rig = RestartableRig()
+    rig.restart()
     for number in range(200):
-        world.there(f"n{number}")
-        world.delete(f"n{number}")
-    world.there("kept")
-    world.scheduler.settle()
-    assert len(world.events()) == 401
-    world.restart()
-    world.scheduler.settle()
-    assert [event["key"] for event in world.events()] == ["kept"]
-    before = world.engine.catalog.by_name[REGISTRY_NAME].id
-    world.restart()
-    world.scheduler.settle()
-    assert world.engine.catalog.by_name[REGISTRY_NAME].id == before, "it is not replaced every time"
+        rig.there(f"n{number}")
+        rig.delete(f"n{number}")
+    rig.there("kept")
+    rig.scheduler.settle()
+    assert len(rig.events()) == 401
+    rig.restart()
+    rig.scheduler.settle()
+    assert [event["key"] for event in rig.events()] == ["kept"]
+    before = rig.engine.catalog.by_name[REGISTRY_NAME].id
+    rig.restart()
+    rig.scheduler.settle()
+    assert rig.engine.catalog.by_name[REGISTRY_NAME].id == before, "it is not replaced every time"
 
 
 def test_registry_with_forks_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "REPLACE_MIN", 10)
-    world = World()
-    world.restart()
-    world.scheduler.settle()
+    rig = RestartableRig()
+    rig.restart()
+    rig.scheduler.settle()
     for number in range(50):
-        world.there(f"n{number}")
-        world.delete(f"n{number}")
-    world.scheduler.settle()
-    world.there("fork", source=REGISTRY_NAME)
-    world.restart()
-    world.scheduler.settle()
-    world.there("later")
-    world.scheduler.settle()
-    assert world.listed() == {"fork", "later"}
+        rig.there(f"n{number}")
+        rig.delete(f"n{number}")
+    rig.scheduler.settle()
+    rig.there("fork", source=REGISTRY_NAME)
+    rig.restart()
+    rig.scheduler.settle()
+    rig.there("later")
+    rig.scheduler.settle()
+    assert rig.listed() == {"fork", "later"}
 
 
 def test_damaged_registry_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    world.restart()
-    world.there("a")
-    world.scheduler.settle()
-    world.restart(with_registry=False)
-    world.scheduler.settle()
-    inner = world.storage._inner
+    rig = RestartableRig()
+    rig.restart()
+    rig.there("a")
+    rig.scheduler.settle()
+    rig.restart(with_registry=False)
+    rig.scheduler.settle()
+    inner = rig.storage._inner
 
     def damaged(*_: Any) -> Any:
         raise CorruptError("damaged")
 
     with monkeypatch.context() as patch:
         patch.setattr(inner, "read", damaged)
-        world.registry.start()
-        world.scheduler.settle()
-    assert world.listed() == {"a"}
+        rig.registry.start()
+        rig.scheduler.settle()
+    assert rig.listed() == {"a"}
 
 
-def test_event_that_could_not_be_written_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    world.restart()
-    world.scheduler.settle()
-    world.put("a")
+def test_event_that_could_not_be_written_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = RestartableRig()
+    rig.restart()
+    rig.scheduler.settle()
+    rig.put("a")
     with monkeypatch.context() as patch:
-        world.engine.publisher.on_created.insert(
-            0, lambda _: patch.setattr(world.storage, "refusal", lambda: "disk full")
-        )
-        world.scheduler.settle()
-        assert world.listed() == set()
-    world.scheduler.advance(6000)
-    world.scheduler.settle()
-    assert world.listed() == {"a"}
-    assert not world.registry.is_correcting
+        rig.engine.publisher.on_created.insert(0, lambda _: patch.setattr(rig.storage, "refusal", lambda: "disk full"))
+        rig.scheduler.settle()
+        assert rig.listed() == set()
+    rig.scheduler.advance(6000)
+    rig.scheduler.settle()
+    assert rig.listed() == {"a"}
+    assert not rig.registry.is_correcting
 
 
 @pytest.mark.parametrize("operation", ["append", "close", "create", "delete"])
 def test_only_the_server_writes_to_it(operation: str) -> None:
-    world = World()
-    world.restart()
-    world.scheduler.settle()
-    engine = world.engine
+    rig = RestartableRig()
+    rig.restart()
+    rig.scheduler.settle()
+    engine = rig.engine
     request = CreateRequest(REGISTRY_NAME, TEXT, None, None, False, b"")
     calls = {
         "append": lambda: engine.append(REGISTRY_NAME, "application/json", b"[1]", None, None, False, print),

@@ -1,4 +1,4 @@
-"""Retention of many streams: an error of one is logged and counted, and the others get theirs."""
+"""Retention of many streams: an error of one is logged and counted, and does not affect the others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headwater.engine.quota import EngineLimits
 from headwater.engine.retention import INTERVAL_S
 from headwater.storage.interface import CorruptError
 from tests.engine.rig import Rig
-from tests.engine.seams import JournalGround, JournalStorage, ManualClock, ManualScheduler, WatchedStorage
+from tests.engine.seams import JournalBacking, JournalStorage, ManualClock, ManualScheduler, WatchedStorage
 
-LOOK_MS = int(INTERVAL_S * 1000)
+INTERVAL_MS = int(INTERVAL_S * 1000)
 NAMES = ("a", "damaged", "z")
 
 
@@ -42,10 +42,10 @@ class DamagedStorage(JournalStorage):
         super().trim(stream_id, index, position)
 
 
-class World(Rig):
+class RestartableRig(Rig):
     def __init__(self) -> None:
-        self.ground = JournalGround()
-        self.start(DamagedStorage(self.ground._journal))
+        self.journal = JournalBacking().journal
+        self.start(DamagedStorage(self.journal))
 
     def start(self, storage: DamagedStorage) -> None:
         self.inner = storage
@@ -62,9 +62,9 @@ class World(Rig):
                 self.post(name, b"0123456789")
         self.scheduler.settle()
 
-    def looks(self, times: int) -> None:
+    def run_retention(self, times: int) -> None:
         for _ in range(times):
-            self.scheduler.advance(LOOK_MS)
+            self.scheduler.advance(INTERVAL_MS)
             self.scheduler.settle()
 
     def retained(self, name: str) -> int:
@@ -72,31 +72,31 @@ class World(Rig):
 
 
 def test_damaged_stream_does_not_keep_others_from_retention(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
+    rig = RestartableRig()
     for name in NAMES:
-        world.there(name)
-    world.inner.damaged = world.engine.look_up("damaged").id
+        rig.there(name)
+    rig.inner.damaged = rig.engine.look_up("damaged").id
     with caplog.at_level(logging.ERROR, "headwater.engine"):
-        world.grow()
-        world.looks(2)
-        assert (world.retained("a"), world.retained("damaged"), world.retained("z")) == (40, 0, 40)
-        world.grow()
-        world.looks(2)
-    assert (world.retained("a"), world.retained("z")) == (90, 90)
-    assert world.engine.retention.errors == 4
+        rig.grow()
+        rig.run_retention(2)
+        assert (rig.retained("a"), rig.retained("damaged"), rig.retained("z")) == (40, 0, 40)
+        rig.grow()
+        rig.run_retention(2)
+    assert (rig.retained("a"), rig.retained("z")) == (90, 90)
+    assert rig.engine.retention.errors == 4
     messages = [record.getMessage() for record in caplog.records]
     assert sum(message.startswith("retention of stream 'damaged' failed") for message in messages) == 1
 
 
 def test_damaged_stream_does_not_stop_the_start() -> None:
-    world = World()
+    rig = RestartableRig()
     for name in NAMES:
-        world.there(name)
-    world.grow()
-    world.looks(1)
-    storage = DamagedStorage(world.ground._journal)
-    storage.damaged = world.engine.look_up("damaged").id
+        rig.there(name)
+    rig.grow()
+    rig.run_retention(1)
+    storage = DamagedStorage(rig.journal)
+    storage.damaged = rig.engine.look_up("damaged").id
     storage.trims_fail = True
-    world.start(storage)
-    assert world.engine.retention.errors == 1
-    assert world.engine.look_up("z").floor_index == 40
+    rig.start(storage)
+    assert rig.engine.retention.errors == 1
+    assert rig.engine.look_up("z").floor_index == 40

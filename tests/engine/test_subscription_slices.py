@@ -1,6 +1,6 @@
-"""No iteration of the loop takes longer than 50 ms, however much a subscription has to do with.
+"""No iteration of the loop takes longer than 50 ms, however many streams and links a subscription has.
 
-Measured is the processor time of this thread, so that other programs on the machine do not count.
+The tests measure the CPU time of this thread, so that other programs on the machine do not count.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from headwater.core.subscriptions import Config, make_config
 from headwater.engine.slices import Slices
 from headwater.http.server import GC_YOUNG_MAX
 from tests.engine.seams import ManualClock, ManualScheduler
-from tests.model.subscription_world import LEASE_MS, WAKE, World, pull
+from tests.model.simulated_server import LEASE_MS, WAKE, SimulatedServer, pull
 
 BUDGET_S = 0.05
 
 
 @pytest.fixture(autouse=True)
 def _collect_garbage_as_the_server_does() -> Iterator[None]:
-    """Otherwise what the whole test run keeps in memory is walked within some iteration of the loop."""
+    """Otherwise a collection scans the objects of the whole test run within some iteration of the loop."""
     thresholds = gc.get_threshold()
     gc.set_threshold(GC_YOUNG_MAX, 50, 50)
     yield
@@ -30,9 +30,9 @@ def _collect_garbage_as_the_server_does() -> Iterator[None]:
     gc.unfreeze()
 
 
-def longest_tick(world: World, until: Callable[[], object]) -> float:
-    """The processor time of the longest iteration of the loop until something is true."""
-    # As at startup: what was built so far is not scanned again.
+def longest_tick(server: SimulatedServer, until: Callable[[], object]) -> float:
+    """Return the CPU time of the longest loop iteration until a condition is true."""
+    # As at startup: the garbage collector does not scan existing objects again.
     gc.collect()
     gc.freeze()
     longest = 0.0
@@ -40,90 +40,90 @@ def longest_tick(world: World, until: Callable[[], object]) -> float:
         if until():
             return longest
         began = time.thread_time()
-        world.scheduler.tick()
+        server.scheduler.tick()
         longest = max(longest, time.thread_time() - began)
     raise AssertionError("it never happens")
 
 
-def linked_world(subscriptions: int, streams: int) -> World:
-    world = World()
-    world.create(WAKE)
+def linked_server(subscriptions: int, streams: int) -> SimulatedServer:
+    server = SimulatedServer()
+    server.create(WAKE)
     for number in range(streams):
-        world.create(f"events/{number:05}", b"x")
-    world.settle()
+        server.create(f"events/{number:05}", b"x")
+    server.settle()
     for number in range(subscriptions):
-        world.put(f"s{number}", pull("events/*"))
-    world.settle()
-    return world
+        server.put(f"s{number}", pull("events/*"))
+    server.settle()
+    return server
 
 
 def costly() -> Config:
-    """The pattern that fits nothing and has the most states."""
+    """Build the pattern that matches nothing and has the most states."""
     pattern = "**/" + "/".join(["a", "*"] * 60) + "/z"
     return make_config("pull-wake", pattern, (), None, WAKE, LEASE_MS, None, 2048)
 
 
 def test_linking_costly_patterns_to_long_names_is_cut_into_slices() -> None:
-    """As found by attack: one subscription over 200 long names took 16 s in one iteration."""
-    world = World()
-    world.create(WAKE)
+    """A regression: one subscription over 200 long names took 16 s in one iteration."""
+    server = SimulatedServer()
+    server.create(WAKE)
     for number in range(800):
-        world.create(f"n{number}/" + "/".join("a" * 500))
-    world.settle()
+        server.create(f"n{number}/" + "/".join("a" * 500))
+    server.settle()
     began = time.thread_time()
-    answers = [world.put(f"s{number}", costly()) for number in range(5)]
+    answers = [server.put(f"s{number}", costly()) for number in range(5)]
     assert time.thread_time() - began < BUDGET_S
-    assert longest_tick(world, lambda: all(answers)) < BUDGET_S
+    assert longest_tick(server, lambda: all(answers)) < BUDGET_S
     assert all(answer[0].is_new for answer in answers)
 
 
 def test_creating_and_deleting_a_subscription_with_many_links_is_cut_into_slices() -> None:
-    world = linked_world(0, 20_000)
-    answers = world.put("s", pull("events/*"))
-    assert longest_tick(world, lambda: answers) < BUDGET_S
-    assert len(world.alive["s"].links) == 20_000
+    server = linked_server(0, 20_000)
+    answers = server.put("s", pull("events/*"))
+    assert longest_tick(server, lambda: answers) < BUDGET_S
+    assert len(server.alive["s"].links) == 20_000
     began = time.thread_time()
-    deleted = world.do(world.subscriptions.delete, "s")
+    deleted = server.do(server.subscriptions.delete, "s")
     assert time.thread_time() - began < BUDGET_S
-    again = world.put("s", pull("events/*"))
-    world.scheduler.tick()
+    again = server.put("s", pull("events/*"))
+    server.scheduler.tick()
     assert deleted, "the answer does not wait for the links"
     assert not again, "the id is taken until the last cursor is removed"
-    assert longest_tick(world, lambda: again) < BUDGET_S
+    assert longest_tick(server, lambda: again) < BUDGET_S
     assert again[0].is_new
-    world.settle()
-    documents = [key for key in world.engine.catalog.documents if key.startswith("link/")]
+    server.settle()
+    documents = [key for key in server.engine.catalog.documents if key.startswith("link/")]
     assert len(documents) == 20_000
 
 
 def test_an_append_that_wakes_thousands_of_subscriptions_is_cut_into_slices() -> None:
-    world = linked_world(5_000, 1)
-    world.append("events/00000", b"x")
-    assert longest_tick(world, lambda: world.scheduler.quiet) < BUDGET_S
-    assert len(world.wake_events()) == 5_000
+    server = linked_server(5_000, 1)
+    server.append("events/00000", b"x")
+    assert longest_tick(server, lambda: server.scheduler.quiet) < BUDGET_S
+    assert len(server.wake_events()) == 5_000
     for number in range(5_000):
-        world.subscriptions.claim(f"s{number}", "worker")
-    world.settle()
-    world.scheduler.advance(LEASE_MS + 1)
-    assert longest_tick(world, lambda: world.scheduler.quiet) < BUDGET_S
-    assert world.engine.metrics.leases_expired == 5_000
+        server.subscriptions.claim(f"s{number}", "worker")
+    server.settle()
+    server.scheduler.advance(LEASE_MS + 1)
+    assert longest_tick(server, lambda: server.scheduler.quiet) < BUDGET_S
+    assert server.engine.metrics.leases_expired == 5_000
 
 
 def test_listing_and_reading_subscriptions_with_many_links_is_fast() -> None:
-    """As found by attack: listing 10 subscriptions with 20,000 links each took 1.07 s."""
-    world = linked_world(10, 20_000)
+    """A regression: listing 10 subscriptions with 20,000 links each took 1.07 s."""
+    server = linked_server(10, 20_000)
     began = time.thread_time()
-    views, has_more = world.subscriptions.page(None, 1_000)
+    views, has_more = server.subscriptions.page(None, 1_000)
     assert time.thread_time() - began < BUDGET_S / 5
     assert [view.link_count for view in views] == [20_000] * 10
     assert not has_more
     began = time.thread_time()
-    view = world.subscriptions.get("s0")
+    view = server.subscriptions.get("s0")
     assert time.thread_time() - began < BUDGET_S
     assert [link.path for link in view.links] == [f"events/{number:05}" for number in range(1_000)]
 
 
-def test_jobs_take_turns_and_one_that_fails_leaves_the_others() -> None:
+def test_jobs_take_turns_and_a_failing_one_does_not_affect_others() -> None:
     scheduler = ManualScheduler(ManualClock())
     slices = Slices(scheduler)
     ended: list[object] = []
@@ -145,17 +145,17 @@ def test_jobs_take_turns_and_one_that_fails_leaves_the_others() -> None:
 
 @pytest.mark.parametrize("refused", [1, 3])
 def test_a_wake_that_storage_refused_counts_once(refused: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = linked_world(1, 1)
-    world.append("events/00000", b"x")
-    world.scheduler.tick()
-    monkeypatch.setattr(world.storage, "refusal", lambda: "the disk is full")
-    world.settle()
+    server = linked_server(1, 1)
+    server.append("events/00000", b"x")
+    server.scheduler.tick()
+    monkeypatch.setattr(server.storage, "refusal", lambda: "the disk is full")
+    server.settle()
     for _ in range(refused):
-        world.scheduler.advance(1_000)
-        world.settle()
-    assert world.engine.metrics.wakes["pull-wake"] == 0
+        server.scheduler.advance(1_000)
+        server.settle()
+    assert server.engine.metrics.wakes["pull-wake"] == 0
     monkeypatch.undo()
-    world.scheduler.advance(1_000)
-    world.settle()
-    assert len(world.wake_events()) == 1
-    assert world.engine.metrics.wakes["pull-wake"] == 1
+    server.scheduler.advance(1_000)
+    server.settle()
+    assert len(server.wake_events()) == 1
+    assert server.engine.metrics.wakes["pull-wake"] == 1

@@ -1,4 +1,4 @@
-"""Expiry: gone at once for whoever asks, gone from memory soon after, and a use in time keeps a stream (T-10, T-36)."""
+"""Expiry: 404 for every client at once, freed soon after, and a read in time extends the TTL (T-10, T-36)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.engine.engine import TOUCH_SHARE, Engine
 from headwater.engine.quota import EngineLimits
 from headwater.engine.sweeper import SWEEP_MAX
 from tests.engine.rig import Reader, Rig, status
-from tests.engine.seams import START_MS, JournalGround, ManualClock, ManualScheduler
+from tests.engine.seams import START_MS, JournalBacking, ManualClock, ManualScheduler
 
 DISK = pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 
@@ -23,7 +23,7 @@ def alive(rig: Rig, name: str = "a") -> bool:
 
 
 @DISK
-def test_a_stream_is_gone_the_moment_its_window_is_over(disk: bool) -> None:
+def test_stream_is_gone_the_moment_its_window_ends(disk: bool) -> None:
     rig = Rig(disk=disk)
     rig.there("a", b"x", ttl_secs=2)
     rig.clock.at_ms += 1999
@@ -35,7 +35,7 @@ def test_a_stream_is_gone_the_moment_its_window_is_over(disk: bool) -> None:
 
 
 @DISK
-def test_its_name_is_free_at_once(disk: bool) -> None:
+def test_name_of_an_expired_stream_is_free_at_once(disk: bool) -> None:
     rig = Rig(disk=disk)
     rig.there("a", b"old", ttl_secs=2)
     rig.clock.at_ms += 2000
@@ -45,7 +45,7 @@ def test_its_name_is_free_at_once(disk: bool) -> None:
 
 
 @DISK
-def test_the_sweeper_frees_what_nobody_asks_for(disk: bool) -> None:
+def test_sweeper_frees_expired_streams_without_a_request(disk: bool) -> None:
     rig = Rig(disk=disk)
     for number in range(5):
         rig.there(f"n{number}", b"x" * 10, ttl_secs=2)
@@ -59,7 +59,7 @@ def test_the_sweeper_frees_what_nobody_asks_for(disk: bool) -> None:
 
 @DISK
 @pytest.mark.parametrize("use", ["read", "post"])
-def test_a_use_in_time_keeps_a_stream(disk: bool, use: str) -> None:
+def test_read_within_the_window_extends_the_ttl(disk: bool, use: str) -> None:
     rig = Rig(disk=disk)
     rig.there("a", b"x", ttl_secs=2)
     for _ in range(5):
@@ -72,7 +72,7 @@ def test_a_use_in_time_keeps_a_stream(disk: bool, use: str) -> None:
 
 
 @DISK
-def test_a_look_at_metadata_a_refusal_and_a_repeated_put_keep_nothing(disk: bool) -> None:
+def test_head_refusals_and_repeated_puts_do_not_extend_the_ttl(disk: bool) -> None:
     rig = Rig(disk=disk)
     rig.there("a", ttl_secs=2)
     rig.clock.at_ms += 1500
@@ -84,7 +84,7 @@ def test_a_look_at_metadata_a_refusal_and_a_repeated_put_keep_nothing(disk: bool
 
 
 @DISK
-def test_an_instant_does_not_slide(disk: bool) -> None:
+def test_absolute_expiry_is_not_extended(disk: bool) -> None:
     rig = Rig(disk=disk)
     rig.there("a", expires_at_ms=START_MS + 2000)
     rig.clock.at_ms = START_MS + 1999
@@ -96,14 +96,14 @@ def test_an_instant_does_not_slide(disk: bool) -> None:
 
 @DISK
 @pytest.mark.parametrize("expiry", [{"ttl_secs": 0}, {"expires_at_ms": START_MS}, {"expires_at_ms": 0}])
-def test_a_stream_that_is_over_when_it_begins_is_gone_at_once(disk: bool, expiry: dict[str, int]) -> None:
+def test_stream_created_with_a_past_deadline_is_gone_at_once(disk: bool, expiry: dict[str, int]) -> None:
     rig = Rig(disk=disk)
     assert status(rig.put("a", b"", **expiry) or [None]) is None
     rig.scheduler.settle()
     assert not alive(rig)
 
 
-def test_a_mass_expiry_is_taken_in_steps() -> None:
+def test_mass_expiry_runs_in_slices() -> None:
     rig = Rig(disk=False)
     for number in range(SWEEP_MAX + 10):
         rig.put(f"n{number}", ttl_secs=1)
@@ -136,18 +136,18 @@ def test_a_read_of_a_stream_without_a_window_writes_nothing() -> None:
     assert len(rig.storage.batches) == before
 
 
-def test_a_restart_takes_no_window_away() -> None:
-    """What was read and not saved is granted, and no more than a share of the window is given on top."""
-    ground, clock = JournalGround(), ManualClock()
+def test_restart_does_not_shorten_a_ttl_window() -> None:
+    """Reads that were not saved still count, and extend the window by at most a share of it."""
+    backing, clock = JournalBacking(), ManualClock()
     rig = Rig()
-    rig.storage._inner = ground.open()
+    rig.storage._inner = backing.open()
     rig.there("a", ttl_secs=16)
     created_ms = rig.clock.at_ms
     rig.clock.at_ms += 900
     rig.read("a")
     rig.scheduler.settle()
     clock.at_ms = rig.clock.at_ms + 1
-    engine = Engine(ground.open(), clock, ManualScheduler(clock), EngineLimits())
+    engine = Engine(backing.open(), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
     window_ms = 16_000
     clock.at_ms = created_ms + 900 + window_ms - 1
@@ -178,7 +178,7 @@ def test_a_live_reader_keeps_a_sliding_window_open_until_it_leaves(disk: bool) -
         rig.engine.look_up("a")
 
 
-def test_a_live_reader_does_not_hold_up_an_absolute_expiry() -> None:
+def test_live_reader_does_not_delay_an_absolute_expiry() -> None:
     rig = Rig()
     reader = rig.follow(rig.there("a", expires_at_ms=rig.clock.at_ms + 3000))
     rig.scheduler.advance(4001)
@@ -186,8 +186,8 @@ def test_a_live_reader_does_not_hold_up_an_absolute_expiry() -> None:
     assert reader.refusal is not None
 
 
-def test_a_follower_that_only_waits_for_news_does_not_keep_a_stream_alive() -> None:
-    """A subscription follows its streams for ever."""
+def test_subscription_follower_does_not_extend_the_ttl() -> None:
+    """A subscription follows its streams without end."""
     rig = Rig()
     stream = rig.there("a", ttl_secs=3)
     waiting = Reader(rig, stream, stream.tail)
@@ -198,15 +198,15 @@ def test_a_follower_that_only_waits_for_news_does_not_keep_a_stream_alive() -> N
 
 
 def test_a_live_readers_window_survives_a_crash() -> None:
-    """Its use is saved about once per window, so that readers find the stream again after a quick restart."""
-    ground, clock = JournalGround(), ManualClock()
+    """The read time is saved about once per window, so that the stream still exists after a quick restart."""
+    backing, clock = JournalBacking(), ManualClock()
     rig = Rig()
-    rig.storage._inner = ground.open()
+    rig.storage._inner = backing.open()
     rig.follow(rig.there("a", ttl_secs=16))
     rig.scheduler.advance(100_000)
     rig.scheduler.settle()
     clock.at_ms = rig.clock.at_ms
-    engine = Engine(ground.open(), clock, ManualScheduler(clock), EngineLimits())
+    engine = Engine(backing.open(), clock, ManualScheduler(clock), EngineLimits())
     engine.start()
     assert engine.look_up("a").last_used_ms > clock.at_ms - 17_000
 
@@ -231,7 +231,7 @@ def test_a_source_that_expires_keeps_its_bytes_for_its_forks(disk: bool) -> None
 
 @DISK
 @pytest.mark.parametrize("reading", ["a", "b"])
-def test_a_forks_window_is_its_own(disk: bool, reading: str) -> None:
+def test_fork_has_its_own_ttl_window(disk: bool, reading: str) -> None:
     rig = Rig(disk=disk)
     rig.there("a", b"x", ttl_secs=2)
     rig.there("b", source="a")

@@ -1,6 +1,6 @@
-"""Calls leave for exactly the address that was checked: rebinding, pinning, TLS by name, limits.
+"""Webhook calls connect to exactly the address that was checked: DNS rebinding, pinning, TLS by name, limits.
 
-A real receiver listens on loopback; only what a name resolves to is decided here.
+A real receiver listens on loopback; only the DNS answers are simulated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from headwater.core.addresses import WebhookUrl
-from headwater.core.errors import InternalError, Refusal, WebhookUrlRejected
+from headwater.core.errors import InternalError, Refusal
+from headwater.core.subscription_errors import WebhookUrlRejected
 from headwater.engine import webhooks
 from headwater.engine.webhooks import Answer, Outgoing, Webhooks
 from tests.http.certificates import make_certificate
@@ -27,7 +28,7 @@ BODY = Outgoing({"Content-Type": "application/json"}, b'{"hello": 1}')
 
 
 class Names:
-    """A resolver whose answers are written down: one list of addresses for each question, the last one for ever."""
+    """A resolver with fixed answers: one list of addresses per lookup; the last one is repeated."""
 
     def __init__(self, *answers: Sequence[str] | Exception) -> None:
         self._answers = list(answers)
@@ -61,8 +62,8 @@ async def vet(caller: Webhooks, url: str) -> Refusal | None:
     return await vetted
 
 
-def test_t35_a_name_that_turns_to_another_address_is_not_called_there() -> None:
-    """DNS rebinding: what was fine when it was looked at leads inside when it is looked at again."""
+def test_t35_name_that_resolves_to_another_address_later_is_not_called() -> None:
+    """DNS rebinding: the name resolves to an allowed address when checked and to a private one later."""
     with receive(otherwise=DONE) as receiver:
 
         async def work() -> None:
@@ -71,7 +72,7 @@ def test_t35_a_name_that_turns_to_another_address_is_not_called_there() -> None:
             url = f"http://localhost:{receiver.port}/"
             assert await vet(caller, url) is None
             assert await call(caller, url) == Answer(True, True, is_from_receiver=True)
-            assert len(names.asked) == 2, "one look-up per call: the address that was checked is the one that is called"
+            assert len(names.asked) == 2, "one lookup per call: the checked address is the one that is called"
             turned = await call(caller, url)
             assert not turned.accepted
             assert "does not resolve to this machine" in turned.reason
@@ -81,7 +82,7 @@ def test_t35_a_name_that_turns_to_another_address_is_not_called_there() -> None:
         run(work)
 
 
-def test_t35_one_bad_address_among_good_ones_is_too_many() -> None:
+def test_t35_one_forbidden_address_among_allowed_ones_is_refused() -> None:
     async def work() -> None:
         for addresses in (["8.8.8.8", "10.0.0.1"], ["2606:4700::1", "::1"], ["8.8.8.8", "fe80::1%eth0"]):
             caller = Webhooks(concurrency=4, allow_local=True, resolve=Names(addresses))
@@ -107,7 +108,7 @@ def test_t35_one_bad_address_among_good_ones_is_too_many() -> None:
         "0.0.0.0",
     ],
 )
-def test_t35_a_public_name_that_leads_inside_is_refused_when_created_and_when_called(address: str) -> None:
+def test_t35_public_name_with_a_private_address_is_refused_at_creation_and_call(address: str) -> None:
     with receive(otherwise=DONE) as receiver:
 
         async def work() -> None:
@@ -121,7 +122,7 @@ def test_t35_a_public_name_that_leads_inside_is_refused_when_created_and_when_ca
         assert receiver.received == []
 
 
-def test_a_name_that_does_not_resolve_today_may_tomorrow() -> None:
+def test_unresolvable_name_is_accepted_at_creation() -> None:
     async def work() -> None:
         caller = Webhooks(concurrency=4, allow_local=False, resolve=Names(OSError("no such name")))
         assert await vet(caller, "https://hook.example/") is None
@@ -135,7 +136,7 @@ def test_a_name_that_does_not_resolve_today_may_tomorrow() -> None:
 
 
 def test_an_unexpected_error_while_checking_a_url_is_answered() -> None:
-    """A resolver may raise what nobody expects; a check without an answer would lock the subscription's id."""
+    """A check without an answer would lock the subscription's id."""
 
     async def work() -> None:
         caller = Webhooks(concurrency=4, allow_local=False, resolve=Names(RuntimeError("a bug in the resolver")))
@@ -162,13 +163,13 @@ def test_an_unexpected_error_in_a_call_is_a_failed_delivery() -> None:
 def test_the_connection_goes_to_the_address_and_tls_and_host_to_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The certificate is checked for the name in the URL, though the connection was made by number."""
+    """The certificate is checked for the name in the URL, though the connection is made to an address."""
     certificate = make_certificate(tmp_path)
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(certificate.cert_path, certificate.key_path)
     asked_for: list[str | None] = []
     serving.sni_callback = lambda _socket, name, _context: asked_for.append(name)
-    # The one thing that is set aside: loopback stands in for a public address.
+    # Loopback stands in for a public address.
     monkeypatch.setattr(webhooks, "check_address", lambda *_: None)
     monkeypatch.setattr(webhooks, "parse_webhook_url", lambda text, **_: _parsed(text))
     with receive(otherwise=DONE, tls=serving) as receiver:
@@ -198,7 +199,7 @@ def _parsed(text: str) -> WebhookUrl:
     return WebhookUrl("https", host, int(port), slash + path, False)
 
 
-def test_no_more_calls_than_allowed_are_under_way() -> None:
+def test_concurrent_calls_are_limited() -> None:
     full = threading.Event()
     with receive(Reply(), otherwise=Reply(hold=full)) as receiver:
 
@@ -220,7 +221,7 @@ def test_no_more_calls_than_allowed_are_under_way() -> None:
 
 @contextmanager
 def dead_receivers(count: int) -> Iterator[list[str]]:
-    """URLs of receivers that take a connection and never answer."""
+    """URLs of receivers that accept a connection and never answer."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=16)) for _ in range(count)]
         yield [f"http://127.0.0.1:{one.getsockname()[1]}/" for one in sockets]
@@ -244,8 +245,8 @@ def test_receivers_that_do_not_answer_do_not_delay_one_that_does() -> None:
         run(work)
 
 
-def test_what_is_sent_is_put_together_when_its_turn_comes() -> None:
-    """A call that waited for its turn is signed then, or called off."""
+def test_request_is_composed_when_its_turn_comes() -> None:
+    """A queued call is signed when its turn comes, or cancelled."""
     composed_all = threading.Event()
     with receive(Reply(hold=composed_all)) as receiver:
 
@@ -286,7 +287,7 @@ def test_the_time_limit_covers_the_whole_call() -> None:
         never.set()
 
 
-def test_stopping_cuts_what_is_under_way() -> None:
+def test_stop_aborts_running_calls() -> None:
     never = threading.Event()
     with receive(otherwise=Reply(hold=never)) as receiver:
 

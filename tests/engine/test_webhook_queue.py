@@ -1,15 +1,15 @@
-"""One webhook call per subscription waits for its turn, however often its wakes come and go meanwhile."""
+"""At most one webhook call per subscription is queued, however often its wakes change."""
 
 from __future__ import annotations
 
 import msgspec
 
 from headwater.engine.webhooks import Answer, Compose, OnAnswer
-from tests.model.subscription_world import World, webhook
+from tests.model.simulated_server import SimulatedServer, webhook
 
 
 class Busy:
-    """A network that keeps calls waiting until the test lets them go."""
+    """A network that queues calls until the test releases them."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Compose, OnAnswer]] = []
@@ -18,41 +18,41 @@ class Busy:
         self.waiting.append((compose, done))
 
 
-def busy_world() -> tuple[World, Busy]:
-    world = World()
-    world.put("s", webhook("events/*"))
-    world.settle()
+def busy_server() -> tuple[SimulatedServer, Busy]:
+    server = SimulatedServer()
+    server.put("s", webhook("events/*"))
+    server.settle()
     network = Busy()
-    world.receiver.call = network.call  # type: ignore[method-assign]
-    return world, network
+    server.receiver.call = network.call  # type: ignore[method-assign]
+    return server, network
 
 
-def wake_and_end(world: World, count: int) -> None:
-    """A client can do this as fast as it likes: each stream is work, and its deletion is the end of it."""
+def wake_and_delete(server: SimulatedServer, count: int) -> None:
+    """Create pending work with a new stream and remove it by deleting the stream."""
     for number in range(count):
-        world.create(f"events/{number}", b"x")
-        world.settle()
-        world.delete(f"events/{number}")
-        world.settle()
+        server.create(f"events/{number}", b"x")
+        server.settle()
+        server.delete(f"events/{number}")
+        server.settle()
 
 
-def test_wakes_that_end_before_their_call_leave_no_queue_behind() -> None:
-    world, network = busy_world()
-    wake_and_end(world, 50)
-    assert world.engine.metrics.wakes["webhook"] == 50
+def test_wakes_that_end_before_their_call_leave_no_queued_calls() -> None:
+    server, network = busy_server()
+    wake_and_delete(server, 50)
+    assert server.engine.metrics.wakes["webhook"] == 50
     assert len(network.waiting) == 1
     compose, _ = network.waiting.pop()
-    assert compose() is None, "there is no work any more"
-    world.create("events/next", b"x")
-    world.settle()
+    assert compose() is None, "no work is pending"
+    server.create("events/next", b"x")
+    server.settle()
     assert len(network.waiting) == 1
 
 
-def test_the_call_that_waited_delivers_the_newest_wake() -> None:
-    world, network = busy_world()
-    wake_and_end(world, 3)
-    world.create("events/last", b"x")
-    world.settle()
+def test_queued_call_delivers_the_newest_wake() -> None:
+    server, network = busy_server()
+    wake_and_delete(server, 3)
+    server.create("events/last", b"x")
+    server.settle()
     compose, done = network.waiting.pop()
     outgoing = compose()
     assert outgoing is not None
@@ -60,6 +60,6 @@ def test_the_call_that_waited_delivers_the_newest_wake() -> None:
     assert body["generation"] == 4
     assert [stream["path"] for stream in body["streams"]] == ["events/last"]
     done(Answer(True, True))
-    world.settle()
-    assert not world.alive["s"].pending
+    server.settle()
+    assert not server.alive["s"].pending
     assert network.waiting == []

@@ -1,4 +1,4 @@
-"""The event-sourced counter: never below zero, no event lost, whoever writes at the same time."""
+"""The event-sourced counter: never below zero, no event lost, however many write at the same time."""
 
 from __future__ import annotations
 

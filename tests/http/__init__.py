@@ -1,1 +1,1 @@
-"""The protocol from outside: each test states a rule and proves it over real sockets."""  # noqa: A005
+"""Protocol tests over real sockets: each test checks one rule."""  # noqa: A005

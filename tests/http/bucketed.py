@@ -1,6 +1,6 @@
-"""Buckets and their streams in short form, and a parser of multipart bodies that is not our client's.
+"""Short helpers for buckets and their streams, and a multipart parser that is independent of our client.
 
-Invariant: the parser takes only what RFC 2046 says, byte for byte, and knows the whole body.
+Invariant: the parser accepts only the exact syntax of RFC 2046, and consumes the whole body.
 """
 
 from __future__ import annotations

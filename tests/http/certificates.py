@@ -1,4 +1,4 @@
-"""A certificate authority of one test run: a key and a certificate for localhost, made on the spot and never kept."""
+"""A temporary key and certificate for localhost, created for one test run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Certificate:
     key_path: Path
 
     def client_context(self) -> ssl.SSLContext:
-        """A client that trusts this certificate and nothing else."""
+        """Return an SSL context that trusts only this certificate."""
         return ssl.create_default_context(cafile=str(self.cert_path))
 
 

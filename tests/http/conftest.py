@@ -1,4 +1,4 @@
-"""What the protocol tests share: one client, and fresh streams on the shared server."""
+"""Fixtures of the protocol tests: one client, and new streams on the shared server."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _bucket_numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def client(server: Server) -> Iterator[httpx.Client]:
-    """One for the whole run: making a client loads certificates, which takes longer than most tests."""
+    """One client for the whole run: creating one loads certificates, which takes longer than most tests."""
     with httpx.Client(base_url=server.url, verify=False) as http:
         yield http
 
 
 @pytest.fixture(scope="session")
 def moving_server() -> Iterator[Server]:
-    """A server shared by the whole run whose clock tests move: whatever else is on it grows older too."""
+    """A shared server with a manual clock; moving it affects all streams on it."""
     with serve(
         moving_time=True,
         DS_STORAGE__MODE="memory",
@@ -47,7 +47,7 @@ def moving_client(moving_server: Server) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="session")
 def patient() -> Iterator[Server]:
-    """A server whose live readers wait longer than any test: an answer can only be a wake-up."""
+    """A server whose live readers wait longer than any test, so an answer can only be a wake-up."""
     with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="3600", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as running:
         yield running
 
@@ -67,7 +67,7 @@ def stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
 
 @pytest.fixture
 def json_stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
-    """The same for JSON."""
+    """A JSON stream that no other test uses, not yet created."""
     return Stream(client, stream_name(), "application/json")
 
 
@@ -80,7 +80,7 @@ def bucket_id(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def bucket(client: httpx.Client, bucket_id: str) -> Bucket:
-    """A bucket of the test's own on the shared server."""
+    """A new bucket on the shared server."""
     return Bucket(client, bucket_id).create()
 
 

@@ -1,4 +1,4 @@
-"""The protocol's requests in short form, for tests that are about something else than how they are sent."""
+"""Short helpers for protocol requests, for tests that do not depend on how they are sent."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 import httpx
 
-from tests.offsets import place_text
+from tests.offsets import offset_text
 from tests.serving import Server
 
-ZERO: str = place_text(0, 0)
+ZERO: str = offset_text(0, 0)
 
 
 def offset(index: int, position: int) -> str:
-    """The token of the place after `index` messages and `position` stored bytes, of any incarnation."""
-    return place_text(index, position)
+    """The token of the position after `index` messages and `position` stored bytes, for any incarnation."""
+    return offset_text(index, position)
 
 
 def position(token: str) -> int:
@@ -28,7 +28,7 @@ def producer(identity: str, epoch: int | str, seq: int | str) -> dict[str, str]:
 
 
 def assert_problem(response: httpx.Response, status: int, code: str) -> None:
-    """The answer is a refusal with this status and stable code, and a sentence that helps."""
+    """Check that the answer is a problem document with this status and code, and a helpful sentence."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
@@ -50,7 +50,7 @@ class Stream:
         self.content_type = content_type
 
     def put(self, content: bytes | str = b"", headers: Mapping[str, str] | None = None) -> httpx.Response:
-        """PUT with the stream's content type unless `headers` says another."""
+        """PUT with the stream's content type unless `headers` has another one."""
         return self.http.put(self.path, content=content, headers=self._with_type(headers))
 
     def create(self, content: bytes | str = b"", headers: Mapping[str, str] | None = None) -> Stream:
@@ -105,13 +105,13 @@ class Stream:
 
     def _with_type(self, headers: Mapping[str, str] | None) -> dict[str, str]:
         fields = {"Content-Type": self.content_type, **(headers or {})}
-        # An empty value means: send none at all.
+        # An empty value means that the header is not sent.
         return {name: value for name, value in fields.items() if not (name == "Content-Type" and not value)}
 
 
 @contextmanager
 def stream_on(server: Server, name: str, content_type: str = "text/plain") -> Iterator[Stream]:
-    """A stream on a server of the test's own, not yet created."""
-    # Loading certificates takes longer than the test, and this is plain HTTP.
+    """A stream on the test's own server, not yet created."""
+    # Without verification: loading certificates takes longer than the test, and this is plain HTTP.
     with httpx.Client(base_url=server.url, timeout=30.0, verify=False) as http:
         yield Stream(http, name, content_type)

@@ -1,7 +1,7 @@
-"""A connection that sends exactly the bytes it is told to, and an HTTP/1.1 response parser of its own.
+"""A connection that sends exactly the bytes it is given, with its own HTTP/1.1 response parser.
 
-Invariant: nothing here is lenient. A response that is not framed as RFC 9112 says is an AssertionError, so a server
-that ends a body wrongly cannot pass by the goodwill of a client library.
+Invariant: the parser is strict. A response that is not framed according to RFC 9112 is an AssertionError, so wrong
+framing cannot go unnoticed because a client library tolerates it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class RawConnection:
         self.socket.sendall(data)
 
     def half_close(self) -> None:
-        """Say that no more will be sent, and go on reading."""
+        """Close the sending side, and continue reading."""
         self.socket.shutdown(socket.SHUT_WR)
 
     def request(
@@ -91,13 +91,13 @@ class RawConnection:
         fields = []
         for line in lines:
             name, colon, value = line.partition(":")
-            assert colon, f"no header field: {line!r}"
+            assert colon, f"not a header field: {line!r}"
             assert name == name.strip(), f"white space around a header's name: {line!r}"
             fields.append((name.lower(), value.strip()))
         return version, int(status), tuple(fields)
 
     def body_pieces(self, fields: tuple[tuple[str, str], ...]) -> Iterator[bytes]:
-        """The body as it comes, without its framing; ends where the framing says so."""
+        """Yield the body as it is received, without its framing."""
         named = dict(fields)
         assert not ("content-length" in named and "transfer-encoding" in named), "two framings at once"
         if named.get("transfer-encoding") == "chunked":
@@ -116,7 +116,7 @@ class RawConnection:
                     return
 
     def ends(self, *, within_secs: float = TIMEOUT_SECS) -> bool:
-        """Whether the server closes the connection in time, with nothing more to say."""
+        """Whether the server closes the connection in time without sending anything else."""
         self.socket.settimeout(within_secs)
         try:
             return not self._buffer and not self._fill()
@@ -126,7 +126,7 @@ class RawConnection:
             self.socket.settimeout(TIMEOUT_SECS)
 
     def quiet(self, *, for_secs: float) -> bool:
-        """Whether nothing at all comes for this long: neither bytes nor an end."""
+        """Whether nothing is received for this long, neither bytes nor the end."""
         self.socket.settimeout(for_secs)
         try:
             self.socket.recv(1, socket.MSG_PEEK)
@@ -137,11 +137,11 @@ class RawConnection:
         return False
 
     def has_nothing(self) -> bool:
-        """Whether nothing has arrived up to now: for a moment at which an early answer would be there already."""
+        """Whether nothing has been received so far, for use when a premature answer would have been received."""
         return self.quiet(for_secs=0.001)
 
     def take(self, size: int) -> bytes:
-        """So many bytes as they came, of whatever they are a part."""
+        """Read exactly this many bytes, without parsing them."""
         while len(self._buffer) < size:
             if not self._fill():
                 raise ConnectionEnded(f"the connection ended {size - len(self._buffer)} bytes too early")
@@ -187,3 +187,10 @@ def chunked(*pieces: bytes) -> bytes:
 def connect(server: Server) -> Iterator[RawConnection]:
     with RawConnection(server) as connection:
         yield connection
+
+
+def request_path(server: Server, method: str, path: str) -> tuple[int, bytes]:
+    """Send the path unchanged, which a client library would normalize; return the status and the body."""
+    with connect(server) as connection:
+        answer = connection.request(method, path, headers={"Content-Type": "text/plain"} if method == "PUT" else {})
+        return answer.status, answer.body

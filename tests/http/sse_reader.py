@@ -1,7 +1,7 @@
-"""A reader of server-sent events over a raw connection, parsing as the WHATWG standard says.
+"""A reader of server-sent events over a raw connection that parses according to the WHATWG standard.
 
 Invariant: lines end at CR, LF or CRLF and nowhere else, one leading space of a value is dropped, and an event is
-dispatched by a blank line only. What is no UTF-8 becomes U+FFFD, as in a browser.
+dispatched by a blank line only. Invalid UTF-8 becomes U+FFFD, as in a browser.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Event:
 
 
 class SseReader:
-    """One SSE response. Iterate for events; iteration ends where the response does, which must be a clean end."""
+    """One SSE response. Iterate over its events; iteration ends with the response, which must end cleanly."""
 
     def __init__(
         self,
@@ -48,17 +48,19 @@ class SseReader:
         name: str,
         *,
         offset: str = "-1",
+        since: str | None = None,
         query: str = "",
         headers: dict[str, str] | None = None,
         connection: RawConnection | None = None,
     ) -> None:
         self.connection = connection or RawConnection(server)
-        # A name of the base surface, or the path of any stream.
+        # A stream name of the base surface, or the path of any stream.
         path = name if name.startswith("/") else f"/v1/stream/{name}"
-        self.connection.send(encode("GET", f"{path}?offset={offset}&live=sse{query}", headers=headers))
+        start = f"offset={offset}" if since is None else f"since={since}"
+        self.connection.send(encode("GET", f"{path}?{start}&live=sse{query}", headers=headers))
         _, self.status, self.fields = self.connection.response_head()
         self.wire = b""
-        """How the response begins, as it came."""
+        """The first bytes of the response."""
         self._pieces = self.connection.body_pieces(self.fields)
         self._events = self._parse()
 
@@ -77,13 +79,13 @@ class SseReader:
         return dict(self.fields).get(name.lower())
 
     def next(self) -> Event:
-        """The next event; an AssertionError when the response ends or nothing comes in time."""
+        """Return the next event; an AssertionError if the response ends or there is none in time."""
         try:
             return next(self._events)
         except StopIteration:
             raise AssertionError("the response ended where an event was expected") from None
         except TimeoutError:
-            raise AssertionError("no event came in time") from None
+            raise AssertionError("no event in time") from None
 
     def pair(self) -> tuple[Event, dict[str, Any]]:
         """The next data event and the control event that follows it."""
@@ -92,7 +94,7 @@ class SseReader:
         return data, self.next().control
 
     def until_up_to_date(self) -> list[Event]:
-        """All events up to the first control event that says the reader is caught up."""
+        """Return all events up to the first control event with `upToDate`."""
         events = []
         while True:
             events.append(self.next())
@@ -110,7 +112,7 @@ class SseReader:
             if len(self.wire) < _WIRE_BYTES:
                 self.wire += piece
             pending += piece
-            # A CR at the very end may be half of a CRLF: wait for what follows.
+            # A CR at the very end may be the first half of a CRLF: wait for the next byte.
             while (found := _LINE.search(pending)) and (found[0] != b"\r" or found.end() < len(pending)):
                 line, pending = pending[: found.start()].decode("utf-8", "replace"), pending[found.end() :]
                 if not line:

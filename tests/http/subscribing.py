@@ -1,4 +1,4 @@
-"""The subscription API in short form, for tests."""
+"""Short helpers for the subscription API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 
 def assert_error(response: httpx.Response, status: int, code: str, **members: object) -> None:
-    """The answer is a refusal of the subscription API."""
+    """Check that the answer is an error of the subscription API."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
@@ -75,7 +75,7 @@ class Subscription:
         return found
 
     def act(self, action: str, wake: dict[str, Any], **body: object) -> httpx.Response:
-        """ack, release or callback, as whoever got `wake` (an answered claim, or a webhook's body)."""
+        """ack, release or callback, as the worker that got `wake` (an answered claim, or a webhook's body)."""
         token = wake.get("token") or wake["callback_token"]
         return self.http.post(
             f"{self.path}/{action}",
@@ -85,7 +85,7 @@ class Subscription:
 
 
 def acks_of(wake: dict[str, Any]) -> list[dict[str, str]]:
-    """Acks of all that a wake told of."""
+    """Build acks for all pending streams of a wake."""
     return [{"stream": stream["path"], "offset": stream["tail_offset"]} for stream in wake["streams"]]
 
 
@@ -104,7 +104,7 @@ def key_set(http: httpx.Client) -> dict[str, Ed25519PublicKey]:
 
 
 def verify(signature: str, raw: bytes, keys: dict[str, Ed25519PublicKey]) -> int:
-    """Check a Webhook-Signature as a receiver does; the time that it was made at, in seconds."""
+    """Check a Webhook-Signature as a receiver does; return its time in seconds."""
     fields = dict(part.split("=", 1) for part in signature.split(","))
     assert list(fields) == ["t", "kid", "ed25519"]
     keys[fields["kid"]].verify(_decoded(fields["ed25519"]), fields["t"].encode() + b"." + raw)

@@ -1,4 +1,4 @@
-"""Which requests are let in: by Host, by Origin, and by the static token."""
+"""Access control by Host, by Origin and by the static token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def named() -> Iterator[Server]:
 )
 @pytest.mark.parametrize("method", ["PUT", "POST", "DELETE"])
 def test_a_page_of_another_site_cannot_change_anything(stream: Stream, method: str, origin: str) -> None:
-    """Also not with a simple request, which a browser sends without a preflight."""
+    """This includes simple requests, which a browser sends without a preflight."""
     stream.create("kept")
     answer = stream.http.request(method, stream.path, headers={"Origin": origin, **TEXT}, content=b"x")
     assert answer.status_code == 403
@@ -60,14 +60,14 @@ def test_a_page_of_another_site_cannot_read_answers(stream: Stream) -> None:
         "http://app.localhost",
     ],
 )
-def test_a_page_on_a_loopback_address_can(stream: Stream, origin: str) -> None:
+def test_page_on_a_loopback_address_can_use_the_api(stream: Stream, origin: str) -> None:
     stream.create("x")
     answer = stream.post("y", headers={"Origin": origin})
     assert answer.status_code == 204
     assert answer.headers["access-control-allow-origin"] == origin
 
 
-def test_the_servers_own_pages_can_also_behind_tls_of_a_proxy(named: Server) -> None:
+def test_own_pages_can_use_the_api_also_behind_a_tls_proxy(named: Server) -> None:
     with stream_on(named, "own") as stream:
         stream.create()
         for origin, host in (
@@ -99,13 +99,13 @@ def test_a_foreign_name_that_resolves_to_this_machine_is_refused(server: Server,
 @pytest.mark.parametrize(
     "host", ["localhost", "LOCALHOST:4437", "127.0.0.1", "127.1.2.3:1", "[::1]:4437", "app.localhost"]
 )
-def test_loopback_names_are_names_of_a_server_on_loopback(server: Server, stream: Stream, host: str) -> None:
+def test_loopback_names_are_accepted_by_a_server_on_loopback(server: Server, stream: Stream, host: str) -> None:
     stream.create("x")
     with connect(server) as connection:
         assert connection.request("GET", stream.path, headers={"Host": host}).status == 200
 
 
-def test_allowed_hosts_are_names_too(named: Server) -> None:
+def test_allowed_hosts_are_accepted(named: Server) -> None:
     with connect(named) as connection:
         assert connection.request("GET", "/healthz", headers={"Host": "Streams.Example.com:443"}).status == 200
     with connect(named) as connection:
@@ -121,7 +121,7 @@ def test_a_head_that_is_refused_has_no_body(server: Server) -> None:
 # -- the static token
 
 
-def test_without_the_token_nothing_is_let_in(guarded: Server) -> None:
+def test_requests_without_the_token_are_401(guarded: Server) -> None:
     with httpx.Client(base_url=guarded.url) as http:
         for method in ("PUT", "POST", "GET", "HEAD", "DELETE"):
             answer = http.request(method, "/v1/stream/x", headers=TEXT)
@@ -150,7 +150,7 @@ def test_with_the_token_everything_works(guarded: Server) -> None:
         assert created.headers["location"] == "https://streams.example.com/v1/stream/x"
         for _ in range(3):
             assert http.post("/v1/stream/x", headers=TEXT, content=b"y").status_code == 204
-    # A head that was let in is remembered; one that is not the same is not.
+    # The head of an accepted request is cached; a different head is not accepted because of it.
     with connect(guarded) as connection:
         request = encode("POST", "/v1/stream/x", headers={**TEXT, "Authorization": f"Bearer {TOKEN}"}, body=b"z")
         for _ in range(3):
@@ -166,8 +166,15 @@ def test_a_large_body_without_the_token_is_not_read(guarded: Server) -> None:
         assert connection.response().status == 401
 
 
-def test_listening_on_every_address_without_authentication_is_warned_of() -> None:
+def test_listening_on_every_address_without_authentication_logs_a_warning() -> None:
     with serve(DS_SERVER__HOST="0.0.0.0") as running:
         assert "without authentication" in running.log()
     with serve(DS_SERVER__HOST="0.0.0.0", DS_AUTH__TOKEN=TOKEN) as running:
         assert "without authentication" not in running.log()
+
+
+def test_reads_with_a_token_that_shared_caches_may_keep_are_logged_as_a_warning() -> None:
+    with serve(DS_AUTH__TOKEN=TOKEN, DS_HTTP__CACHE_CONTROL="public") as running:
+        assert "shared caches may serve what was read with a token" in running.log()
+    with serve(DS_AUTH__TOKEN=TOKEN, DS_HTTP__CACHE_CONTROL="private") as running:
+        assert "shared caches" not in running.log()

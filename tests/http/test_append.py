@@ -89,23 +89,23 @@ def test_a_chunked_body_is_one_message(server: Server, stream: Stream) -> None:
     assert stream.content() == whole
 
 
-def test_a_large_append_comes_back_whole(stream: Stream) -> None:
+def test_large_append_is_returned_whole(stream: Stream) -> None:
     stream.create()
     large = bytes(range(256)) * 12_000
     stream.append(large)
     assert stream.content() == large
 
 
-def test_concurrent_appends_all_land_once_each_at_its_own_offset(stream: Stream) -> None:
+def test_concurrent_appends_are_stored_once_each_at_their_own_offset(stream: Stream) -> None:
     stream.create()
     messages = [f"<{index:03d}>" for index in range(100)]
     with ThreadPoolExecutor(20) as pool:
         offsets = list(pool.map(stream.append, messages))
     assert sorted(offsets) == [offset(index, index * 5) for index in range(1, 101)]
-    # The offset that an append was told is where its message ends.
+    # The offset in the answer to an append is the end of its message.
     content = stream.content().decode()
-    for message, told in zip(messages, offsets, strict=True):
-        end = int(told.split("_")[1], 16)
+    for message, returned in zip(messages, offsets, strict=True):
+        end = int(returned.split("_")[1], 16)
         assert content[end - 5 : end] == message
 
 
@@ -113,10 +113,10 @@ def test_an_acknowledged_append_is_seen_by_every_later_read(server: Server, stre
     stream.create()
     with httpx.Client(base_url=server.url, verify=False) as other:
         for index in range(50):
-            told = stream.append(f"{index};")
+            returned = stream.append(f"{index};")
             read = other.get(stream.path)
             assert read.content.endswith(f"{index};".encode())
-            assert read.headers["stream-next-offset"] == told
+            assert read.headers["stream-next-offset"] == returned
 
 
 def test_stream_seq_must_grow_byte_by_byte(stream: Stream) -> None:
@@ -137,12 +137,12 @@ def test_a_stream_seq_that_does_not_grow_is_409_and_changes_nothing(stream: Stre
     stream.append("b", headers={"Stream-Seq": "002"})
     refused = stream.post("x", headers={"Stream-Seq": regressed})
     assert_problem(refused, 409, "sequence_regression")
-    assert "sequence conflict" in refused.json()["detail"], "the official PHP client looks for these words"
+    assert "sequence conflict" in refused.json()["detail"], "the official PHP client searches for these words"
     assert stream.content() == b"ab"
     stream.append("c", headers={"Stream-Seq": "003"})
 
 
-def test_appends_without_stream_seq_do_not_disturb_it(stream: Stream) -> None:
+def test_appends_without_stream_seq_do_not_change_it(stream: Stream) -> None:
     stream.create()
     stream.append("a", headers={"Stream-Seq": "5"})
     stream.append("b")

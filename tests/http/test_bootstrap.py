@@ -1,4 +1,4 @@
-"""Bootstrap as the extensions' §3 describes it. Tests are named after its sections."""
+"""Bootstrap, as described in §3 of the extensions. Tests are named after its sections."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_3_1_a_live_parameter_is_400(log_stream: BucketStream, live: str) -> Non
     assert_problem(log_stream.bootstrap(live=live), 400, "bad_request")
 
 
-def test_3_1_no_other_parameter_means_anything(log_stream: BucketStream) -> None:
+def test_3_1_other_parameters_are_ignored(log_stream: BucketStream) -> None:
     response = log_stream.bootstrap(offset=TWO, until=TWO, prefix="x")
     assert parts_of(response) == [MimePart(OCTETS, b""), *text("one", "two", "three")]
 
@@ -59,7 +59,7 @@ def test_3_2_without_a_snapshot_the_first_part_is_empty(log_stream: BucketStream
     assert parts_of(response) == [MimePart(OCTETS, b""), *text("one", "two", "three")]
 
 
-def test_3_2_of_an_empty_stream_there_is_one_empty_part(bucket: Bucket) -> None:
+def test_3_2_bootstrap_of_an_empty_stream_has_one_empty_part(bucket: Bucket) -> None:
     stream = bucket.stream("empty").create()
     response = stream.bootstrap()
     assert (response.headers["stream-snapshot-offset"], response.headers["stream-next-offset"]) == ("-1", ZERO)
@@ -129,8 +129,8 @@ def test_3_2_binary_payloads_are_not_reframed(bucket: Bucket) -> None:
     assert [part.body for part in stream.parts()] == [b"\r\n--\r\n" * 5, *bodies[1:]]
 
 
-def test_3_2_every_answer_has_a_boundary_of_its_own(log_stream: BucketStream) -> None:
-    """So what an earlier answer told cannot be used to spoil a later one."""
+def test_3_2_every_response_has_its_own_boundary(log_stream: BucketStream) -> None:
+    """Otherwise a client could learn the boundary from one response and put it into a message."""
     seen = set()
     for _ in range(20):
         response = log_stream.bootstrap()
@@ -143,7 +143,7 @@ def test_3_2_every_answer_has_a_boundary_of_its_own(log_stream: BucketStream) ->
 
 
 def test_3_2_parts_have_the_boundaries_of_ordinary_reads(bucket: Bucket) -> None:
-    """Every prefix of the parts ends at an offset that an ordinary read takes."""
+    """Every prefix of the parts ends at an offset that an ordinary read accepts."""
     stream = bucket.stream("many", OCTETS).create()
     generator = random.Random(1)
     offsets = [ZERO, *(stream.append(generator.randbytes(generator.randint(1, 3000))) for _ in range(60))]
@@ -155,7 +155,7 @@ def test_3_2_parts_have_the_boundaries_of_ordinary_reads(bucket: Bucket) -> None
     assert b"".join(part.body for part in parts) == stream.get(offset=offsets[20]).content
 
 
-def test_3_2_of_a_closed_stream(log_stream: BucketStream) -> None:
+def test_3_2_bootstrap_of_a_closed_stream_is_closed(log_stream: BucketStream) -> None:
     assert "stream-closed" not in log_stream.bootstrap().headers
     log_stream.close("four")
     response = log_stream.bootstrap()
@@ -163,7 +163,7 @@ def test_3_2_of_a_closed_stream(log_stream: BucketStream) -> None:
     assert parts_of(response)[1:] == text("one", "two", "three", "four")
 
 
-def test_3_2_head_tells_the_length_and_no_more(log_stream: BucketStream) -> None:
+def test_3_2_head_has_the_length_and_no_body(log_stream: BucketStream) -> None:
     response = log_stream.http.head(f"{log_stream.path}/bootstrap")
     assert (response.status_code, response.content) == (200, b"")
     assert response.headers["content-length"] == str(len(log_stream.bootstrap().content))
@@ -180,7 +180,7 @@ def test_3_2_no_bucket_is_404(client: httpx.Client, bucket_id: str) -> None:
 
 @pytest.mark.parametrize("kind", ["application/json", OCTETS])
 def test_3_2_a_long_answer_is_the_same_as_a_short_one(bucket: Bucket, kind: str) -> None:
-    """Messages of every size about the slices of which a long answer is made, and a large snapshot before them."""
+    """Messages of sizes around the slice size of a long answer, after a large snapshot."""
     stream = bucket.stream("long", kind).create()
     stream.append(b'"first"' if kind != OCTETS else b"first")
     at = stream.tail()
@@ -197,7 +197,7 @@ def test_3_2_a_long_answer_is_the_same_as_a_short_one(bucket: Bucket, kind: str)
     assert [part.body for part in parts_of(response)] == [snapshot, *messages]
 
 
-def test_3_2_many_small_updates(bucket: Bucket) -> None:
+def test_3_2_many_small_updates_are_separate_parts(bucket: Bucket) -> None:
     stream = bucket.stream("many", "application/json").create()
     for start in range(0, 30_000, 10_000):
         stream.append(json.dumps(list(range(start, start + 10_000))))
@@ -205,8 +205,8 @@ def test_3_2_many_small_updates(bucket: Bucket) -> None:
     assert [int(part.body) for part in stream.parts()[1:]] == list(range(10, 30_000))
 
 
-def test_3_2_the_cut_is_made_when_the_request_comes(server: Server, bucket: Bucket) -> None:
-    """Appends, newer snapshots and closure while the answer is on its way change nothing in it."""
+def test_3_2_the_state_is_fixed_when_the_request_is_received(server: Server, bucket: Bucket) -> None:
+    """Appends, newer snapshots and closure while the answer is being sent do not change it."""
     stream = bucket.stream("cut", OCTETS).create()
     old = b"old state" * 200_000
     stream.append(b"folded")
@@ -244,8 +244,8 @@ def test_3_2_a_stream_that_is_deleted_meanwhile_cuts_the_answer_off(server: Serv
             b"".join(connection.body_pieces(fields))
 
 
-def test_3_2_readers_that_leave_let_go_of_what_they_held(server: Server, bucket: Bucket) -> None:
-    """A bootstrap that nobody reads to its end must not keep memory from being given back."""
+def test_3_2_readers_that_disconnect_release_what_they_held(server: Server, bucket: Bucket) -> None:
+    """A bootstrap that is not read to its end must not keep data from being freed."""
 
     def held() -> int:
         metrics = bucket.http.get("/metrics").text
@@ -269,7 +269,7 @@ def test_3_2_readers_that_leave_let_go_of_what_they_held(server: Server, bucket:
 # -- 3.3 follow-up
 
 
-def test_3_3_reading_goes_on_from_next_offset_without_gap_or_repeat(server: Server, log_stream: BucketStream) -> None:
+def test_3_3_reading_continues_from_next_offset_without_gap_or_repeat(server: Server, log_stream: BucketStream) -> None:
     log_stream.publish(TWO, "state")
     at = log_stream.bootstrap().headers["stream-next-offset"]
     log_stream.append("four")
@@ -289,7 +289,7 @@ def test_3_4_an_ordinary_read_never_returns_snapshot_bytes(log_stream: BucketStr
     assert b"SNAPSHOT" not in log_stream.get().content
 
 
-def test_3_4_where_reads_are_410_bootstrap_covers_what_is_gone(log_stream: BucketStream) -> None:
+def test_3_4_bootstrap_covers_what_reads_refuse_with_410(log_stream: BucketStream) -> None:
     for at in (ONE, TWO, THREE):
         log_stream.publish(at, f"state at {at}")
         gone = log_stream.get(offset="-1")
@@ -324,7 +324,7 @@ def test_3_4_a_fork_before_the_snapshot_is_410(bucket: Bucket, log_stream: Bucke
 
 
 def test_3_4_a_fork_that_could_not_bootstrap_is_refused(log_stream: BucketStream, stream: Stream) -> None:
-    """The base surface has no bootstrap, so a stream whose beginning is a snapshot cannot be forked there."""
+    """The base surface has no bootstrap, so a stream that begins with a snapshot cannot be forked there."""
     log_stream.publish(TWO, "state")
     assert_problem(stream.put(headers={"Stream-Forked-From": log_stream.path}), 409, "conflict")
     assert not stream.exists()

@@ -59,7 +59,7 @@ FORMS = ["{}", "W/{}", '"a", {}', '{}, "b"', '"a" , W/{} ,"b"', '"x,y", {}', "*"
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_t14_if_none_match_takes_lists_weak_tags_and_the_star(stream: Stream, form: str) -> None:
+def test_t14_if_none_match_accepts_lists_weak_tags_and_the_star(stream: Stream, form: str) -> None:
     stream.create("data")
     etag = stream.get().headers["etag"]
     read = stream.get(headers={"If-None-Match": form.format(etag)})
@@ -67,7 +67,7 @@ def test_t14_if_none_match_takes_lists_weak_tags_and_the_star(stream: Stream, fo
 
 
 @pytest.mark.parametrize("value", ['"other"', 'W/"other"', '"a", "b"', "", '""', "garbage", '"*"'])
-def test_what_does_not_match_is_sent_whole(stream: Stream, value: str) -> None:
+def test_full_response_is_sent_when_no_etag_matches(stream: Stream, value: str) -> None:
     stream.create("data")
     read = stream.get(headers={"If-None-Match": value})
     assert (read.status_code, read.content) == (200, b"data")
@@ -85,7 +85,7 @@ def test_t15_304_carries_the_stream_headers_and_no_body(server: Server, stream: 
     fresh = stream.get()
     with connect(server) as connection:
         unchanged = connection.request("GET", stream.path, headers={"If-None-Match": fresh.headers["etag"]})
-        # Were there a body, this answer would not parse.
+        # With a body, the next answer would not parse.
         assert connection.request("GET", "/healthz").status == 200
     assert unchanged.status == 304
     assert unchanged.header("etag") == fresh.headers["etag"]
@@ -143,7 +143,7 @@ def test_by_default_nothing_may_be_stored(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("setting", ["public", "private"])
-def test_cacheable_are_only_full_chunks_below_the_tail(setting: str) -> None:
+def test_only_full_chunks_below_the_tail_are_cacheable(setting: str) -> None:
     with (
         serve(DS_HTTP__CACHE_CONTROL=setting, DS_LIMITS__MAX_CHUNK_BYTES="10") as server,
         stream_on(server, "cached") as stream,

@@ -1,4 +1,4 @@
-"""A server that starts 40 days after it was stopped: expired streams are gone for clients, and their data is kept."""
+"""A server that starts 40 days after it was stopped: expired streams are 404, and their data is kept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DAY_SECS = 24 * 3600
 
 
 def write_store(directory: Path, mode: str, days_ago: int) -> None:
-    """A data directory as a server left it so many days ago."""
+    """Write a data directory as a server left it some days ago."""
     clock = ManualClock(int((time.time() - days_ago * DAY_SECS) * 1000))
     scheduler = ManualScheduler(clock)
     storage = open_store(StorageSettings(mode=mode, data_dir=directory)).storage
@@ -71,7 +71,7 @@ def test_start_after_a_short_downtime_deletes_expired_streams(tmp_path: Path) ->
         assert "the clock jumped" not in server.log()
 
 
-def test_confirming_without_a_server_says_so(tmp_path: Path) -> None:
+def test_confirming_without_a_server_is_an_error(tmp_path: Path) -> None:
     done = headwater_command("store", "confirm-expiry", "--data-dir", str(tmp_path / "data"), cwd=tmp_path)
     assert done.returncode != 0
     assert "no server has" in done.stderr

@@ -1,4 +1,4 @@
-"""Closing streams, and how readers learn of it (protocol §4.1, §5.3)."""
+"""Closing streams, and how readers are notified (protocol §4.1, §5.3)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_append_and_close_in_one_request(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("closing", [False, True], ids=["append", "append and close"])
-def test_a_closed_stream_takes_no_data(stream: Stream, closing: bool) -> None:
+def test_append_to_a_closed_stream_is_409(stream: Stream, closing: bool) -> None:
     stream.create("a")
     stream.close()
     refused = stream.close("late") if closing else stream.post("late")
@@ -62,7 +62,7 @@ def test_t27_stream_closed_is_true_in_any_case(stream: Stream, value: str) -> No
     assert stream.head().headers["stream-closed"] == "true"
 
 
-def test_t27_white_space_around_the_value_is_no_part_of_it(server: Server, stream: Stream) -> None:
+def test_t27_white_space_around_the_value_is_not_part_of_it(server: Server, stream: Stream) -> None:
     stream.create()
     with connect(server) as connection:
         connection.request("POST", stream.path, headers={"Stream-Closed": " \ttrue\t "})
@@ -85,7 +85,7 @@ def test_closing_no_stream_is_404(stream: Stream) -> None:
     assert_problem(stream.close(), 404, "stream_not_found")
 
 
-def test_head_tells_closure(stream: Stream) -> None:
+def test_head_reports_closure(stream: Stream) -> None:
     stream.create()
     assert "stream-closed" not in stream.head().headers
     stream.close()
@@ -108,7 +108,7 @@ def test_the_end_of_an_empty_closed_json_stream_is_an_empty_array(json_stream: S
     assert (end.content, end.headers["stream-closed"]) == (b"[]", "true")
 
 
-def test_an_open_stream_never_claims_to_be_closed(stream: Stream) -> None:
+def test_open_stream_never_has_the_closed_header(stream: Stream) -> None:
     stream.create("data")
     assert "stream-closed" not in stream.get().headers
     assert "stream-closed" not in stream.long_poll("-1").headers
@@ -163,7 +163,7 @@ def test_now_on_a_closed_stream_is_the_end_in_every_mode(server: Server, stream:
         assert events.ends()
 
 
-def test_closure_survives_everything_but_deletion(stream: Stream) -> None:
+def test_closure_lasts_until_deletion(stream: Stream) -> None:
     stream.create(headers={"Stream-Closed": "true"})
     assert stream.put(headers={"Stream-Closed": "true"}).status_code == 200
     assert stream.delete().status_code == 204
@@ -172,7 +172,7 @@ def test_closure_survives_everything_but_deletion(stream: Stream) -> None:
     assert stream.append("open again") == offset(1, 10)
 
 
-def test_a_racing_append_never_lands_behind_the_close(server: Server, stream: Stream) -> None:
+def test_racing_append_is_never_stored_after_the_close(server: Server, stream: Stream) -> None:
     stream.create()
     with ThreadPoolExecutor(8) as pool:
         appends = [pool.submit(stream.post, "x") for _ in range(20)]

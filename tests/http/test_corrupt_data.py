@@ -1,4 +1,4 @@
-"""Damaged data on the disk answers `data_corrupt` on every read, and never `internal_error`."""
+"""Every read of damaged data is refused with `data_corrupt`, never with `internal_error`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def packs(directory: Path) -> list[Path]:
 
 
 def damage(pack: Path) -> None:
-    """Flip one bit in every page but the last, where the pack's directory is."""
+    """Flip one bit in every page except the last one, which contains the pack's directory."""
     data = bytearray(pack.read_bytes())
     for at in range(PAGE_BYTES // 2, len(data) - 2 * PAGE_BYTES, PAGE_BYTES):
         data[at] ^= 1
@@ -42,7 +42,7 @@ def wait_until_saved(http: httpx.Client, memory_bytes_max: int) -> None:
 
 @pytest.fixture(scope="module")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stream, list[str]]]:
-    """A stream of which everything but its tail is in damaged packs, and some of its offsets."""
+    """A stream with everything but its tail in damaged packs, and some of its offsets."""
     directory = tmp_path_factory.mktemp("corrupt")
     body = "[" + ",".join(f'{{"number":"{number:060d}"}}' for number in range(MESSAGES)) + "]"
     with (
@@ -67,35 +67,35 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stream, 
         assert "Traceback" not in server.log()
 
 
-def test_catch_up_from_the_beginning(damaged: tuple[Stream, list[str]]) -> None:
+def test_catch_up_from_the_beginning_is_data_corrupt(damaged: tuple[Stream, list[str]]) -> None:
     assert_problem(damaged[0].get(offset="-1"), 500, "data_corrupt")
 
 
-def test_catch_up_from_an_offset(damaged: tuple[Stream, list[str]]) -> None:
+def test_catch_up_from_a_damaged_offset_is_data_corrupt(damaged: tuple[Stream, list[str]]) -> None:
     stream, offsets = damaged
     for offset in offsets:
         assert_problem(stream.get(offset=offset), 500, "data_corrupt")
 
 
-def test_splits(damaged: tuple[Stream, list[str]]) -> None:
+def test_splits_of_damaged_data_are_data_corrupt(damaged: tuple[Stream, list[str]]) -> None:
     assert_problem(damaged[0].get(offset="-1", splits=10), 500, "data_corrupt")
 
 
-def test_frames(damaged: tuple[Stream, list[str]]) -> None:
+def test_frames_of_damaged_data_are_data_corrupt(damaged: tuple[Stream, list[str]]) -> None:
     assert_problem(damaged[0].get(offset="-1", frames=1), 500, "data_corrupt")
 
 
-def test_until(damaged: tuple[Stream, list[str]]) -> None:
+def test_until_a_damaged_offset_is_data_corrupt(damaged: tuple[Stream, list[str]]) -> None:
     stream, offsets = damaged
     assert_problem(stream.get(offset="-1", until=offsets[0]), 500, "data_corrupt")
 
 
-def test_long_poll_below_the_tail(damaged: tuple[Stream, list[str]]) -> None:
+def test_long_poll_on_damaged_data_is_data_corrupt(damaged: tuple[Stream, list[str]]) -> None:
     stream, offsets = damaged
     assert_problem(stream.get(offset=offsets[0], live="long-poll"), 500, "data_corrupt")
 
 
-def test_fork_at_a_damaged_offset(damaged: tuple[Stream, list[str]]) -> None:
+def test_fork_at_a_damaged_offset_is_data_corrupt(damaged: tuple[Stream, list[str]]) -> None:
     stream, offsets = damaged
     headers = {"Stream-Forked-From": "/v1/stream/damaged", "Stream-Fork-Offset": offsets[0]}
     assert_problem(stream.http.put("/v1/stream/forked", headers=headers), 500, "data_corrupt")

@@ -1,4 +1,4 @@
-"""Headers that every answer carries, errors included: security (protocol §10.7) and CORS."""
+"""Headers of every answer, including errors: security (protocol §10.7) and CORS."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.serving import Server, serve
 
 ORIGIN = "https://app.example.com"
 
-# What a browser client must be able to read of an answer, and to send with a request.
+# Headers that a browser client must be able to read and to send.
 READABLE = {
     "etag",
     "location",
@@ -45,7 +45,7 @@ SENDABLE = {
 
 @pytest.fixture(scope="module")
 def restricted() -> Iterator[Server]:
-    """A server that lets two origins in."""
+    """A server that allows two origins."""
     with serve(DS_HTTP__CORS_ORIGINS=f"{ORIGIN}, https://admin.example.com") as running:
         yield running
 
@@ -87,7 +87,7 @@ def every_answer(stream: Stream) -> Iterator[tuple[str, httpx.Response]]:
     yield "health", stream.http.get("/healthz")
 
 
-def test_every_answer_forbids_sniffing_and_says_who_may_embed_it(stream: Stream) -> None:
+def test_every_answer_has_nosniff_and_resource_policy_headers(stream: Stream) -> None:
     for name, answer in every_answer(stream):
         assert answer.headers["x-content-type-options"] == "nosniff", name
         assert answer.headers["cross-origin-resource-policy"] == "cross-origin", name
@@ -125,7 +125,7 @@ def assert_guarded(answer: RawResponse) -> None:
         (b"POST /v1/stream/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n", 413),
     ],
 )
-def test_answers_to_requests_that_never_got_through_are_guarded_too(
+def test_answers_to_malformed_requests_have_the_security_headers(
     server: Server, request_bytes: bytes, status: int
 ) -> None:
     with connect(server) as connection:
@@ -135,7 +135,7 @@ def test_answers_to_requests_that_never_got_through_are_guarded_too(
     assert_guarded(answer)
 
 
-def test_an_event_stream_is_guarded_too(server: Server, stream: Stream) -> None:
+def test_event_stream_has_the_security_headers(server: Server, stream: Stream) -> None:
     stream.create()
     with SseReader(server, stream.name) as events:
         assert events.header("x-content-type-options") == "nosniff"

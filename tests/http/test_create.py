@@ -132,7 +132,7 @@ def test_concurrent_puts_create_the_stream_once(stream: Stream) -> None:
     assert stream.content() == b"x"
 
 
-def test_head_tells_the_tail_and_sends_no_body(server: Server, stream: Stream) -> None:
+def test_head_has_the_tail_and_no_body(server: Server, stream: Stream) -> None:
     stream.create("hello")
     with connect(server) as connection:
         head = connection.request("HEAD", stream.path)
@@ -157,13 +157,13 @@ def test_delete_removes_the_stream_from_every_operation(stream: Stream) -> None:
     assert_problem(stream.get(offset="now"), 404, "stream_not_found")
 
 
-def test_a_deleted_stream_can_be_created_anew_with_another_configuration(stream: Stream) -> None:
+def test_deleted_stream_can_be_created_again_with_another_configuration(stream: Stream) -> None:
     stream.create("old data", headers={"Stream-Seq": "9"})
     stream.append("more", headers={"Stream-Seq": "9"})
     stream.delete()
     stream.create(b'{"new":1}', headers={"Content-Type": "application/json"})
     assert stream.get().content == b'[{"new":1}]'
-    # Neither producer nor Stream-Seq state outlives the stream.
+    # Producer and Stream-Seq state are deleted with the stream.
     stream.append("2", headers={"Stream-Seq": "1", "Content-Type": "application/json"})
 
 

@@ -1,9 +1,10 @@
-"""Stopping: on SIGTERM live readers get a clean end, and requests in flight are answered."""
+"""Shutdown: on SIGTERM live responses end cleanly, and requests in flight are answered."""
 
 from __future__ import annotations
 
 import signal
 import socket
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from tests.http.protocol import offset, stream_on
 from tests.http.raw import RawConnection, connect, encode
 from tests.http.sse_reader import SseReader
-from tests.http.watching import COUNTED_BODY_BYTES, wait_for_live_readers, wait_for_sample
+from tests.http.watching import COUNTED_BODY_BYTES, wait_for_body, wait_for_live_readers, wait_for_sample
 from tests.serving import STOP_TIMEOUT_SECS, serve
 
 TEXT = {"Content-Type": "text/plain"}
@@ -32,7 +33,7 @@ def test_sse_readers_get_a_clean_end() -> None:
             reader.until_up_to_date()
         server.ask_to_stop()
         for reader in readers:
-            # Iteration ends only if the last chunk of the response came.
+            # Iteration ends only if the last chunk of the response was received.
             assert not [event for event in reader if "streamClosed" in event.data]
             reader.connection.socket.close()
         assert server.stop() == 0
@@ -59,7 +60,7 @@ def test_a_write_in_flight_is_answered_and_done() -> None:
         with connect(server) as connection:
             connection.send(encode("POST", stream.path, headers=length(COUNTED_BODY_BYTES + 500)))
             connection.send(b"x" * COUNTED_BODY_BYTES)
-            wait_for_sample(server, "request_body_bytes", COUNTED_BODY_BYTES)
+            wait_for_body(server)
             server.ask_to_stop()
             server.wait_for_log("draining")
             connection.send(b"x" * 500)
@@ -75,7 +76,7 @@ def test_idle_connections_are_closed_and_new_ones_refused() -> None:
         with connect(server) as idle, connect(server) as busy:
             assert idle.request("GET", "/healthz").status == 200
             busy.send(UNFINISHED)
-            wait_for_sample(server, "request_body_bytes", COUNTED_BODY_BYTES)
+            wait_for_body(server)
             server.ask_to_stop()
             assert idle.ends()
             with pytest.raises((ConnectionRefusedError, ConnectionResetError, AssertionError)):
@@ -83,15 +84,15 @@ def test_idle_connections_are_closed_and_new_ones_refused() -> None:
         assert server.stop() == 0
 
 
-def test_a_client_that_never_finishes_does_not_hold_up_the_end() -> None:
+def test_client_that_never_finishes_does_not_delay_the_shutdown() -> None:
     with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="1") as server, connect(server) as connection:
         connection.send(UNFINISHED)
-        wait_for_sample(server, "request_body_bytes", COUNTED_BODY_BYTES)
+        wait_for_body(server)
         assert server.stop() == 0
     assert "cut 1 connections" in server.log()
 
 
-def test_a_reader_that_never_reads_does_not_hold_up_the_end() -> None:
+def test_reader_that_never_reads_does_not_delay_the_shutdown() -> None:
     with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="1") as server, stream_on(server, "stuck") as stream:
         stream.create()
         for _ in range(8):
@@ -104,7 +105,7 @@ def test_a_reader_that_never_reads_does_not_hold_up_the_end() -> None:
     assert "cut 1 connections" in server.log()
 
 
-def test_an_idle_server_ends_at_once_and_says_nothing_bad() -> None:
+def test_idle_server_stops_at_once_without_warnings() -> None:
     with serve() as server:
         assert httpx.get(f"{server.url}/healthz").text == "ok"
         assert server.stop() == 0
@@ -120,8 +121,8 @@ def test_sigint_stops_as_sigterm_does() -> None:
 
 
 @pytest.mark.parametrize("stays", [False, True], ids=["client gone", "client still there"])
-def test_a_connection_that_was_refused_does_not_hold_up_a_stop(stays: bool) -> None:
-    """After a refusal in the middle of a body the server waits a little, so that the client can read the answer."""
+def test_refused_connection_does_not_delay_the_shutdown(stays: bool) -> None:
+    """After a refusal in the middle of a body the server waits briefly, so that the client can read the answer."""
     with serve(DS_SERVER__DRAIN_TIMEOUT_SECS="3600") as server, stream_on(server, "drained") as stream:
         stream.create()
         with connect(server) as connection:
@@ -131,3 +132,12 @@ def test_a_connection_that_was_refused_does_not_hold_up_a_stop(stays: bool) -> N
             if not stays:
                 connection.socket.close()
             assert server.stop() == 0
+
+
+def test_further_requests_to_stop_do_not_change_the_exit_code() -> None:
+    with serve() as server:
+        server.ask_to_stop()
+        with suppress(ProcessLookupError):
+            while server.process.poll() is None:
+                server.process.send_signal(signal.SIGTERM)
+        assert server.stop() == 0

@@ -1,4 +1,4 @@
-"""Streams that end by themselves: `Stream-TTL`, a sliding window, and `Stream-Expires-At`, an instant."""
+"""Expiry of streams: `Stream-TTL`, a sliding window, and `Stream-Expires-At`, an instant."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def client(moving_client: httpx.Client) -> httpx.Client:
 
 @pytest.fixture
 def instant(moving_server: Server) -> Callable[[float], str]:
-    """The time in so many seconds, by the clock of the server."""
+    """The time some seconds from now, by the server's clock."""
     return lambda in_s: instant_on(moving_server, in_s)
 
 
@@ -78,7 +78,7 @@ def test_head_does_not_restart_the_ttl(moving_server: Server, stream: Stream) ->
     assert stream.head().status_code == 404
 
 
-def test_head_tells_the_whole_window(moving_server: Server, stream: Stream) -> None:
+def test_head_has_the_whole_ttl(moving_server: Server, stream: Stream) -> None:
     stream.create(headers={"Stream-TTL": "3600"})
     moving_server.pass_time(1000)
     head = stream.head()
@@ -86,7 +86,7 @@ def test_head_tells_the_whole_window(moving_server: Server, stream: Stream) -> N
     assert "stream-expires-at" not in head.headers
 
 
-def test_expires_at_does_not_slide(moving_server: Server, stream: Stream, instant: Callable[[float], str]) -> None:
+def test_expires_at_is_not_extended(moving_server: Server, stream: Stream, instant: Callable[[float], str]) -> None:
     stream.create("data", headers={"Stream-Expires-At": instant(HOUR_S)})
     for _ in range(2):
         moving_server.pass_time(0.4 * HOUR_S)
@@ -96,21 +96,21 @@ def test_expires_at_does_not_slide(moving_server: Server, stream: Stream, instan
     assert_gone(stream)
 
 
-def test_head_tells_the_instant(stream: Stream) -> None:
+def test_head_has_the_expiry_time(stream: Stream) -> None:
     stream.create(headers={"Stream-Expires-At": "2999-12-31T23:59:59Z"})
     head = stream.head()
-    told = datetime.fromisoformat(head.headers["stream-expires-at"])
-    assert told == datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    returned = datetime.fromisoformat(head.headers["stream-expires-at"])
+    assert returned == datetime(2999, 12, 31, 23, 59, 59, tzinfo=UTC)
     assert "stream-ttl" not in head.headers
 
 
-def test_a_stream_without_expiry_tells_none(stream: Stream) -> None:
+def test_stream_without_expiry_has_no_expiry_headers(stream: Stream) -> None:
     stream.create()
     assert not {"stream-ttl", "stream-expires-at"} & set(stream.head().headers)
 
 
 @pytest.mark.parametrize("headers", [{"Stream-TTL": "0"}, {"Stream-Expires-At": "2001-01-01T00:00:00Z"}])
-def test_a_stream_that_is_already_over_is_gone_at_once(stream: Stream, headers: dict[str, str]) -> None:
+def test_stream_created_with_a_past_expiry_is_404(stream: Stream, headers: dict[str, str]) -> None:
     assert stream.put("data", headers=headers).status_code == 201
     assert_gone(stream)
 
@@ -202,13 +202,13 @@ def test_t27_a_malformed_expires_at_is_400_and_creates_nothing(stream: Stream, w
         "2998-12-31T19:30:00-04:30",
     ],
 )
-def test_every_rfc_3339_form_is_taken(stream: Stream, when: str) -> None:
+def test_every_rfc_3339_form_is_accepted(stream: Stream, when: str) -> None:
     stream.create(headers={"Stream-Expires-At": when})
-    told = datetime.fromisoformat(stream.head().headers["stream-expires-at"])
-    assert abs(told - datetime(2999, 1, 1, tzinfo=UTC)) < timedelta(seconds=1)
+    returned = datetime.fromisoformat(stream.head().headers["stream-expires-at"])
+    assert abs(returned - datetime(2999, 1, 1, tzinfo=UTC)) < timedelta(seconds=1)
 
 
-def test_the_same_instant_in_another_spelling_is_the_same_configuration(stream: Stream) -> None:
+def test_same_instant_in_another_notation_is_the_same_configuration(stream: Stream) -> None:
     stream.create(headers={"Stream-Expires-At": "2999-01-01T00:00:00Z"})
     assert stream.put(headers={"Stream-Expires-At": "2999-01-01T02:00:00+02:00"}).status_code == 200
 
@@ -238,13 +238,13 @@ def test_t21_an_sse_reader_of_an_expiring_stream_gets_a_clean_end() -> None:
             assert events.ends()
 
 
-def test_readers_and_writers_meet_an_expiry_only_as_404(
+def test_expiry_is_only_ever_seen_as_404(
     moving_server: Server, stream: Stream, instant: Callable[[float], str]
 ) -> None:
     stream.create("x", headers={"Stream-Expires-At": instant(HOUR_S)})
 
     def use(write: bool) -> set[int]:
-        """Statuses up to and with the first that is another than before."""
+        """Return the statuses up to and including the first different one."""
         seen: set[int] = set()
         while len(seen) < 2:
             seen.add((stream.post("x") if write else stream.get()).status_code)

@@ -1,4 +1,4 @@
-"""Reads for pipelines: `until`, `splits`, `frames` and the message ordinal, as docs/extensions.md promises them."""
+"""Reads for pipelines: `until`, `splits`, `frames` and the message ordinal, as in docs/extensions.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.serving import serve
 
 
 def unframe(body: bytes) -> list[bytes]:
-    """The messages of a frames body, as they are stored."""
+    """Parse the messages of a frames body."""
     (count,) = struct.unpack_from("<I", body)
     lengths = struct.unpack_from(f"<{count}I", body, 4)
     at = 4 + 4 * count
@@ -102,7 +102,7 @@ def test_splits_cover_a_range_without_gap_at_message_boundaries(json_stream: Str
 
 
 @pytest.mark.parametrize("splits", ["0", "-1", "x", "10001", ""])
-def test_a_senseless_number_of_splits_is_400(stream: Stream, splits: str) -> None:
+def test_invalid_number_of_splits_is_400(stream: Stream, splits: str) -> None:
     stream.create("one")
     assert_problem(stream.get(offset="-1", splits=splits), 400, "bad_request")
 
@@ -118,13 +118,13 @@ def test_frames_keep_every_boundary_of_bytes(stream: Stream) -> None:
     assert unframe(answer.content) == messages
 
 
-def test_frames_of_nothing_are_no_frames(stream: Stream, json_stream: Stream) -> None:
+def test_empty_range_has_no_frames(stream: Stream, json_stream: Stream) -> None:
     assert unframe(stream.create().get(offset="-1", frames=1).content) == []
     tail = json_stream.create("[1]").tail()
     assert unframe(json_stream.get(offset=tail, frames=1).content) == []
 
 
-def test_frames_of_json_are_the_messages_to_the_byte(json_stream: Stream) -> None:
+def test_frames_of_json_are_the_unchanged_messages(json_stream: Stream) -> None:
     json_stream.create('[ {"a" : 1.0} , 9007199254740993, "\\u00e9" ]')
     assert unframe(json_stream.get(offset="-1", frames=1).content) == [
         b'{"a" : 1.0},',
@@ -201,10 +201,10 @@ def test_digests_survive_a_restart(tmp_path: Path, mode: str) -> None:
         assert stream.post("one", producer("p", 7, 0)).headers["producer-digest"] == crc_and_length(b"one")
 
 
-def test_frames_of_many_tiny_messages_come_in_several_answers(
+def test_frames_of_many_tiny_messages_take_several_responses(
     stream_name: Callable[[], str], client: httpx.Client
 ) -> None:
-    """Their lengths are worked out at once, so one answer has a limited number of them."""
+    """The lengths of one answer are computed at once, so their number is limited."""
     count = 120_000
     stream = Stream(client, stream_name(), "application/json").create()
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_frames_of_many_tiny_messages_come_in_several_answers(
     assert answers == 3
 
 
-def test_many_splits_of_a_deep_chain_of_forks(stream_name: Callable[[], str], client: httpx.Client) -> None:
+def test_many_splits_of_a_deep_chain_of_forks_are_fast(stream_name: Callable[[], str], client: httpx.Client) -> None:
     name = stream_name()
     Stream(client, f"{name}-0").create("ab")
     for number in range(1, 200):

@@ -1,4 +1,4 @@
-"""HTTP/1.1 on the wire: framing, keep-alive, pipelining, and requests that are wrong or cut short (RFC 9112)."""
+"""HTTP/1.1: framing, keep-alive, pipelining, and malformed or truncated requests (RFC 9112)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNKED = {**TEXT, "Transfer-Encoding": "chunked"}
 
 
 def refused(server: Server, request: bytes) -> int:
-    """The status of the refusal, after which the server must have closed the connection."""
+    """Return the status of the refusal, after which the server must close the connection."""
     with connect(server) as connection:
         connection.send(request)
         answer = connection.response()
@@ -76,7 +76,7 @@ def test_pipelined_requests_are_answered_in_order(server: Server, stream: Stream
             assert connection.response().body == b"%03d;" % number
 
 
-def test_pipelined_answers_larger_than_any_buffer_come_whole(server: Server, stream: Stream) -> None:
+def test_pipelined_answers_larger_than_any_buffer_are_complete(server: Server, stream: Stream) -> None:
     large = bytes(range(256)) * 8000
     stream.create(large)
     with connect(server) as connection:
@@ -85,7 +85,7 @@ def test_pipelined_answers_larger_than_any_buffer_come_whole(server: Server, str
         assert all(connection.response().body == large for _ in range(5))
 
 
-def test_a_client_that_says_goodbye_early_still_gets_its_answer(server: Server, stream: Stream) -> None:
+def test_half_closed_connection_still_gets_its_answer(server: Server, stream: Stream) -> None:
     with connect(server) as connection:
         connection.send(encode("PUT", stream.path, headers=TEXT, body=b"data"))
         connection.half_close()
@@ -94,8 +94,8 @@ def test_a_client_that_says_goodbye_early_still_gets_its_answer(server: Server, 
 
 
 @pytest.mark.parametrize("live", ["long-poll", "sse"])
-def test_a_live_reader_that_says_goodbye_is_let_go_at_once(stream: Stream, live: str) -> None:
-    """A client that went away looks like one that half-closed: waiting for more data would keep it for ever."""
+def test_half_closed_live_reader_is_disconnected_at_once(stream: Stream, live: str) -> None:
+    """A disconnected client looks like a half-closed one, so waiting for more data would keep it forever."""
     with (
         serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="60", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as server,
         connect(server) as connection,
@@ -111,8 +111,8 @@ def test_a_live_reader_that_says_goodbye_is_let_go_at_once(stream: Stream, live:
 
 
 @pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.0"])
-def test_an_offer_to_upgrade_is_passed_over(server: Server, stream: Stream, protocol: str) -> None:
-    """Java's client and `curl --http2` offer h2c with their first request: body and connection must survive it."""
+def test_upgrade_offer_is_ignored(server: Server, stream: Stream, protocol: str) -> None:
+    """Java's client and `curl --http2` offer h2c with their first request; body and connection must still work."""
     offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": protocol, "HTTP2-Settings": "AAMAAABkAAQAAP__"}
     with connect(server) as connection:
         created = connection.request("PUT", stream.path, headers=TEXT | offer, body=b"hello ")
@@ -169,7 +169,7 @@ def assert_splittable_answers(connection: RawConnection) -> None:
     assert connection.response().status == 204
 
 
-def test_a_request_may_come_byte_by_byte(server: Server, stream: Stream) -> None:
+def test_request_may_be_sent_byte_by_byte(server: Server, stream: Stream) -> None:
     with connect(server) as connection:
         for byte in splittable(stream):
             connection.send(bytes([byte]))
@@ -187,7 +187,7 @@ def test_requests_may_be_split_at_any_byte(server: Server, stream: Stream) -> No
             assert_splittable_answers(connection)
 
 
-def test_requests_may_come_in_random_pieces(server: Server, stream: Stream) -> None:
+def test_requests_may_be_sent_in_random_pieces(server: Server, stream: Stream) -> None:
     rng = random.Random(31)
     requests = splittable(stream) * 20
     with connect(server) as connection:
@@ -200,8 +200,8 @@ def test_requests_may_come_in_random_pieces(server: Server, stream: Stream) -> N
             assert_splittable_answers(connection)
 
 
-def test_a_head_that_was_seen_before_may_come_with_any_body_in_any_pieces(server: Server, stream: Stream) -> None:
-    """One head over and over, each time with another body, cut elsewhere, or with the next request at its heels."""
+def test_repeated_head_works_with_any_body_in_any_pieces(server: Server, stream: Stream) -> None:
+    """Repeat one head with different bodies, split differently, or directly followed by the next request."""
     stream.create()
     head = encode("POST", stream.path, headers={**TEXT, "Content-Length": "4"})
     expected = b""
@@ -220,13 +220,13 @@ def test_a_head_that_was_seen_before_may_come_with_any_body_in_any_pieces(server
             assert connection.response().status == 204
             expected += body
         for tail in range(len(head) + 4):
-            # A whole request and the beginning of the next one in a packet.
+            # A complete request and the beginning of the next one in one packet.
             first, second = b"f%03d" % tail, b"s%03d" % tail
             connection.send(head + first + (head + second)[:tail])
             connection.send((head + second)[tail:])
             assert [connection.response().status, connection.response().status] == [204, 204]
             expected += first + second
-        # A body that looks like a head is still a body, and so is one that ends like one.
+        # A body that looks like a head, or ends like one, is still a body.
         for body in (b"\r\n\r\n", b"POST", b"\n\r\n\r"):
             connection.send(head + body)
             assert connection.response().status == 204
@@ -234,7 +234,7 @@ def test_a_head_that_was_seen_before_may_come_with_any_body_in_any_pieces(server
     assert stream.content() == expected
 
 
-def test_a_head_that_was_seen_before_still_obeys_what_changed_meanwhile(server: Server, stream: Stream) -> None:
+def test_repeated_head_follows_changes_of_the_stream(server: Server, stream: Stream) -> None:
     post = encode("POST", stream.path, headers=TEXT, body=b"data")
     statuses = []
     with connect(server) as connection:
@@ -250,8 +250,8 @@ def test_a_head_that_was_seen_before_still_obeys_what_changed_meanwhile(server: 
 # --- bodies
 
 
-def test_trailers_are_never_taken_for_headers(server: Server, stream: Stream) -> None:
-    """What a proxy checked in the head must not be changed behind its back (RFC 9110 §6.5.1)."""
+def test_trailers_are_never_used_as_headers(server: Server, stream: Stream) -> None:
+    """A trailer must not change what a proxy checked in the head (RFC 9110 §6.5.1)."""
     stream.create()
     body = b"4\r\ndata\r\n0\r\nStream-Closed: true\r\nStream-Seq: 9\r\nContent-Type: image/png\r\n\r\n"
     with connect(server) as connection:
@@ -325,7 +325,7 @@ def test_t31_a_truncated_request_changes_nothing(server: Server, stream: Stream,
     with connect(server) as connection:
         connection.send(requests[cut])
         connection.half_close()
-        # Either a refusal or just an end; never a success.
+        # Either a refusal or a closed connection; never a success.
         with_answer = not connection.ends()
         if with_answer:
             assert connection.response().status == 400
@@ -398,7 +398,7 @@ def test_t31_ambiguous_or_malformed_framing_is_refused(server: Server, stream: S
     ],
     ids=lambda request_bytes: repr(request_bytes)[2:40],
 )
-def test_what_is_no_request_is_refused(server: Server, request_bytes: bytes) -> None:
+def test_malformed_request_is_refused(server: Server, request_bytes: bytes) -> None:
     with connect(server) as connection:
         connection.send(request_bytes)
         connection.half_close()
@@ -435,7 +435,7 @@ def test_a_refusal_does_not_lose_the_answers_before_it(server: Server, stream: S
         assert connection.ends()
 
 
-def test_a_client_that_resets_its_connection_harms_nobody(server: Server, stream: Stream) -> None:
+def test_connection_reset_does_not_affect_other_clients(server: Server, stream: Stream) -> None:
     import socket
     import struct
 

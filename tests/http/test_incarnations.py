@@ -1,4 +1,4 @@
-"""Every offset that the server sends names the incarnation of its stream, and one of another stream is refused."""
+"""Every offset from the server contains the incarnation of its stream; an offset of another stream is refused."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def incarnation(token: str) -> str:
 
 
 def recreated(stream: Stream, *contents: str) -> str:
-    """The tail of the stream that is deleted, and in its place another of the same sizes."""
+    """Delete the stream, create another one with messages of the same sizes, and return the old tail."""
     old = stream.tail()
     assert stream.delete().status_code == 204
     stream.create()
     for content in contents:
         stream.append(content)
-    assert stream.tail()[:33] == old[:33], "the place is the same, so that only the incarnation can tell them apart"
+    assert stream.tail()[:33] == old[:33], "the positions are equal, so only the incarnation differs"
     return old
 
 
@@ -80,10 +80,10 @@ def test_an_offset_of_a_deleted_stream_is_410_in_every_read_mode(stream: Stream)
         assert incarnation(old) in answer.json()["detail"]
         assert incarnation(stream.tail()) in answer.json()["detail"]
         assert "stream-earliest-offset" not in answer.headers
-    assert stream.get(offset=old[:33]).status_code == 200, "an offset of two parts names no incarnation"
+    assert stream.get(offset=old[:33]).status_code == 200, "an offset of two parts has no incarnation"
 
 
-def test_a_fork_takes_the_offsets_of_its_source_up_to_the_fork_point(
+def test_fork_accepts_the_offsets_of_its_source_up_to_the_fork_point(
     stream: Stream, client: httpx.Client, stream_name: Callable[[], str]
 ) -> None:
     stream.create()
@@ -95,7 +95,7 @@ def test_a_fork_takes_the_offsets_of_its_source_up_to_the_fork_point(
     assert fork.get(offset=shared).content == b"zwo"
     assert_problem(fork.get(offset=later), 400, "invalid_offset")
     assert_problem(stream.get(offset=fork.tail()), 410, "stream_recreated")
-    # The same request in either spelling finds the fork as it is.
+    # The same request with either form of the offset finds the existing fork.
     for spelling in (shared, shared[:33]):
         again = fork.put(headers={"Stream-Forked-From": stream.path, "Stream-Fork-Offset": spelling})
         assert again.status_code == 200, again.text
@@ -112,7 +112,7 @@ def test_a_fork_at_an_offset_of_a_deleted_source_is_410(
     assert_problem(answer, 410, "stream_recreated")
 
 
-def test_snapshot_addresses_take_both_spellings(log_stream: BucketStream) -> None:
+def test_snapshot_urls_accept_offsets_with_and_without_incarnation(log_stream: BucketStream) -> None:
     first, second = log_stream.append("one"), log_stream.append("two")
     published = log_stream.put_snapshot(first[:33], "state")
     assert published.headers["stream-snapshot-offset"] == first
@@ -141,14 +141,14 @@ def test_a_snapshot_of_a_deleted_stream_is_neither_read_nor_published(log_stream
     assert_problem(log_stream.put_snapshot(old, "late"), 410, "stream_recreated")
 
 
-def test_a_listing_names_the_offset_to_read_on_from(bucket: Bucket, log_stream: BucketStream) -> None:
+def test_listing_has_the_offset_to_continue_from(bucket: Bucket, log_stream: BucketStream) -> None:
     tail = log_stream.append("one")
     (listed,) = bucket.http.get(f"{bucket.path}/streams").json()["streams"]
     assert listed["next_offset"] == tail
     assert incarnation(tail)
 
 
-def test_acks_take_both_spellings_and_refuse_another_incarnation(
+def test_acks_accept_offsets_with_and_without_incarnation_and_refuse_another(
     client: httpx.Client, stream_name: Callable[[], str]
 ) -> None:
     name = stream_name()
@@ -157,10 +157,10 @@ def test_acks_take_both_spellings_and_refuse_another_incarnation(
     subscription = Subscription(client, name).create(type="pull-wake", streams=[name], wake_stream=wake.name)
     tail = stream.append("one")
     claimed = subscription.claimed()
-    (told,) = claimed["streams"]
-    assert told["tail_offset"] == tail
-    assert told["acked_offset"] == offset(0, 0)
-    assert incarnation(told["acked_offset"]) == incarnation(tail)
+    (link,) = claimed["streams"]
+    assert link["tail_offset"] == tail
+    assert link["acked_offset"] == offset(0, 0)
+    assert incarnation(link["acked_offset"]) == incarnation(tail)
     foreign = f"{tail[:33]}_{int(incarnation(tail), 16) ^ 1:016x}"
     refused = subscription.act("ack", claimed, acks=[{"stream": name, "offset": foreign}])
     assert_error(refused, 409, "INVALID_OFFSET")

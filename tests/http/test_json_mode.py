@@ -1,4 +1,4 @@
-"""JSON streams: arrays in, arrays out, and every message kept to the byte (protocol §7.1)."""
+"""JSON streams: arrays in, arrays out, and every message stored unchanged (protocol §7.1)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_level_of_array_is_flattened(json_stream: Stream, posted: str, store
         '{"__proto__":{"x":1},"constructor":null}',
     ],
 )
-def test_t28_a_message_is_kept_to_the_byte(json_stream: Stream, message: str) -> None:
+def test_t28_message_is_stored_unchanged(json_stream: Stream, message: str) -> None:
     json_stream.create()
     json_stream.append(message)
     json_stream.append(f"[{message},{message}]")

@@ -1,4 +1,4 @@
-"""Large snapshots pass through the server without ever being in its memory: publish, read and bootstrap."""
+"""Large snapshots are published, read and bootstrapped without being held in the server's memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GROWTH_MAX = 32 * 1024 * 1024
 
 
 class Watcher:
-    """The largest resident size of a process while a block runs."""
+    """Records the largest resident size of a process while a block runs."""
 
     def __init__(self, server: Server) -> None:
         self._process = psutil.Process(server.pid)
@@ -49,7 +49,7 @@ class Watcher:
 
 
 def content(megabytes: int) -> Iterator[bytes]:
-    """Bytes of which no two megabytes are alike."""
+    """Generate content in which no two megabytes are equal."""
     for number in range(megabytes * 4):
         yield number.to_bytes(8, "big") + PIECE[8:]
 
@@ -62,7 +62,7 @@ def checksum(pieces: Iterator[bytes]) -> tuple[int, int]:
 
 
 def warm_up(bucket: Bucket) -> None:
-    """Once everything at a small size, so that what is loaded once is loaded."""
+    """Run every operation once at a small size, so that lazy imports and caches are loaded."""
     stream = bucket.stream("warm", OCTETS).create(b"x" * 1_000_000)
     for _ in range(3):
         stream.publish(stream.append(b"x" * 300_000), PIECE * 8)
@@ -96,14 +96,14 @@ def test_200_mb_are_published_read_and_bootstrapped_in_bounded_memory(tmp_path: 
             with client.bootstrap() as bootstrap:
                 assert checksum(next(bootstrap.parts).chunks()) == expected
                 assert [part.read() for part in bootstrap.parts] == updates
-            # And with a length that is told, as most clients do it.
+            # The same with a Content-Length, as most clients send it.
             headers = {"Content-Length": str(expected[1])}
             http.put(f"{stream.path}/snapshot/{at}", content=content(megabytes), headers=headers).raise_for_status()
         assert watcher.growth < GROWTH_MAX, (published, read, watcher.growth)
 
 
-def test_appends_go_on_while_200_mb_are_published(tmp_path: Path) -> None:
-    """The slowest append during the upload and its sync stays far below the time that the upload takes."""
+def test_appends_continue_while_200_mb_are_published(tmp_path: Path) -> None:
+    """The slowest append during the upload and its sync takes far less time than the upload."""
     with (
         serve(directory=tmp_path, DS_STORAGE__MODE="file-durable") as server,
         httpx.Client(base_url=server.url, timeout=120) as http,

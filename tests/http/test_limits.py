@@ -1,4 +1,4 @@
-"""Limits on what is stored: 413 beyond them, and what expires or is deleted gives its bytes back."""
+"""Limits on stored data: requests beyond them are 413, and expired or deleted data is freed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEMORY_BYTES = 300_000
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    """A server of its own: 100 kB a stream, 300 kB in all, five producers a stream."""
+    """A separate server with 100 kB per stream, 300 kB in total and five producers per stream."""
     with limited() as server, httpx.Client(base_url=server.url, verify=False) as client:
         yield client
 
@@ -34,7 +34,7 @@ def limited(**more: Any) -> AbstractContextManager[Server]:
 
 
 def fill(http: httpx.Client, *names: str) -> list[Stream]:
-    """Streams with 90 kB each."""
+    """Create streams with 90 kB each."""
     return [Stream(http, name).create(b"x" * 90_000) for name in names]
 
 
@@ -74,14 +74,14 @@ def test_memory_over_the_limit_is_413_for_every_stream(http: httpx.Client) -> No
     assert other.content() == b"x" * 10_000
 
 
-def test_t10_deleting_gives_the_bytes_back(http: httpx.Client) -> None:
+def test_t10_deletion_frees_the_bytes(http: httpx.Client) -> None:
     for _ in range(20):
         for stream in fill(http, "a", "b", "c"):
             assert stream.delete().status_code == 204
     fill(http, "a", "b", "c")
 
 
-def test_t10_expiry_gives_the_bytes_back_without_anyone_looking() -> None:
+def test_t10_expiry_frees_the_bytes_without_a_request() -> None:
     with limited(moving_time=True) as server, httpx.Client(base_url=server.url, verify=False) as http:
         for round_number in range(3):
             for name in ("a", "b", "c"):
@@ -93,7 +93,7 @@ def test_t10_expiry_gives_the_bytes_back_without_anyone_looking() -> None:
             Stream(http, f"late-{round_number}").delete()
 
 
-def test_t10_refused_requests_cost_nothing(http: httpx.Client) -> None:
+def test_t10_refused_requests_do_not_count(http: httpx.Client) -> None:
     streams = fill(http, "a", "b", "c")
     json_stream = Stream(http, "json", "application/json").create()
     for _ in range(50):

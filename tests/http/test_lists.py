@@ -1,4 +1,4 @@
-"""The lists of buckets and of subscriptions, the time of the last write, and content that no browser may run."""
+"""Lists of buckets and subscriptions, the time of the last write, and sandboxing of active content."""
 
 from __future__ import annotations
 
@@ -56,26 +56,26 @@ def test_subscriptions_are_listed_in_order_page_by_page(client: httpx.Client) ->
 
 
 @pytest.mark.parametrize("path", ["/ds", "/v1/stream/__ds/subscriptions"])
-def test_a_list_takes_a_sensible_limit_and_only_get(client: httpx.Client, path: str) -> None:
+def test_list_validates_its_limit_and_allows_only_get(client: httpx.Client, path: str) -> None:
     for limit in ("0", "1001", "-1", "many"):
         assert_problem(client.get(path, params={"limit": limit}), 400, "bad_request")
     assert client.put(path).status_code == 405
 
 
-def test_head_tells_when_the_stream_was_last_written(stream: Stream) -> None:
+def test_head_has_the_time_of_the_last_write(stream: Stream) -> None:
     before = datetime.now(UTC)
     stream.create()
     stream.append("x")
-    told = datetime.fromisoformat(stream.head().headers["stream-last-write-at"])
-    assert abs((told - before).total_seconds()) < 30
+    returned = datetime.fromisoformat(stream.head().headers["stream-last-write-at"])
+    assert abs((returned - before).total_seconds()) < 30
     stream.get(offset="-1")
-    assert datetime.fromisoformat(stream.head().headers["stream-last-write-at"]) == told
+    assert datetime.fromisoformat(stream.head().headers["stream-last-write-at"]) == returned
 
 
 @pytest.mark.parametrize(
     "kind", ["text/html", "TEXT/HTML; charset=utf-8", "image/svg+xml", "application/xhtml+xml", "text/xml", "x/y"]
 )
-def test_what_a_browser_would_run_is_put_in_a_sandbox(client: httpx.Client, stream_url: str, kind: str) -> None:
+def test_active_content_is_sandboxed(client: httpx.Client, stream_url: str, kind: str) -> None:
     body = "<script>document.title = 'ran'</script>"
     client.put(stream_url, headers={"Content-Type": kind}, content=body)
     for query in ({}, {"offset": "-1"}, {"offset": "now"}, {"offset": "-1", "live": "long-poll"}):
@@ -84,7 +84,7 @@ def test_what_a_browser_would_run_is_put_in_a_sandbox(client: httpx.Client, stre
         assert answer.headers["content-security-policy"].startswith("sandbox")
 
 
-def test_other_content_has_no_such_header(stream: Stream, json_stream: Stream) -> None:
+def test_other_content_is_not_sandboxed(stream: Stream, json_stream: Stream) -> None:
     assert "content-security-policy" not in stream.create("x").get(offset="-1").headers
     assert "content-security-policy" not in json_stream.create("[1]").get(offset="-1").headers
 

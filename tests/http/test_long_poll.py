@@ -1,4 +1,4 @@
-"""Live reads by long-poll, and the cursor that keeps caches from answering them twice (protocol §5.7, §8.1)."""
+"""Live reads by long-poll, and the cursor that prevents stale answers of caches (protocol §5.7, §8.1)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def post(stream: Stream, body: bytes) -> bytes:
     return encode("POST", stream.path, headers={"Content-Type": "text/plain"}, body=body)
 
 
-def test_data_that_is_there_is_answered_at_once(stream: Stream) -> None:
+def test_existing_data_is_returned_at_once(stream: Stream) -> None:
     stream.create("data")
     read = stream.long_poll("-1")
     assert (read.status_code, read.content) == (200, b"data")
@@ -73,7 +73,7 @@ def test_an_append_wakes_the_reader(patient: Server, patient_stream: Stream) -> 
     assert read.headers["stream-up-to-date"] == "true"
 
 
-def test_now_waits_for_what_comes_next(patient: Server, patient_stream: Stream) -> None:
+def test_now_waits_for_the_next_message(patient: Server, patient_stream: Stream) -> None:
     patient_stream.create("history")
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(patient_stream.long_poll, "now")
@@ -84,7 +84,7 @@ def test_now_waits_for_what_comes_next(patient: Server, patient_stream: Stream) 
     assert read.headers["stream-next-offset"] == offset(2, 11)
 
 
-def test_t17_now_that_times_out_tells_the_tail_and_no_etag(stream: Stream) -> None:
+def test_t17_timed_out_now_has_the_tail_and_no_etag(stream: Stream) -> None:
     stream.create("history")
     read = stream.long_poll("now")
     assert (read.status_code, read.headers["stream-next-offset"]) == (204, offset(1, 7))
@@ -107,11 +107,11 @@ def test_one_append_wakes_every_reader_alike(patient: Server, patient_stream: St
         for connection in connections:
             connection.send(poll(patient_stream, "now"))
         wait_for_live_readers(patient, "long-poll", 100)
-        told = patient_stream.append("for all of you")
+        returned = patient_stream.append("for all of you")
         for connection in connections:
             read = connection.response()
             assert (read.status, read.body) == (200, b"for all of you")
-            assert read.header("stream-next-offset") == told
+            assert read.header("stream-next-offset") == returned
     finally:
         for connection in connections:
             connection.socket.close()
@@ -145,7 +145,7 @@ def test_t21_deleting_the_stream_answers_the_waiting_reader_at_once(patient: Ser
         patient_stream.delete()
         read = reader.response()
         assert read.status == 404
-        # The connection is still good for another request.
+        # The connection still works for another request.
         assert reader.request("GET", "/healthz").status == 200
 
 
@@ -162,7 +162,7 @@ def test_t21_a_successor_under_the_same_name_does_not_feed_readers_of_the_delete
         assert reader.response().status == 404
 
 
-def test_a_reader_that_leaves_harms_nobody(patient: Server, patient_stream: Stream) -> None:
+def test_disconnected_reader_does_not_affect_others(patient: Server, patient_stream: Stream) -> None:
     patient_stream.create()
     for _ in range(20):
         with connect(patient) as leaving:
@@ -175,7 +175,7 @@ def test_a_reader_that_leaves_harms_nobody(patient: Server, patient_stream: Stre
     assert "Traceback" not in patient.log()
 
 
-def test_a_request_pipelined_behind_a_long_poll_waits_its_turn(patient: Server, patient_stream: Stream) -> None:
+def test_request_pipelined_after_a_long_poll_is_answered_after_it(patient: Server, patient_stream: Stream) -> None:
     patient_stream.create()
     with connect(patient) as connection:
         connection.send(poll(patient_stream, "now") + encode("GET", "/healthz"))
@@ -186,8 +186,10 @@ def test_a_request_pipelined_behind_a_long_poll_waits_its_turn(patient: Server, 
         assert connection.response().body == b"ok"
 
 
-def test_the_answer_to_a_writer_who_reads_his_own_append(patient: Server, patient_stream: Stream) -> None:
-    """Reader and writer on one pipelined connection: the poll is parsed before the append that wakes it."""
+def test_pipelined_long_poll_is_woken_by_a_later_append_on_its_connection(
+    patient: Server, patient_stream: Stream
+) -> None:
+    """On one pipelined connection, the poll is parsed before the append that wakes it."""
     patient_stream.create()
     with connect(patient) as connection, connect(patient) as writer:
         at = patient_stream.tail()
@@ -226,7 +228,7 @@ def test_t16_an_equal_or_later_cursor_always_advances(stream: Stream, ahead: int
         held = answered
 
 
-def test_t16_cursors_do_not_go_in_circles(stream: Stream) -> None:
+def test_t16_echoed_cursors_never_repeat(stream: Stream) -> None:
     stream.create("data")
     held, seen = str(stream.long_poll("-1").headers["stream-cursor"]), set()
     for _ in range(50):
@@ -236,7 +238,7 @@ def test_t16_cursors_do_not_go_in_circles(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "abc", "-5", "1.5", "1e3", "0x10", "9" * 30, "9" * 4000, "٣", "%00"])
-def test_t16_a_cursor_that_is_none_is_answered_with_a_good_one(stream: Stream, cursor: str) -> None:
+def test_t16_malformed_cursor_is_answered_with_a_valid_one(stream: Stream, cursor: str) -> None:
     stream.create("data")
     read = stream.long_poll("-1", cursor=cursor)
     assert (read.status_code, read.content) == (200, b"data")

@@ -1,4 +1,4 @@
-"""Stream names: decoded once, one spelling for one stream, refused where they could be read in two ways."""
+"""Stream names: decoded once, one canonical form per stream; ambiguous names are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ AMBIGUOUS = [
 
 
 def send(server: Server, method: str, name: str, body: bytes = b"") -> RawResponse:
-    """Send the name as it is: a client library would tidy it up."""
+    """Send the name unchanged; a client library would normalize it."""
     with connect(server) as connection:
         headers = TEXT if body or method == "PUT" else {}
         return connection.request(method, f"/v1/stream/{name}", headers=headers, body=body)
@@ -95,7 +95,7 @@ def test_t29_a_name_is_decoded_once(server: Server, stream: Stream) -> None:
     assert send(server, "GET", f"{stream.name}-%25%36%31").status == 200
 
 
-def test_t29_what_decodes_to_an_encoded_slash_or_dot_is_only_a_text(server: Server, stream: Stream) -> None:
+def test_t29_double_encoded_slash_or_dot_is_plain_text(server: Server, stream: Stream) -> None:
     for name in (f"{stream.name}-%252f", f"{stream.name}/%252e%252e"):
         assert send(server, "PUT", name).status == 201
         assert send(server, "GET", name).status == 200
@@ -125,12 +125,12 @@ def test_t29_what_decodes_to_an_encoded_slash_or_dot_is_only_a_text(server: Serv
         "-%25",
     ],
 )
-def test_a_name_may_hold_anything_that_is_clear(client: httpx.Client, stream: Stream, suffix: str) -> None:
+def test_any_unambiguous_name_is_accepted(client: httpx.Client, stream: Stream, suffix: str) -> None:
     path = f"{stream.path}{suffix}"
     created = client.put(path, content="data", headers=TEXT)
     assert created.status_code == 201
     assert client.get(path).content == b"data"
-    # Location is an address that works.
+    # Location is a valid URL of the stream.
     assert client.get(created.headers["location"]).content == b"data"
 
 
@@ -157,7 +157,7 @@ def test_t29_a_name_of_1024_bytes_is_the_longest(server: Server, stream: Stream)
     fill = stream.name + "x" * (1024 - len(stream.name))
     assert send(server, "PUT", fill).status == 201
     assert send(server, "PUT", fill + "x").status == 400
-    # Counted is the decoded name, in bytes of UTF-8.
+    # The limit counts the UTF-8 bytes of the decoded name.
     wide = fill[:-2] + "%C3%A9"
     assert send(server, "PUT", wide).status == 201
     assert send(server, "PUT", fill[:-1] + "%C3%A9").status == 400
@@ -170,7 +170,7 @@ def test_t29_the_reserved_name_is_never_a_stream(server: Server, name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["__dsx", "x__ds", "__DS", "__d"])
-def test_names_like_the_reserved_one_are_free(server: Server, name: str) -> None:
+def test_names_similar_to_the_reserved_one_are_allowed(server: Server, name: str) -> None:
     assert send(server, "PUT", name, b"x").status == 201
     assert send(server, "DELETE", name).status == 204
 

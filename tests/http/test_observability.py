@@ -1,4 +1,4 @@
-"""Health, readiness, metrics, logs, and what a bug looks like from outside."""
+"""Health, readiness, metrics, logs, and responses to internal errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.serving import Server, serve, server_environment
 
 @pytest.fixture(scope="module")
 def observed() -> Iterator[Server]:
-    """A server of its own, so that its numbers are this module's doing."""
+    """A separate server, so that only this module changes its metrics."""
     with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="5", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as running:
         yield running
 
@@ -47,7 +47,7 @@ def test_readyz_is_200_when_the_server_serves(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics"])
-def test_other_methods_on_them_are_405(client: httpx.Client, path: str) -> None:
+def test_other_methods_on_health_endpoints_are_405(client: httpx.Client, path: str) -> None:
     refused = client.post(path, content="x")
     assert refused.status_code == 405
     assert "GET" in refused.headers["allow"]
@@ -123,7 +123,7 @@ def test_subscriptions_are_counted_with_their_wakes_leases_and_webhooks() -> Non
         found = samples(server)
         assert found["headwater_webhook_calls_total{outcome=failed}"] == 1
         assert found["headwater_wakes_total{kind=webhook}"] == 1
-        assert found["headwater_wakes_total{kind=pull-wake}"] == 2, "a lease that ran out wakes again"
+        assert found["headwater_wakes_total{kind=pull-wake}"] == 2, "an expired lease wakes again"
         assert found["headwater_subscriptions{kind=webhook,phase=held}"] == 1
         assert found["headwater_subscriptions{kind=pull-wake,phase=out}"] == 1
         assert found["headwater_subscription_streams_pending"] == 2
@@ -133,12 +133,13 @@ def test_subscriptions_are_counted_with_their_wakes_leases_and_webhooks() -> Non
 
 
 def test_metrics_do_not_grow_with_names(observed: Server) -> None:
-    """A label per stream would let any client fill the memory of whoever scrapes."""
+    """With a label per stream, any client could fill the memory of the scraping Prometheus."""
     with httpx.Client(base_url=observed.url, verify=False) as http:
         # One request of each kind first: the labels of operations and statuses are limited.
         Stream(http, "first-name").create()
         http.get("/nowhere/first")
         http.request("METHOD", "/v1/stream/x")
+        samples(observed)  # A request too.
         before = len(samples(observed))
         for number in range(50):
             Stream(http, f"label-{number}").create()
@@ -156,7 +157,7 @@ def test_at_info_no_line_is_logged_per_request() -> None:
         for _ in range(20):
             stream.append("x")
             stream.get(offset="garbage")
-    # All that it wrote before it stopped is read now.
+    # The server has stopped, so the log is complete.
     assert server.log().count("\n") == lines + len(["draining", "stopped"])
 
 
@@ -174,7 +175,7 @@ def test_at_debug_one_line_is_logged_per_request() -> None:
     assert "secret content" not in server.log()
 
 
-# The real server with one bug put in: whatever touches the stream named `bug` raises.
+# The real server with one bug: every access to the stream named `bug` raises.
 _BUGGY_SERVER = """
 import sys
 from headwater.engine.engine import Engine
@@ -183,7 +184,7 @@ look_up = Engine.look_up
 
 def buggy(self, name, *arguments, **named):
     if name == "bug":
-        raise RuntimeError("a secret of the inside")
+        raise RuntimeError("an internal secret")
     return look_up(self, name, *arguments, **named)
 
 Engine.look_up = buggy
@@ -193,7 +194,7 @@ main()
 """
 
 
-def test_a_bug_answers_500_with_an_id_that_is_in_the_log_and_nothing_of_the_inside() -> None:
+def test_internal_error_is_500_with_a_logged_id_and_no_details() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", _BUGGY_SERVER],
         env=server_environment(),
@@ -208,7 +209,7 @@ def test_a_bug_answers_500_with_an_id_that_is_in_the_log_and_nothing_of_the_insi
             sound.create("data")
             with httpx.Client(base_url=server.url, verify=False) as http:
                 failed = http.get(bug.path)
-                # The connection, and the server, go on.
+                # The connection and the server still work.
                 assert http.get(sound.path).content == b"data"
             assert_problem(failed, 500, "internal_error")
             assert failed.headers["x-content-type-options"] == "nosniff"
@@ -220,7 +221,7 @@ def test_a_bug_answers_500_with_an_id_that_is_in_the_log_and_nothing_of_the_insi
         server.stop()
     line = next(line for line in server.log().splitlines() if request_id in line)
     assert "ERROR" in line
-    assert "a secret of the inside" in server.log()
+    assert "an internal secret" in server.log()
 
 
 def test_request_times_are_counted_by_operation(observed: Server) -> None:
@@ -243,7 +244,26 @@ def test_process_and_build_are_described(observed: Server) -> None:
     assert f"version={headwater.__version__}" in build
 
 
-def test_the_root_leads_to_the_stream_browser(observed: Server) -> None:
+def test_root_redirects_to_the_stream_browser(observed: Server) -> None:
     answer = httpx.get(f"{observed.url}/", verify=False)
     assert answer.status_code == 307
     assert httpx.URL(f"{observed.url}/").join(answer.headers["location"]).path == "/ui/"
+
+
+def test_delivery_lag_is_counted_once_for_all_live_readers(observed: Server) -> None:
+    counted = "delivery_lag_seconds_count"
+    with stream_on(observed, "delivered") as stream, SseReader(observed, stream.create().name) as events:
+        events.until_up_to_date()
+        before = samples(observed)[f"headwater_{counted}"]
+        stream.append("hello")
+        assert events.next().data == "hello"
+        wait_for_sample(observed, counted, before + 1)
+
+
+def test_metric_names_follow_prometheus(observed: Server) -> None:
+    page = httpx.get(f"{observed.url}/metrics", verify=False).text
+    kinds = dict(re.findall(r"# TYPE (headwater_\S+) (\w+)", page))
+    assert len(kinds) > 30
+    for name, kind in kinds.items():
+        assert name.endswith("_total") == (kind == "counter"), name
+        assert not re.search(r"milliseconds|_ms\b|_kb\b|minutes", name), name

@@ -1,4 +1,4 @@
-"""Many requests on one connection: each gets its own answer, in order, whatever is sent and however it is cut."""
+"""Many requests on one connection: each gets its own answer, in order, however the bytes are split."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.http.protocol import Stream, stream_on
-from tests.http.raw import connect, encode
+from tests.http.raw import RawConnection, connect, encode
 from tests.serving import Server, serve
 
 TEXT = {"Content-Type": "text/plain"}
@@ -31,7 +31,7 @@ def long_poll(path: str) -> bytes:
 
 
 @pytest.mark.parametrize("count", [170, 900, 2000])
-def test_appends_behind_a_long_poll_are_each_answered_and_stored_once(
+def test_appends_pipelined_after_a_long_poll_are_answered_and_stored_once(
     running: Server, stream: Stream, count: int
 ) -> None:
     """A recursion per pipelined request used to end in answers that did not match their requests."""
@@ -47,7 +47,9 @@ def test_appends_behind_a_long_poll_are_each_answered_and_stored_once(
     assert "Traceback" not in running.log()
 
 
-def test_reads_and_errors_behind_a_durable_append_are_answered_in_order(running: Server, stream: Stream) -> None:
+def test_reads_and_errors_pipelined_after_a_durable_append_are_answered_in_order(
+    running: Server, stream: Stream
+) -> None:
     stream.create("x")
     kinds = [
         (encode("POST", stream.path, headers=TEXT, body=b"y"), 204),
@@ -63,7 +65,7 @@ def test_reads_and_errors_behind_a_durable_append_are_answered_in_order(running:
             assert [connection.response().status for _ in kinds] == [status for _, status in kinds]
 
 
-def test_a_refused_request_behind_others_is_answered_last(running: Server, stream: Stream) -> None:
+def test_pipelined_refused_request_is_answered_in_order(running: Server, stream: Stream) -> None:
     stream.create()
     posts = b"".join(encode("POST", stream.path, headers=TEXT, body=b"x") for _ in range(100))
     with connect(running) as connection:
@@ -75,7 +77,7 @@ def test_a_refused_request_behind_others_is_answered_last(running: Server, strea
 
 
 def test_complete_requests_do_not_count_as_headers_of_the_next_one(running: Server, stream: Stream) -> None:
-    """A read that begins and ends within a head, with whole requests in between, used to be 431 or 414."""
+    """A read that begins and ends within a head, with complete requests in between, used to be 431 or 414."""
     stream.create()
     request = encode("POST", stream.path, headers=TEXT, body=b"x" * 100)
     wire = request * 400
@@ -169,3 +171,24 @@ def test_a_body_of_very_many_chunks_is_parsed_in_turns(running: Server, stream: 
         assert connection.response().status == 204
         assert connection.response().status == 200
     assert stream.content() == b"x" * count
+
+
+def test_repeated_append_is_decided_on_the_current_state_each_time(running: Server, stream: Stream) -> None:
+    """The head of a repeated request is not parsed or routed again; everything else is decided again."""
+    append = encode("POST", stream.path, headers=TEXT, body=b"x" * 10)
+    other = encode("POST", stream.path, headers=TEXT, body=b"y" * 10)
+
+    def answered(connection: RawConnection, data: bytes) -> int:
+        connection.send(data)
+        return connection.response().status
+
+    stream.create()
+    with connect(running) as connection:
+        assert [answered(connection, data) for data in (append, other, append, append)] == [204] * 4
+        assert connection.request("GET", stream.path).body == b"xxxxxxxxxxyyyyyyyyyyxxxxxxxxxxxxxxxxxxxx"
+        assert connection.request("POST", stream.path, headers={"Stream-Closed": "true"}).status == 204
+        assert answered(connection, append) == 409
+        assert connection.request("DELETE", stream.path).status == 204
+        assert answered(connection, append) == 404
+        assert connection.request("PUT", stream.path, headers={"Content-Type": "image/png"}).status == 201
+        assert answered(connection, append) == 409, "another content type"

@@ -1,4 +1,4 @@
-"""Clients that send too much or read too little: others are served meanwhile, and memory stays bounded."""
+"""Clients that send too much or read too little: others are still served, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def send_what_fits(connection: RawConnection, data: bytes, for_secs: float) -> i
 
 
 def test_unread_answers_are_not_produced(running: Server) -> None:
-    """Thousands of GETs whose answers nobody reads used to hold gigabytes."""
+    """A regression: thousands of GETs with unread answers used gigabytes."""
     with stream_on(running, "unread") as stream:
         stream.create(b"x" * 200_000)
         before = memory_mb(running)
@@ -62,9 +62,9 @@ def test_unread_answers_are_not_produced(running: Server) -> None:
             connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             send_what_fits(connection, encode("GET", stream.path) * 5000, 2)
             assert memory_mb(running) - before < 30
-            # Someone else is served meanwhile.
+            # Another client is served at the same time.
             assert stream.head().status_code == 200
-            # New requests do not extend the time that a client has to read: it is cut.
+            # New requests do not extend the time that a client has to read: it is disconnected.
             cut = samples(running)["headwater_slow_readers_total"] + 1
 
             def is_cut() -> bool:
@@ -74,7 +74,7 @@ def test_unread_answers_are_not_produced(running: Server) -> None:
             wait_until(is_cut)
 
 
-def test_large_bodies_behind_a_long_poll_are_not_all_read(running: Server) -> None:
+def test_large_bodies_pipelined_after_a_long_poll_are_not_all_read(running: Server) -> None:
     with stream_on(running, "behind") as stream:
         stream.create()
         before = memory_mb(running)
@@ -133,8 +133,8 @@ def test_an_endless_trailer_is_refused(running: Server) -> None:
 
 
 @pytest.mark.parametrize("live", [False, True])
-def test_a_fast_reader_of_much_data_does_not_keep_others_waiting(running: Server, live: bool) -> None:
-    """One SSE catch-up of 500 MB used to hold the loop for 12 s."""
+def test_fast_reader_of_much_data_does_not_delay_others(running: Server, live: bool) -> None:
+    """A regression: one SSE catch-up of 500 MB blocked the loop for 12 s."""
     with stream_on(running, f"much-{live}") as stream:
         stream.create(headers=BYTES)
         for _ in range(12):
@@ -164,7 +164,7 @@ def test_a_fast_reader_of_much_data_does_not_keep_others_waiting(running: Server
 
 
 def test_a_large_event_is_not_held_by_readers_that_do_not_read(running: Server) -> None:
-    """A hundred readers that do not read a 10 MB message of newlines used to hold half a gigabyte and more."""
+    """A regression: a hundred stopped readers of a 10 MB message of newlines used more than half a gigabyte."""
     with stream_on(running, "newlines") as stream, ExitStack() as stack:
         stream.create()
         before = memory_mb(running)
@@ -194,8 +194,8 @@ def test_one_reader_gets_a_message_of_newlines_whole(running: Server) -> None:
 JSON = {"Content-Type": "application/json"}
 
 
-def test_a_dense_json_body_is_refused_and_nobody_waits_for_it(running: Server) -> None:
-    """Twenty million elements used to hold the loop for half a minute."""
+def test_dense_json_body_is_refused_without_blocking_the_loop(running: Server) -> None:
+    """A regression: twenty million elements blocked the loop for half a minute."""
     with stream_on(running, "dense") as stream, connect(running) as other:
         stream.create(headers=JSON)
         with connect(running) as connection:

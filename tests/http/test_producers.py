@@ -38,7 +38,7 @@ def test_a_repeat_is_204_with_all_headers_and_no_second_copy(stream: Stream) -> 
     assert stream.content() == b"a"
 
 
-def test_a_repeat_of_an_old_append_tells_the_highest_accepted_seq(stream: Stream) -> None:
+def test_duplicate_of_an_old_append_has_the_highest_accepted_seq(stream: Stream) -> None:
     stream.create()
     for seq in range(5):
         stream.append(str(seq), headers=producer("p", 0, seq))
@@ -86,7 +86,7 @@ def test_a_new_epoch_starts_over_at_0(stream: Stream) -> None:
     assert stream.content() == b"abc"
 
 
-def test_a_zombie_of_an_older_epoch_is_403_and_told_the_epoch(stream: Stream) -> None:
+def test_zombie_of_an_older_epoch_is_403_with_the_epoch(stream: Stream) -> None:
     stream.create()
     stream.append("a", headers=producer("p", 3, 0))
     for seq in (0, 1, 5):
@@ -161,7 +161,7 @@ def test_producers_and_streams_do_not_share_state(
     assert stream.post("d", headers=producer("p", 4, 1)).status_code == 200
 
 
-def test_a_refused_append_leaves_the_producer_where_it_was(json_stream: Stream) -> None:
+def test_refused_append_does_not_change_the_producer(json_stream: Stream) -> None:
     json_stream.create()
     assert json_stream.post("{broken", headers=producer("p", 0, 0)).status_code == 400
     assert json_stream.post("[]", headers=producer("p", 0, 0)).status_code == 400
@@ -186,7 +186,7 @@ def test_racing_senders_of_one_append_make_one_copy(stream: Stream) -> None:
     assert stream.content() == b"".join(b"%d;" % seq for seq in range(50))
 
 
-def test_pipelined_appends_of_a_producer_are_taken_in_order(server: Server, stream: Stream) -> None:
+def test_pipelined_appends_of_a_producer_are_accepted_in_order(server: Server, stream: Stream) -> None:
     stream.create()
     requests = b"".join(
         encode(
@@ -236,7 +236,7 @@ def test_a_producer_can_close_without_data_and_repeat_it(stream: Stream) -> None
     assert stream.content() == b"a"
 
 
-def test_t33_a_closed_stream_says_so_before_anything_else(stream: Stream) -> None:
+def test_t33_closure_is_checked_first(stream: Stream) -> None:
     stream.create()
     stream.append("a", headers={**producer("p", 5, 0), "Stream-Seq": "5"})
     stream.close()
@@ -258,6 +258,6 @@ def test_t33_a_producers_retry_is_a_repeat_before_it_is_a_stream_seq_regression(
     assert stream.post("a", headers=headers).status_code == 204
     fresh = {**producer("p", 0, 1), "Stream-Seq": "7"}
     assert_problem(stream.post("b", headers=fresh), 409, "sequence_regression")
-    # Refused for its Stream-Seq, the append did not use up its Producer-Seq.
+    # The append was refused for its Stream-Seq and did not use up its Producer-Seq.
     assert stream.post("b", headers={**producer("p", 0, 1), "Stream-Seq": "8"}).status_code == 200
     assert stream.content() == b"ab"

@@ -44,13 +44,13 @@ def pool(client: httpx.Client, stream_name: Callable[[], str]) -> Pool:
 
 @pytest.fixture
 def leased(moving_client: httpx.Client, stream_name: Callable[[], str]) -> Pool:
-    """On a server whose clock the test moves, with the longest lease there is."""
+    """A subscription on a server with a manual clock, with the longest lease."""
     return Pool(moving_client, stream_name(), lease_ttl_ms=LEASE_S * 1000)
 
 
 def test_an_append_writes_one_wake_event(pool: Pool) -> None:
     stream = pool.stream("a").create()
-    assert pool.events() == [], "an empty stream is no work"
+    assert pool.events() == [], "an empty stream has no pending work"
     stream.append("one")
     stream.append("two")
     (event,) = wake_events(pool.http, pool.wake)
@@ -69,7 +69,7 @@ def test_content_at_creation_is_work(pool: Pool) -> None:
     assert pool.events() == [(stream.name, 1)]
 
 
-def test_a_claim_tells_what_to_do(pool: Pool) -> None:
+def test_claim_lists_the_pending_streams(pool: Pool) -> None:
     stream = pool.stream("a").create("12345")
     pool.stream("b").create()
     claimed = pool.subscription.claimed()
@@ -98,7 +98,7 @@ def test_a_claim_tells_what_to_do(pool: Pool) -> None:
     assert claimed["wake_id"].startswith("w_")
 
 
-def test_a_second_claim_is_told_who_has_it(pool: Pool) -> None:
+def test_second_claim_is_409_with_the_holder(pool: Pool) -> None:
     pool.stream("a").create("x")
     pool.subscription.claimed("ann")
     assert_error(pool.subscription.claim("bob"), 409, "ALREADY_CLAIMED", current_holder="ann", generation=1)
@@ -133,11 +133,11 @@ def test_done_acks_and_frees_and_the_next_append_wakes_again(pool: Pool) -> None
     assert pool.subscription.claimed()["generation"] == 2
 
 
-def test_work_that_came_meanwhile_is_the_next_wake(pool: Pool) -> None:
+def test_work_received_during_a_lease_is_the_next_wake(pool: Pool) -> None:
     stream = pool.stream("a").create("one")
     claimed = pool.subscription.claimed()
     stream.append("two")
-    assert pool.events() == [(stream.name, 1)], "whoever holds the lease needs no event"
+    assert pool.events() == [(stream.name, 1)], "the holder of the lease needs no event"
     done = pool.subscription.act("ack", claimed, acks=acks_of(claimed), done=True)
     assert done.json() == {"ok": True, "next_wake": True}
     assert pool.events() == [(stream.name, 1), (stream.name, 2)]
@@ -149,7 +149,7 @@ def test_an_ack_without_done_moves_the_cursor_and_keeps_the_lease(moving_server:
     claimed = leased.subscription.claimed("ann")
     first = [{"path": stream.name, "offset": offset(1, 3)}]
     for _ in range(4):
-        moving_server.pass_time(0.4 * LEASE_S)  # Longer in all than the lease.
+        moving_server.pass_time(0.4 * LEASE_S)  # Longer in total than the lease.
         beat = leased.subscription.act("ack", claimed, acks=first)
         assert beat.json() == {"ok": True, "next_wake": False}
     assert leased.subscription.acked(stream.name) == offset(1, 3)
@@ -157,7 +157,7 @@ def test_an_ack_without_done_moves_the_cursor_and_keeps_the_lease(moving_server:
     assert leased.subscription.act("ack", claimed, acks=acks_of(claimed), done=True).json()["next_wake"] is False
 
 
-def test_a_lease_that_runs_out_wakes_again_and_fences_the_old_worker(moving_server: Server, leased: Pool) -> None:
+def test_expired_lease_wakes_again_and_fences_the_old_worker(moving_server: Server, leased: Pool) -> None:
     stream = leased.stream("a").create("one")
     stale = leased.subscription.claimed("ann")
     moving_server.pass_time(LEASE_S + 1)
@@ -172,7 +172,7 @@ def test_a_lease_that_runs_out_wakes_again_and_fences_the_old_worker(moving_serv
     assert leased.subscription.act("ack", fresh, acks=acks_of(fresh), done=True).status_code == 200
 
 
-def test_a_lease_that_runs_out_with_nothing_left_to_do_is_just_over(moving_server: Server, leased: Pool) -> None:
+def test_expired_lease_without_pending_work_wakes_nobody(moving_server: Server, leased: Pool) -> None:
     leased.stream("a").create("one")
     claimed = leased.subscription.claimed()
     assert leased.subscription.act("ack", claimed, acks=acks_of(claimed)).status_code == 200
@@ -182,7 +182,7 @@ def test_a_lease_that_runs_out_with_nothing_left_to_do_is_just_over(moving_serve
     assert_error(leased.subscription.act("ack", claimed), 409, "FENCED")
 
 
-def test_a_release_wakes_the_next(pool: Pool) -> None:
+def test_release_writes_another_wake_event(pool: Pool) -> None:
     stream = pool.stream("a").create("one")
     claimed = pool.subscription.claimed()
     released = pool.subscription.act("release", claimed)
@@ -192,7 +192,7 @@ def test_a_release_wakes_the_next(pool: Pool) -> None:
     assert pool.subscription.claimed("other")["generation"] == 2
 
 
-def test_acks_that_are_wrong_are_409_and_move_nothing(pool: Pool) -> None:
+def test_invalid_acks_are_409_and_move_no_cursor(pool: Pool) -> None:
     stream = pool.stream("a").create("one")
     other = pool.stream("b").create("zzz")
     stream.append("two")
@@ -217,7 +217,7 @@ def test_acks_that_are_wrong_are_409_and_move_nothing(pool: Pool) -> None:
     assert_error(pool.subscription.act("ack", claimed, acks=twice), 409, "INVALID_OFFSET")
 
 
-def test_tokens_speak_for_their_own_wake_and_subscription(pool: Pool, stream_name: Callable[[], str]) -> None:
+def test_token_is_valid_only_for_its_wake_and_subscription(pool: Pool, stream_name: Callable[[], str]) -> None:
     pool.stream("a").create("one")
     claimed = pool.subscription.claimed()
     other = Pool(pool.http, stream_name())
@@ -234,7 +234,7 @@ def test_tokens_speak_for_their_own_wake_and_subscription(pool: Pool, stream_nam
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b'{"worker": ""}', b'{"worker": 5}', b'{"worker": null}', b"["])
-def test_a_claim_names_its_worker(pool: Pool, body: bytes) -> None:
+def test_claim_requires_a_worker_name(pool: Pool, body: bytes) -> None:
     pool.stream("a").create("one")
     response = pool.http.post(f"{pool.subscription.path}/claim", content=body)
     assert_error(response, 400, "INVALID_REQUEST")
@@ -243,14 +243,14 @@ def test_a_claim_names_its_worker(pool: Pool, body: bytes) -> None:
 @pytest.mark.parametrize(
     "body", [b"{}", b'{"wake_id": "x"}', b'{"generation": 1}', b'{"wake_id":"x","generation":"1"}']
 )
-def test_an_ack_names_its_wake(pool: Pool, body: bytes) -> None:
+def test_ack_requires_its_wake(pool: Pool, body: bytes) -> None:
     headers = {"Authorization": "Bearer 1.x.y"}
     for action in ("ack", "release"):
         response = pool.http.post(f"{pool.subscription.path}/{action}", content=body, headers=headers)
         assert_error(response, 400, "INVALID_REQUEST")
 
 
-def test_webhooks_and_pull_wake_have_verbs_of_their_own(pool: Pool, stream_name: Callable[[], str]) -> None:
+def test_webhooks_and_pull_wake_have_separate_actions(pool: Pool, stream_name: Callable[[], str]) -> None:
     pool.stream("a").create("one")
     claimed = pool.subscription.claimed()
     assert_error(pool.subscription.act("callback", claimed, done=True), 400, "INVALID_REQUEST")
@@ -260,7 +260,7 @@ def test_webhooks_and_pull_wake_have_verbs_of_their_own(pool: Pool, stream_name:
     assert_error(hook.act("release", claimed), 400, "INVALID_REQUEST")
 
 
-def test_a_wake_stream_that_comes_later_gets_the_event(client: httpx.Client, stream_name: Callable[[], str]) -> None:
+def test_wake_stream_created_later_gets_the_event(client: httpx.Client, stream_name: Callable[[], str]) -> None:
     name = stream_name()
     subscription = Subscription(client, name).pull(f"{name}-wake", f"{name}/*")
     Stream(client, f"{name}/a").create("one")
@@ -285,11 +285,11 @@ def test_a_pattern_for_everything_does_not_follow_its_own_wake_stream(
     subscription = Subscription(client, name).pull(wake.name, f"{name}/**")
     Stream(client, f"{name}/a").create("one")
     claimed = subscription.claimed()
-    assert [told["path"] for told in claimed["streams"]] == [f"{name}/a"]
+    assert [link["path"] for link in claimed["streams"]] == [f"{name}/a"]
     assert subscription.act("ack", claimed, acks=acks_of(claimed), done=True).json()["next_wake"] is False
 
 
-def test_work_that_went_away_with_its_stream_does_not_block_the_next(pool: Pool) -> None:
+def test_cancelled_work_of_a_deleted_stream_does_not_block_the_next(pool: Pool) -> None:
     gone = pool.stream("gone").create("one")
     assert pool.http.delete(gone.path).status_code == 204
     assert_error(pool.subscription.claim(), 409, "NO_PENDING_WORK")
@@ -297,7 +297,7 @@ def test_work_that_went_away_with_its_stream_does_not_block_the_next(pool: Pool)
     assert pool.events() == [(gone.name, 1), (stream.name, 2)]
 
 
-def test_an_id_that_begins_anew_hears_nothing_of_its_first_life(pool: Pool) -> None:
+def test_reused_id_receives_nothing_of_the_deleted_subscription(pool: Pool) -> None:
     pool.stream("a").create("one")
     old = pool.subscription.claimed()
     pool.subscription.delete()
@@ -305,10 +305,12 @@ def test_an_id_that_begins_anew_hears_nothing_of_its_first_life(pool: Pool) -> N
     pool.subscription.pull(pool.wake, f"{pool.name}/*")
     assert_error(pool.subscription.act("ack", old, acks=acks_of(old), done=True), 409, "FENCED")
     stream = pool.stream("b").create("x")
-    assert pool.events()[-1] == (stream.name, 1), "the wake stream takes events of the new life from the first on"
+    assert pool.events()[-1] == (stream.name, 1), (
+        "the wake stream accepts the new subscription's events from the first one"
+    )
 
 
-def test_a_wake_tells_of_streams_with_work_first_and_of_a_thousand_at_most(pool: Pool) -> None:
+def test_wake_lists_pending_streams_first_and_at_most_a_thousand(pool: Pool) -> None:
     def create(number: int) -> None:
         assert pool.http.put(f"/v1/stream/{pool.name}/s{number}", headers={"Content-Type": "text/plain"}).is_success
 

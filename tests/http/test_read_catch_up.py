@@ -1,4 +1,4 @@
-"""Catch-up reads: where they start, where they stop, and what they say about it (protocol §5.6, §6)."""
+"""Catch-up reads: where they start and stop, and their headers (protocol §5.6, §6)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def chunky() -> Iterator[Server]:
         yield running
 
 
-def test_a_read_tells_where_to_go_on_and_that_it_is_all(stream: Stream) -> None:
+def test_read_returns_the_next_offset_and_up_to_date(stream: Stream) -> None:
     stream.create("hello ")
     stream.append("world")
     read = stream.get()
@@ -40,7 +40,7 @@ def test_minus_one_and_no_offset_mean_the_beginning(stream: Stream) -> None:
     assert stream.get(offset="-1").content == stream.get().content == stream.get(offset=ZERO).content == b"data"
 
 
-def test_every_boundary_resumes_to_the_byte(stream: Stream) -> None:
+def test_reading_can_resume_at_every_boundary(stream: Stream) -> None:
     stream.create()
     pieces = [f"message {number};" for number in range(20)]
     tokens = [stream.append(piece) for piece in pieces]
@@ -69,7 +69,7 @@ def test_t17_now_is_the_tail_without_etag_and_uncacheable(stream: Stream, json_s
         assert one.get(offset="now", headers={"If-None-Match": "*"}).status_code == 200
 
 
-def test_reading_on_from_now_gives_what_came_after(stream: Stream) -> None:
+def test_reading_from_now_returns_later_messages(stream: Stream) -> None:
     stream.create("history")
     at = stream.get(offset="now").headers["stream-next-offset"]
     stream.append("news")
@@ -132,7 +132,7 @@ def test_two_offsets_are_400(stream: Stream) -> None:
         offset(2**64 - 1, 2**64 - 1),
     ],
 )
-def test_t32_an_offset_that_is_no_boundary_of_the_stream_is_400(stream: Stream, token: str, live: str | None) -> None:
+def test_t32_offset_that_is_not_a_boundary_of_the_stream_is_400(stream: Stream, token: str, live: str | None) -> None:
     stream.create("12345")
     stream.append("67890")
     query: dict[str, Any] = {"offset": token} | ({"live": live} if live else {})
@@ -192,7 +192,7 @@ def test_a_chunk_is_as_full_as_whole_messages_allow(chunky: Server) -> None:
         assert len(stream.get().content) == CHUNK_BYTES
 
 
-def test_a_message_larger_than_a_chunk_comes_whole_and_alone(chunky: Server) -> None:
+def test_message_larger_than_a_chunk_is_returned_alone(chunky: Server) -> None:
     with stream_on(chunky, "large-message") as stream:
         stream.create("small")
         stream.append("L" * 1000)
@@ -204,22 +204,22 @@ def test_a_message_larger_than_a_chunk_comes_whole_and_alone(chunky: Server) -> 
     assert [*sizes, len(read.content)] == [5, 1000, 5]
 
 
-def test_only_the_last_chunk_of_a_closed_stream_tells_closure(chunky: Server) -> None:
+def test_only_the_last_chunk_of_a_closed_stream_reports_closure(chunky: Server) -> None:
     with stream_on(chunky, "closed-chunks") as stream:
         stream.create()
         for _ in range(6):
             stream.append("x" * 30)
         stream.close()
-        told, at = [], "-1"
+        up_to_date, at = [], "-1"
         while "stream-closed" not in (read := stream.get(offset=at)).headers:
-            told.append("stream-up-to-date" in read.headers)
+            up_to_date.append("stream-up-to-date" in read.headers)
             at = read.headers["stream-next-offset"]
-        assert told == [False, False]
+        assert up_to_date == [False, False]
         assert read.headers["stream-up-to-date"] == "true"
 
 
-def test_t20_body_and_headers_are_of_one_moment(server: Server, stream: Stream) -> None:
-    """While a writer appends, a body is always exactly what lies between its offset and the next one."""
+def test_t20_body_and_headers_are_consistent(server: Server, stream: Stream) -> None:
+    """While a writer appends, a body is always exactly the data between its offset and the next offset."""
     stream.create()
     stop = threading.Event()
 
@@ -245,7 +245,7 @@ def test_t20_body_and_headers_are_of_one_moment(server: Server, stream: Stream) 
     assert total == position(at) > 0
 
 
-def test_t20_reads_of_a_stream_that_comes_and_goes_are_whole_or_404(server: Server, stream: Stream) -> None:
+def test_t20_reads_of_a_recreated_stream_are_complete_or_404(server: Server, stream: Stream) -> None:
     stop = threading.Event()
 
     def churn() -> None:
@@ -269,11 +269,11 @@ def test_t20_reads_of_a_stream_that_comes_and_goes_are_whole_or_404(server: Serv
     assert len(seen) > 1
 
 
-def test_t11_an_offset_of_a_deleted_stream_is_no_offset_of_its_successor(stream: Stream) -> None:
+def test_t11_offset_of_a_deleted_stream_is_not_valid_for_its_successor(stream: Stream) -> None:
     stream.create("a long first life")
     old = stream.tail()
     stream.delete()
     stream.create("short")
     assert_problem(stream.get(offset=old), 410, "stream_recreated")
-    # Without the incarnation it is only a place that the new stream does not have.
+    # Without the incarnation it is only a position that the new stream does not have.
     assert_problem(stream.get(offset=old[:33]), 400, "invalid_offset")

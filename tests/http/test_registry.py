@@ -1,4 +1,4 @@
-"""The registry: `__registry__` tells of every stream that comes and goes, and is put right whatever happened."""
+"""The registry: `__registry__` lists every stream that is created and deleted, and is repaired after any failure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def listing() -> Iterator[httpx.Client]:
 
 
 def events(http: httpx.Client) -> list[dict[str, Any]]:
-    """Every event of the registry, over as many pages as it takes."""
+    """Read every event of the registry, page by page."""
     found: list[dict[str, Any]] = []
     at = "-1"
     while True:
@@ -42,7 +42,7 @@ def events(http: httpx.Client) -> list[dict[str, Any]]:
 
 
 def listed(http: httpx.Client) -> dict[str, Any]:
-    """What the registry says there is: its events, folded."""
+    """Fold the registry's events into the set of listed streams."""
     streams: dict[str, Any] = {}
     for event in events(http):
         if event["headers"]["operation"] == "delete":
@@ -53,14 +53,14 @@ def listed(http: httpx.Client) -> dict[str, Any]:
     return streams
 
 
-def test_it_is_there_from_the_start_and_does_not_list_itself(listing: httpx.Client) -> None:
+def test_registry_exists_from_the_start_and_does_not_list_itself(listing: httpx.Client) -> None:
     response = listing.head("/v1/stream/__registry__")
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
     assert "__registry__" not in listed(listing)
 
 
-def test_streams_come_and_go(listing: httpx.Client) -> None:
+def test_registry_lists_created_and_deleted_streams(listing: httpx.Client) -> None:
     before = time.time() * 1000
     Stream(listing, "reg/a", "text/plain; charset=utf-8").create("x")
     Stream(listing, "reg/b").create(headers={"Stream-Forked-From": "/v1/stream/reg/a", "Content-Type": "text/plain"})
@@ -81,7 +81,7 @@ def test_streams_come_and_go(listing: httpx.Client) -> None:
     assert abs(own[0]["value"]["createdAt"] - before) < 60_000
     assert own[2]["value"]["contentType"] == "application/octet-stream"
     listing.delete("/v1/stream/reg/c")
-    listing.delete("/v1/stream/reg/a")  # It has a fork, and lives on unseen.
+    listing.delete("/v1/stream/reg/a")  # It has a fork, so it is kept, invisible.
     assert [event for event in events(listing) if event["key"].startswith("reg/")][3:] == [
         {"type": "stream", "key": "reg/c", "headers": {"operation": "delete"}},
         {"type": "stream", "key": "reg/a", "headers": {"operation": "delete"}},
@@ -89,7 +89,7 @@ def test_streams_come_and_go(listing: httpx.Client) -> None:
     assert {name for name in listed(listing) if name.startswith("reg/")} == {"reg/b"}
 
 
-def test_expiry_is_told_too(listing: httpx.Client) -> None:
+def test_expiry_is_published_too(listing: httpx.Client) -> None:
     listing.put("/v1/stream/brief", headers={"Stream-TTL": "1"})
     assert "brief" in listed(listing)
     wait_until(lambda: "brief" not in listed(listing))
@@ -108,7 +108,7 @@ def test_expiry_is_told_too(listing: httpx.Client) -> None:
         ("DELETE", {}),
     ],
 )
-def test_clients_can_only_read_it(listing: httpx.Client, method: str, headers: dict[str, str]) -> None:
+def test_clients_can_only_read_the_registry(listing: httpx.Client, method: str, headers: dict[str, str]) -> None:
     content = b"" if method == "DELETE" or headers == {"Stream-Closed": "true"} else b'[{"headers":null}]'
     before = events(listing)
     response = listing.request(method, "/v1/stream/__registry__", content=content, headers=headers)
@@ -121,7 +121,7 @@ def test_clients_can_only_read_it(listing: httpx.Client, method: str, headers: d
     listing.delete("/v1/stream/after")
 
 
-def test_it_can_be_forked(listing: httpx.Client) -> None:
+def test_registry_can_be_forked(listing: httpx.Client) -> None:
     fork = {"Stream-Forked-From": "/v1/stream/__registry__"}
     assert listing.put("/v1/stream/fork-of-it", headers=fork).status_code == 201
     assert listing.post("/v1/stream/fork-of-it", content=b"[1]", headers=JSON).status_code == 204
@@ -135,17 +135,17 @@ def test_pull_wake_cannot_write_into_it(listing: httpx.Client) -> None:
     listing.put("/v1/stream/__ds/subscriptions/sneaky", json=body)
     Subscription(listing, "honest").pull("wakes", "woken")
     Stream(listing, "woken").append("x")
-    # The wake of the other subscription is written after the one that must not be.
+    # The wake of the other subscription is written after the one that must not be written.
     wait_until(lambda: wake_events(listing, "wakes"))
     assert events(listing) == before
 
 
-def test_without_the_setting_there_is_none(server: Server) -> None:
+def test_without_the_setting_there_is_no_registry(server: Server) -> None:
     with httpx.Client(base_url=server.url) as http:
         assert http.head("/v1/stream/__registry__").status_code == 404
 
 
-def test_it_may_grow_beyond_the_limit_for_one_stream() -> None:
+def test_registry_may_exceed_the_limit_of_one_stream() -> None:
     with (
         serve(DS_REGISTRY__ENABLED="true", DS_LIMITS__MAX_STREAM_BYTES="1000") as server,
         httpx.Client(base_url=server.url) as http,
@@ -157,8 +157,8 @@ def test_it_may_grow_beyond_the_limit_for_one_stream() -> None:
 
 
 @pytest.mark.parametrize("mode", ["file-durable", "acid"])
-def test_after_a_restart_it_is_put_right(tmp_path: Path, mode: str) -> None:
-    """Streams that came and went while the registry was off, or whose events a crash swallowed."""
+def test_registry_is_corrected_after_a_restart(tmp_path: Path, mode: str) -> None:
+    """Streams were created and deleted while the registry was off, or their events were lost in a crash."""
     settings = {
         "directory": tmp_path,
         "DS_STORAGE__MODE": mode,
@@ -187,11 +187,11 @@ def test_after_a_restart_it_is_put_right(tmp_path: Path, mode: str) -> None:
         count = len(events(http))
         server.kill()
     with serve(**on) as server, httpx.Client(base_url=server.url) as http:
-        assert len(events(http)) == count, "what is right is left alone"
+        assert len(events(http)) == count, "correct entries are not changed"
 
 
-def test_registry_that_a_client_spoiled_while_it_was_off_is_replaced(tmp_path: Path) -> None:
-    """Closed, with an expiry, and with messages that are not events."""
+def test_registry_stream_changed_by_a_client_while_disabled_is_replaced(tmp_path: Path) -> None:
+    """The stream is closed, has an expiry, and contains messages that are not events."""
     with (
         serve(directory=tmp_path, DS_STORAGE__MODE="file-durable") as server,
         httpx.Client(base_url=server.url) as http,

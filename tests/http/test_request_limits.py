@@ -1,4 +1,4 @@
-"""Limits on what a request may be and how long it may take, enforced while it is read."""
+"""Limits on the size and duration of a request, enforced while it is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READ_S, IDLE_S, WRITE_S, POLL_S = 1000, 2000, 3000, 8000
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Server]:
-    """A server with small limits, whose clock tests move."""
+    """A server with small limits and a manual clock."""
     with serve(
         moving_time=True,
         DS_HTTP__MAX_BODY_BYTES=str(BODY_BYTES),
@@ -44,7 +44,7 @@ def stream(strict: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
 
 
 def send_slowly(server: Server, connection: RawConnection, data: bytes) -> None:
-    """One byte at a time, ten of them within the time for a request, until the server has had enough."""
+    """Send one byte at a time, ten within the time for a request, until the server ends the connection."""
     for byte in data[:25]:
         try:
             connection.send(bytes([byte]))
@@ -53,7 +53,7 @@ def send_slowly(server: Server, connection: RawConnection, data: bytes) -> None:
         server.pass_time(READ_S / 10)
 
 
-def test_a_body_of_exactly_the_limit_is_taken(stream: Stream) -> None:
+def test_body_of_exactly_the_limit_is_accepted(stream: Stream) -> None:
     stream.create()
     stream.append(b"x" * BODY_BYTES)
     assert stream.content() == b"x" * BODY_BYTES
@@ -104,7 +104,7 @@ def test_a_chunked_body_may_be_many_small_chunks(stream: Stream, strict: Server)
 
 
 def test_a_client_that_sends_all_of_too_large_a_body_can_read_the_413(strict: Server, stream: Stream) -> None:
-    """The answer must not be lost in a connection reset because bytes were still on their way."""
+    """The answer must not be lost in a connection reset while the client is still sending."""
     stream.create()
     for _ in range(5):
         with connect(strict) as connection:
@@ -164,11 +164,11 @@ def assert_cut_off(connection: RawConnection, piece: bytes, status: int, *, at_m
         while sent < at_most_bytes * 2 and connection.quiet(for_secs=0.005):
             connection.send(piece)
             sent += len(piece)
-    assert sent <= at_most_bytes, "the server went on reading"
+    assert sent <= at_most_bytes, "the server continued to read"
     assert connection.response().status == status
 
 
-def test_limits_begin_anew_with_each_request(strict: Server) -> None:
+def test_limits_start_over_with_each_request(strict: Server) -> None:
     request = encode("GET", "/healthz", headers={"X": "x" * (HEADER_BYTES - 500)})
     with connect(strict) as connection:
         connection.send(request * 10)
@@ -196,7 +196,7 @@ def test_a_slow_loris_is_408_and_cut_off(strict: Server, stream: Stream, part: s
     assert stream.content() == b""
 
 
-def test_a_request_that_never_comes_ends_the_connection(strict: Server) -> None:
+def test_connection_without_a_request_is_closed(strict: Server) -> None:
     with connect(strict) as connection:
         wait_until(lambda: samples(strict)["headwater_connections"] >= 2)
         strict.pass_time(IDLE_S / 2)
@@ -205,7 +205,7 @@ def test_a_request_that_never_comes_ends_the_connection(strict: Server) -> None:
         assert connection.ends()
 
 
-def test_an_idle_connection_is_closed_without_a_word(strict: Server) -> None:
+def test_idle_connection_is_closed_without_an_answer(strict: Server) -> None:
     with connect(strict) as connection:
         connection.request("GET", "/healthz")
         strict.pass_time(IDLE_S / 2)
@@ -221,8 +221,8 @@ def test_a_connection_in_use_is_not_idle(strict: Server) -> None:
             assert connection.request("GET", "/healthz").status == 200
 
 
-def test_waiting_for_data_is_not_being_slow(strict: Server, stream: Stream) -> None:
-    """The time-outs are the client's to obey: a long-poll that outlasts them all is answered."""
+def test_long_poll_is_not_limited_by_the_read_timeout(strict: Server, stream: Stream) -> None:
+    """The timeouts apply to the client: a long-poll that takes longer than all of them is answered."""
     stream.create("data")
     with connect(strict) as connection:
         connection.send(encode("GET", f"{stream.path}?offset=now&live=long-poll"))
@@ -233,7 +233,7 @@ def test_waiting_for_data_is_not_being_slow(strict: Server, stream: Stream) -> N
         assert connection.response().status == 204
 
 
-def test_a_reader_that_takes_nothing_is_dropped(strict: Server, stream: Stream) -> None:
+def test_reader_that_reads_nothing_is_disconnected(strict: Server, stream: Stream) -> None:
     stream.create()
     for _ in range(300):
         stream.append(b"x" * BODY_BYTES)

@@ -1,4 +1,4 @@
-"""Retention: what lies before the earliest retained offset is gone for readers, and its bytes are given back.
+"""Retention: data before the earliest retained offset cannot be read any more, and its bytes are freed.
 
 The effect of snapshots is the extensions' §2.2; age, size and the permission to drop are ours (docs/decisions.md).
 """
@@ -35,12 +35,12 @@ def metric(http: httpx.Client, name: str) -> float:
 
 @pytest.fixture
 def moving_bucket(moving_client: httpx.Client, bucket_id: str) -> Bucket:
-    """A bucket on the server whose clock tests move."""
+    """A bucket on the server with a manual clock."""
     return Bucket(moving_client, bucket_id).create()
 
 
-def let_retention_work(server: Server, bucket: Bucket) -> None:
-    """An hour passes, and retention has dropped what it may of a stream that was written last."""
+def run_retention(server: Server, bucket: Bucket) -> None:
+    """Advance the time by an hour, and wait until retention has processed the stream that was written last."""
     marker = bucket.stream("marker").create(headers={**DROP, "Stream-Retention-Bytes": "1"})
     for _ in range(5):
         marker.append("x")
@@ -51,14 +51,14 @@ def let_retention_work(server: Server, bucket: Bucket) -> None:
 # -- live readers (§2.2: for any offset before, the server must return 410)
 
 
-def test_2_2_a_long_poll_before_what_is_retained_is_410(log_stream: BucketStream) -> None:
+def test_2_2_a_long_poll_before_the_earliest_retained_offset_is_410(log_stream: BucketStream) -> None:
     log_stream.publish(TWO)
     assert_problem(log_stream.long_poll("-1"), 410, "offset_gone")
     assert_problem(log_stream.long_poll(ONE), 410, "offset_gone")
     assert log_stream.long_poll(TWO).content == b"three"
 
 
-def test_2_2_a_long_poll_at_the_tail_is_not_disturbed_by_a_snapshot(patient: Server, bucket_id: str) -> None:
+def test_2_2_a_long_poll_at_the_tail_is_not_affected_by_a_snapshot(patient: Server, bucket_id: str) -> None:
     with httpx.Client(base_url=patient.url, verify=False) as http, connect(patient) as connection:
         log_stream = Bucket(http, bucket_id).create().stream("log").create("one two three")
         connection.send(encode("GET", f"{log_stream.path}?offset=now&live=long-poll"))
@@ -69,7 +69,7 @@ def test_2_2_a_long_poll_at_the_tail_is_not_disturbed_by_a_snapshot(patient: Ser
         assert connection.response().body == b"four"
 
 
-def test_2_2_an_event_reader_at_the_tail_is_not_disturbed_by_a_snapshot(
+def test_2_2_an_event_reader_at_the_tail_is_not_affected_by_a_snapshot(
     server: Server, log_stream: BucketStream
 ) -> None:
     with SseReader(server, log_stream.path, offset=THREE) as reader:
@@ -79,15 +79,15 @@ def test_2_2_an_event_reader_at_the_tail_is_not_disturbed_by_a_snapshot(
         assert reader.pair()[0].data == "four"
 
 
-def test_2_2_an_event_reader_that_fell_behind_is_ended_and_meets_410(server: Server, bucket: Bucket) -> None:
+def test_2_2_an_event_reader_behind_the_snapshot_is_ended_and_gets_410(server: Server, bucket: Bucket) -> None:
     stream = bucket.stream("behind", OCTETS).create()
     for number in range(90):
         stream.append(bytes([number]) * 100_000)
     with SseReader(server, stream.path, offset="-1") as reader:
-        # It does not read, and 9 MB do not fit into the buffers between the two.
+        # It does not read, and 9 MB do not fit into the socket buffers.
         stream.publish(stream.tail(), "state")
         events = list(reader)
-    # It ended cleanly, on a pair, and well before the end.
+    # The response ended cleanly, after a complete pair, long before the tail.
     assert len(events) < 180
     last = events[-1].control["streamNextOffset"]
     assert "upToDate" not in events[-1].control
@@ -95,7 +95,7 @@ def test_2_2_an_event_reader_that_fell_behind_is_ended_and_meets_410(server: Ser
     stream.delete()
 
 
-def test_2_2_a_chunk_that_is_being_sent_is_finished_or_cut_off_never_wrong(server: Server, bucket: Bucket) -> None:
+def test_2_2_a_chunk_being_sent_is_completed_or_cut_off_never_wrong(server: Server, bucket: Bucket) -> None:
     stream = bucket.stream("chunk", OCTETS).create()
     content = b"".join(bytes([number]) * 100_000 for number in range(39))
     for number in range(39):
@@ -113,8 +113,8 @@ def test_2_2_a_chunk_that_is_being_sent_is_finished_or_cut_off_never_wrong(serve
 # -- bytes given back
 
 
-def test_the_bytes_before_a_snapshot_count_no_longer(bucket: Bucket) -> None:
-    """The limit of a stream (10 MiB in memory) is about what it holds, not about what it ever held."""
+def test_bytes_before_a_snapshot_do_not_count(bucket: Bucket) -> None:
+    """The limit of a stream (10 MiB in memory) applies to its current data, not to all it ever had."""
     stream = bucket.stream("folded", OCTETS).create()
     before = metric(bucket.http, "payload_bytes")
     for number in range(30):
@@ -126,7 +126,7 @@ def test_the_bytes_before_a_snapshot_count_no_longer(bucket: Bucket) -> None:
     stream.delete()
 
 
-def test_a_fork_keeps_what_it_reads_until_it_is_gone(bucket: Bucket) -> None:
+def test_fork_keeps_its_inherited_data_until_it_is_deleted(bucket: Bucket) -> None:
     source = bucket.stream("source", OCTETS).create()
     for number in range(10):
         source.append(bytes([number]) * 100_000)
@@ -141,7 +141,7 @@ def test_a_fork_keeps_what_it_reads_until_it_is_gone(bucket: Bucket) -> None:
     assert_problem(source.get(offset="-1"), 410, "offset_gone")
     expected = b"".join(bytes([number]) * 100_000 for number in range(8))
     assert (fork.content(), inner.content()) == (expected, expected[:400_000])
-    # The deeper fork needs less; what only the other one needed goes with its own snapshot.
+    # The nested fork needs less; data that only the other fork needed is freed with that fork's snapshot.
     fork.publish(fork.tail(), "y")
     assert_problem(fork.get(offset="-1"), 410, "offset_gone")
     assert inner.content() == expected[:400_000]
@@ -188,14 +188,14 @@ def serve_small(directory: Path, mode: str) -> Iterator[httpx.Client]:
 
 
 def patient_append(stream: Stream, content: bytes) -> str:
-    """Append as soon as the disk has caught up."""
+    """Append, and retry while storage is busy."""
     answer = wait_until(lambda: stream.post(content), lambda found: found.status_code != 503)
     assert answer.status_code == 204, answer.text
     return answer.headers["stream-next-offset"]
 
 
 def test_the_bytes_before_a_snapshot_are_freed_on_disk(tmp_path: Path, persistent_mode: str) -> None:
-    """Eight times 20 MB pass through a stream that is folded; the directory stays far below what passed."""
+    """Eight times 20 MB are appended to a stream with snapshots; the directory stays far smaller than that."""
     with serve_small(tmp_path, persistent_mode) as http:
         bucket = Bucket(http, "bucket").create()
         keeper = bucket.stream("keeper", OCTETS).create(b"kept" * 1000)
@@ -209,7 +209,7 @@ def test_the_bytes_before_a_snapshot_are_freed_on_disk(tmp_path: Path, persisten
         after = stream.append(b"after" * 1000)
         assert metric(http, "payload_bytes") < 20_000
         if persistent_mode == "acid":
-            # A database file does not shrink, but what was freed in it is used again.
+            # A database file does not shrink, but its free pages are reused.
             assert sizes[-1] < sizes[3] + 20_000_000, sizes
         else:
             wait_until(lambda: disk_bytes(tmp_path) < 30_000_000)
@@ -225,7 +225,7 @@ def test_the_bytes_before_a_snapshot_are_freed_on_disk(tmp_path: Path, persisten
         assert metric(http, "payload_bytes") < 20_000
 
 
-def test_forks_read_on_from_disk_after_their_source_was_trimmed(tmp_path: Path, persistent_mode: str) -> None:
+def test_forks_still_read_from_disk_after_their_source_was_trimmed(tmp_path: Path, persistent_mode: str) -> None:
     pieces = [bytes([number]) * 100_000 for number in range(40)]
     with serve_small(tmp_path, persistent_mode) as http:
         bucket = Bucket(http, "bucket").create()
@@ -253,7 +253,7 @@ def test_forks_read_on_from_disk_after_their_source_was_trimmed(tmp_path: Path, 
 def test_a_stream_is_cut_to_its_size_where_dropping_is_allowed(bucket: Bucket) -> None:
     stream = bucket.stream("sized", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "10000"})
     offsets = [stream.append(bytes([number]) * 1000) for number in range(50)]
-    # At rest: at least what was asked for, and no more than an eighth beyond it.
+    # When retention is done: at least the limit, and at most an eighth more.
     wait_until(lambda: len(_retained(stream)) <= 11_250)
     earliest = stream.head().headers["stream-earliest-offset"]
     assert earliest in offsets
@@ -262,7 +262,7 @@ def test_a_stream_is_cut_to_its_size_where_dropping_is_allowed(bucket: Bucket) -
     assert content.endswith(bytes([49]) * 1000)
     assert_problem(stream.get(offset="-1"), 410, "offset_gone")
     assert_problem(stream.get(offset=offsets[10]), 410, "offset_gone")
-    # Without a snapshot, bootstrap begins with what there is (§3.2).
+    # Without a snapshot, bootstrap begins with the first retained message (§3.2).
     response = stream.bootstrap()
     assert response.headers["stream-snapshot-offset"] == "-1"
     assert b"".join(part.body for part in stream.parts()) == content
@@ -277,7 +277,7 @@ def test_the_newest_message_stays_however_large_it_is(moving_server: Server, mov
     assert stream.get(offset=at).content == b"b" * 1000
 
 
-def test_messages_go_when_they_are_too_old(moving_server: Server, moving_bucket: Bucket) -> None:
+def test_messages_beyond_the_maximum_age_are_removed(moving_server: Server, moving_bucket: Bucket) -> None:
     stream = moving_bucket.stream("aged").create(headers={**DROP, "Stream-Retention-Age": str(HOUR_S)})
     stream.append("one")
     moving_server.pass_time(0.7 * HOUR_S)
@@ -285,7 +285,7 @@ def test_messages_go_when_they_are_too_old(moving_server: Server, moving_bucket:
     assert stream.content() == b"onetwo"
     moving_server.pass_time(0.5 * HOUR_S)
     wait_until(lambda: stream.get(offset="-1").status_code == 410)
-    # Never too early: the second message has its hour.
+    # Not too early: the second message is kept for its full hour.
     assert stream.get(offset=stream.head().headers["stream-earliest-offset"]).content == b"two"
     moving_server.pass_time(HOUR_S)
     wait_until(lambda: stream.head().headers["stream-earliest-offset"] == at)
@@ -310,16 +310,16 @@ def test_nothing_is_dropped_that_no_snapshot_covers_unless_it_was_allowed(
     stream = moving_bucket.stream("kept", OCTETS).create(headers=headers)
     for number in range(20):
         stream.append(bytes([number]) * 100)
-    let_retention_work(moving_server, moving_bucket)
+    run_retention(moving_server, moving_bucket)
     assert len(stream.content()) == 2000
 
 
 def test_what_follows_a_snapshot_stays_until_the_next_one(moving_server: Server, moving_bucket: Bucket) -> None:
-    """Age and size never drop what only a snapshot could stand for: bootstrap would be incomplete (§3.4)."""
+    """Age and size never drop messages that no snapshot covers, because bootstrap would be incomplete (§3.4)."""
     stream = moving_bucket.stream("both", OCTETS).create(headers={**DROP, "Stream-Retention-Bytes": "1000"})
     stream.publish(stream.append(b"a" * 100), "state")
     tail = [stream.append(b"b" * 100) for _ in range(30)][-1]
-    let_retention_work(moving_server, moving_bucket)
+    run_retention(moving_server, moving_bucket)
     assert stream.bootstrap().headers["stream-snapshot-offset"].startswith(offset(1, 100))
     assert [part.body for part in stream.parts()] == [b"state", *[b"b" * 100] * 30]
     stream.publish(tail, "later")
@@ -329,8 +329,8 @@ def test_what_follows_a_snapshot_stays_until_the_next_one(moving_server: Server,
 def test_retention_is_part_of_a_streams_configuration(bucket: Bucket) -> None:
     headers = {**DROP, "Stream-Retention-Age": "100", "Stream-Retention-Bytes": "5"}
     stream = bucket.stream("config").create(headers=headers)
-    told = stream.head().headers
-    assert {name: told[name] for name in headers} == headers
+    reported = stream.head().headers
+    assert {name: reported[name] for name in headers} == headers
     assert stream.put(headers=headers).status_code == 200
     assert_problem(stream.put(headers={**headers, "Stream-Retention-Age": "101"}), 409, "config_mismatch")
     assert_problem(stream.put(), 409, "config_mismatch")
@@ -361,7 +361,7 @@ def test_a_malformed_retention_header_is_400_and_creates_nothing(bucket: Bucket,
     assert bucket.count() == 0
 
 
-def test_the_base_surface_has_it_too(stream: Stream) -> None:
+def test_retention_works_on_the_base_surface(stream: Stream) -> None:
     stream.create(headers={**DROP, "Stream-Retention-Bytes": "100", "Content-Type": OCTETS})
     for number in range(20):
         stream.append(bytes([number]) * 50, headers={"Content-Type": OCTETS})
@@ -374,7 +374,7 @@ def test_the_base_surface_has_it_too(stream: Stream) -> None:
 def dropping(
     directory: Path, mode: str, *, size: int = 0, age_secs: float = 0, drop: str = "true"
 ) -> Iterator[tuple[Server, httpx.Client]]:
-    """A server with its own rule, whose clock the test moves."""
+    """A server with its own retention rule and a manual clock."""
     with (
         serve(
             directory=directory,
@@ -389,7 +389,7 @@ def dropping(
         yield server, http
 
 
-def test_the_servers_rule_holds_where_a_stream_says_nothing(tmp_path: Path) -> None:
+def test_server_rule_applies_to_streams_without_a_policy(tmp_path: Path) -> None:
     with dropping(tmp_path, "file-durable", size=1000) as (_, http):
         bucket = Bucket(http, "bucket").create()
         plain = bucket.stream("plain", OCTETS).create()
@@ -401,18 +401,18 @@ def test_the_servers_rule_holds_where_a_stream_says_nothing(tmp_path: Path) -> N
         wait_until(lambda: 1000 <= len(_retained(plain)) <= 1125)
         wait_until(lambda: 3000 <= len(_retained(larger)) <= 3375)
         assert len(never.content()) == 6000
-    # Restarted with another rule, which holds for what is there.
+    # Restarted with another rule, which applies to existing streams.
     with dropping(tmp_path, "file-durable", size=500) as (_, http):
         plain = Bucket(http, "bucket").stream("plain", OCTETS)
         wait_until(lambda: 500 <= len(_retained(plain)) <= 600)
     with dropping(tmp_path, "file-durable", size=100, drop="false") as (server, http):
         plain = Bucket(http, "bucket").stream("plain", OCTETS)
-        let_retention_work(server, Bucket(http, "bucket"))
+        run_retention(server, Bucket(http, "bucket"))
         assert len(_retained(plain)) >= 500
 
 
 @pytest.mark.parametrize("mode", ["file-durable", "acid"])
-def test_ages_are_known_across_restarts(tmp_path: Path, mode: str) -> None:
+def test_message_ages_survive_a_restart(tmp_path: Path, mode: str) -> None:
     with dropping(tmp_path, mode, age_secs=HOUR_S) as (server, http):
         stream = Bucket(http, "bucket").create().stream("aged").create()
         stream.append("old")
@@ -420,7 +420,7 @@ def test_ages_are_known_across_restarts(tmp_path: Path, mode: str) -> None:
         at = stream.append("new")
         moved_s = server.moved_s
     with dropping(tmp_path, mode, age_secs=HOUR_S) as (server, http):
-        # The clock of the new server is ours again: move it to where the old one was.
+        # The new server has a new manual clock: set it to the time of the old one.
         server.pass_time(moved_s)
         stream = Bucket(http, "bucket").stream("aged")
         assert stream.content() == b"oldnew"
@@ -432,6 +432,6 @@ def test_ages_are_known_across_restarts(tmp_path: Path, mode: str) -> None:
 
 
 def _retained(stream: Stream) -> bytes:
-    """All that can still be read."""
+    """Read all retained data."""
     head = stream.head().headers
     return stream.get(offset=head.get("stream-earliest-offset", ZERO)).content

@@ -1,4 +1,4 @@
-"""Readers that do not read: they fall behind on the log, and cost the server and its writers next to nothing."""
+"""Readers that do not read: they fall behind, and cost the server and its writers almost nothing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.serving import Server, serve
 READERS = 200
 MESSAGE_BYTES = 50_000
 
-# What one stopped reader may cost: the socket's own buffer, one chunk on its way out, and its state.
+# The cost of one stopped reader: the socket's buffer, one chunk being sent, and its state.
 READER_COST_BYTES = 512 * 1024
 
 
 def stopped_reader(server: Server, path: str) -> RawConnection:
-    """Connected, asked for events, and never reading."""
+    """Connect, request events, and never read."""
     connection = RawConnection(server)
     connection.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.send(encode("GET", f"{path}?offset=now&live=sse"))
@@ -57,7 +57,7 @@ def test_t22_stopped_sse_readers_cost_bounded_memory_and_no_writer_waits(long: b
                     began = time.monotonic()
                     assert stream.post(body).status_code == 204
                     waits.append(time.monotonic() - began)
-                    # One who reads is not held up by those who do not.
+                    # A reader is not delayed by stopped ones.
                     assert attentive.pair()[0].data.startswith(f"{number:06d}")
                 grown = rss_bytes(server) - before
         finally:
@@ -68,11 +68,11 @@ def test_t22_stopped_sse_readers_cost_bounded_memory_and_no_writer_waits(long: b
         waits.sort()
         assert waits[len(waits) // 2] < 0.05
         assert waits[int(len(waits) * 0.99)] < 0.5
-        # The server outlives the readers' going.
+        # The server still works after the readers disconnect.
         assert stream.append("x") == stream.tail()
 
 
-def test_a_reader_that_wakes_up_again_gets_everything_in_order() -> None:
+def test_stopped_reader_that_resumes_gets_everything_in_order() -> None:
     with (
         serve(DS_LIMITS__MAX_STREAM_BYTES="0", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as server,
         httpx.Client(base_url=server.url, verify=False) as http,
@@ -117,8 +117,8 @@ def test_stopped_readers_are_dropped_after_the_write_time_out() -> None:
         assert stream.append("still here") == stream.tail()
 
 
-def test_one_byte_at_a_time_is_slow_but_not_stopped() -> None:
-    """A reader that takes a little within every time-out is not dropped."""
+def test_reader_of_one_byte_at_a_time_is_not_disconnected() -> None:
+    """A reader that reads a little within every timeout is not disconnected."""
     with (
         serve(moving_time=True, DS_SERVER__WRITE_TIMEOUT_SECS="600", DS_LIMITS__MAX_STREAM_BYTES="0") as server,
         httpx.Client(base_url=server.url, verify=False) as http,

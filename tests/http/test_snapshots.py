@@ -1,4 +1,4 @@
-"""Snapshots as the extensions' §2 and §5 describe them. Tests are named after their sections."""
+"""Publishing snapshots, §2.1 and §2.2 of the extensions, and their limits. Tests are named after these sections."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import itertools
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import httpx
 import pytest
 
 from tests.http.bucketed import Bucket, BucketStream
 from tests.http.protocol import ZERO, Stream, assert_problem, offset
-from tests.http.raw import chunked, connect, encode
-from tests.http.sse_reader import SseReader
+from tests.http.raw import RawConnection, chunked, connect, encode
 from tests.http.watching import samples
 from tests.serving import Server, serve
 from tests.waiting import wait_until
@@ -22,12 +20,12 @@ from tests.waiting import wait_until
 ONE, TWO, THREE = offset(1, 3), offset(2, 6), offset(3, 11)
 MAX_BYTES = 300_000
 LARGE = bytes(range(256)) * 1100
-"""Larger than what is held in memory, and within `MAX_BYTES`."""
+"""Too large to be kept in memory, but within `MAX_BYTES`."""
 
 
 @pytest.fixture(scope="module")
 def limited() -> Iterator[Server]:
-    """A server whose snapshots may have 300 kB, ordinary bodies 1 kB, and all content together 2 MB."""
+    """A server with limits: 300 kB per snapshot, 1 kB per ordinary body, and 2 MB in total."""
     with serve(
         moving_time=True,
         DS_LIMITS__MAX_SNAPSHOT_BYTES=str(MAX_BYTES),
@@ -63,7 +61,7 @@ def test_2_1_every_offset_that_the_server_returns_can_carry_a_snapshot(bucket: B
         for at in offsets:
             stream.publish(at, f"state at {at}")
             assert stream.snapshot(at).text == f"state at {at}"
-            # The same boundary model in ordinary reads.
+            # Ordinary reads have the same boundaries.
             assert stream.get(offset=at).status_code == 200
 
 
@@ -151,14 +149,14 @@ def test_2_2_publish_before_the_earliest_retained_offset_is_410(log_stream: Buck
     assert log_stream.snapshot(TWO).content == b"state"
 
 
-def test_2_2_publish_of_too_much_is_413(small_server: BucketStream) -> None:
+def test_2_2_publish_of_too_large_a_snapshot_is_413(small_server: BucketStream) -> None:
     small_server.publish(TWO, b"x" * MAX_BYTES)
     assert_problem(small_server.put_snapshot(THREE, b"x" * (MAX_BYTES + 1)), 413, "payload_too_large")
     assert small_server.snapshot(TWO).content == b"x" * MAX_BYTES
     assert small_server.snapshot(THREE).status_code == 404
 
 
-def test_2_2_publish_of_too_much_in_chunks_is_413(small_server: BucketStream) -> None:
+def test_2_2_publish_of_too_large_a_chunked_snapshot_is_413(small_server: BucketStream) -> None:
     pieces = itertools.repeat(b"x" * 10_000, 31)
     response = small_server.http.put(f"{small_server.path}/snapshot/{TWO}", content=pieces)
     assert_problem(response, 413, "payload_too_large")
@@ -172,7 +170,7 @@ def test_2_2_a_snapshot_may_be_larger_than_other_bodies(small_server: BucketStre
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 262_143, 262_144, 262_145])
-def test_2_2_a_snapshot_of_any_size_comes_back_as_it_was(small_server: BucketStream, size: int) -> None:
+def test_2_2_snapshot_of_any_size_is_returned_unchanged(small_server: BucketStream, size: int) -> None:
     content = (LARGE * 2)[:size]
     small_server.publish(TWO, content)
     response = small_server.snapshot(TWO)
@@ -181,14 +179,14 @@ def test_2_2_a_snapshot_of_any_size_comes_back_as_it_was(small_server: BucketStr
 
 
 @pytest.mark.parametrize("piece", [1, 1000, 65_536, 262_144])
-def test_2_2_a_snapshot_may_come_in_chunks(server: Server, log_stream: BucketStream, piece: int) -> None:
+def test_2_2_a_snapshot_may_be_chunked(server: Server, log_stream: BucketStream, piece: int) -> None:
     content = LARGE[: piece * 300] if piece == 1 else LARGE
     pieces = [content[at : at + piece] for at in range(0, len(content), piece)]
     with connect(server) as connection:
         head = encode("PUT", f"{log_stream.path}/snapshot/{TWO}", headers={"Transfer-Encoding": "chunked"})
         connection.send(head + chunked(*pieces))
         assert connection.response().status == 204
-        # The connection goes on as if nothing had been special.
+        # The connection still works.
         assert connection.request("GET", f"{log_stream.path}/snapshot/{TWO}").body == content
 
 
@@ -205,7 +203,7 @@ def test_2_2_the_client_may_wait_for_100_continue(server: Server, log_stream: Bu
 @pytest.mark.parametrize(
     ("at", "length", "status"), [("zzz", 300_000, 400), (offset(9, 99), 300_000, 409), (TWO, 2**40, 413)]
 )
-def test_2_2_what_is_refused_is_refused_before_it_is_sent(
+def test_2_2_a_refusal_is_sent_before_the_body(
     server: Server, log_stream: BucketStream, at: str, length: int, status: int
 ) -> None:
     headers = {"Expect": "100-continue", "Content-Length": str(length)}
@@ -214,10 +212,8 @@ def test_2_2_what_is_refused_is_refused_before_it_is_sent(
         assert connection.response().status == status
 
 
-def test_2_2_a_snapshot_that_arrives_with_other_requests_is_answered_in_turn(
-    server: Server, log_stream: BucketStream
-) -> None:
-    """Pipelined: an append, a large snapshot at the tail that the append made, and a read of it."""
+def test_2_2_a_pipelined_snapshot_is_answered_in_order(server: Server, log_stream: BucketStream) -> None:
+    """Pipelined: an append, a large snapshot at the new tail, and a read of it."""
     after = offset(4, 15)
     with connect(server) as connection:
         connection.send(
@@ -229,7 +225,7 @@ def test_2_2_a_snapshot_that_arrives_with_other_requests_is_answered_in_turn(
         )
         assert [connection.response().status for _ in range(2)] == [204, 204]
         assert connection.response().body == LARGE
-        # A refusal of a body that is sent anyway costs the connection, never the answer.
+        # If the body is sent although it was refused, the connection is closed, but the answer is never lost.
         assert connection.response().status == 410
 
 
@@ -259,14 +255,14 @@ def test_2_2_a_new_snapshot_replaces_the_one_before_at_once(log_stream: BucketSt
     assert log_stream.snapshot(TWO).content == b"second"
     assert log_stream.latest().headers["location"].rpartition("/")[2] == TWO
     assert log_stream.head().headers["stream-snapshot-offset"] == TWO
-    # Also at the same place.
+    # Also at the same offset.
     log_stream.publish(TWO, "second, corrected", "text/x-third")
     response = log_stream.snapshot(TWO)
     assert (response.content, response.headers["content-type"]) == (b"second, corrected", "text/x-third")
 
 
 def test_2_2_publishing_does_not_block_appends(server: Server, log_stream: BucketStream) -> None:
-    """A snapshot whose bytes are slow in coming: everything else goes on, and its consistency boundary stays."""
+    """During a slow upload everything else continues, and the offset of the snapshot does not change."""
     with connect(server) as connection:
         connection.send(
             encode("PUT", f"{log_stream.path}/snapshot/{THREE}", headers={"Content-Length": str(len(LARGE))})
@@ -281,10 +277,17 @@ def test_2_2_publishing_does_not_block_appends(server: Server, log_stream: Bucke
     assert log_stream.snapshot(THREE).headers["stream-up-to-date"] == "false"
 
 
-def test_2_2_of_two_snapshots_that_cross_the_older_is_410(server: Server, log_stream: BucketStream) -> None:
+def begin_upload(connection: RawConnection, path: str) -> None:
+    """Send the first part of a snapshot. The 100 means that the server has accepted it for the present stream."""
+    headers = {"Expect": "100-continue", "Content-Length": str(len(LARGE))}
+    connection.send(encode("PUT", path, headers=headers))
+    assert connection.response().status == 100
+    connection.send(LARGE[:1000])
+
+
+def test_2_2_the_older_of_two_concurrent_snapshots_is_410(server: Server, log_stream: BucketStream) -> None:
     with connect(server) as connection:
-        connection.send(encode("PUT", f"{log_stream.path}/snapshot/{ONE}", headers={"Content-Length": str(len(LARGE))}))
-        connection.send(LARGE[:1000])
+        begin_upload(connection, f"{log_stream.path}/snapshot/{ONE}")
         log_stream.publish(TWO, "newer")
         connection.send(LARGE[1000:])
         assert connection.response().status == 410
@@ -293,14 +296,13 @@ def test_2_2_of_two_snapshots_that_cross_the_older_is_410(server: Server, log_st
 
 def test_2_2_a_stream_that_ends_while_its_snapshot_arrives_is_404(server: Server, log_stream: BucketStream) -> None:
     with connect(server) as connection:
-        connection.send(encode("PUT", f"{log_stream.path}/snapshot/{TWO}", headers={"Content-Length": str(len(LARGE))}))
-        connection.send(LARGE[:1000])
+        begin_upload(connection, f"{log_stream.path}/snapshot/{TWO}")
         log_stream.delete()
         log_stream.create()
         for text in ("ONE", "TWO", "THREE"):
             log_stream.append(text)
         connection.send(LARGE[1000:])
-        # The new stream has the same boundaries, and is not what the snapshot was made of.
+        # The new stream has the same boundaries, but the snapshot is of the old stream.
         assert connection.response().status == 404
     assert log_stream.latest().status_code == 404
 
@@ -316,7 +318,7 @@ def test_2_2_a_client_that_leaves_in_the_middle_publishes_nothing(server: Server
     assert log_stream.content() == b"onetwothree"
 
 
-def test_2_2_a_client_that_hardly_sends_is_408(small_server: BucketStream, limited: Server) -> None:
+def test_2_2_a_client_that_sends_too_slowly_is_408(small_server: BucketStream, limited: Server) -> None:
     with connect(limited) as connection:
         connection.send(
             encode("PUT", f"{small_server.path}/snapshot/{TWO}", headers={"Content-Length": str(len(LARGE))})
@@ -329,7 +331,7 @@ def test_2_2_a_client_that_hardly_sends_is_408(small_server: BucketStream, limit
     assert small_server.latest().status_code == 404
 
 
-def test_2_2_a_closed_stream_takes_a_snapshot(log_stream: BucketStream) -> None:
+def test_2_2_a_closed_stream_accepts_a_snapshot(log_stream: BucketStream) -> None:
     log_stream.close()
     log_stream.publish(THREE, "final")
     response = log_stream.snapshot(THREE)
@@ -352,145 +354,11 @@ def test_2_2_only_the_bucketed_surface_has_snapshots(client: httpx.Client, strea
     assert stream.content() == b"one"
 
 
-# -- 2.3 read latest
-
-
-def test_2_3_latest_is_a_redirect_to_the_snapshot(server: Server, bucket: Bucket) -> None:
-    stream = bucket.stream("with space").create("one")
-    stream.publish(ONE, "state")
-    response = stream.latest()
-    assert (response.status_code, response.content) == (307, b"")
-    where, _, at = response.headers["location"].rpartition("/")
-    assert where == f"{server.url}{bucket.path}/with%20space/snapshot"
-    assert at == ONE
-    followed = stream.http.get(f"{stream.path}/snapshot", follow_redirects=True)
-    assert (followed.status_code, followed.content) == (200, b"state")
-    assert stream.http.head(f"{stream.path}/snapshot").status_code == 307
-
-
-def test_2_3_no_snapshot_is_404(log_stream: BucketStream) -> None:
-    assert_problem(log_stream.latest(), 404, "snapshot_not_found")
-
-
-def test_2_3_no_stream_is_404(bucket: Bucket) -> None:
-    assert_problem(bucket.stream("none").latest(), 404, "stream_not_found")
-
-
-@pytest.mark.parametrize("method", ["PUT", "POST", "DELETE", "PATCH"])
-def test_2_3_other_methods_are_405(log_stream: BucketStream, method: str) -> None:
-    assert log_stream.http.request(method, f"{log_stream.path}/snapshot").status_code == 405
-
-
-# -- 2.4 HEAD
-
-
-def test_2_4_head_tells_the_snapshot_that_the_redirect_leads_to(log_stream: BucketStream) -> None:
-    assert "stream-snapshot-offset" not in log_stream.head().headers
-    for at in (ONE, THREE):
-        log_stream.publish(at)
-        told = log_stream.head().headers["stream-snapshot-offset"]
-        assert told == at
-        assert log_stream.latest().headers["location"].rsplit("/", 1)[1] == told
-    assert log_stream.head().headers["stream-next-offset"] == THREE
-
-
-# -- 2.5 read
-
-
-def test_2_5_a_snapshot_is_read_with_all_its_headers(log_stream: BucketStream) -> None:
-    log_stream.publish(TWO, "state", "text/x-state")
-    response = log_stream.snapshot(TWO)
-    assert (response.status_code, response.content) == (200, b"state")
-    assert response.headers["content-type"] == "text/x-state"
-    assert response.headers["stream-snapshot-offset"] == TWO
-    assert response.headers["stream-next-offset"] == TWO
-    assert response.headers["stream-up-to-date"] == "false"
-    assert log_stream.get(offset=response.headers["stream-next-offset"]).content == b"three"
-
-
-def test_2_5_up_to_date_says_whether_there_is_more(log_stream: BucketStream) -> None:
-    log_stream.publish(THREE)
-    assert log_stream.snapshot(THREE).headers["stream-up-to-date"] == "true"
-    log_stream.append("four")
-    assert log_stream.snapshot(THREE).headers["stream-up-to-date"] == "false"
-
-
-def test_2_5_head_of_a_snapshot(log_stream: BucketStream) -> None:
-    log_stream.publish(TWO, "state")
-    response = log_stream.http.head(f"{log_stream.path}/snapshot/{TWO}")
-    assert (response.status_code, response.content) == (200, b"")
-    assert response.headers["content-length"] == "5"
-    assert response.headers["stream-snapshot-offset"] == TWO
-
-
-@pytest.mark.parametrize("at", [ONE, THREE, ZERO, "-1", "now", "zzz", TWO.upper() + "x"])
-def test_2_5_a_snapshot_that_is_not_there_is_404(log_stream: BucketStream, at: str) -> None:
-    log_stream.publish(TWO)
-    assert_problem(log_stream.snapshot(at), 404, "snapshot_not_found")
-
-
-def test_2_5_a_reader_in_the_middle_of_a_snapshot_gets_all_of_it(server: Server, bucket: Bucket) -> None:
-    """Superseded and deleted while it is being read: what was begun is finished."""
-    stream = bucket.stream("large").create("one")
-    content = LARGE * 20
-    stream.publish(ONE, content)
-    with connect(server) as connection:
-        connection.send(encode("GET", f"{stream.path}/snapshot/{ONE}"))
-        _, status, fields = connection.response_head()
-        stream.publish(ONE, "newer")
-        assert stream.snapshot(ONE).content == b"newer"
-        assert stream.delete().status_code == 204
-        assert (status, b"".join(connection.body_pieces(fields))) == (200, content)
-
-
-# -- 2.6 delete
-
-
-def test_2_6_the_latest_snapshot_cannot_be_deleted(log_stream: BucketStream) -> None:
-    log_stream.publish(TWO, "state")
-    assert_problem(log_stream.delete_snapshot(TWO), 409, "snapshot_needed")
-    assert log_stream.snapshot(TWO).content == b"state"
-
-
-def test_2_6_a_superseded_snapshot_is_404(log_stream: BucketStream) -> None:
-    log_stream.publish(ONE)
-    log_stream.publish(TWO)
-    assert_problem(log_stream.delete_snapshot(ONE), 404, "snapshot_not_found")
-
-
-@pytest.mark.parametrize("at", [THREE, ZERO, "-1", "zzz"])
-def test_2_6_a_snapshot_that_never_was_is_404(log_stream: BucketStream, at: str) -> None:
-    log_stream.publish(TWO)
-    assert_problem(log_stream.delete_snapshot(at), 404, "snapshot_not_found")
-    assert_problem(log_stream.bucket.stream("none").delete_snapshot(at), 404, "stream_not_found")
-
-
-# -- 4 and 5
-
-
-def test_4_binary_events_stay_base64_after_a_snapshot(server: Server, bucket: Bucket) -> None:
-    stream = bucket.stream("binary", "application/octet-stream").create(b"\x00\x01")
-    at = stream.tail()
-    stream.append(b"\xfe\xff")
-    stream.publish(at, b"\x00")
-    with SseReader(server, stream.path, offset=at) as reader:
-        assert reader.header("stream-sse-data-encoding") == "base64"
-        assert reader.pair()[0].decoded == b"\xfe\xff"
-
-
-@pytest.mark.parametrize("spelled", [TWO.replace("_", "%5F"), quote(TWO[0]) + TWO[1:], "%30" + TWO[1:]])
-def test_5_an_offset_in_a_path_may_be_percent_encoded(server: Server, log_stream: BucketStream, spelled: str) -> None:
-    with connect(server) as connection:
-        assert connection.request("PUT", f"{log_stream.path}/snapshot/{spelled}", body=b"state").status == 204
-        assert connection.request("GET", f"{log_stream.path}/snapshot/{spelled}").body == b"state"
-        assert connection.request("DELETE", f"{log_stream.path}/snapshot/{spelled}").status == 409
-
-
 # -- limits and storage modes
 
 
-def test_snapshots_count_against_the_memory_limit_and_give_back(small_server: BucketStream) -> None:
-    """2 MB in all: without giving back, the seventh snapshot of 300 kB would not fit."""
+def test_snapshots_count_against_the_memory_limit_and_are_freed(small_server: BucketStream) -> None:
+    """The limit is 2 MB: if nothing were freed, the seventh snapshot of 300 kB would not fit."""
     for number in range(30):
         small_server.publish(THREE, bytes([number]) * MAX_BYTES)
     streams = [small_server.bucket.stream(f"other {number}").create("x") for number in range(5)]
@@ -502,7 +370,7 @@ def test_snapshots_count_against_the_memory_limit_and_give_back(small_server: Bu
     for stream in streams:
         stream.delete()
     for number in range(30):
-        # What is broken off and what is refused gives back as well.
+        # Aborted and refused uploads are freed as well.
         assert small_server.put_snapshot(offset(9, 99), b"x" * MAX_BYTES).status_code == 409
         small_server.publish(THREE, bytes([number]) * MAX_BYTES)
 
@@ -512,7 +380,7 @@ def blobs(directory: Path) -> list[Path]:
 
 
 def wait_for_blobs(directory: Path, count: int) -> None:
-    """Superseded blobs go soon after, not at once."""
+    """Superseded blobs are deleted shortly afterwards."""
     wait_until(lambda: len(blobs(directory)), lambda found: found == count, what="number of blobs")
 
 
@@ -527,7 +395,7 @@ def test_snapshots_survive_a_kill_and_only_the_latest_is_kept(tmp_path: Path, pe
         other.publish(offset(1, 1), "gone")
         other.delete()
         wait_for_blobs(tmp_path, 1)
-        # As a crash in the middle of a publish would leave it.
+        # A file as left by a crash in the middle of a publish.
         (tmp_path / "data/streams/blobs/0123456789abcdef.part").write_bytes(b"half")
         (tmp_path / "data/streams/blobs/0123456789abcdee").write_bytes(b"orphan")
         first.kill()
@@ -563,7 +431,7 @@ def test_a_damaged_snapshot_is_never_served(tmp_path: Path) -> None:
                 try:
                     response = http.get(address)
                 except httpx.RemoteProtocolError:
-                    continue  # Cut off in the middle, with a length that says so.
+                    continue  # The response is cut off, and its Content-Length shows that.
                 assert_problem(response, 500, "data_corrupt")
         path.write_bytes(healthy)
         assert stream.snapshot(ONE).content == LARGE * 4

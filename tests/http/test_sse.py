@@ -19,7 +19,7 @@ BINARY = "application/octet-stream"
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[Server]:
-    """A server that never ends an SSE response by itself."""
+    """A server that never ends an SSE response on its own."""
     with serve(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0") as running:
         yield running
 
@@ -32,7 +32,7 @@ def live(lasting: Server, stream_name: Callable[[], str]) -> Iterator[Stream]:
 
 
 def as_lines(text: str) -> str:
-    """What an SSE reader can know of a text: its lines, whatever ended them."""
+    """The lines of a text, as an SSE reader sees them."""
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -47,7 +47,7 @@ def test_the_response_is_an_unbounded_event_stream(lasting: Server, live: Stream
         assert events.header("etag") is None
 
 
-def test_frames_look_like_this_on_the_wire(lasting: Server, live: Stream) -> None:
+def test_event_frames_have_the_documented_form(lasting: Server, live: Stream) -> None:
     live.create("hello")
     with SseReader(lasting, live.name) as events:
         events.until_up_to_date()
@@ -69,7 +69,7 @@ def test_an_empty_stream_begins_with_a_control_event(lasting: Server, live: Stre
         assert "streamClosed" not in control
 
 
-def test_text_comes_message_by_message_each_with_the_offset_after_it(lasting: Server, live: Stream) -> None:
+def test_text_is_sent_as_one_event_per_message_with_its_next_offset(lasting: Server, live: Stream) -> None:
     live.create()
     tokens = [live.append(f"message {number}") for number in range(10)]
     with SseReader(lasting, live.name) as events:
@@ -80,7 +80,7 @@ def test_text_comes_message_by_message_each_with_the_offset_after_it(lasting: Se
     assert all(control["streamCursor"].isdigit() for _, control in pairs)
 
 
-def test_every_control_offset_is_a_good_place_to_resume(lasting: Server, live: Stream) -> None:
+def test_reading_can_resume_at_every_control_offset(lasting: Server, live: Stream) -> None:
     live.create()
     for number in range(10):
         live.append(f"<{number}>")
@@ -91,7 +91,7 @@ def test_every_control_offset_is_a_good_place_to_resume(lasting: Server, live: S
         assert live.get(offset=token).content == whole[position(token) :]
 
 
-def test_appends_are_sent_as_they_come(lasting: Server, live: Stream) -> None:
+def test_appends_are_sent_at_once(lasting: Server, live: Stream) -> None:
     live.create()
     with SseReader(lasting, live.name) as events:
         events.until_up_to_date()
@@ -129,7 +129,7 @@ def test_an_sse_read_of_no_stream_is_404(stream: Stream) -> None:
     assert_problem(stream.get(offset="-1", live="sse"), 404, "stream_not_found")
 
 
-def test_t24_json_comes_as_one_array_per_event(lasting: Server) -> None:
+def test_t24_json_is_sent_as_one_array_per_event(lasting: Server) -> None:
     messages = [{"n": number, "text": "line\nbreak"} for number in range(50)]
     with stream_on(lasting, "sse-json", "application/json") as stream:
         stream.create()
@@ -156,7 +156,7 @@ def test_t24_an_empty_json_stream_sends_no_empty_batch(lasting: Server) -> None:
 
 
 @pytest.mark.parametrize("content_type", [BINARY, "image/png", "application/x-protobuf", "application/ndjson"])
-def test_binary_comes_as_base64(lasting: Server, content_type: str, stream_name: Callable[[], str]) -> None:
+def test_binary_data_is_sent_as_base64(lasting: Server, content_type: str, stream_name: Callable[[], str]) -> None:
     payloads = [bytes(range(256)), b"\r\n\r\n", b"\x00", b"ab", b"event: control\ndata: x\n\n", b"\xff\xfe" * 500]
     with stream_on(lasting, stream_name(), content_type) as stream:
         stream.create(payloads[0])
@@ -172,7 +172,7 @@ def test_binary_comes_as_base64(lasting: Server, content_type: str, stream_name:
     assert all(len(event.data.replace("\n", "")) % 4 == 0 for event in got)
 
 
-def test_reads_that_are_not_binary_name_no_encoding(lasting: Server) -> None:
+def test_text_reads_have_no_encoding_header(lasting: Server) -> None:
     for number, content_type in enumerate(("text/plain", "text/html; charset=utf-8", "application/json")):
         with stream_on(lasting, f"plain-{number}", content_type) as stream:
             stream.create()
@@ -256,7 +256,7 @@ def test_t25_a_character_split_over_live_appends_survives(lasting: Server, live:
 
 
 @pytest.mark.parametrize("broken", [b"\xff", b"a\xc3(b", b"\xed\xa0\x80", b"tail\xf0\x9f"])
-def test_t25_bytes_that_are_no_text_are_marked_and_the_reader_goes_on(
+def test_t25_bytes_that_are_not_text_are_marked_and_the_reader_continues(
     lasting: Server, live: Stream, broken: bytes
 ) -> None:
     live.create(broken)
@@ -280,7 +280,7 @@ def test_t25_a_message_whose_end_can_never_become_a_character_is_sent_at_once(
 
 
 def test_t18_the_last_message_comes_before_stream_closed(lasting: Server) -> None:
-    """A reader at the tail and an append that closes: whatever their timing, the message is not lost."""
+    """A reader at the tail gets the message of a closing append with any timing."""
     rng = random.Random(18)
     for number in range(40):
         with stream_on(lasting, f"last-{number}") as stream:

@@ -58,11 +58,12 @@ def test_streams_are_listed_by_prefix_with_their_tails(client: httpx.Client) -> 
         head = client.head(f"/v1/stream/{entry['name']}")
         assert entry["next_offset"] == head.headers["Stream-Next-Offset"]
         assert entry["content_type"] == "application/json"
+        assert 0 < entry["created_at_ms"] <= entry["last_write_at_ms"]
     assert [entry.get("closed", False) for entry in entries] == [False, True, False, False]
     assert listed(client, prefix + "none") == []
 
 
-def test_a_change_ends_the_wait(client: httpx.Client) -> None:
+def test_waiting_listing_is_answered_by_a_change(client: httpx.Client) -> None:
     prefix = family()
     one, two = (json_stream(client, f"{prefix}{n}") for n in (1, 2))
     json_stream(client, f"{prefix}3")
@@ -76,7 +77,7 @@ def test_a_change_ends_the_wait(client: httpx.Client) -> None:
     waiting.join(30)
     assert [entry["name"] for entry in found[0]["streams"]] == [one.name]
     assert found[0]["streams"][0]["next_offset"] == client.head(one.path).headers["Stream-Next-Offset"]
-    # What happened since a cursor is returned at once: each stream once, in the order of the last changes.
+    # Changes since a cursor are returned at once: each stream once, in the order of the last changes.
     two.append("[1]")
     one.append("[2]")
     two.append("[2]")
@@ -138,6 +139,6 @@ def test_changes_of_a_bucket(client: httpx.Client) -> None:
     assert_problem(client.get("/ds/no-such/streams", params={"live": "long-poll"}), 404, "bucket_not_found")
 
 
-def test_a_listing_takes_a_sensible_limit_and_only_get(client: httpx.Client) -> None:
+def test_listing_validates_its_limit_and_allows_only_get(client: httpx.Client) -> None:
     assert_problem(client.get(LISTING, params={"limit": "1001"}), 400, "bad_request")
     assert client.post(LISTING).status_code == 405

@@ -1,4 +1,4 @@
-"""The limits of the subscription API as clients meet them: status, code and `Retry-After`."""
+"""Limits of the subscription API: status, code and `Retry-After`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def http() -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def made(http: httpx.Client) -> Iterator[list[Subscription]]:
-    """Subscriptions that a test makes; they are deleted in the end."""
+    """Create subscriptions and delete them after the test."""
     subscriptions: list[Subscription] = []
     yield subscriptions
     for one in subscriptions:

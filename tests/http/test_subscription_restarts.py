@@ -1,6 +1,6 @@
-"""Subscriptions outlive the process, however it ends: configuration, cursors, leases, retries, keys.
+"""Subscriptions survive the end of the process: configuration, cursors, leases, retries, keys.
 
-Every server here is ended by SIGKILL and started again on the same directory, in each mode that survives that.
+Every server here is killed with SIGKILL and restarted on the same directory, in each persistent mode.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def server_on(directory: Path, mode: str, port: int = 0) -> Iterator[tuple[Serve
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_everything_is_there_again_after_a_kill(tmp_path: Path, mode: str) -> None:
+def test_subscriptions_cursors_and_keys_survive_a_kill(tmp_path: Path, mode: str) -> None:
     with receive(otherwise=DONE) as receiver:
         with server_on(tmp_path, mode) as (server, http):
             port = server.port
@@ -83,7 +83,7 @@ def test_everything_is_there_again_after_a_kill(tmp_path: Path, mode: str) -> No
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_delivery_that_a_kill_cut_short_is_made_again(tmp_path: Path, mode: str) -> None:
+def test_delivery_interrupted_by_a_kill_is_repeated(tmp_path: Path, mode: str) -> None:
     killed = threading.Event()
     with receive(Reply(hold=killed), otherwise=DONE) as receiver:
         with server_on(tmp_path, mode) as (server, http):
@@ -108,26 +108,33 @@ def test_the_retry_schedule_is_kept(tmp_path: Path) -> None:
             Stream(http, "a").create("one")
             second = receiver.wait(2)
             wait_until(lambda: 'headwater_webhook_calls_total{outcome="failed"} 2.0' in http.get("/metrics").text)
-            Stream(http, "b").create()  # durable after all that came before it
-            assert subscription.get()["status"] == "failed"
+            Stream(http, "b").create()  # This append is durable after everything before it.
+            failed = subscription.get()
+            assert failed["status"] == "failed"
+            failure = failed["failure"]
+            assert (failure["attempts"], failure["reason"]) == (2, "status 500")
+            assert failure["retry_at"] > failed["created_at"]
+            [listed] = http.get("/v1/stream/__ds/subscriptions").json()["subscriptions"]
+            assert listed["failure"] == failure
             server.kill()
         with server_on(tmp_path, "file-durable", port) as (server, http):
             status = Subscription(http, "s").get()["status"]
             assert status == "failed" or len(receiver.received) > 2, "until the third delivery"
             third = receiver.wait(3)
-            # At the latest when the server has started again, which takes a while on a busy machine.
+            # At the latest after the restart, which takes a while on a busy machine.
             assert third.at_s - second.at_s >= 1.5, "two seconds after the second delivery, not at once"
             assert third.body["wake_id"] == second.body["wake_id"]
             wait_until(lambda: Subscription(http, "s").get()["status"] == "active")
+            assert "failure" not in Subscription(http, "s").get()
 
 
-def test_a_lease_that_ran_out_while_nobody_was_there_wakes_again(tmp_path: Path) -> None:
+def test_lease_that_expired_while_the_server_was_down_wakes_again(tmp_path: Path) -> None:
     with server_on(tmp_path, "file-durable") as (server, http):
         port = server.port
         Stream(http, "wake", "application/json").create()
         Subscription(http, "s").pull("wake", "a/*", lease_ttl_ms=1000)
         Stream(http, "a/b").create("one")
-        # A claim could come before the event that invites to it; the events of both wakes are what is counted below.
+        # A claim could be earlier than its wake event; the events of both wakes are counted below.
         wait_until(lambda: [event["generation"] for event in wake_events(http, "wake")] == [1])
         stale = Subscription(http, "s").claimed()
         server.kill()
@@ -136,7 +143,7 @@ def test_a_lease_that_ran_out_while_nobody_was_there_wakes_again(tmp_path: Path)
         assert_error(Subscription(http, "s").act("ack", stale, done=True), 409, "FENCED")
 
 
-def test_what_is_deleted_stays_deleted(tmp_path: Path) -> None:
+def test_deleted_subscriptions_stay_deleted_after_a_kill(tmp_path: Path) -> None:
     with server_on(tmp_path, "file-durable") as (server, http):
         port = server.port
         Stream(http, "wake", "application/json").create()
@@ -154,19 +161,21 @@ def test_what_is_deleted_stays_deleted(tmp_path: Path) -> None:
         links = Subscription(http, "kept").links()
         assert {name: link["acked_offset"] for name, link in links.items()} == {"b": offset(1, 3)}
         Stream(http, "a").create("new life")
-        assert [told["path"] for told in Subscription(http, "kept").claimed()["streams"] if told["has_pending"]] == [
-            "a"
-        ]
+        assert [
+            delivered["path"]
+            for delivered in Subscription(http, "kept").claimed()["streams"]
+            if delivered["has_pending"]
+        ] == ["a"]
 
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("mode", MODES)
 def test_no_delivery_is_lost_by_kills_at_any_time(tmp_path: Path, mode: str, long: bool) -> None:
-    """Streams are written and the server is killed, over and over: in the end every acknowledged append was told of."""
+    """Append and kill the server repeatedly; in the end every acknowledged append was delivered."""
     chance = random.Random(7)
     names = [f"events/{letter}" for letter in "abcd"]
     written: dict[str, str] = {}
-    told: dict[str, str] = {}
+    delivered: dict[str, str] = {}
     port = 0
     with receive(otherwise=DONE) as receiver:
         for number in range(20 if long else 4):
@@ -175,6 +184,7 @@ def test_no_delivery_is_lost_by_kills_at_any_time(tmp_path: Path, mode: str, lon
                 if number == 0:
                     Subscription(http, "s").webhook(receiver.url, "events/*")
                 writer = Writer(server, names, written)
+                wait_until(lambda: len(written) == len(names), what="every stream has an acknowledged append")
                 time.sleep(chance.uniform(0.2, 0.8))
                 server.kill()
                 writer.join()
@@ -184,17 +194,18 @@ def test_no_delivery_is_lost_by_kills_at_any_time(tmp_path: Path, mode: str, lon
             tails = {name: http.head(f"/v1/stream/{name}").headers["stream-next-offset"] for name in names}
             wait_until(lambda: {name: subscription.acked(name) for name in names} == tails)
     for got in receiver.received:
-        told |= {
-            stream["path"]: max(stream["tail_offset"], told.get(stream["path"], "")) for stream in got.body["streams"]
+        delivered |= {
+            stream["path"]: max(stream["tail_offset"], delivered.get(stream["path"], ""))
+            for stream in got.body["streams"]
         }
     for name, tail in written.items():
-        assert told[name] >= tail, f"{name} was acknowledged up to {tail}, and told up to {told[name]}"
+        assert delivered[name] >= tail, f"{name} was acknowledged up to {tail}, and delivered up to {delivered[name]}"
     generations = [got.body["generation"] for got in receiver.received]
     assert generations == sorted(generations)
 
 
 class Writer(threading.Thread):
-    """Appends to one stream after the other until the server is gone, and notes what was acknowledged."""
+    """Appends to one stream after another until the server ends, and records the acknowledged offsets."""
 
     def __init__(self, server: Server, names: list[str], written: dict[str, str]) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""Subscriptions as a resource: what can be asked for, what is refused, which streams are linked and where."""
+"""Subscriptions as a resource: creation, refusals, and which streams are linked at which offset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def subscription(client: httpx.Client, stream_name: Callable[[], str]) -> Subscr
 # -- create, confirm, read, delete
 
 
-def test_put_creates_and_tells_everything(subscription: Subscription, server: Server) -> None:
+def test_put_creates_and_describes_the_subscription(subscription: Subscription, server: Server) -> None:
     response = subscription.put(**HOOK, streams=["a/b"], lease_ttl_ms=1234, description="what it is for")
     assert response.status_code == 201
     assert response.headers["location"] == f"{server.url}{subscription.path}"
@@ -59,7 +59,9 @@ def test_put_creates_and_tells_everything(subscription: Subscription, server: Se
 def test_the_same_again_is_200_and_another_configuration_409(subscription: Subscription) -> None:
     assert subscription.put(**PULL).status_code == 201
     assert subscription.put(**PULL).status_code == 200
-    assert subscription.put(**PULL, lease_ttl_ms=30_000, streams=[]).status_code == 200, "defaults are no difference"
+    assert subscription.put(**PULL, lease_ttl_ms=30_000, streams=[]).status_code == 200, (
+        "omitted and default values are equal"
+    )
     for change in ({"lease_ttl_ms": 5000}, {"pattern": "none/**"}, {"description": "x"}, {"streams": ["x"]}, HOOK):
         assert_error(subscription.put(**PULL | change), 409, "SUBSCRIPTION_ALREADY_EXISTS")
     assert subscription.get()["lease_ttl_ms"] == 30_000
@@ -74,7 +76,7 @@ def test_delete_is_idempotent_and_final(subscription: Subscription) -> None:
 
 
 @pytest.mark.parametrize("id_", ["with space", "a/b", "ünï-✓", "50%", "q?#", "x" * 256])
-def test_ids_are_anything_percent_encoded(client: httpx.Client, id_: str) -> None:
+def test_any_percent_encoded_id_is_accepted(client: httpx.Client, id_: str) -> None:
     subscription = Subscription(client, id_).create(**PULL)
     assert subscription.get()["id"] == id_
     subscription.delete()
@@ -100,19 +102,19 @@ BAD_BODIES: list[tuple[str, bytes | dict[str, Any]]] = [
     ("empty pattern", PULL | {"pattern": ""}),
     ("half a wildcard", PULL | {"pattern": "events-*"}),
     ("reserved pattern", PULL | {"pattern": "__ds/*"}),
-    ("pattern that is no text", PULL | {"pattern": 7}),
-    ("streams that is no list", PULL | {"streams": "a"}),
+    ("pattern that is not text", PULL | {"pattern": 7}),
+    ("streams that is not a list", PULL | {"streams": "a"}),
     ("streams with a number", PULL | {"streams": ["a", 1]}),
-    ("streams with no name", PULL | {"streams": [""]}),
+    ("streams with an empty name", PULL | {"streams": [""]}),
     ("streams with dots", PULL | {"streams": ["a/../b"]}),
     ("a bucket without a stream", PULL | {"streams": ["/ds/agents"]}),
-    ("a bucket id that cannot be", PULL | {"streams": ["/ds/A!/x"]}),
+    ("an invalid bucket id", PULL | {"streams": ["/ds/A!/x"]}),
     ("a pattern that no bucket stream matches", PULL | {"pattern": "/ds/agents/a/b"}),
     ("a wake stream in a bucket", PULL | {"wake_stream": "/ds/agents/wake"}),
     ("its own wake stream", PULL | {"streams": ["none-wake"]}),
     ("pull without wake_stream", {"type": "pull-wake", "pattern": "a"}),
     ("webhook without url", {"type": "webhook", "pattern": "a"}),
-    ("webhook with no url in it", {"type": "webhook", "pattern": "a", "webhook": {}}),
+    ("webhook without a url", {"type": "webhook", "pattern": "a", "webhook": {}}),
     ("lease too short", PULL | {"lease_ttl_ms": 999}),
     ("lease too long", PULL | {"lease_ttl_ms": 600_001}),
     ("lease in words", PULL | {"lease_ttl_ms": "1000"}),
@@ -122,7 +124,7 @@ BAD_BODIES: list[tuple[str, bytes | dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("body", [body for _, body in BAD_BODIES], ids=[name for name, _ in BAD_BODIES])
-def test_bodies_that_make_no_subscription_are_400(subscription: Subscription, body: bytes | dict[str, Any]) -> None:
+def test_invalid_subscription_bodies_are_400(subscription: Subscription, body: bytes | dict[str, Any]) -> None:
     sent = {"content": body} if isinstance(body, bytes) else {"json": body}
     response = subscription.http.put(subscription.path, **sent)
     assert_error(response, 400, "INVALID_REQUEST")
@@ -163,7 +165,7 @@ def test_t35_unsafe_webhook_urls_are_400(subscription: Subscription, url: str) -
 
 @pytest.mark.parametrize("setting", [None, "", "false"])
 def test_local_webhooks_are_refused_unless_the_setting_allows_them(setting: str | None) -> None:
-    """Also on a server that listens on loopback: behind a proxy on this machine, anybody can reach it."""
+    """This includes a server on loopback: through a proxy on this machine, anyone can reach it."""
     settings: Any = {} if setting is None else {"DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS": setting}
     with serve(**settings) as server, httpx.Client(base_url=server.url) as http:
         assert_error(Subscription(http, "s").put(**HOOK), 400, "WEBHOOK_URL_REJECTED")
@@ -199,7 +201,7 @@ def test_other_methods_are_405(client: httpx.Client, path: str, method: str, all
 
 
 @pytest.mark.parametrize("action", ["claim", "ack", "release", "callback", "streams"])
-def test_what_is_asked_of_no_subscription_is_404(subscription: Subscription, action: str) -> None:
+def test_requests_for_a_missing_subscription_are_404(subscription: Subscription, action: str) -> None:
     body = {"worker": "w", "wake_id": "w", "generation": 1, "streams": ["a"]}
     response = subscription.http.post(
         f"{subscription.path}/{action}", json=body, headers={"Authorization": "Bearer 1.w.x"}
@@ -214,7 +216,7 @@ def test_without_the_setting_there_are_no_subscriptions() -> None:
         assert http.put("/v1/stream/__ds/x").status_code in (400, 404), "the name stays reserved"
 
 
-def test_browsers_may_call(client: httpx.Client) -> None:
+def test_browsers_may_use_the_subscription_api(client: httpx.Client) -> None:
     response = client.options(
         "/v1/stream/__ds/subscriptions/s/claim",
         headers={"Origin": "https://app.example", "Access-Control-Request-Headers": "authorization, content-type"},
@@ -243,7 +245,7 @@ def test_existing_streams_are_linked_at_their_tail_and_new_ones_at_their_beginni
     }
 
 
-def test_a_fork_is_linked_where_it_parts(subscription: Subscription, stream: Stream) -> None:
+def test_fork_is_linked_at_its_fork_point(subscription: Subscription, stream: Stream) -> None:
     stream.create("12345")
     subscription.create(**PULL | {"pattern": f"{stream.name}/*"})
     fork = Stream(stream.http, f"{stream.name}/fork")
@@ -286,7 +288,7 @@ def test_removing_an_explicit_link_leaves_the_pattern(subscription: Subscription
 
 
 @pytest.mark.parametrize("body", [{}, {"streams": []}, {"streams": [""]}, {"streams": ["__ds/x"]}, {"streams": "a"}])
-def test_links_that_are_none_are_400(subscription: Subscription, body: dict[str, Any]) -> None:
+def test_invalid_links_are_400(subscription: Subscription, body: dict[str, Any]) -> None:
     subscription.create(**PULL)
     assert_error(subscription.http.post(f"{subscription.path}/streams", json=body), 400, "INVALID_REQUEST")
     assert_error(
@@ -297,7 +299,7 @@ def test_links_that_are_none_are_400(subscription: Subscription, body: dict[str,
     assert subscription.links() == {}
 
 
-def test_a_deleted_stream_takes_its_link_with_it_and_an_explicit_one_waits(
+def test_deleting_a_stream_removes_its_pattern_link_and_keeps_an_explicit_one(
     subscription: Subscription, stream: Stream
 ) -> None:
     one = Stream(stream.http, f"{stream.name}/one").create("12345")
@@ -310,11 +312,11 @@ def test_a_deleted_stream_takes_its_link_with_it_and_an_explicit_one_waits(
     }
     two.create("x")
     claimed = subscription.claimed()
-    assert [told["path"] for told in claimed["streams"] if told["has_pending"]] == [two.name]
+    assert [link["path"] for link in claimed["streams"] if link["has_pending"]] == [two.name]
 
 
-def test_names_that_are_no_client_streams_are_never_linked(subscription: Subscription, client: httpx.Client) -> None:
-    """Streams of buckets live elsewhere: a pattern for everything means everything below /v1/stream/."""
+def test_names_that_are_not_client_streams_are_never_linked(subscription: Subscription, client: httpx.Client) -> None:
+    """A pattern for everything matches everything below /v1/stream/, but no streams of buckets."""
     bucket = f"bucket-{abs(hash(subscription.id)) % 10**8}"
     subscription.create(**PULL | {"pattern": "**"})
     if client.put(f"/ds/{bucket}").status_code in (200, 201):

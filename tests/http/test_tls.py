@@ -40,7 +40,7 @@ def stream(secure: Server, certificate: Certificate, stream_name: Callable[[], s
         yield Stream(http, stream_name())
 
 
-def test_the_server_says_that_it_speaks_https(secure: Server) -> None:
+def test_startup_line_has_an_https_url(secure: Server) -> None:
     assert secure.url.startswith("https://")
 
 
@@ -65,11 +65,20 @@ def test_events_are_live_over_tls(secure: Server, certificate: Certificate, stre
         assert events.ends()
 
 
-def test_plain_http_on_the_tls_port_is_turned_away(secure: Server, stream: Stream) -> None:
+def test_plain_http_on_the_tls_port_is_rejected(secure: Server, stream: Stream) -> None:
     with connect(secure) as connection:
         connection.send(encode("GET", "/healthz"))
         assert connection.ends()
     assert stream.http.get("/healthz").text == "ok"
+
+
+def test_large_bodies_arrive_whole_over_tls(stream: Stream) -> None:
+    """They are received past the HTTP parser, as without TLS."""
+    body = bytes(range(256)) * 4000
+    stream.create()
+    for _ in range(2):
+        assert stream.post(body).status_code == 204
+    assert stream.content() == 2 * body
 
 
 def test_a_client_that_does_not_trust_the_certificate_gets_nothing(secure: Server, stream: Stream) -> None:
@@ -78,13 +87,13 @@ def test_a_client_that_does_not_trust_the_certificate_gets_nothing(secure: Serve
     assert stream.http.get("/healthz").text == "ok"
 
 
-def test_the_version_of_tls_is_a_modern_one(secure: Server, certificate: Certificate) -> None:
+def test_old_tls_versions_are_refused(secure: Server, certificate: Certificate) -> None:
     with RawConnection(secure, tls=certificate.client_context()) as connection:
         assert isinstance(connection.socket, ssl.SSLSocket)
         assert connection.socket.version() in ("TLSv1.2", "TLSv1.3")
 
 
-def test_a_certificate_that_is_missing_stops_the_start(tmp_path: Path, certificate: Certificate) -> None:
+def test_missing_certificate_stops_the_start(tmp_path: Path, certificate: Certificate) -> None:
     with (
         pytest.raises(AssertionError, match="ended with code"),
         serve(DS_TLS__CERT_PATH=str(tmp_path / "none.crt"), DS_TLS__KEY_PATH=str(certificate.key_path)),

@@ -1,4 +1,4 @@
-"""Webhooks against a real receiver: signatures, answers, callbacks, retries, time-outs, redirects (protocol §7.1)."""
+"""Webhooks with a real receiver: signatures, answers, callbacks, retries, timeouts, redirects (protocol §7.1)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.serving import Server, serve
 from tests.waiting import wait_until
 
 MIN_DELAY_S = 0.8
-"""The shortest wait before the second delivery; each further one waits twice as long."""
+"""The shortest delay before the second delivery; each further delay is twice as long."""
 LOCAL: Any = {"DS_SUBSCRIPTIONS__ALLOW_LOCAL_WEBHOOKS": "true"}
 
 
@@ -37,7 +37,7 @@ LEASE_S = 600
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server whose clock tests move: receivers have two minutes to answer."""
+    """A server with a manual clock; receivers have two minutes to answer."""
     settings: Any = {"DS_SUBSCRIPTIONS__WEBHOOK_TIMEOUT_SECS": str(TIMEOUT_S), **LOCAL}
     with serve(moving_time=True, DS_SERVER__IDLE_TIMEOUT_SECS="600000", **settings) as running:
         yield running
@@ -56,14 +56,14 @@ def name(stream_name: Callable[[], str]) -> str:
 
 @pytest.fixture
 def subscription(client: httpx.Client, name: str) -> Iterator[Subscription]:
-    """Not yet created. Gone in the end, so that a receiver that went away is not called for ever."""
+    """A subscription that is not yet created. It is deleted after the test, with its calls."""
     made = Subscription(client, name)
     yield made
     made.delete()
 
 
 def assert_quiet(receiver: Receiver, server: Server, http: httpx.Client, after_s: float = 0) -> None:
-    """No further request comes, not when so much time has passed either: a later call to another receiver is there."""
+    """Check that no further request is sent, by advancing the time and waiting for a later call to another receiver."""
     before = len(receiver.received)
     server.pass_time(after_s)
     with receive(otherwise=DONE) as other:
@@ -75,7 +75,7 @@ def assert_quiet(receiver: Receiver, server: Server, http: httpx.Client, after_s
     assert len(receiver.received) == before
 
 
-def test_a_delivery_tells_what_to_do_and_is_signed(subscription: Subscription, server: Server) -> None:
+def test_delivery_lists_the_pending_streams_and_is_signed(subscription: Subscription, server: Server) -> None:
     with receive(DONE) as receiver:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
         stream = Stream(subscription.http, f"{subscription.id}/a").create("12345")
@@ -119,7 +119,7 @@ def test_the_key_set_holds_public_keys_only(subscription: Subscription) -> None:
     assert key == {"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "use": "sig", "kid": key["kid"], "x": key["x"]}
 
 
-def test_done_acks_what_was_told_and_no_more(subscription: Subscription) -> None:
+def test_done_acks_only_what_was_reported(subscription: Subscription) -> None:
     appended = threading.Event()
     with receive(Reply(body=b'{"done": true}', hold=appended), otherwise=DONE) as receiver:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
@@ -135,7 +135,7 @@ def test_done_acks_what_was_told_and_no_more(subscription: Subscription) -> None
         wait_until(lambda: subscription.acked(stream.name) == offset(2, 6))
 
 
-def test_many_appends_while_one_delivery_is_under_way_are_one_more(subscription: Subscription) -> None:
+def test_appends_during_a_delivery_cause_one_more_delivery(subscription: Subscription) -> None:
     appended = threading.Event()
     with receive(Reply(body=b'{"done": true}', hold=appended), otherwise=DONE) as receiver:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
@@ -164,8 +164,8 @@ def test_a_callback_acks_later(subscription: Subscription) -> None:
         assert_error(subscription.act("callback", wake, acks=acks_of(wake), done=True), 409, "FENCED")
 
 
-def test_a_callback_may_come_before_the_answer(subscription: Subscription, server: Server) -> None:
-    """The usual receiver: it works, calls back, and answers last."""
+def test_callback_before_the_answer_is_accepted(subscription: Subscription, server: Server) -> None:
+    """A typical receiver works, calls back, and answers last."""
     with receive() as receiver:
 
         def work(got: Received) -> None:
@@ -195,7 +195,7 @@ def test_callbacks_of_others_are_401(subscription: Subscription, stream_name: Ca
         other.delete()
 
 
-def test_failed_deliveries_come_again_and_ever_later(subscription: Subscription, server: Server) -> None:
+def test_failed_deliveries_are_retried_with_growing_delays(subscription: Subscription, server: Server) -> None:
     failed = samples(server)["headwater_webhook_calls_total{outcome=failed}"]
     with receive(Reply(500), Reply(404), Reply(429), otherwise=DONE) as receiver:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
@@ -210,7 +210,9 @@ def test_failed_deliveries_come_again_and_ever_later(subscription: Subscription,
             server.pass_time(earliest_s)
         receiver.wait(4)
         assert len({(got.body["wake_id"], got.body["generation"]) for got in receiver.received}) == 1
-        assert receiver.received[-1].body["streams"][0]["tail_offset"] == offset(2, 6), "what is told is fresh"
+        assert receiver.received[-1].body["streams"][0]["tail_offset"] == offset(2, 6), (
+            "the delivery has the current tail"
+        )
         keys = key_set(subscription.http)
         for got in receiver.received:
             verify(got.signature, got.raw, keys)
@@ -218,7 +220,7 @@ def test_failed_deliveries_come_again_and_ever_later(subscription: Subscription,
         assert subscription.acked(stream.name) == offset(2, 6)
 
 
-def test_nobody_there_is_a_failed_delivery(subscription: Subscription) -> None:
+def test_refused_connection_is_a_failed_delivery(subscription: Subscription) -> None:
     with receive() as receiver:
         url = receiver.url
     subscription.webhook(url, f"{subscription.id}/*")
@@ -238,10 +240,10 @@ def test_t35_redirects_are_not_followed(subscription: Subscription) -> None:
 
 
 @pytest.mark.parametrize("trickles", [False, True], ids=["silent", "trickling"])
-def test_a_slow_receiver_is_given_up_and_called_again(
+def test_slow_receiver_times_out_and_is_called_again(
     subscription: Subscription, server: Server, trickles: bool
 ) -> None:
-    """The first call is not answered before the second has arrived, so the server must have given it up."""
+    """The first call is not answered until the second is received, so the server must have timed out."""
     called_again = threading.Event()
     slow = Reply(body=b'{"done": true}', trickles=trickles, hold=called_again)
     with receive(slow, otherwise=DONE) as receiver:
@@ -313,7 +315,7 @@ def test_an_answer_that_does_not_say_done_acks_nothing(subscription: Subscriptio
         assert subscription.act("callback", wake, acks=acks_of(wake), done=True).is_success
 
 
-def test_a_deleted_subscription_is_called_no_more(subscription: Subscription, server: Server) -> None:
+def test_deleted_subscription_is_not_called_again(subscription: Subscription, server: Server) -> None:
     with receive(otherwise=Reply(500)) as receiver:
         subscription.webhook(receiver.url, f"{subscription.id}/*")
         stream = Stream(subscription.http, f"{subscription.id}/a").create("one")
@@ -324,7 +326,7 @@ def test_a_deleted_subscription_is_called_no_more(subscription: Subscription, se
         assert_error(subscription.act("callback", wake, done=True), 404, "SUBSCRIPTION_NOT_FOUND")
 
 
-def test_the_public_url_is_what_receivers_are_told(stream_name: Callable[[], str]) -> None:
+def test_receivers_get_the_public_url(stream_name: Callable[[], str]) -> None:
     with (
         receive(DONE) as receiver,
         serve(DS_SUBSCRIPTIONS__PUBLIC_URL="https://streams.example/", **LOCAL) as server,

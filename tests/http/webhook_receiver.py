@@ -1,4 +1,4 @@
-"""A real webhook receiver on loopback: a threaded HTTP server that records every request and answers as it is told."""
+"""A real webhook receiver on loopback: a threaded HTTP server that records every request and answers as instructed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 TRICKLE_S = 0.1
 WAIT_S = 60.0
-"""Long enough for a busy machine. A test that waits this long has failed."""
+"""Long enough for a busy machine; a test that waits this long has failed."""
 
 
 @dataclass(slots=True)
 class Received:
-    """One request, as it came in."""
+    """One received request."""
 
     path: str
     headers: dict[str, str]
@@ -38,7 +38,7 @@ class Received:
 
 @dataclass(slots=True)
 class Reply:
-    """What to answer, and how slowly."""
+    """The answer to send, and how slowly."""
 
     status: int = 200
     body: bytes = b"{}"
@@ -60,7 +60,7 @@ class Receiver:
         self.replies = replies
         self.otherwise = otherwise
         self.on_request: Callable[[Received], None] | None = None
-        """Called before the answer leaves."""
+        """Called before the answer is sent."""
         self.under_way = 0
         self.most_under_way = 0
         self._arrived = threading.Condition()
@@ -71,10 +71,10 @@ class Receiver:
         return f"http://127.0.0.1:{self.port}/hook?x=1"
 
     def wait(self, count: int = 1, timeout_s: float = WAIT_S) -> Received:
-        """The `count`th request, once it is there."""
+        """Wait for the `count`th request."""
         with self._arrived:
             assert self._arrived.wait_for(lambda: len(self.received) >= count, timeout_s), (
-                f"{len(self.received)} of {count} requests came within {timeout_s} s"
+                f"{len(self.received)} of {count} requests were received within {timeout_s} s"
             )
         return self.received[count - 1]
 
@@ -100,14 +100,14 @@ def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext
             raw = self.rfile.read(size)
             if len(raw) < size:
                 self.close_connection = True
-                return  # The caller died while it spoke: nothing was told.
+                return  # The caller died while sending, so there was no complete request.
             headers = {name.lower(): value for name, value in self.headers.items()}
             receiver.under_way += 1
             receiver.most_under_way = max(receiver.most_under_way, receiver.under_way)
             try:
                 self._answer(receiver.take(Received(self.path, headers, raw, time.monotonic())))
             except (BrokenPipeError, ConnectionResetError):
-                pass  # The caller gave up, which is what some tests are about.
+                pass  # The caller gave up, which some tests provoke.
             finally:
                 receiver.under_way -= 1
 
@@ -140,7 +140,7 @@ def receive(*replies: Reply, otherwise: Reply | None = None, tls: ssl.SSLContext
         block_on_close = False
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """A caller that cut the connection is no error here."""
+            """Ignore callers that close the connection."""
 
     server = Server(("127.0.0.1", 0), Handler)
     if tls is not None:

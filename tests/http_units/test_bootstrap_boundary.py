@@ -1,4 +1,4 @@
-"""The boundary of a bootstrap occurs in no part: it is looked for in everything, and chosen anew or the answer cut."""
+"""The multipart boundary of a bootstrap never occurs in a part: if it does, it is replaced or the response is cut."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fixture:
         (TAKEN, []),
         (b"s", [b"a", b"\r\n--" + TAKEN + b"--\r\n", b"b"]),
         (b"s", [b"x" * 300_000 + TAKEN]),
-        # Across two pages of the snapshot, and across two slices of a message.
+        # Split across two pages of the snapshot, and across two slices of a message.
         (b"x" * (256 * 1024 - 5) + TAKEN, [b"m"]),
         (b"s", [b"x" * (256 * 1024 - 5) + TAKEN + b"x" * 1000]),
     ],
@@ -61,7 +61,7 @@ def test_a_boundary_that_occurs_in_a_part_is_not_used(snapshot: bytes, messages:
     boundary, body = whole(fixture.answer(), lambda: next(choices))
     assert boundary == FREE
     assert body.count(FREE) == 2 + len(messages)
-    # A large answer has begun by then: it ends before the piece that would spoil it.
+    # A large response has already begun: it ends before the piece that contains the boundary.
     answer = fixture.answer()
     sent: list[bytes | memoryview] = []
     with pytest.raises(BoundaryFoundError):
@@ -69,23 +69,23 @@ def test_a_boundary_that_occurs_in_a_part_is_not_used(snapshot: bytes, messages:
     assert sum(map(len, sent)) < answer.length()
 
 
-def test_when_no_boundary_can_be_had_it_is_said() -> None:
+def test_error_is_reported_when_no_boundary_is_possible() -> None:
     with pytest.raises(BoundaryFoundError):
         whole(Fixture(TAKEN, []).answer(), lambda: TAKEN)
 
 
-def test_the_length_is_known_before() -> None:
+def test_length_is_known_in_advance() -> None:
     for snapshot, messages in ((b"", []), (b"s" * 1000, [b"a", b"bc"]), (b"s" * 600_000, [b"x" * 300_000, b"y"])):
         answer = Fixture(snapshot, messages).answer()
         assert sum(map(len, closing(answer, new_boundary()))) == answer.length()
 
 
-def test_an_answer_that_is_given_up_lets_go_of_its_pin() -> None:
+def test_abandoned_response_releases_its_pin() -> None:
     fixture = Fixture(b"s" * 600_000, [b"x" * 1000])
     slices = closing(fixture.answer(), new_boundary())
     next(slices)
     assert fixture.engine.retention._pins
-    slices.close()  # type: ignore[attr-defined]
+    slices.close()
     assert not fixture.engine.retention._pins
 
 
@@ -95,7 +95,7 @@ def pass_all(*pieces: bytes) -> None:
         watch.passes(piece)
 
 
-def test_a_boundary_is_found_however_it_is_cut() -> None:
+def test_boundary_is_found_across_any_split() -> None:
     text = b"--" + TAKEN + b"--"
     for cut in range(len(text) + 1):
         with pytest.raises(BoundaryFoundError):

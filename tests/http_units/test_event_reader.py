@@ -1,4 +1,4 @@
-"""An event reader over a real engine: what is sent when its socket, its stream and time move."""
+"""An event reader over a real engine, with a simulated socket and clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Timer:
 
 
 class Socket:
-    """The channel of an event reader, as a list of what was written."""
+    """The channel of an event reader, which records what is written."""
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
@@ -60,7 +60,7 @@ class Socket:
 
 
 class Readers:
-    """Event readers of one engine, with their clock of cursors."""
+    """Event readers of one engine, with a clock for cursors."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
@@ -69,6 +69,7 @@ class Readers:
             engine=rig.engine,
             metrics=rig.engine.metrics,
             sse_deadlines=None,
+            compresses_events=False,
             current_cursor="100",
             cursor=lambda echoed: "100" if echoed is None else str(int(echoed) + 7),
             loop=SimpleNamespace(call_later=self.call_later),
@@ -99,7 +100,7 @@ def test_a_reader_gets_each_message_once(disk: bool, http_1_0: bool) -> None:
 
 
 def test_a_reader_that_was_slow_on_a_stream_with_a_window_gets_each_message_once() -> None:
-    """The socket is full for longer than a share of the window; then the reader continues from the log."""
+    """The socket is full for longer than a share of the window; then the reader continues from storage."""
     rig = Rig(disk=False)
     rig.there("a", ttl_secs=16)
     reader, socket = Readers(rig).open("a")
@@ -138,7 +139,7 @@ def test_a_cursor_that_is_ahead_of_the_clock_is_kept_until_the_clock_passes_it()
     assert ahead.data() == plain.data() == [b"one", b"two", b"three"]
 
 
-def test_half_a_character_is_held_back_for_a_while_and_the_reader_is_not_called_up_to_date() -> None:
+def test_incomplete_character_is_held_back_and_the_reader_is_not_up_to_date() -> None:
     """Seed 001, lines 308, 320 and 323."""
     rig = Rig(disk=False)
     rig.there("a", b"caf\xc3")
@@ -173,12 +174,12 @@ def test_many_small_messages_are_sent_in_bounded_steps() -> None:
     assert max(piece.count(b"event: data") for piece in socket.written) <= STEP_MESSAGES
 
 
-def test_a_large_message_is_sent_in_pieces_as_the_socket_takes_them() -> None:
+def test_large_message_is_sent_in_pieces_as_the_socket_accepts_them() -> None:
     rig = Rig(disk=False)
     rig.there("a", b"x" * 1_000_000)
     readers = Readers(rig)
     reader, socket = readers.open("a")
-    # Not at once: all readers of a stream are woken together.
+    # Not in one call, because all readers of a stream are woken together.
     assert socket.turns == 1
     reader.on_writable()
     assert socket.data() == [b"x" * 1_000_000]

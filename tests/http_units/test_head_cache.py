@@ -1,4 +1,4 @@
-"""Known heads: looking a request up gives what parsing it would give, or nothing."""
+"""The head cache: a lookup gives the same request as parsing, or nothing."""
 
 from __future__ import annotations
 
@@ -52,6 +52,11 @@ def one(data: bytes) -> Request:
     return request
 
 
+def found(heads: HeadCache, data: bytes) -> Request | None:
+    pair = heads.find(data)
+    return pair[1] if pair is not None else None
+
+
 def facts(request: Request | None) -> tuple[object, ...] | None:
     if request is None:
         return None
@@ -70,19 +75,19 @@ def remembering(*requests: bytes) -> HeadCache:
     return heads
 
 
-def test_a_head_that_was_never_seen_is_not_known() -> None:
-    assert HeadCache().request(post(b"abc")) is None
+def test_unseen_head_is_not_cached() -> None:
+    assert HeadCache().find(post(b"abc")) is None
 
 
 def test_the_same_head_with_another_body_is_the_same_request() -> None:
     heads = remembering(post(b"abc", "Content-Type: text/plain"))
     data = post(b"xyz", "Content-Type: text/plain")
-    assert facts(heads.request(data)) == facts(one(data))
+    assert facts(found(heads, data)) == facts(one(data))
 
 
-def test_a_request_without_a_body_is_known_too() -> None:
+def test_head_without_a_body_is_cached() -> None:
     data = b"GET /v1/stream/a HTTP/1.1\r\nHost: x\r\n\r\n"
-    assert facts(remembering(data).request(data)) == facts(one(data))
+    assert facts(found(remembering(data), data)) == facts(one(data))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_a_request_without_a_body_is_known_too() -> None:
     ],
 )
 def test_anything_else_goes_to_the_parser(data: bytes) -> None:
-    assert remembering(post(b"abc")).request(data) is None
+    assert remembering(post(b"abc")).find(data) is None
 
 
 @pytest.mark.parametrize(
@@ -123,23 +128,23 @@ def test_anything_else_goes_to_the_parser(data: bytes) -> None:
     ],
     ids=["1.0", "close", "query", "producer", "seq", "etag", "expect", "long", "chunked"],
 )
-def test_what_will_not_come_again_or_needs_the_parser_is_not_remembered(data: bytes) -> None:
-    assert remembering(data).request(data) is None
+def test_unrepeatable_and_unusual_heads_are_not_cached(data: bytes) -> None:
+    assert remembering(data).find(data) is None
 
 
-def test_memory_is_bounded_and_goes_on_working() -> None:
+def test_memory_is_bounded_and_the_server_still_works() -> None:
     heads = HeadCache()
     for number in range(KNOWN_MAX + 10):
         data = post(b"abc", target=f"/v1/stream/{number}")
         heads.remember(data, one(data))
-        assert facts(heads.request(data)) == facts(one(data))
+        assert facts(found(heads, data)) == facts(one(data))
     assert len(heads._heads) <= KNOWN_MAX
 
 
 def test_an_empty_line_in_a_body_does_not_move_the_head() -> None:
     body = b"ab\r\n\r\ncd"
     heads = remembering(post(body))
-    assert facts(heads.request(post(body))) == facts(one(post(body)))
+    assert facts(found(heads, post(body))) == facts(one(post(body)))
 
 
 names = st.sampled_from(["Content-Type", "X-A", "Producer-Id", "Stream-Closed", "Connection", "Origin"])
@@ -154,19 +159,19 @@ requests = st.builds(
 
 @given(st.lists(requests, min_size=1, max_size=5), requests, st.binary(max_size=6))
 @example([post(b"")], post(b""), b"GET / ")
-def test_whatever_was_seen_a_look_up_agrees_with_the_parser(seen: list[bytes], data: bytes, rest: bytes) -> None:
+def test_cached_head_always_agrees_with_the_parser(seen: list[bytes], data: bytes, rest: bytes) -> None:
     heads = remembering(*seen)
     for asked in (data, data + rest, *seen, *[one_ + rest for one_ in seen]):
-        found = heads.request(asked)
-        if found is not None:
-            assert facts(found) == facts(one(asked))
+        request = found(heads, asked)
+        if request is not None:
+            assert facts(request) == facts(one(asked))
 
 
 @given(requests, st.data())
-def test_no_single_byte_of_a_head_can_change_unnoticed(data: bytes, draw: st.DataObject) -> None:
+def test_changing_any_byte_of_a_head_is_a_cache_miss(data: bytes, draw: st.DataObject) -> None:
     heads = remembering(data)
-    assume(heads.request(data) is not None)
+    assume(heads.find(data) is not None)
     end = data.find(b"\r\n\r\n") + 4
     at = draw.draw(st.integers(min_value=0, max_value=end - 1))
     byte = draw.draw(st.integers(min_value=0, max_value=255).filter(lambda byte: byte != data[at]))
-    assert heads.request(data[:at] + bytes([byte]) + data[at + 1 :]) is None
+    assert heads.find(data[:at] + bytes([byte]) + data[at + 1 :]) is None

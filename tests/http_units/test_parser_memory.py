@@ -11,7 +11,7 @@ from headwater.http.request import Request
 
 
 class Sink:
-    """A connection that takes requests."""
+    """A connection that ignores requests."""
 
     def __init__(self) -> None:
         self.parser = RequestParser(ParserLimits(8192, 8192, 8192, 30.0), ByteBudget(8192), lambda *_: None, self)
@@ -24,7 +24,7 @@ class Sink:
         """Nothing to send."""
 
     def begin_upload(self, head: Request) -> None:
-        """All bodies are held."""
+        """Keep all bodies in memory."""
 
     def on_upload_ahead(self) -> None:
         """There is none."""

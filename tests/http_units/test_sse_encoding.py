@@ -1,4 +1,4 @@
-"""Server-sent events on the wire: nothing in a message can break out of its event, and no byte of it is lost (§5.8)."""
+"""Encoding of server-sent events: a message cannot break out of its event, and no byte of it is lost (§5.8)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BYTES = content_type_of("application/octet-stream")
 
 
 def parse_events(wire: bytes) -> list[tuple[str, str]]:
-    """What a reader that follows the HTML standard makes of an event stream: (type, data) of each event."""
+    """Parse an event stream by the HTML standard: (type, data) of each event."""
     text = wire.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
     events: list[tuple[str, str]] = []
     kind = "message"
@@ -39,7 +39,7 @@ def parse_events(wire: bytes) -> list[tuple[str, str]]:
             kind = value
         elif field == "data":
             data.append(value)
-    assert not data, "the last event is not finished by an empty line"
+    assert not data, "the last event does not end with an empty line"
     return events
 
 
@@ -100,7 +100,7 @@ def test_line_ends_stay_within_their_event_and_leading_space_survives(message: b
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x00"])
-def test_what_only_looks_like_a_line_end_is_left_alone(separator: str) -> None:
+def test_unicode_line_separators_are_unchanged(separator: str) -> None:
     message = f"a{separator}b"
     assert events(TEXT, [message.encode()])[0].payload == b"event: data\ndata:" + message.encode() + b"\n\n"
     assert texts([message.encode()]) == [message]
@@ -110,13 +110,13 @@ def test_what_only_looks_like_a_line_end_is_left_alone(separator: str) -> None:
 @example(["\r", "\n", " ", "\n\n", "\r\n\r\n"])
 @example(["\ufeff"])
 def test_any_text_arrives_with_its_line_ends_made_alike(messages: list[str]) -> None:
-    """CR and CRLF arrive as LF: an event stream has no way to tell them apart. Everything else arrives as it left."""
+    """CR and CRLF become LF, because an event stream cannot represent them. Everything else is unchanged."""
     received = texts([message.encode() for message in messages])
     assert received == [message.replace("\r\n", "\n").replace("\r", "\n") for message in messages]
 
 
 @given(st.lists(st.binary(min_size=1), min_size=1, max_size=6))
-def test_bytes_that_are_no_text_cannot_break_out_either(messages: list[bytes]) -> None:
+def test_bytes_that_are_not_text_cannot_break_out_either(messages: list[bytes]) -> None:
     found = events(TEXT, messages, hold=False)
     assert [kind for event in found for kind, _ in parse_events(event.payload)] == ["data"] * len(found)
     assert found[-1].end == Offset(len(messages), sum(map(len, messages)))
@@ -149,18 +149,18 @@ def test_however_a_text_is_cut_it_arrives_whole(text: str, data: st.DataObject) 
     cuts = data.draw(st.lists(st.integers(min_value=1, max_value=len(body)), max_size=8))
     pieces = split_at(body, cuts)
     received = "".join(texts(pieces))
-    # A CRLF cut in two is two line ends by the time it is framed.
+    # A CRLF split between two messages becomes two line ends.
     if "\r" not in text:
         assert received == text
     ends = [event.end for event in events(TEXT, pieces)]
     boundaries = {Offset(at, len(b"".join(pieces[:at]))) for at in range(len(pieces) + 1)}
-    assert set(ends) <= boundaries, "a reader that resumes there must find a message boundary"
+    assert set(ends) <= boundaries, "an offset to resume from must be a message boundary"
     assert ends[-1].byte_position == len(body)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20), st.data())
-def test_live_the_rest_of_a_character_is_waited_for_and_no_longer(text: str, data: st.DataObject) -> None:
-    """Event by event as the appends come, a reader has all whole characters of what there is."""
+def test_live_reader_gets_all_complete_characters_at_once(text: str, data: st.DataObject) -> None:
+    """After every append, a live reader has all complete characters."""
     body = text.encode()
     pieces = split_at(body, data.draw(st.lists(st.integers(min_value=1, max_value=len(body)), max_size=8)))
     received = ""
@@ -179,13 +179,13 @@ def test_live_the_rest_of_a_character_is_waited_for_and_no_longer(text: str, dat
 
 
 @pytest.mark.parametrize("rest", [b"\xe2", b"\xe2\x82", b"\xf0\x9f\x98", b"\xc3"])
-def test_a_character_that_never_ends_is_sent_when_the_stream_is_over(rest: bytes) -> None:
+def test_incomplete_character_is_sent_when_the_stream_closes(rest: bytes) -> None:
     assert events(TEXT, [b"a", b"b" + rest], hold=True) == events(TEXT, [b"a"])
     last = events(TEXT, [b"a", b"b" + rest], hold=False)[-1]
     assert last == SseEvent(b"event: data\ndata:b" + rest + b"\n\n", Offset(2, 2 + len(rest)))
 
 
-def test_a_reader_waits_when_all_there_is_is_half_a_character() -> None:
+def test_reader_waits_when_only_an_incomplete_character_is_available() -> None:
     assert events(TEXT, [b"\xe2"], hold=True) == []
     assert events(TEXT, [b"\xe2", b"\x82"], hold=True) == []
     assert texts([b"\xe2", b"\x82", b"\xac"], hold=True) == ["€"]
@@ -194,24 +194,24 @@ def test_a_reader_waits_when_all_there_is_is_half_a_character() -> None:
 @pytest.mark.parametrize(
     "message", [b"\x80", b"\xbf\xbf", b"a\x80", b"\x80\x80\x80\x80\x80", b"\xc3\xa9\x80", b"\xf0\x9f\x98\x80\x80"]
 )
-def test_a_stray_continuation_is_no_reason_to_wait(message: bytes) -> None:
+def test_stray_continuation_byte_is_sent_at_once(message: bytes) -> None:
     assert len(events(TEXT, [message], hold=True)) == 1
 
 
 @pytest.mark.parametrize("byte", [0xC0, 0xC1, *range(0xF5, 0x100)])
-def test_a_byte_that_begins_no_character_is_no_reason_to_wait(byte: int) -> None:
+def test_byte_that_begins_no_character_is_sent_at_once(byte: int) -> None:
     assert len(events(TEXT, [b"a" + bytes([byte])], hold=True)) == 1
 
 
 @pytest.mark.parametrize("next_message", [b"a", b"\xe2", b"\xc3\xa9", b"\xff"])
-def test_half_a_character_that_the_next_message_cannot_complete_is_sent_as_it_is(next_message: bytes) -> None:
+def test_incomplete_character_that_the_next_message_does_not_complete_is_sent(next_message: bytes) -> None:
     found = events(TEXT, [b"\xe2", next_message, b"end"], hold=True)
     assert found[0] == SseEvent(b"event: data\ndata:\xe2\n\n", Offset(1, 1))
     assert found[-1].end.message_index == 3
 
 
 def test_many_half_characters_cost_one_event_each() -> None:
-    """Eighty thousand one-byte messages used to be joined again and again."""
+    """A regression: the pieces of eighty thousand one-byte messages were joined again for each message."""
     found = events(TEXT, [b"\xe2"] * 2000, hold=True)
     assert [event.end.message_index for event in found] == list(range(1, 2000))
 
@@ -250,7 +250,7 @@ def test_json_is_one_array_per_event() -> None:
     assert events(JSON, stored) == [SseEvent(b'event: data\ndata:[{"a":1},2,"x"]\n\n', Offset(3, 14))]
 
 
-def test_json_that_is_laid_out_in_lines_stays_one_value() -> None:
+def test_json_with_line_breaks_stays_one_value() -> None:
     found = events(JSON, [b'{\r\n "a": [1,\r2]\n},'])
     [(kind, data)] = parse_events(found[0].payload)
     assert (kind, json.loads(data)) == ("data", [{"a": [1, 2]}])
@@ -282,7 +282,7 @@ def control_data(wire: bytes) -> dict[str, object]:
     return found
 
 
-def test_a_control_event_says_where_to_go_on() -> None:
+def test_control_event_carries_the_offset_to_continue_from() -> None:
     assert control_data(control_event(str(Offset(1, 255)), "77", up_to_date=False, closed=False)) == {
         "streamNextOffset": "0000000000000001_00000000000000ff",
         "streamCursor": "77",

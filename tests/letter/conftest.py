@@ -26,7 +26,7 @@ def mode(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def server(mode: str) -> Iterator[Server]:
-    """A server in this mode, with short waits. Use your own stream names on it."""
+    """A shared server in this mode, with short timeouts. Tests use their own stream names."""
     with serve(
         DS_STORAGE__MODE=mode,
         DS_SERVER__LONG_POLL_TIMEOUT_SECS="1",
@@ -49,7 +49,7 @@ def stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
 
 @pytest.fixture
 def json_stream(client: httpx.Client, stream_name: Callable[[], str]) -> Stream:
-    """The same for JSON."""
+    """A JSON stream that no other test uses, not yet created."""
     return Stream(client, stream_name(), "application/json")
 
 

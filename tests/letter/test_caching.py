@@ -1,4 +1,4 @@
-"""Cache headers, and headers that tell a client where a stream is."""
+"""Cache headers and the Location header."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.serving import Server, serve
 
 @pytest.fixture(scope="module")
 def cacheable(mode: str) -> Iterator[Server]:
-    """A server whose answers may be kept by shared caches, in small chunks."""
+    """A server with small chunks whose answers may be stored by shared caches."""
     with serve(
         DS_STORAGE__MODE=mode,
         DS_HTTP__CACHE_CONTROL="public",

@@ -83,13 +83,13 @@ def test_a_repeated_append_with_data_does_not_close(stream: Stream) -> None:
 def test_a_retry_after_another_client_closed_is_409_and_a_close_shows_whether_it_was_stored(stream: Stream) -> None:
     """reference line 670 answers 204 to a repeat; protocol lines 206-208 answer 409 on a closed stream, and rule.
 
-    What docs/clients.md tells producers to do then: close without data, and look at Producer-Seq.
+    docs/clients.md says what producers do in that case: close without data, and check Producer-Seq.
     """
     stream.create()
     stream.append("stored", headers=producer("p", 0, 0))
     stream.close()
     assert_problem(stream.post("stored", headers=producer("p", 0, 0)), 409, "stream_closed")
     assert stream.close(headers=producer("p", 0, 0)).headers["producer-seq"] == "0"
-    # This one came too late: the answer does not reach its number.
+    # This one was too late: Producer-Seq in the answer is lower than its number.
     assert_problem(stream.post("late", headers=producer("p", 0, 1)), 409, "stream_closed")
     assert stream.close(headers=producer("p", 0, 1)).headers["producer-seq"] == "0"

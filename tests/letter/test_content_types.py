@@ -1,4 +1,4 @@
-"""The content type of an append: malformed, another one, another charset."""
+"""The content type of an append: malformed, not matching, or with another charset."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import pytest
 
 from tests.http.protocol import Stream, assert_problem
 
-MALFORMED = ["nonsense", "text/", "/plain", "text/plain extra", "text//plain", "; charset=utf-8"]
+MALFORMED = [
+    "nonsense",
+    "text/",
+    "/plain",
+    "text/plain extra",
+    "text//plain",
+    "; charset=utf-8",
+    "text/plain; charset",
+    "text/plain; charset=",
+    'text/plain; charset="x',
+]
 
 
 @pytest.mark.parametrize("content_type", MALFORMED)
@@ -15,6 +25,23 @@ def test_a_malformed_content_type_is_400(stream: Stream, content_type: str) -> N
     stream.create()
     assert_problem(stream.post("a", headers={"Content-Type": content_type}), 400, "invalid_content_type")
     assert stream.content() == b""
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain;", "text/plain ; ; charset=utf-8", 'text/plain; note="a \\" b; c"']
+)
+def test_empty_and_quoted_parameters_are_valid(stream: Stream, content_type: str) -> None:
+    """protocol line 127: only invalid header syntax is 400; RFC 9110 allows these."""
+    stream.create()
+    stream.append("a", headers={"Content-Type": content_type})
+    assert stream.content() == b"a"
+
+
+def test_long_malformed_content_type_is_refused_quickly(stream: Stream) -> None:
+    """protocol line 127: a header of many parameters and spaces is refused without trying every way to split it."""
+    stream.create()
+    content_type = "text/plain" + (";" + " " * 50) * 60 + "="
+    assert_problem(stream.post("a", headers={"Content-Type": content_type}), 400, "invalid_content_type")
 
 
 def test_a_valid_content_type_that_does_not_match_is_409(stream: Stream) -> None:

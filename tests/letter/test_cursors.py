@@ -7,7 +7,11 @@ import pytest
 from tests.http.protocol import Stream
 
 
-@pytest.mark.parametrize("cursor", [2**53 - 2, 2**53 - 1, 2**53, 10**16 - 1], ids=str)
+@pytest.mark.parametrize(
+    "cursor",
+    [2**53 - 2, 2**53 - 1, 2**53, 10**16 - 1, 10**32 - 1, 10**4000],
+    ids=lambda cursor: f"{float(min(cursor, 10**300)):g}",
+)
 def test_a_huge_cursor_is_answered_with_a_greater_one(stream: Stream, cursor: int) -> None:
     """protocol line 433: strictly greater than the client's cursor. 2^53-1 was answered with a smaller one."""
     stream.create("data")

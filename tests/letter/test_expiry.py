@@ -1,4 +1,4 @@
-"""Expiry headers: what is accepted, and what a conflict says."""
+"""Expiry headers: accepted values, and the messages of conflicts."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def test_a_live_reader_does_not_hold_up_an_absolute_expiry(mode: str) -> None:
 
 
 def expiring(mode: str) -> AbstractContextManager[Server]:
-    """A server whose clock the test moves, and whose event streams never end."""
+    """A server with a manual clock, whose event streams never end."""
     return serve(moving_time=True, DS_STORAGE__MODE=mode, DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0")

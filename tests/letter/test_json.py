@@ -1,4 +1,4 @@
-"""What a refusal of a JSON body says."""
+"""Error messages for refused JSON bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.http.protocol import Stream, assert_problem
     ],
     ids=["high", "low", "apart", "doubled"],
 )
-def test_a_lone_surrogate_is_refused_by_name(json_stream: Stream, body: bytes, named: str) -> None:
+def test_lone_surrogate_is_refused_with_its_own_message(json_stream: Stream, body: bytes, named: str) -> None:
     """protocol line 403: 400 with an appropriate error message. It said "Input data was truncated"."""
     json_stream.create()
     refused = json_stream.post(body)
@@ -34,7 +34,7 @@ def test_a_surrogate_pair_and_an_escaped_backslash_are_fine(json_stream: Stream)
     assert json_stream.content() == rb'["\ud83d\ude00","\\ud800"]'
 
 
-def test_truncated_json_is_still_called_truncated(json_stream: Stream) -> None:
+def test_truncated_json_is_reported_as_truncated(json_stream: Stream) -> None:
     """protocol line 403."""
     json_stream.create()
     assert "truncated" in json_stream.post(rb'{"a":"\\ud800').json()["detail"]

@@ -1,4 +1,4 @@
-"""Live reads: cursors of events, what `upToDate` means, the end of a closed stream, resuming a browser's reader."""
+"""Live reads: cursors of events, `upToDate`, the end of a closed stream, and Last-Event-ID."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FAR_AHEAD = 10**7
 
 @pytest.fixture(scope="module")
 def ticking(mode: str) -> Iterator[Server]:
-    """A server whose cursor moves on every second, and whose clock tests move."""
+    """A server with a manual clock whose cursor changes every second."""
     with serve(
         moving_time=True,
         DS_STORAGE__MODE=mode,
@@ -29,7 +29,7 @@ def ticking(mode: str) -> Iterator[Server]:
 def test_events_carry_the_cursor_of_now_and_not_of_an_older_frame(ticking: Server) -> None:
     """protocol lines 430-433: the current interval for each response, and never backwards.
 
-    A frame that other readers had shared was sent with the cursor of the moment at which it was made.
+    A frame shared with other readers was sent with the cursor of the time at which it was built.
     """
     with stream_on(ticking, "shared") as stream:
         stream.create("one")
@@ -74,7 +74,7 @@ def test_a_reader_is_not_up_to_date_while_bytes_are_held_back(
 
 
 def test_bytes_are_held_back_for_a_bounded_time(server: Server, stream: Stream) -> None:
-    """protocol line 308: data is emitted; half a character at the end of a stream must not wait for ever."""
+    """protocol line 308: data is emitted; an incomplete character at the tail must not wait forever."""
     stream.create(b"caf\xc3")
     with SseReader(server, stream.name) as reader:
         events = reader.until_up_to_date()
@@ -87,7 +87,7 @@ def test_bytes_of_another_charset_are_not_held_back(server: Server, stream: Stre
     with SseReader(server, stream.name) as reader:
         data, control = reader.pair()
     assert control["upToDate"] is True
-    # Held back, it would be sent as it is in UTF-8 after its time.
+    # If it were held back, it would be sent unchanged after the time limit.
     assert data.data != "caf"
 
 

@@ -1,4 +1,4 @@
-"""RUST_LOG, as deployments of the reference server set it."""
+"""RUST_LOG as used by deployments of the reference server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_reference_servers_module_shows_our_debug_lines(mode: str) -> None:
     assert "/v1/stream/logged" not in server.log()
 
 
-def test_a_filter_that_is_not_one_stops_the_start(mode: str, tmp_path: Path) -> None:
+def test_malformed_log_filter_stops_the_start(mode: str, tmp_path: Path) -> None:
     """reference line 504: configurable levels via RUST_LOG. `bogus` was accepted silently."""
     done = subprocess.run(
         [sys.executable, "-m", "headwater", "serve", "--port", "0"],

@@ -1,4 +1,4 @@
-"""What a request may look like: unknown parameters, and a body that keeps arriving."""
+"""Requests with unknown parameters, and slow streaming bodies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNKED = {"Content-Type": "text/plain", "Transfer-Encoding": "chunked"}
     ids=["repeated", "invalid UTF-8 value", "invalid UTF-8 name", "many", "no value", "bad escape"],
 )
 def test_unknown_query_parameters_are_ignored(server: Server, stream: Stream, query: str) -> None:
-    """protocol line 440: clients may send extension parameters; a server ignores what it does not know."""
+    """protocol line 440: clients may send extension parameters; a server ignores unknown ones."""
     stream.create("data")
     with connect(server) as connection:
         answer = connection.request("GET", f"{stream.path}?{query}&offset=-1")
@@ -31,7 +31,7 @@ def test_a_known_parameter_that_is_repeated_is_400(server: Server, stream: Strea
 
 
 def test_a_streaming_append_may_take_as_long_as_data_keeps_arriving(mode: str) -> None:
-    """protocol lines 101, 110: streaming appends are supported; the time-out is for silence, not for the total."""
+    """protocol lines 101, 110: streaming appends are supported; the timeout applies to silence, not to the total."""
     with (
         serve(moving_time=True, DS_STORAGE__MODE=mode, DS_SERVER__READ_TIMEOUT_SECS="600") as server,
         connect(server) as connection,
@@ -47,8 +47,8 @@ def test_a_streaming_append_may_take_as_long_as_data_keeps_arriving(mode: str) -
         assert len(connection.request("GET", "/v1/stream/slow?offset=-1").body) == 48_000
 
 
-def test_a_streaming_append_that_falls_silent_is_ended(mode: str) -> None:
-    """protocol line 110: support for streaming bodies does not mean to wait for ever."""
+def test_silent_streaming_append_is_ended(mode: str) -> None:
+    """protocol line 110: support for streaming bodies does not mean waiting forever."""
     with (
         serve(DS_STORAGE__MODE=mode, DS_SERVER__READ_TIMEOUT_SECS="1") as server,
         connect(server) as connection,

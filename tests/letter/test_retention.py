@@ -1,4 +1,4 @@
-"""Retention by age and size, which is ours, beside snapshots and reads from the beginning, which are the protocol's."""
+"""Retention by age and size, an extension of ours, together with the protocol's snapshots and reads from the start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fill(stream: Stream, count: int = 30) -> list[str]:
 
 
 def trimmed(stream: Stream) -> Stream:
-    """A stream that has lost its first messages to retention."""
+    """Create a stream whose first messages were removed by retention."""
     stream.create(headers=DROP)
     fill(stream)
     wait_until(lambda: "stream-earliest-offset" in stream.head().headers)
@@ -32,17 +32,17 @@ def test_retention_keeps_the_latest_snapshot_and_what_follows_it(bucket: Bucket)
     folded.publish(folded.append("first"), "state")
     other = bucket.stream("other")
     offsets = fill(folded)
-    # Retention works on the stream that was written last after the others.
+    # Retention processes the stream that was written last after the others.
     trimmed(other)
     assert folded.latest().status_code == 307
     parts = [part.body for part in folded.parts()]
     assert parts == [b"state", *(f"{number:03}".encode() * 34 for number in range(30))]
-    # The next snapshot covers them, and then they go.
+    # The next snapshot covers them, so they are removed.
     folded.publish(offsets[-1], "later")
     assert [part.body for part in folded.parts()] == [b"later"]
 
 
-def test_bootstrap_says_when_history_is_missing(bucket: Bucket) -> None:
+def test_bootstrap_reports_missing_history(bucket: Bucket) -> None:
     """extensions lines 144, 205: without a snapshot nothing covers what retention dropped, and the answer says so."""
     stream = bucket.stream("unfolded")
     trimmed(stream)
@@ -59,7 +59,7 @@ def test_bootstrap_says_when_history_is_missing(bucket: Bucket) -> None:
 def test_a_base_reader_begins_at_the_earliest_retained_message(stream: Stream) -> None:
     """protocol line 350: `-1` is a valid offset that returns data; line 440: an extension must not break base clients.
 
-    `Stream-Earliest-Offset` tells a reader that the beginning is gone (decision P-43); it was 410.
+    `Stream-Earliest-Offset` tells a reader that the beginning was removed (decision P-43); the answer was 410 before.
     """
     trimmed(stream)
     earliest = stream.head().headers["stream-earliest-offset"]
@@ -86,7 +86,7 @@ def test_a_base_event_reader_begins_at_the_earliest_retained_message(server: Ser
 def test_an_offset_that_is_no_longer_retained_is_410(server: Server, stream: Stream) -> None:
     """protocol line 237: 410 Gone for an offset before the earliest retained position. A reader that resumes must know.
 
-    `-1` in a bounded read too: a planned range begins where it was planned to.
+    This includes `-1` in a bounded read, because a planned range must begin at its planned start.
     """
     trimmed(stream)
     first = f"{1:016x}_{102:016x}"
@@ -99,14 +99,14 @@ def test_an_offset_that_is_no_longer_retained_is_410(server: Server, stream: Str
     assert_problem(stream.get(offset="-1", frames="1"), 410, "offset_gone")
 
 
-def test_a_stream_that_has_lost_nothing_says_nothing(stream: Stream) -> None:
+def test_complete_stream_has_no_earliest_offset_header(stream: Stream) -> None:
     """protocol line 441: an extension shows only where it is used."""
     stream.create("data")
     for answer in (stream.get(offset="-1"), stream.head(), stream.long_poll("-1")):
         assert "stream-earliest-offset" not in answer.headers
 
 
-def test_on_the_bucketed_surface_the_beginning_is_410(bucket: Bucket) -> None:
+def test_beginning_of_a_trimmed_bucket_stream_is_410(bucket: Bucket) -> None:
     """extensions line 109: for any offset less than the earliest retained one, including -1, 410."""
     stream = bucket.stream("trimmed")
     trimmed(stream)

@@ -1,4 +1,4 @@
-"""Snapshots, bootstrap and listings on the bucketed surface, where the text is terse."""
+"""Snapshots, bootstrap and listings of buckets, where the specification is terse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.serving import Server
 def test_a_snapshot_at_the_zero_offset_leaves_the_beginning_readable(bucket: Bucket) -> None:
     """extensions line 109 makes `-1` gone when it is less than the snapshot's offset; line 95 treats `-1` as 0.
 
-    Both are the beginning, so nothing lies before the snapshot and nothing is gone (gap G-11).
+    Both mean the beginning, so there is nothing before the snapshot and nothing was removed (gap G-11).
     """
     stream = bucket.stream("log").create("one")
     stream.publish(ZERO, "nothing yet")
@@ -55,7 +55,7 @@ def test_the_stream_id_dot_is_refused(server: Server, bucket: Bucket, spelling: 
 
 
 def test_tail_offset_of_a_json_stream_counts_the_bytes_of_its_messages(bucket: Bucket) -> None:
-    """extensions line 62: a number of payload bytes. It counted the separators that are stored between messages."""
+    """extensions line 62: a number of payload bytes. It used to count the separators stored between messages."""
     stream = bucket.stream("json", "application/json").create()
     stream.append('[{"a":1},22,"three"]')
     entry = bucket.listing().json()["streams"][0]

@@ -1,7 +1,7 @@
-"""Engines that are wrong on purpose, one way each: what the model test must notice.
+"""Engines with one deliberate fault each, which the model test must detect.
 
-A checker that has never failed proves nothing. Each of these is the real engine with one rule bent, and together
-they say which rules the model watches.
+A checker that has never failed proves nothing. Each of these is the real engine with one rule broken; together they
+show which rules the model checks.
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from headwater.core.errors import Refusal
 from headwater.core.producers import ProducerHeaders, ProducerState, Verdict, judge
 from headwater.core.records import Append, Create, Delete, Record
 from headwater.engine import engine as engine_module
-from headwater.engine.committer import CommitEntry, CommitMode
+from headwater.engine.commit_placement import CommitMode
+from headwater.engine.committer import CommitEntry
 from headwater.engine.engine import Engine
 from headwater.engine.reading import ReadChunk, StreamReader
 from headwater.engine.stream import LiveStream
 from headwater.storage.interface import Committed, Storage
-from tests.engine.seams import Ground, JournalGround, JournalStorage, MemoryGround
+from tests.engine.seams import Backing, JournalBacking, JournalStorage, MemoryBacking
 
 
 @dataclass(frozen=True)
 class Broken:
-    """A way to be wrong: where it is looked for, and what bends the engine while it is."""
+    """A fault: the storage and commit mode it is run with, and the engine class or patch that contains it."""
 
-    ground: Callable[[], Ground] = MemoryGround
+    backing: Callable[[], Backing] = MemoryBacking
     commit: CommitMode = "inline"
     engine: Callable[..., Engine] = Engine
-    bend: Callable[[], Any] | None = None
-    trips_itself: bool = False
-    """Whether the engine or the store may stumble over it before the checker looks."""
+    patch: Callable[[], Any] | None = None
+    may_crash: bool = False
+    """Whether the engine or the store may fail with an error before the checker finds the fault."""
 
     @contextmanager
-    def bent(self) -> Iterator[None]:
-        if self.bend is None:
+    def patched(self) -> Iterator[None]:
+        if self.patch is None:
             yield
             return
-        with self.bend():
+        with self.patch():
             yield
 
 
-# -- promises
+# -- durability
 
 
 class AnswersBeforeDurable(Engine):
@@ -77,7 +78,7 @@ class ShowsPending(Engine):
 
 
 class ForgetsFailures(Engine):
-    """Goes on after a failed write as if a second try could be trusted."""
+    """Continues after a failed write as if nothing had happened."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -91,7 +92,7 @@ class ForgetsFailures(Engine):
 
 
 class KeepsFailedQueue(Engine):
-    """Refuses the batch that failed, and leaves those queued behind it without an answer."""
+    """Refuses the failed batch, and leaves the batches queued after it without an answer."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -141,7 +142,7 @@ def decide_without_closure(stream: StreamState, *args: Any) -> Any:
 
 
 def check_nothing(stream: StreamState, request: Any) -> None:
-    """Any PUT on a stream that is there is fine."""
+    """Accept any PUT on an existing stream."""
 
 
 # -- time
@@ -165,7 +166,7 @@ class NeverExpires(Engine):
 
 
 class LeakyReader(StreamReader):
-    """Reads a fork from its source as far as that goes, beyond the point where they part."""
+    """Reads a fork from its source beyond the offset of the fork."""
 
     def chunk(self, stream: LiveStream, start: Any, max_bytes: int) -> ReadChunk:
         if stream.fork is not None and not stream.durable_closed:
@@ -201,7 +202,7 @@ class KeepsBytesCounted(Engine):
 
 
 class TakesReferenceTooEarly(Engine):
-    """Counts a fork on its source before it is known whether the fork may be."""
+    """Counts a fork on its source before the fork is accepted."""
 
     def _decide_create(self, request: Any, now_ms: int) -> Create:
         try:
@@ -222,7 +223,7 @@ class WakesNobodyOnClose(Engine):
 
 
 class WakesOncePerBatch(Engine):
-    """Wakes the readers of the first stream of a batch only."""
+    """Wakes only the readers of the first stream in a batch."""
 
     def _publish(self, batch: Sequence[CommitEntry]) -> None:
         super()._publish(batch[:1])
@@ -235,14 +236,14 @@ class LeavesReadersOfTheDeleted(Engine):
 
 
 def _leave_waiting(stream: LiveStream) -> None:
-    """Readers of a deleted stream are not notified."""
+    """Do not notify the readers of a deleted stream."""
 
 
 # -- recovery
 
 
 class Tampered(JournalStorage):
-    """A journal that comes back with something missing."""
+    """A journal that has lost some records after a restart."""
 
     def __init__(self, journal: list[tuple[bytes, tuple[int, ...]]], keep: Callable[[Record], Record | None]) -> None:
         super().__init__(journal)
@@ -255,13 +256,13 @@ class Tampered(JournalStorage):
                 yield Committed(kept, removed)
 
 
-class TamperedGround(JournalGround):
+class TamperedBacking(JournalBacking):
     def __init__(self, keep: Callable[[Record], Record | None]) -> None:
         super().__init__()
         self._keep = keep
 
     def open(self) -> Storage:
-        return Tampered(self._journal, self._keep)
+        return Tampered(self.journal, self._keep)
 
 
 def without_producers(record: Record) -> Record | None:
@@ -276,11 +277,11 @@ def without_closure(record: Record) -> Record | None:
     return msgspec.structs.replace(record, close=False) if type(record) is Append else record
 
 
-class ForgetfulGround(JournalGround):
-    """Loses the last record that it was given whenever it is opened."""
+class ForgetfulBacking(JournalBacking):
+    """Loses the last record whenever it is opened."""
 
     def open(self) -> Storage:
-        del self._journal[-1:]
+        del self.journal[-1:]
         return super().open()
 
 
@@ -289,42 +290,42 @@ class HalfBatchStorage(JournalStorage):
         super().write(batch[:1])
 
 
-class HalfBatchGround(JournalGround):
+class HalfBatchBacking(JournalBacking):
     def open(self) -> Storage:
-        return HalfBatchStorage(self._journal)
+        return HalfBatchStorage(self.journal)
 
 
-def bending(target: object, name: str, replacement: object) -> Callable[[], Any]:
+def patching(target: object, name: str, replacement: object) -> Callable[[], Any]:
     return lambda: patch.object(target, name, replacement)
 
 
 BROKEN: dict[str, Broken] = {
-    "answers before durable": Broken(JournalGround, engine=AnswersBeforeDurable),
-    "answers before durable, on a thread": Broken(JournalGround, "thread", AnswersBeforeDurable),
-    "answers repeats of pending appends at once": Broken(JournalGround, engine=AnswersRepeatsAtOnce),
-    "shows what is not durable": Broken(JournalGround, engine=ShowsPending),
-    "goes on after a failed write": Broken(JournalGround, engine=ForgetsFailures),
-    "leaves the queue behind a failed write unanswered": Broken(JournalGround, "thread", KeepsFailedQueue),
-    "takes producer gaps": Broken(bend=bending(rules, "judge", judge_without_gaps)),
-    "appends repeats again": Broken(bend=bending(rules, "judge", judge_without_repeats)),
-    "lets zombies write": Broken(bend=bending(rules, "judge", judge_without_epochs)),
-    "ignores Stream-Seq": Broken(bend=bending(engine_module, "decide_append", decide_without_stream_seq)),
-    "forgets who closed": Broken(bend=bending(engine_module, "decide_append", decide_without_closer)),
-    "appends to closed streams": Broken(bend=bending(engine_module, "decide_append", decide_without_closure)),
-    "compares no configuration": Broken(bend=bending(engine_module, "check_same_config", check_nothing)),
-    "does not slide": Broken(engine=NeverSlides),
-    "slides on HEAD": Broken(engine=SlidesOnHead),
+    "answers before durable": Broken(JournalBacking, engine=AnswersBeforeDurable),
+    "answers before durable, on a thread": Broken(JournalBacking, "thread", AnswersBeforeDurable),
+    "answers repeats of pending appends at once": Broken(JournalBacking, engine=AnswersRepeatsAtOnce),
+    "shows what is not durable": Broken(JournalBacking, engine=ShowsPending),
+    "continues after a failed write": Broken(JournalBacking, engine=ForgetsFailures),
+    "leaves batches queued after a failed write unanswered": Broken(JournalBacking, "thread", KeepsFailedQueue),
+    "accepts producer gaps": Broken(patch=patching(rules, "judge", judge_without_gaps)),
+    "appends repeats again": Broken(patch=patching(rules, "judge", judge_without_repeats)),
+    "lets zombies write": Broken(patch=patching(rules, "judge", judge_without_epochs)),
+    "ignores Stream-Seq": Broken(patch=patching(engine_module, "decide_append", decide_without_stream_seq)),
+    "forgets who closed": Broken(patch=patching(engine_module, "decide_append", decide_without_closer)),
+    "appends to closed streams": Broken(patch=patching(engine_module, "decide_append", decide_without_closure)),
+    "does not compare configurations": Broken(patch=patching(engine_module, "check_same_config", check_nothing)),
+    "does not extend the TTL on reads": Broken(engine=NeverSlides),
+    "extends the TTL on HEAD": Broken(engine=SlidesOnHead),
     "never expires": Broken(engine=NeverExpires),
     "leaks source appends into forks": Broken(engine=LeaksSourceAppends),
-    "does not cascade": Broken(bend=bending(Catalog, "_delete", delete_without_cascade)),
-    "counts expired bytes for ever": Broken(engine=KeepsBytesCounted),
+    "does not cascade": Broken(patch=patching(Catalog, "_delete", delete_without_cascade)),
+    "never stops counting expired bytes": Broken(engine=KeepsBytesCounted),
     "leaks a reference of a refused fork": Broken(engine=TakesReferenceTooEarly),
-    "wakes nobody on close": Broken(engine=WakesNobodyOnClose),
-    "wakes the readers of one stream per batch": Broken(JournalGround, engine=WakesOncePerBatch),
+    "does not wake readers on close": Broken(engine=WakesNobodyOnClose),
+    "wakes the readers of one stream per batch": Broken(JournalBacking, engine=WakesOncePerBatch),
     "leaves readers of deleted streams waiting": Broken(engine=LeavesReadersOfTheDeleted),
-    "loses producers in a restart": Broken(lambda: TamperedGround(without_producers)),
-    "brings the deleted back in a restart": Broken(lambda: TamperedGround(without_deletes)),
-    "reopens the closed in a restart": Broken(lambda: TamperedGround(without_closure)),
-    "loses the last record in a restart": Broken(ForgetfulGround, trips_itself=True),
-    "writes half of each batch": Broken(HalfBatchGround, trips_itself=True),
+    "loses producers after a restart": Broken(lambda: TamperedBacking(without_producers)),
+    "restores deleted streams after a restart": Broken(lambda: TamperedBacking(without_deletes)),
+    "reopens closed streams after a restart": Broken(lambda: TamperedBacking(without_closure)),
+    "loses the last record after a restart": Broken(ForgetfulBacking, may_crash=True),
+    "writes half of each batch": Broken(HalfBatchBacking, may_crash=True),
 }

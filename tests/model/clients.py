@@ -1,4 +1,4 @@
-"""Those who talk to the engine in the model test: requests that wait for their answer, and live readers."""
+"""Clients of the engine in the model test: requests that wait for their answer, and live readers."""
 
 from __future__ import annotations
 
@@ -11,53 +11,58 @@ from headwater.engine.engine import Engine
 from headwater.engine.results import Appended, Created, Deleted
 from headwater.engine.stream import LiveStream
 from tests.model.durable import stored
-from tests.model.reference import Answer, Life
+from tests.model.reference import Answer, Incarnation
 
 UNAVAILABLE = 503
 ENDED = {404, 410}
 
 
-class World(Protocol):
-    """What a request must know of the state of things to judge its answer."""
+class Harness(Protocol):
+    """The part of the state machine that a request needs to check its answer."""
 
     engine: Engine
 
     def check_durable(
-        self, what: str, life: Life | None, rests_on: tuple[int, bool] | None, *, deleted: bool
+        self, what: str, incarnation: Incarnation | None, depends_on: tuple[int, bool] | None, *, deleted: bool
     ) -> None: ...
 
 
 class Request:
-    """A request on its way: what it must be answered with, and what must be durable by then."""
+    """A pending request, with its expected answer and what must be durable before it is answered."""
 
-    def __init__(self, world: World, what: str, expected: Answer, life: Life | None, body: bytes) -> None:
-        self._world = world
+    def __init__(
+        self, harness: Harness, what: str, expected: Answer, incarnation: Incarnation | None, body: bytes
+    ) -> None:
+        self._harness = harness
         self._what = what
         self._expected = expected
         self._body = body
-        self.life = life
-        self.rests_on = (len(life.log), life.closed) if life is not None else None
+        self.incarnation = incarnation
+        self.depends_on = (len(incarnation.log), incarnation.closed) if incarnation is not None else None
         self.answered = False
 
     def done(self, result: object) -> None:
         """The engine's callback."""
         self._answer(result)
         if not isinstance(result, Refusal) or result.status != UNAVAILABLE:
-            self._world.check_durable(self._what, self.life, self.rests_on, deleted=isinstance(result, Deleted))
+            self._harness.check_durable(
+                self._what, self.incarnation, self.depends_on, deleted=isinstance(result, Deleted)
+            )
 
     def refused(self, refusal: Refusal) -> None:
-        """The engine refused at once."""
+        """Handle a refusal that the engine raised directly."""
         self._answer(refusal)
 
     def _answer(self, result: object) -> None:
         assert not self.answered, f"{self._what} was answered twice"
         self.answered = True
         answer = answer_of(result, self._body)
-        if self._world.engine.failure is not None:
+        if self._harness.engine.failure is not None:
             changes = self._expected.change is not None
             allowed = {UNAVAILABLE} if changes else {UNAVAILABLE, self._expected.status}
             if self._expected.status in ENDED:
-                allowed |= ENDED  # What ends by the clock now is nowhere written down, nor who keeps it.
+                # An expiry after the failure is not recorded, so forks may or may not keep the stream.
+                allowed |= ENDED
             assert answer.status in allowed, f"{self._what} after a failed write: {answer}, not one of {allowed}"
             return
         assert (answer.status, answer.facts) == (self._expected.status, self._expected.facts), (
@@ -66,13 +71,13 @@ class Request:
 
 
 class Tailer:
-    """A live reader: it reads on whenever it is woken, and notes what it was given."""
+    """A live reader: it reads to the tail when it is woken, and checks what it reads."""
 
-    def __init__(self, engine: Engine, stream: LiveStream, life: Life, start: int) -> None:
+    def __init__(self, engine: Engine, stream: LiveStream, incarnation: Incarnation, start: int) -> None:
         self._engine = engine
         self.stream = stream
-        self.life = life
-        self._at = Offset(start, life.size(start))
+        self.incarnation = incarnation
+        self._at = Offset(start, incarnation.size(start))
         self.received = start
         self.closed = False
         self.ended = False
@@ -85,7 +90,7 @@ class Tailer:
             data = b"".join(reader.buffers(chunk))
             for length in reader.lengths(chunk):
                 message, data = data[:length], data[length:]
-                assert message == stored(self.life, self.received), "a live reader was given something else"
+                assert message == stored(self.incarnation, self.received), "a live reader received a wrong message"
                 self.received += 1
             self._at = chunk.end
             self.closed = chunk.closed
@@ -100,7 +105,7 @@ class Tailer:
 
 
 def answer_of(result: object, body: bytes) -> Answer:
-    """What a client would be told."""
+    """Convert a result of the engine to the answer that a client receives."""
     if isinstance(result, Created):
         facts: dict[str, object] = {
             "next": str(result.tail),
@@ -117,14 +122,14 @@ def answer_of(result: object, body: bytes) -> Answer:
     if isinstance(result, Deleted):
         return Answer(204)
     assert isinstance(result, Refusal), result
-    told = dict(result.headers)
+    headers = dict(result.headers)
     names_ = {"Stream-Next-Offset": "next", "Producer-Epoch": "epoch"}
-    facts = {names_[key]: told[key] for key in told if key in names_}
+    facts = {names_[key]: headers[key] for key in headers if key in names_}
     if "epoch" in facts:
-        facts["epoch"] = int(told["Producer-Epoch"])
-    if "Stream-Closed" in told:
+        facts["epoch"] = int(headers["Producer-Epoch"])
+    if "Stream-Closed" in headers:
         facts["closed"] = True
-    if "Producer-Expected-Seq" in told:
-        facts["expected"] = int(told["Producer-Expected-Seq"])
-        facts["received"] = int(told["Producer-Received-Seq"])
+    if "Producer-Expected-Seq" in headers:
+        facts["expected"] = int(headers["Producer-Expected-Seq"])
+        facts["received"] = int(headers["Producer-Received-Seq"])
     return Answer(result.status, facts)

@@ -1,44 +1,33 @@
-"""The engine against the model: a state machine that does anything a client, a disk or time can do, in any order.
+"""A state machine that compares the engine with the model through any order of requests, disk failures and restarts.
 
-`machine(ground)` makes one for any storage mode: `ground` says where a store lives and how it comes back after a
-crash. Writers are judged by the pending state, so an answer is worked out when a request is made; it may be given
-only when all that it rests on is durable, and readers see nothing beyond what is.
+`machine(backing)` builds one for a storage mode; `backing` opens the store, and reopens it after a crash. Requests are
+decided on the pending state, so the expected answer is computed when a request is made. The engine may answer only when
+everything the answer depends on is durable, and readers see only durable data.
 """
 
 from __future__ import annotations
 
-import itertools
-import secrets
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
-from typing import Any, ClassVar
-from unittest.mock import patch
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 
 from headwater.core.errors import Refusal
 from headwater.core.offsets import Offset
 from headwater.core.producers import ProducerHeaders
-from headwater.core.records import Append, Create, Delete, Record, Touch
 from headwater.core.rules import CreateRequest, ForkRequest
-from headwater.engine.committer import CommitMode
+from headwater.engine.commit_placement import CommitMode
 from headwater.engine.engine import Engine
-from headwater.engine.quota import EngineLimits
-from headwater.engine.stream import LiveStream
-from headwater.storage.interface import Committed
-from tests.engine.seams import Ground, ManualClock, ManualScheduler, WatchedStorage
-from tests.model.clients import ENDED, Request, Tailer
-from tests.model.durable import DurableReference, stored
-from tests.model.reference import Answer, Fork, Life
+from tests.engine.seams import Backing
+from tests.model.clients import Tailer
+from tests.model.machine_state import NAMES, MachineState
+from tests.model.reference import Fork
 
-NAMES = ("a", "b", "c", "d")
 TEXT, JSON, BYTES = "text/plain", "application/json", "application/octet-stream"
 
 picks = st.integers(0, 9)
-"""Which stream a step is about: mostly one that is there."""
+"""The stream that a step uses: mostly an existing one."""
 types = st.sampled_from([TEXT, TEXT, JSON, JSON, "Text/Plain; charset=utf-8", None])
 expiries = st.sampled_from(
     [(None, None)] * 5 + [(1, None), (2, None), (30, None), (0, None), (None, 900), (None, 5000)]
@@ -53,120 +42,14 @@ limits = st.sampled_from([1, 2, 3, 5, 8, 40, 10_000])
 rarely = st.integers(0, 4).map(lambda number: number == 0)
 
 
-class ProtocolMachine(RuleBasedStateMachine):
-    """What may happen, as rules; what must hold, in the rules and as invariants."""
-
-    make_ground: ClassVar[Callable[[], Ground]]
-    commit: ClassVar[CommitMode] = "inline"
-    make_engine: ClassVar[Callable[..., Engine]] = Engine
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.clock = ManualClock()
-        self.model = DurableReference(self.clock.at_ms)
-        self.ground = type(self).make_ground()
-        self.requests: list[Request] = []
-        self.unborn: dict[str, deque[Life]] = {}
-        self.lives: dict[int, Life] = {}
-        self.ids: dict[Life, int] = {}
-        self.saved_ms: dict[Life, int] = {}
-        self.settled = deepcopy(self.model)
-        self.unsettled: deque[DurableReference] = deque()
-        self.tailers: list[Tailer] = []
-        ids = itertools.count(1)
-        # Ids that are not random, so that the same steps do the same.
-        self.chance = patch.object(secrets, "randbits", lambda _: next(ids))
-        self.chance.start()
-        self.open()
-        self.storage.on_publish = self.published
-
-    def open(self) -> None:
-        self.scheduler = ManualScheduler(self.clock)
-        self.storage = WatchedStorage(self.ground.open())
-        self.engine = type(self).make_engine(
-            self.storage, self.clock, self.scheduler, EngineLimits(), commit=type(self).commit
-        )
-        self.engine.start()
-
-    def teardown(self) -> None:
-        self.chance.stop()
-        self.engine.stop()
-        self.ground.discard()
-
-    # -- bookkeeping
-
-    def published(self, committed: Committed) -> None:
-        """Readers have a record from now on."""
-        record, removed = committed
-        if type(record) is Create:
-            assert self.unborn.get(record.name), f"{record.name} was created, and the model says that it may not be"
-            life = self.unborn[record.name].popleft()
-            self.lives[record.id], self.ids[life] = life, record.id
-            self.model.reached[life] = (
-                (record.fork.message_index if record.fork is not None else 0) + len(record.lengths),
-                record.closed,
-            )
-            self.model.by_name[record.name] = life
-        elif type(record) is Append:
-            life = self.lives[record.id]
-            assert str(Offset(record.message_index, record.byte_position)) == life.token(record.message_index)
-            reached = self.model.reached[life]
-            self.model.reached[life] = (record.message_index + len(record.lengths), reached[1] or record.close)
-        elif type(record) is Delete:
-            for stream_id in removed:
-                gone = self.lives[stream_id]
-                if self.model.by_name.get(gone.name) is gone:
-                    del self.model.by_name[gone.name]
-            if record.id not in removed:
-                self.model.buried.add(self.lives[record.id])
-        if type(record) in (Create, Append, Touch):
-            self.saved_ms[self.lives[record.id]] = record.at_ms  # type: ignore[union-attr]
-        if changes_by_request(record) and self.ground.survives:
-            self.settled = self.unsettled.popleft()
-
-    def check_durable(self, what: str, life: Life | None, rests_on: tuple[int, bool] | None, *, deleted: bool) -> None:
-        if life is None or rests_on is None:
-            return
-        assert life in self.ids, f"{what} was answered before its stream was durable"
-        durable = self.storage.durable[self.ids[life]]
-        assert durable.index >= rests_on[0], f"{what} was answered before its data was durable"
-        assert durable.closed or not rests_on[1], f"{what} was answered before the closure was durable"
-        assert durable.deleted or not deleted, f"{what} was answered before the end was durable"
-
-    def submit(
-        self, what: str, name: str, expected: Answer, body: bytes, call: Callable[[Callable[[Any], None]], None]
-    ) -> None:
-        """Make a request. What the model says is done at once to its pending state."""
-        life = self.model.names.get(name)
-        if expected.change is not None and self.engine.failure is None:
-            expected.change()
-            if what == "put":
-                life = self.model.names[name]
-                self.unborn.setdefault(name, deque()).append(life)
-            if self.ground.survives:
-                self.unsettled.append(deepcopy(self.model))
-        request = Request(self, what, expected, life, body)
-        self.requests.append(request)
-        try:
-            call(request.done)
-        except Refusal as refusal:
-            request.refused(refusal)
-
-    def some(self, pick: int) -> str:
-        """A name that is in use, or now and then any."""
-        used = sorted(self.model.names)
-        return used[pick % len(used)] if used and pick < 9 else NAMES[pick % len(NAMES)]
-
-    def free(self, pick: int) -> str:
-        """A name that is not in use, or now and then any."""
-        unused = [name for name in NAMES if name not in self.model.names]
-        return unused[pick % len(unused)] if unused and pick < 8 else NAMES[pick % len(NAMES)]
+class ProtocolMachine(MachineState):
+    """The steps as rules, with checks in the rules and in invariants."""
 
     # -- writers
 
     @initialize(plain=st.booleans(), ttl_secs=st.sampled_from([None, None, 2]))
     def begin(self, plain: bool, ttl_secs: int | None) -> None:
-        """Nobody learns anything from an empty server."""
+        """Start with two streams, because steps on an empty server find nothing."""
         self._put("a", TEXT if plain else JSON, ttl_secs, None, False, b"7", None)
         self._put("b", JSON if plain else TEXT, None, None, False, b"", None)
         self.scheduler.settle()
@@ -197,11 +80,11 @@ class ProtocolMachine(RuleBasedStateMachine):
         data: st.DataObject,
     ) -> None:
         name, source = self.free(pick), self.some(source_pick)
-        life = self.model.names.get(source)
-        offset = data.draw(self._offsets(life)) if data.draw(st.booleans()) else None
+        incarnation = self.model.names.get(source)
+        offset = data.draw(self._offsets(incarnation)) if data.draw(st.booleans()) else None
         sub_offset = data.draw(st.sampled_from([0, 0, 0, 1, 2, 3, 9])) if offset is not None else 0
         content_type = data.draw(types) if same_type else None
-        body = data.draw(documents if life is not None and life.json else texts)
+        body = data.draw(documents if incarnation is not None and incarnation.json else texts)
         ttl_secs, ahead_ms = expiry
         expires_at_ms = self.clock.at_ms + ahead_ms if ahead_ms is not None else None
         self._put(name, content_type, ttl_secs, expires_at_ms, closed, body, Fork(source, offset, sub_offset))
@@ -209,10 +92,18 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.names)
     @rule(pick=picks, body=texts)
     def put_again(self, pick: int, body: bytes) -> None:
-        """The very same request as the one that made a stream."""
-        life = self.model.names.get(self.some(pick))
-        if life is not None:
-            self._put(life.name, life.content_type, life.ttl_secs, life.expires_at_ms, life.closed, body, life.fork)
+        """Repeat the request that created a stream."""
+        incarnation = self.model.names.get(self.some(pick))
+        if incarnation is not None:
+            self._put(
+                incarnation.name,
+                incarnation.content_type,
+                incarnation.ttl_secs,
+                incarnation.expires_at_ms,
+                incarnation.closed,
+                body,
+                incarnation.fork,
+            )
 
     def _put(
         self,
@@ -227,7 +118,7 @@ class ProtocolMachine(RuleBasedStateMachine):
         expected = self.model.put(name, content_type, ttl_secs, expires_at_ms, closed, body, fork)
         asked = None
         if fork is not None:
-            # A plain str: a record with the test's own kind of text cannot be written.
+            # Convert Hypothesis's subclass to a plain str, which can be encoded in a record.
             offset = str(fork.offset) if fork.offset is not None else None
             asked = ForkRequest(fork.source, offset, fork.sub_offset)
         request = CreateRequest(name, content_type, ttl_secs, expires_at_ms, closed, body, asked)
@@ -245,19 +136,19 @@ class ProtocolMachine(RuleBasedStateMachine):
         data: st.DataObject,
     ) -> None:
         name = self.some(pick)
-        life = self.model.names.get(name)
-        content_type = life.content_type if life is not None and not wrong_type else data.draw(types)
-        body = data.draw(documents if life is not None and life.json else texts)
+        incarnation = self.model.names.get(name)
+        content_type = incarnation.content_type if incarnation is not None and not wrong_type else data.draw(types)
+        body = data.draw(documents if incarnation is not None and incarnation.json else texts)
         self._post(name, content_type, body, producer, seq, close)
 
     @precondition(lambda self: self.model.names)
     @rule(pick=picks, body=texts.filter(bool), number=st.integers(0, 9))
     def post_more(self, pick: int, body: bytes, number: int) -> None:
-        """A plain append that is right: most of what ever happens."""
-        life = self.model.names.get(self.some(pick))
-        if life is not None:
-            body = b"[%d,%d]" % (number, number * 7) if life.json else body
-            self._post(life.name, life.content_type, body, None, None, False)
+        """Append without a producer and without an error, which is the most common request."""
+        incarnation = self.model.names.get(self.some(pick))
+        if incarnation is not None:
+            body = b"[%d,%d]" % (number, number * 7) if incarnation.json else body
+            self._post(incarnation.name, incarnation.content_type, body, None, None, False)
 
     @precondition(lambda self: self.model.names)
     @rule(
@@ -268,12 +159,12 @@ class ProtocolMachine(RuleBasedStateMachine):
         close=rarely,
     )
     def post_next(self, pick: int, who: str, step: int, bump: int, close: bool) -> None:
-        """A producer that goes on, repeats itself, skips one, or was taken over."""
-        life = self.model.names.get(self.some(pick))
-        if life is not None:
-            epoch, seq = life.producers.get(who, (0, -1))
+        """Append as a producer that continues, repeats a message, skips one, or was replaced."""
+        incarnation = self.model.names.get(self.some(pick))
+        if incarnation is not None:
+            epoch, seq = incarnation.producers.get(who, (0, -1))
             producer = (who, max(0, epoch + bump), 0 if bump > 0 and step == 1 else max(0, seq + step))
-            self._post(life.name, life.content_type, b"7", producer, None, close)
+            self._post(incarnation.name, incarnation.content_type, b"7", producer, None, close)
 
     def _post(
         self,
@@ -325,7 +216,7 @@ class ProtocolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.by_name)
     @rule(pick=picks, limit=limits, data=st.data())
     def get(self, pick: int, limit: int, data: st.DataObject) -> None:
-        """Read from somewhere to the tail, in as many chunks as it takes."""
+        """Read from some offset to the tail, chunk by chunk."""
         name = self.some(pick)
         offset = data.draw(self._offsets(self.model.by_name.get(name)))
         for _ in range(1000):
@@ -338,73 +229,23 @@ class ProtocolMachine(RuleBasedStateMachine):
             if got.status != 200 or got.facts["up_to_date"]:
                 return
             offset = str(got.facts["next"])
-        raise AssertionError("a read that never ends")
+        raise AssertionError("a read does not end")
 
-    @precondition(lambda self: any(life.ttl_secs for life in self.model.names.values()))
+    @precondition(lambda self: any(incarnation.ttl_secs for incarnation in self.model.names.values()))
     @rule(pick=picks, used=st.booleans())
     def use_in_time(self, pick: int, used: bool) -> None:
-        """Most of a window passes twice, with a use in between or without one."""
-        some = [life for life in self.model.names.values() if life.ttl_secs and not life.deleted]
+        """Let 60 % of a TTL window pass twice, with or without a read in between."""
+        some = [
+            incarnation for incarnation in self.model.names.values() if incarnation.ttl_secs and not incarnation.deleted
+        ]
         if some:
-            life = some[pick % len(some)]
-            most_ms = (life.ttl_secs or 0) * 600
+            incarnation = some[pick % len(some)]
+            most_ms = (incarnation.ttl_secs or 0) * 600
             self.advance(most_ms)
-            expected = self.model.get(life.name, "now", 1) if used else self.model.head(life.name)
-            self._look_up(life.name, expected, touch=used)
+            expected = self.model.get(incarnation.name, "now", 1) if used else self.model.head(incarnation.name)
+            self._look_up(incarnation.name, expected, touch=used)
             self.advance(most_ms)
-            self._look_up(life.name, self.model.head(life.name), touch=False)
-
-    def _look_up(self, name: str, expected: Answer, *, touch: bool) -> LiveStream | None:
-        try:
-            return self.engine.look_up(name, touch=touch)
-        except Refusal as refusal:
-            status = refusal.status
-        assert status in self._statuses(name, expected), f"{name} is {status} to readers, not {expected}"
-        return None
-
-    def _read(self, name: str, offset: str | None, limit: int) -> Answer:
-        reader = self.engine.reader
-        try:
-            stream = self.engine.look_up(name, touch=True)
-            start = reader.resolve(stream, offset)
-        except Refusal as refusal:
-            return Answer(refusal.status)
-        chunk = reader.chunk(stream, start, limit)
-        data = b"".join(reader.buffers(chunk))
-        lengths = reader.lengths(chunk)
-        assert chunk.length == len(data) == sum(lengths)
-        assert len(lengths) == chunk.end.message_index - chunk.start.message_index
-        assert b"".join(reader.slices(chunk)) == data
-        body = b"[" + data[:-1] + b"]" if stream.type.json else data
-        facts = {"next": str(chunk.end), "up_to_date": chunk.up_to_date, "closed": chunk.closed, "body": body}
-        return Answer(200, facts)
-
-    def _statuses(self, name: str, expected: Answer) -> set[int]:
-        """How an ended stream may be refused.
-
-        That its time is up the clock says at once: 404; that forks keep it, 410, when that is durable. And 410 turns
-        to 404 again when the last fork goes, be that durable or not.
-        """
-        if expected.status == 410 and self.model.names.get(name) is None:
-            return ENDED
-        life = self.model.by_name.get(name)
-        if expected.status == 410 and life is not None and life not in self.model.buried:
-            return ENDED
-        return {expected.status}
-
-    def _offsets(self, life: Life | None) -> st.SearchStrategy[str | None]:
-        """Places in a stream, some of them not yet readable, and some that are none."""
-        some: list[str | None] = [None, "-1", "now", str(Offset(0, 0))]
-        if life is not None:
-            some += [life.token(count) for count in range(len(life.log) + 1)] * 2
-            index, position = len(life.log), life.size(len(life.log))
-            some += [
-                str(Offset(index, position + 1)),
-                str(Offset(index + 1, position + 1)),
-                str(Offset(1, 1)),
-                "nonsense",
-            ]
-        return st.sampled_from(some)
+            self._look_up(incarnation.name, self.model.head(incarnation.name), touch=False)
 
     @precondition(lambda self: self.model.by_name)
     @rule(pick=picks, from_start=st.booleans())
@@ -415,10 +256,10 @@ class ProtocolMachine(RuleBasedStateMachine):
         if stream is None:
             return
         assert expected.status == 200
-        life = self.model.by_name[name]
-        tailer = Tailer(self.engine, stream, life, 0 if from_start else self.model.reached[life][0])
+        incarnation = self.model.by_name[name]
+        tailer = Tailer(self.engine, stream, incarnation, 0 if from_start else self.model.reached[incarnation][0])
         self.engine.follow(stream, tailer)
-        life.readers += 1
+        incarnation.readers += 1
         self.tailers.append(tailer)
         tailer.wake()
 
@@ -428,8 +269,8 @@ class ProtocolMachine(RuleBasedStateMachine):
         tailer = self.tailers.pop(data.draw(st.integers(0, len(self.tailers) - 1)))
         self.engine.unfollow(tailer.stream, tailer)
         if not tailer.ended:
-            tailer.life.readers -= 1
-            tailer.life.used_ms = self.clock.at_ms
+            tailer.incarnation.readers -= 1
+            tailer.incarnation.used_ms = self.clock.at_ms
 
     # -- time, the loop and the disk
 
@@ -437,8 +278,11 @@ class ProtocolMachine(RuleBasedStateMachine):
     def advance(self, milliseconds: int) -> None:
         self.scheduler.advance(milliseconds)
         self.model.now_ms = self.clock.at_ms
-        if any(life.over(self.clock.at_ms) and (life.forks or life.source) for life in self.model.names.values()):
-            # The model is never late. A source can be up to a sweep late: until then its forks seem to need it.
+        if any(
+            incarnation.over(self.clock.at_ms) and (incarnation.forks or incarnation.source)
+            for incarnation in self.model.names.values()
+        ):
+            # The model expires streams at once; the engine may keep a source until the next sweep.
             self.engine.expire_due()
 
     @precondition(lambda self: self.storage.waits_for_disk)
@@ -458,7 +302,7 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        """All that is queued is committed, and the sweeper has been by: now everything can be compared."""
+        """Commit everything that is queued and run the sweeper; then compare the engine with the model."""
         self.scheduler.settle()
         assert all(request.answered for request in self.requests), "a request was never answered"
         self.requests.clear()
@@ -471,7 +315,7 @@ class ProtocolMachine(RuleBasedStateMachine):
             self.compare(self.model)
 
     def sweep(self) -> None:
-        """Whatever is over is gone: the sweeper comes by once a second, and asking for a stream does it at once."""
+        """Expire every due stream by looking it up, instead of waiting for the sweeper."""
         for name in NAMES:
             with suppress(Refusal):
                 self.engine.look_up(name)
@@ -486,8 +330,8 @@ class ProtocolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.storage.waits_for_disk and not self.storage.failures and self.model.names)
     @rule(pick=picks, keeps=st.booleans(), sure=rarely)
-    def fail_and_go_on(self, pick: int, keeps: bool, sure: bool) -> None:
-        """The disk fails under an append; others were queued behind it, and more come later."""
+    def fail_and_continue(self, pick: int, keeps: bool, sure: bool) -> None:
+        """Fail the write of an append while others are queued after it, and send more later."""
         if not sure:
             return
         self.storage.fails_in, self.storage.keeps_failed = 0, keeps
@@ -498,10 +342,10 @@ class ProtocolMachine(RuleBasedStateMachine):
         self.post_more(pick, b"later", 3)
         self.settle()
 
-    @precondition(lambda self: self.ground.survives)
+    @precondition(lambda self: self.backing.survives)
     @rule(clean=st.booleans(), away_ms=st.sampled_from([2000, 2000, 40_000]), sure=rarely)
     def restart(self, clean: bool, away_ms: int, sure: bool) -> None:
-        """The process ends, in order or not, and comes back to what was durable and perhaps some of what was not."""
+        """Stop or crash the engine and restart it: it has what was durable, and perhaps some of what was pending."""
         if not sure and not self.storage.failures:
             return
         if clean:
@@ -510,117 +354,48 @@ class ProtocolMachine(RuleBasedStateMachine):
         if clean:
             self.engine.stop()
         else:
-            self.ground.crash(self.storage)
-        worlds = [self.settled] if clean else [self.settled, *self.unsettled]
+            self.backing.crash(self.storage)
+        candidates = [self.settled] if clean else [self.settled, *self.unsettled]
         used_ms = {
-            life.number: self.clock.at_ms if life.readers else life.used_ms
-            for life in (*self.ids, *self.model.names.values())
+            incarnation.number: self.clock.at_ms if incarnation.readers else incarnation.used_ms
+            for incarnation in (*self.ids, *self.model.names.values())
         }
-        saved_ms = {life.number: at_ms for life, at_ms in self.saved_ms.items()}
+        saved_ms = {incarnation.number: at_ms for incarnation, at_ms in self.saved_ms.items()}
         self.clock.at_ms += away_ms
         self.open()
         self.forget()
         back_ms = self.clock.at_ms
         alive = {name for name in NAMES if self._read(name, "now", 1).status == 200}
         self.sweep()
-        for world in worlds:
-            if self.fits(world, alive, back_ms, used_ms, saved_ms):
-                self.adopt(world)
+        for candidate in candidates:
+            if self.fits(candidate, alive, back_ms, used_ms, saved_ms):
+                self.adopt(candidate)
                 return
-        raise AssertionError(f"of {len(worlds)} states that could have survived, the store came back with none")
-
-    def fits(
-        self, world: DurableReference, alive: set[str], back_ms: int, used_ms: dict[int, int], saved_ms: dict[int, int]
-    ) -> bool:
-        """Whether a world is the one that came back. Of uses that were not saved, a share of the window may be lost."""
-        for life in world.names.values():
-            life.readers = 0
-        for life in [life for life in world.names.values() if life.ttl_secs is not None and not life.deleted]:
-            window_ms = life.ttl_secs * 1000 if life.ttl_secs is not None else 0
-            latest_ms = used_ms.get(life.number, life.used_ms)
-            if life.name in alive:
-                if back_ms >= latest_ms + window_ms + window_ms // 16:
-                    return False
-                life.used_ms = back_ms
-            else:
-                if back_ms < saved_ms.get(life.number, life.used_ms) + window_ms:
-                    return False
-                world.remove(life)
-        world.now_ms = back_ms
-        world.expire()
-        world.settle()
-        try:
-            self.compare(world)
-        except AssertionError:
-            return False
-        return True
-
-    def forget(self) -> None:
-        """What a process knows only while it runs."""
-        self.tailers.clear()
-        self.requests.clear()
-        self.unborn.clear()
-        self.lives.clear()
-        self.ids.clear()
-        self.saved_ms.clear()
-
-    def adopt(self, world: DurableReference) -> None:
-        self.model = world
-        for name, life in world.names.items():
-            stream_id = self.engine.catalog.by_name[name].id
-            self.lives[stream_id], self.ids[life] = life, stream_id
-            self.saved_ms[life] = life.used_ms
-        self.settled = deepcopy(world)
-        self.unsettled.clear()
-        self.storage.on_publish = self.published
-
-    def compare(self, model: DurableReference) -> None:
-        """Every stream, every byte, every counter."""
-        catalog = self.engine.catalog
-        assert set(catalog.by_name) == set(model.names)
-        own_bytes = 0
-        for name, life in model.names.items():
-            stream = catalog.by_name[name]
-            assert stream.deleted == life.deleted
-            assert stream.children == life.forks
-            known = {name: (state.epoch, state.seq) for name, state in (stream.producers or {}).items()}
-            assert known == life.producers
-            assert (stream.stream_seq, stream.closed_by) == (life.stream_seq, life.closer)
-            assert (str(stream.tail), stream.closed) == (life.token(len(life.log)), life.closed)
-            assert (stream.durable_index, stream.durable_closed) == (len(life.log), life.closed)
-            assert stream.in_flight == 0
-            if not life.deleted:
-                whole = self.engine.reader.chunk(stream, Offset(0, 0), 10**9)
-                data = b"".join(self.engine.reader.buffers(whole))
-                assert data == b"".join(stored(life, at) for at in range(len(life.log)))
-            if not life.deleted or model.needed(life):
-                own_bytes += life.size(len(life.log)) - life.inherited
-        assert len(catalog) == len(model.names)
-        assert self.engine.total_bytes == own_bytes
-        assert self.engine.storage_usage().payload_bytes == own_bytes
+        raise AssertionError(f"the state after the restart is none of the {len(candidates)} that are possible")
 
     # -- what always holds
 
     @invariant()
-    def live_readers_have_all_there_is(self) -> None:
+    def live_readers_have_all_durable_messages(self) -> None:
         for tailer in self.tailers:
-            over = tailer.life in self.model.buried or self.model.by_name.get(tailer.life.name) is not tailer.life
-            assert tailer.ended == over, "a live reader outlives its stream, or the other way round"
+            over = (
+                tailer.incarnation in self.model.soft_deleted
+                or self.model.by_name.get(tailer.incarnation.name) is not tailer.incarnation
+            )
+            assert tailer.ended == over, "a live reader must end exactly when its stream does"
             if not over:
-                assert (tailer.received, tailer.closed) == self.model.reached[tailer.life], "a wake-up was missed"
+                assert (tailer.received, tailer.closed) == self.model.reached[tailer.incarnation], (
+                    "a wake-up was missed"
+                )
 
     @invariant()
-    def the_failure_is_known(self) -> None:
+    def failure_is_only_reported_after_a_failed_write(self) -> None:
         assert self.engine.failure is None or self.storage.failures
 
 
-def changes_by_request(record: Record) -> bool:
-    return type(record) in (Create, Append) or (type(record) is Delete and not record.expired)
-
-
 def machine(
-    ground: Callable[[], Ground], commit: CommitMode = "inline", engine: Callable[..., Engine] = Engine
+    backing: Callable[[], Backing], commit: CommitMode = "inline", engine: Callable[..., Engine] = Engine
 ) -> type[ProtocolMachine]:
-    """The state machine over a storage mode."""
-    members = {"make_ground": staticmethod(ground), "commit": commit, "make_engine": staticmethod(engine)}
+    """Build the state machine for a storage mode."""
+    members = {"make_backing": staticmethod(backing), "commit": commit, "make_engine": staticmethod(engine)}
     return type("Machine", (ProtocolMachine,), members)

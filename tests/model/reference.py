@@ -1,8 +1,8 @@
-"""The protocol as a model: a dict of lists, written from the protocol's text and from nothing else.
+"""A model of the protocol: a dict of lists, written from the protocol's text alone.
 
-It is slow, keeps everything, copies a fork's data, and has no idea of storage. `Answer` says what a request is
-answered with, and holds the change that it would make; nothing changes until `Answer.change` is called.
-Times are milliseconds and pass only when `now_ms` is moved.
+It is slow, keeps everything, copies a fork's data, and knows nothing about storage. `Answer` holds the answer to a
+request and the change that it would make; nothing changes until `Answer.change` is called. Times are milliseconds and
+change only when a test sets `now_ms`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.offsets import place_text
+from tests.offsets import offset_text
 
 _SPACE = " \t\r\n"
 
 
 @dataclass(frozen=True)
 class Fork:
-    """What a PUT asks for with the Stream-Fork headers."""
+    """The Stream-Fork headers of a PUT."""
 
     source: str
     offset: str | None = None
@@ -27,8 +27,8 @@ class Fork:
 
 
 @dataclass(eq=False)
-class Life:
-    """One life of a stream, from its creation to its removal. A message is its bytes as they were sent."""
+class Incarnation:
+    """One incarnation of a stream, from its creation to its removal. A message is the bytes that were sent."""
 
     name: str
     content_type: str
@@ -38,15 +38,15 @@ class Life:
     log: list[bytes]
     closed: bool
     fork: Fork | None = None
-    source: Life | None = None
+    source: Incarnation | None = None
     inherited: int = 0
-    """Bytes of the log that lie in the source."""
+    """Bytes of the log that are stored in the source."""
     number: int = 0
-    """Tells the lives of one name apart."""
+    """Distinguishes the incarnations of one name."""
     forks: int = 0
     deleted: bool = False
     readers: int = 0
-    """Live readers, which use the stream for as long as they stay."""
+    """Live readers, which keep the TTL from expiring while they are connected."""
     closer: tuple[str, int, int] | None = None
     stream_seq: str | None = None
     producers: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -56,11 +56,11 @@ class Life:
         return kind_of(self.content_type) == "application/json"
 
     def size(self, count: int) -> int:
-        """Stored bytes of the first messages: a JSON message is kept with the comma that parts it from the next."""
+        """Stored bytes of the first messages: a JSON message is stored with a comma after it."""
         return sum(len(message) + self.json for message in self.log[:count])
 
     def token(self, count: int) -> str:
-        return place_text(count, self.size(count))
+        return offset_text(count, self.size(count))
 
     def over(self, now_ms: int) -> bool:
         if self.expires_at_ms is not None:
@@ -78,22 +78,22 @@ class Answer:
 class Reference:
     def __init__(self, now_ms: int) -> None:
         self.now_ms = now_ms
-        self.names: dict[str, Life] = {}
+        self.names: dict[str, Incarnation] = {}
         self.count = 0
 
-    # -- what a durable server adds: readers may lag behind writers
+    # -- what a durable server overrides: readers may be behind writers
 
-    def seen(self, life: Life) -> tuple[int, bool] | None:
-        """How many messages readers may see, and whether they see the end; None before they see the stream at all."""
-        return len(life.log), life.closed
+    def seen(self, incarnation: Incarnation) -> tuple[int, bool] | None:
+        """The number of messages that readers see and whether they see the end; None if they do not see the stream."""
+        return len(incarnation.log), incarnation.closed
 
-    def shown(self, name: str) -> Life | None:
-        """The life that readers find under a name."""
+    def shown(self, name: str) -> Incarnation | None:
+        """Return the incarnation that readers find under a name."""
         return self.names.get(name)
 
-    def ended(self, life: Life) -> bool:
-        """Whether readers see that a life which forks keep has ended."""
-        return life.deleted
+    def ended(self, incarnation: Incarnation) -> bool:
+        """Whether readers see that an incarnation kept by forks has ended."""
+        return incarnation.deleted
 
     # -- operations
 
@@ -108,11 +108,13 @@ class Reference:
         fork: Fork | None = None,
     ) -> Answer:
         self.expire()
-        life = self.names.get(name)
-        if life is not None:
-            same = not life.deleted and self._same(life, content_type, ttl_secs, expires_at_ms, closed, fork)
-            return self._created(life, 200) if same else Answer(409)
-        made = Life(
+        incarnation = self.names.get(name)
+        if incarnation is not None:
+            same = not incarnation.deleted and self._same(
+                incarnation, content_type, ttl_secs, expires_at_ms, closed, fork
+            )
+            return self._created(incarnation, 200) if same else Answer(409)
+        made = Incarnation(
             name, content_type or "application/octet-stream", ttl_secs, expires_at_ms, self.now_ms, [], closed, fork
         )
         if fork is not None:
@@ -145,136 +147,147 @@ class Reference:
         close: bool = False,
     ) -> Answer:
         self.expire()
-        life = self.names.get(name)
-        if life is None or life.deleted:
-            return Answer(404 if life is None else 410)
+        incarnation = self.names.get(name)
+        if incarnation is None or incarnation.deleted:
+            return Answer(404 if incarnation is None else 410)
         if not body and not close:
             return Answer(400)
-        if life.closed:
-            return self._post_closed(life, body, producer)
+        if incarnation.closed:
+            return self._post_closed(incarnation, body, producer)
         if body and content_type is None:
             return Answer(400)
-        if body and content_type is not None and kind_of(content_type) != kind_of(life.content_type):
+        if body and content_type is not None and kind_of(content_type) != kind_of(incarnation.content_type):
             return Answer(409)
         if producer is not None:
-            judged = self._judge(life, producer)
+            judged = self._judge(incarnation, producer)
             if judged is not None and judged.status == 204 and not body:
-                return self._close_only(life, judged)
+                return self._close_only(incarnation, judged)
             if judged is not None:
                 return judged
-        last = life.stream_seq
+        last = incarnation.stream_seq
         if stream_seq is not None and last is not None and stream_seq.encode("latin-1") <= last.encode("latin-1"):
             return Answer(409)
-        messages = split(life, body)
+        messages = split(incarnation, body)
         if messages is None or (body and not messages):
             return Answer(400)
         added = messages
 
         def change() -> None:
-            life.log += added
-            life.used_ms = self.now_ms
-            life.closed = close
-            life.stream_seq = stream_seq if stream_seq is not None else life.stream_seq
+            incarnation.log += added
+            incarnation.used_ms = self.now_ms
+            incarnation.closed = close
+            incarnation.stream_seq = stream_seq if stream_seq is not None else incarnation.stream_seq
             if producer is not None:
-                life.producers[producer[0]] = producer[1:]
-                life.closer = producer if close else None
+                incarnation.producers[producer[0]] = producer[1:]
+                incarnation.closer = producer if close else None
 
-        facts = {"next": place_text(len(life.log) + len(added), stored_after(life, added)), "closed": close}
+        facts = {
+            "next": offset_text(len(incarnation.log) + len(added), stored_after(incarnation, added)),
+            "closed": close,
+        }
         if producer is not None:
             facts["producer"] = producer[1:]
         return Answer(200 if producer is not None and body else 204, facts, change)
 
     def delete(self, name: str) -> Answer:
         self.expire()
-        life = self.names.get(name)
-        if life is None or life.deleted:
-            return Answer(404 if life is None else 410)
-        gone = life
+        incarnation = self.names.get(name)
+        if incarnation is None or incarnation.deleted:
+            return Answer(404 if incarnation is None else 410)
+        gone = incarnation
         return Answer(204, {}, lambda: self.remove(gone))
 
     def head(self, name: str) -> Answer:
-        life, refused = self._find(name)
+        incarnation, refused = self._find(name)
         if refused is not None:
             return refused
-        assert life is not None
-        count, closed = self._seen(life)
-        facts = {"next": life.token(count), "closed": closed, "type": life.content_type}
-        return Answer(200, {**facts, "ttl": life.ttl_secs, "expires": life.expires_at_ms})
+        assert incarnation is not None
+        count, closed = self._seen(incarnation)
+        facts = {"next": incarnation.token(count), "closed": closed, "type": incarnation.content_type}
+        return Answer(200, {**facts, "ttl": incarnation.ttl_secs, "expires": incarnation.expires_at_ms})
 
     def get(self, name: str, offset: str | None, limit: int) -> Answer:
-        life, refused = self._find(name)
+        incarnation, refused = self._find(name)
         if refused is not None:
             return refused
-        assert life is not None
-        if self.names.get(name) is life:
-            life.used_ms = self.now_ms
-        count, closed = self._seen(life)
-        start = place(life, offset, count)
+        assert incarnation is not None
+        if self.names.get(name) is incarnation:
+            incarnation.used_ms = self.now_ms
+        count, closed = self._seen(incarnation)
+        start = place(incarnation, offset, count)
         if start is None:
             return Answer(400)
         end = start
-        while end < count and (end == start or life.size(end + 1) - life.size(start) <= limit):
+        while end < count and (end == start or incarnation.size(end + 1) - incarnation.size(start) <= limit):
             end += 1
-        body = life.log[start:end]
+        body = incarnation.log[start:end]
         at_end = end == count
-        facts = {"next": life.token(end), "up_to_date": at_end, "closed": closed and at_end}
-        return Answer(200, {**facts, "body": b"[" + b",".join(body) + b"]" if life.json else b"".join(body)})
+        facts = {"next": incarnation.token(end), "up_to_date": at_end, "closed": closed and at_end}
+        return Answer(200, {**facts, "body": b"[" + b",".join(body) + b"]" if incarnation.json else b"".join(body)})
 
     # -- time and removal
 
     def expire(self) -> None:
-        """Whatever is over is gone, whether or not anybody asks for it."""
-        while due := [life for life in self.names.values() if not life.deleted and life.over(self.now_ms)]:
+        """Remove every expired stream."""
+        while due := [
+            incarnation
+            for incarnation in self.names.values()
+            if not incarnation.deleted and incarnation.over(self.now_ms)
+        ]:
             self.remove(due[0])
 
-    def remove(self, life: Life) -> None:
-        """A stream with forks lives on unseen until the last of them is gone."""
-        life.deleted = True
-        while life.deleted and not life.forks:
-            del self.names[life.name]
-            if life.source is None:
+    def remove(self, incarnation: Incarnation) -> None:
+        """Remove a stream; one with forks is kept, invisible, until the last fork is removed."""
+        incarnation.deleted = True
+        while incarnation.deleted and not incarnation.forks:
+            del self.names[incarnation.name]
+            if incarnation.source is None:
                 return
-            life.source.forks -= 1
-            life = life.source
+            incarnation.source.forks -= 1
+            incarnation = incarnation.source
 
-    # -- inside
+    # -- helpers
 
-    def _find(self, name: str) -> tuple[Life | None, Answer | None]:
+    def _find(self, name: str) -> tuple[Incarnation | None, Answer | None]:
         self.expire()
-        life = self.shown(name)
-        if life is None or self.seen(life) is None:
+        incarnation = self.shown(name)
+        if incarnation is None or self.seen(incarnation) is None:
             return None, Answer(404)
-        return life, Answer(410) if self.ended(life) else None
+        return incarnation, Answer(410) if self.ended(incarnation) else None
 
-    def _seen(self, life: Life) -> tuple[int, bool]:
-        seen = self.seen(life)
+    def _seen(self, incarnation: Incarnation) -> tuple[int, bool]:
+        seen = self.seen(incarnation)
         assert seen is not None
         return seen
 
-    def _created(self, life: Life, status: int) -> Answer:
-        facts = {"next": life.token(len(life.log)), "closed": life.closed, "type": life.content_type}
+    def _created(self, incarnation: Incarnation, status: int) -> Answer:
+        facts = {
+            "next": incarnation.token(len(incarnation.log)),
+            "closed": incarnation.closed,
+            "type": incarnation.content_type,
+        }
         return Answer(status, facts)
 
     def _same(
         self,
-        life: Life,
+        incarnation: Incarnation,
         content_type: str | None,
         ttl_secs: int | None,
         expires_at_ms: int | None,
         closed: bool,
         fork: Fork | None,
     ) -> bool:
-        if fork != life.fork or closed != life.closed:
+        if fork != incarnation.fork or closed != incarnation.closed:
             return False
-        asked = content_type or (life.content_type if fork is not None else "application/octet-stream")
-        if kind_of(asked) != kind_of(life.content_type):
+        asked = content_type or (incarnation.content_type if fork is not None else "application/octet-stream")
+        if kind_of(asked) != kind_of(incarnation.content_type):
             return False
         if fork is not None and ttl_secs is None and expires_at_ms is None:
             return True
-        return (ttl_secs, expires_at_ms) == (life.ttl_secs, life.expires_at_ms)
+        return (ttl_secs, expires_at_ms) == (incarnation.ttl_secs, incarnation.expires_at_ms)
 
-    def _inherit(self, made: Life, fork: Fork, content_type: str | None) -> int | None:
-        """Give a fork what it shares with its source; a status when it cannot be."""
+    def _inherit(self, made: Incarnation, fork: Fork, content_type: str | None) -> int | None:
+        """Copy what a fork inherits from its source; return a status if the fork is refused."""
         source = self.names.get(fork.source)
         seen = self.seen(source) if source is not None else None
         if source is None or (seen is None and not source.deleted):
@@ -301,10 +314,10 @@ class Reference:
             made.ttl_secs, made.expires_at_ms = source.ttl_secs, source.expires_at_ms
         return None
 
-    def _judge(self, life: Life, producer: tuple[str, int, int]) -> Answer | None:
-        """The table of §5.2.1: None when the append is new."""
+    def _judge(self, incarnation: Incarnation, producer: tuple[str, int, int]) -> Answer | None:
+        """Apply the table of §5.2.1; None when the append is new."""
         name, epoch, seq = producer
-        known = life.producers.get(name)
+        known = incarnation.producers.get(name)
         if known is None:
             return None if seq == 0 else Answer(409, {"expected": 0, "received": seq})
         if epoch < known[0]:
@@ -312,26 +325,28 @@ class Reference:
         if epoch > known[0]:
             return None if seq == 0 else Answer(400)
         if seq <= known[1]:
-            return Answer(204, {"next": life.token(len(life.log)), "closed": life.closed, "producer": known})
+            return Answer(
+                204, {"next": incarnation.token(len(incarnation.log)), "closed": incarnation.closed, "producer": known}
+            )
         return None if seq == known[1] + 1 else Answer(409, {"expected": known[1] + 1, "received": seq})
 
-    def _post_closed(self, life: Life, body: bytes, producer: tuple[str, int, int] | None) -> Answer:
-        facts: dict[str, object] = {"next": life.token(len(life.log)), "closed": True}
-        if producer is not None and producer == life.closer:
+    def _post_closed(self, incarnation: Incarnation, body: bytes, producer: tuple[str, int, int] | None) -> Answer:
+        facts: dict[str, object] = {"next": incarnation.token(len(incarnation.log)), "closed": True}
+        if producer is not None and producer == incarnation.closer:
             return Answer(204, {**facts, "producer": producer[1:]})
         if body:
             return Answer(409, facts)
-        known = life.producers.get(producer[0]) if producer is not None else None
+        known = incarnation.producers.get(producer[0]) if producer is not None else None
         if producer is not None and known is not None and known[0] == producer[1]:
             facts["producer"] = known
         return Answer(204, facts)
 
-    def _close_only(self, life: Life, judged: Answer) -> Answer:
-        """A repeated sequence number without a body closes an open stream, and changes nothing else."""
+    def _close_only(self, incarnation: Incarnation, judged: Answer) -> Answer:
+        """Close an open stream for a repeated sequence number without a body, and change nothing else."""
 
         def change() -> None:
-            life.closed = True
-            life.used_ms = self.now_ms
+            incarnation.closed = True
+            incarnation.used_ms = self.now_ms
 
         return Answer(204, {**judged.facts, "closed": True}, change)
 
@@ -340,18 +355,18 @@ def kind_of(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 
 
-def place(life: Life, offset: str | None, count: int) -> int | None:
-    """How many messages lie before an offset; None when it is no place among the first `count` of them."""
+def place(incarnation: Incarnation, offset: str | None, count: int) -> int | None:
+    """The number of messages before an offset; None if it is not a boundary of the first `count` messages."""
     if offset in (None, "-1"):
         return 0
     if offset == "now":
         return count
-    return next((at for at in range(count + 1) if life.token(at) == offset), None)
+    return next((at for at in range(count + 1) if incarnation.token(at) == offset), None)
 
 
-def split(life: Life, body: bytes) -> list[bytes] | None:
-    """The messages of a body; None when it is not what the stream's type asks for."""
-    if not body or not life.json:
+def split(incarnation: Incarnation, body: bytes) -> list[bytes] | None:
+    """Split a body into messages; None if it is invalid for the stream's content type."""
+    if not body or not incarnation.json:
         return [body] if body else []
     try:
         text = body.decode()
@@ -372,8 +387,8 @@ def split(life: Life, body: bytes) -> list[bytes] | None:
     return messages
 
 
-def stored_after(life: Life, added: list[bytes]) -> int:
-    return life.size(len(life.log)) + sum(len(message) + life.json for message in added)
+def stored_after(incarnation: Incarnation, added: list[bytes]) -> int:
+    return incarnation.size(len(incarnation.log)) + sum(len(message) + incarnation.json for message in added)
 
 
 def _skip(text: str, at: int) -> int:

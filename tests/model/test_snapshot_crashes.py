@@ -1,8 +1,8 @@
-"""Snapshots and retention over the real stores, and through power cuts in the middle of any step.
+"""Snapshots and retention over the real stores, with restarts and with power cuts in the middle of any step.
 
-The world of `tests.engine.retention_world` runs over the log and over LMDB with restarts, and over a disk that forgets
-what was not synced. There, a step during which the machine dies has happened whole or not at all, and has happened if
-it was answered; blobs that no stream names are gone after the restart.
+The simulation of `tests.engine.retention_simulation` runs over packs and over LMDB with restarts, and over a simulated
+disk that loses unsynced data. There, a step interrupted by a power cut is applied completely or not at all, and
+completely if it was answered; blobs that no stream refers to are removed at the restart.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage
 from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.packs.pack_store import file_storage
-from tests.engine.retention_world import World
-from tests.storage.acid.driving import open_acid
+from tests.engine.retention_simulation import RetentionSimulation
+from tests.storage.acid.driver import open_acid
 from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
 from tests.storage.simulation import DATA, SteppedWorker, Ticks
 
@@ -31,8 +31,8 @@ BLOBS = DATA.parent / "blobs"
 CUT_STEPS = ("append", "fork", "publish", "publish", "delete", "create", "create_bounded", "drop", "drop")
 
 
-class StoredWorld(World):
-    """The same world in a directory."""
+class StoredSimulation(RetentionSimulation):
+    """The simulation over a real store in a directory."""
 
     def __init__(self, seed: int, mode: str) -> None:
         self.mode = mode
@@ -57,8 +57,8 @@ class StoredWorld(World):
         shutil.rmtree(self.root)
 
 
-class CutWorld(World):
-    """The same world on a disk that loses power, now and then within a step."""
+class PowerCutSimulation(RetentionSimulation):
+    """The simulation on a disk that can lose power within a step."""
 
     def __init__(self, seed: int) -> None:
         self.disk = FaultyFilesystem(Random(seed + 1))
@@ -83,7 +83,7 @@ class CutWorld(World):
         super().crash()
 
     def cut(self) -> None:
-        """One step with the plug pulled somewhere in it."""
+        """Run one step with a power cut at a random call."""
         self.settle()
         for stream in self.streams:
             while stream.pins:
@@ -103,7 +103,7 @@ class CutWorld(World):
         self.disk.crash(power=True)
         self.start()
         if died and step == "drop":
-            # One record for each stream: some may have lost their front already, the others lose it now.
+            # There is one record for each stream: some were trimmed before the power cut, the others are trimmed now.
             self.streams, self.names = before
             self.drop()
             self.settle()
@@ -118,52 +118,52 @@ class CutWorld(World):
             try:
                 self.check()
             except Exception as neither:
-                raise AssertionError(f"what is there is neither {before} nor {after}") from neither
+                raise AssertionError(f"the state is neither {before} nor {after}") from neither
 
 
 @pytest.mark.parametrize("mode", ["file-fast", "file-durable", "acid"])
 @pytest.mark.parametrize("seed", range(3))
-def test_snapshots_and_retention_over_a_real_store(mode: str, seed: int, long: bool) -> None:
+def test_snapshots_and_retention_match_the_model_over_a_real_store(mode: str, seed: int, long: bool) -> None:
     for number in range(50 if long else 1):
-        world = StoredWorld(seed + 1000 * number, mode)
+        simulation = StoredSimulation(seed + 1000 * number, mode)
         try:
             for _ in range(120):
-                world.step()
-            world.settle()
-            world.check()
+                simulation.step()
+            simulation.settle()
+            simulation.check()
         finally:
-            world.discard()
+            simulation.discard()
 
 
-def live(world: CutWorld) -> None:
+def run_steps(simulation: PowerCutSimulation) -> None:
     for _ in range(60):
-        world.step()
-        if world.random.random() < 0.4:
-            world.cut()
-    world.settle()
-    world.check()
+        simulation.step()
+        if simulation.random.random() < 0.4:
+            simulation.cut()
+    simulation.settle()
+    simulation.check()
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_step_that_the_power_cut_happened_whole_or_not_at_all(seed: int, long: bool) -> None:
+def test_step_interrupted_by_a_power_cut_is_atomic(seed: int, long: bool) -> None:
     cuts = 0
     for number in range(100 if long else 2):
-        world = CutWorld(seed + 1000 * number)
-        live(world)
-        cuts += world.cuts
-    assert cuts >= 5, "hardly a step was cut: this test proves nothing"
+        simulation = PowerCutSimulation(seed + 1000 * number)
+        run_steps(simulation)
+        cuts += simulation.cuts
+    assert cuts >= 5, "too few steps were interrupted for this test to prove anything"
 
 
-class UnsyncedBlobs(CutWorld):
-    """A server that names a snapshot before the disk has it."""
+class UnsyncedBlobs(PowerCutSimulation):
+    """A server that refers to a snapshot before the snapshot is synced."""
 
     def open(self) -> tuple[Storage, BlobStore]:
         storage, _ = super().open()
         return storage, FileBlobs(self.disk.mount(), BLOBS, durable=False)
 
 
-class ForgetsDrops(CutWorld):
-    """A server that never gives back what retention dropped."""
+class ForgetsDrops(PowerCutSimulation):
+    """A server that never frees the data that retention dropped."""
 
     def start(self) -> None:
         super().start()
@@ -171,10 +171,10 @@ class ForgetsDrops(CutWorld):
 
 
 @pytest.mark.parametrize("broken", [UnsyncedBlobs, ForgetsDrops])
-def test_a_server_that_is_careless_is_found_out(broken: type[CutWorld]) -> None:
+def test_faulty_server_is_detected(broken: type[PowerCutSimulation]) -> None:
     def twenty_times() -> None:
         for seed in range(20):
-            live(broken(seed))
+            run_steps(broken(seed))
 
     with pytest.raises((AssertionError, Refusal)):
         twenty_times()

@@ -1,4 +1,4 @@
-"""The same model test over the real stores, with restarts: what was promised is there, what was not may be."""
+"""Compare the engine with the model over the real stores, with restarts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from headwater.engine.committer import CommitMode
+from headwater.engine.commit_placement import CommitMode
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Storage
 from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.packs.pack_store import file_storage
-from tests.model.grounds import DirectoryGround
+from tests.model.directory_backing import DirectoryBacking
 from tests.model.machine import machine
-from tests.storage.acid.driving import open_acid
+from tests.storage.acid.driver import open_acid
 
 TINY = StoreSettings(segment_bytes=4096, hot_tail_bytes=256)
-"""Segments roll, packs are merged and reads come from files within one run of the machine."""
+"""Small enough that one run starts new segments, merges packs and reads from files."""
 
 
 def log_store(directory: Path) -> Storage:
@@ -36,11 +36,11 @@ def acid_store(directory: Path) -> Storage:
 
 @pytest.mark.parametrize("commit", ["inline", "thread"])
 @pytest.mark.parametrize("store_of", [log_store, fast_log_store, acid_store])
-def test_over_a_real_store_the_engine_does_what_the_model_says(
+def test_engine_over_a_real_store_matches_the_model(
     store_of: Callable[[Path], Storage], commit: CommitMode, long: bool
 ) -> None:
     run_state_machine_as_test(
-        machine(lambda: DirectoryGround(store_of), commit),
+        machine(lambda: DirectoryBacking(store_of), commit),
         settings=settings(
             max_examples=1000 if long else 25,
             stateful_step_count=50,

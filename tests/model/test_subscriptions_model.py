@@ -1,4 +1,4 @@
-"""Subscriptions keep their promises whatever happens, and the model notices each way in which they could fail to."""
+"""Check subscriptions against the model, and check that the model detects each fault in a list."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def run(machine: type[SubscriptionMachine], examples: int, *phases: Phase) -> No
             deadline=None,
             suppress_health_check=list(HealthCheck),
             phases=phases,
-            # The broken ones must be caught in every run, so they get the same runs every time.
+            # Faulty versions must be detected in every run, so they get the same examples every time.
             derandomize=Phase.shrink not in phases,
             database=None,
         ),
     )
 
 
-def test_subscriptions_keep_their_promises(long: bool) -> None:
+def test_subscriptions_match_the_model(long: bool) -> None:
     run(SubscriptionMachine, 5_000 if long else 150, Phase.generate, Phase.shrink)
 
 
-# -- broken on purpose: each leaves out one thing that the code does, and must be caught
+# -- deliberate faults: each leaves out one step of the code and must be detected
 
 
 def leases_are_not_saved(broken: Subscriptions) -> None:
@@ -70,7 +70,7 @@ def cursors_are_not_saved(broken: Subscriptions) -> None:
     broken._links.move = Link.move  # type: ignore[method-assign,assignment]
 
 
-def nobody_is_fenced(broken: Subscriptions) -> None:
+def stale_workers_are_not_fenced(broken: Subscriptions) -> None:
     broken._wakes._check_current = lambda *_: None  # type: ignore[method-assign]
 
 
@@ -85,7 +85,7 @@ def leases_never_end(broken: Subscriptions) -> None:
     wakes._on_deadline = ignore  # type: ignore[method-assign]
 
 
-def retries_never_come(broken: Subscriptions) -> None:
+def retries_never_happen(broken: Subscriptions) -> None:
     wakes = broken._wakes
     on_deadline = wakes._on_deadline
 
@@ -96,7 +96,7 @@ def retries_never_come(broken: Subscriptions) -> None:
     wakes._on_deadline = ignore  # type: ignore[method-assign]
 
 
-def a_wake_outlives_its_work(broken: Subscriptions) -> None:
+def wakes_stay_without_work(broken: Subscriptions) -> None:
     wakes = broken._wakes
     process = wakes._process
 
@@ -107,7 +107,7 @@ def a_wake_outlives_its_work(broken: Subscriptions) -> None:
     wakes._process = ignore  # type: ignore[method-assign]
 
 
-def wake_events_have_no_number(broken: Subscriptions) -> None:
+def wake_events_have_no_sequence_number(broken: Subscriptions) -> None:
     engine = broken._engine
     append = engine.append
 
@@ -117,7 +117,7 @@ def wake_events_have_no_number(broken: Subscriptions) -> None:
     engine.append = unnumbered  # type: ignore[method-assign,assignment]
 
 
-def done_acks_more_than_was_told(broken: Subscriptions) -> None:
+def done_acks_more_than_was_reported(broken: Subscriptions) -> None:
     def everything(subscription: Subscription, _: object) -> None:
         for link in tuple(subscription.pending.values()):
             broken._links.move(link, link.tail)
@@ -135,12 +135,12 @@ def new_streams_are_linked_at_their_tail(broken: Subscriptions) -> None:
     links._attach = late  # type: ignore[method-assign]
 
 
-def a_late_wake_stream_stays_empty(broken: Subscriptions) -> None:
+def late_wake_stream_stays_empty(broken: Subscriptions) -> None:
     broken._by_wake_stream = {}
     broken._stream_created = broken._links.stream_created  # type: ignore[method-assign]
 
 
-def acks_may_go_back(broken: Subscriptions) -> None:
+def acks_may_move_back(broken: Subscriptions) -> None:
     wakes = broken._wakes
 
     def careless(subscription: Subscription, acks: Any) -> list[tuple[Link, Offset]]:
@@ -156,7 +156,7 @@ def acks_may_go_back(broken: Subscriptions) -> None:
     broken._links.move = move  # type: ignore[method-assign]
 
 
-def orphans_stay(broken: Subscriptions) -> None:
+def orphaned_links_stay(broken: Subscriptions) -> None:
     broken._links.remove_document = lambda _: True  # type: ignore[method-assign,assignment]
 
 
@@ -164,21 +164,21 @@ BROKEN: list[Callable[[Subscriptions], None]] = [
     leases_are_not_saved,
     wakes_are_not_saved,
     cursors_are_not_saved,
-    nobody_is_fenced,
+    stale_workers_are_not_fenced,
     leases_never_end,
-    retries_never_come,
-    a_wake_outlives_its_work,
-    wake_events_have_no_number,
-    done_acks_more_than_was_told,
+    retries_never_happen,
+    wakes_stay_without_work,
+    wake_events_have_no_sequence_number,
+    done_acks_more_than_was_reported,
     new_streams_are_linked_at_their_tail,
-    a_late_wake_stream_stays_empty,
-    acks_may_go_back,
-    orphans_stay,
+    late_wake_stream_stays_empty,
+    acks_may_move_back,
+    orphaned_links_stay,
 ]
 
 
 @pytest.mark.parametrize("breaks", BROKEN, ids=lambda breaks: breaks.__name__)
-def test_the_model_notices_what_is_broken(breaks: Callable[[Subscriptions], None]) -> None:
+def test_model_detects_each_fault(breaks: Callable[[Subscriptions], None]) -> None:
     def make(*arguments: Any, **settings: Any) -> Subscriptions:
         broken = Subscriptions(*arguments, **settings)
         breaks(broken)

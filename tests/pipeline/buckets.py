@@ -34,10 +34,14 @@ class Bucket(Streams):
 
     def bootstrapped(self, name: str) -> FoldState:
         """What a client makes of the stream now, by the protocol's own way."""
-        with Stream(f"{self.root}/{name}") as stream, stream.bootstrap() as bootstrap:
-            first, *rest = [part.read() for part in bootstrap.parts]
-            state = FoldState.decoded(first) if bootstrap.info.has_snapshot else FoldState()
-            return state.apply_all(rest)
+        return bootstrapped(f"{self.root}/{name}")
+
+
+def bootstrapped(url: str) -> FoldState:
+    with Stream(url) as stream, stream.bootstrap() as bootstrap:
+        first, *rest = [part.read() for part in bootstrap.parts]
+        state = FoldState.decoded(first) if bootstrap.info.has_snapshot else FoldState()
+        return state.apply_all(rest)
 
 
 def run(spark: SparkSession, configured: Archive | Fold, environment: JobEnvironment) -> None:

@@ -30,7 +30,7 @@ _counter = itertools.count()
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The patience of the Spark tests, and more: some wait for Postgres too."""
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+        if str(item.path).startswith(f"{Path(__file__).parent}/") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PIPELINE_TEST_TIMEOUT_S))
 
 

@@ -71,12 +71,12 @@ def syncing(
     environ: Mapping[str, str] | None = None,
     program: Sequence[str] = (sys.executable, "-m", "headwater", "sync"),
 ) -> Iterator[Sync]:
-    """`directory` keeps checkpoints and log: pass the same one again to go on."""
+    """`directory` keeps checkpoints and log: pass the same one again to continue."""
     require_java()
     port = free_port()
     log_file = directory / "sync.log"
     given = {name: value for name, value in os.environ.items() if not name.startswith("DS_")}
-    own = {"DS_SERVER_URL": server, "POSTGRES_URL": postgres, "PYTHONUNBUFFERED": "1"}
+    own = {"DS_SERVER_URL": server, "POSTGRES_URL": postgres, "PYTHONUNBUFFERED": "1", "DS_PIPELINE__PROBE": "false"}
     with log_file.open("ab") as output:
         process = subprocess.Popen(
             [

@@ -39,6 +39,7 @@ def play(file: Path, steps: Steps, *, server: str, postgres: str) -> int:
         "postgres": postgres,
         "checkpoints": str(file.parent / "checkpoints"),
         "metrics_port": 0,
+        "probe": False,
         "restart_wait": 0.2,
         "restart_wait_max": 1.0,
     }
@@ -64,7 +65,7 @@ def play(file: Path, steps: Steps, *, server: str, postgres: str) -> int:
     return application.run()
 
 
-def test_a_slot_that_keeps_too_much_is_warned_of_then_dropped_and_the_other_job_goes_on(
+def test_slot_that_retains_too_much_causes_a_warning_then_is_dropped_and_the_other_job_continues(
     spark: SparkSession,
     server: Server,
     streams: Streams,
@@ -131,13 +132,13 @@ def test_a_server_without_room_is_waited_for_and_nothing_is_lost_or_repeated(
             sql.execute(insert)
             yield lambda seen: "413" in str(seen[0]["out"].error)
             http.delete("/ballast").raise_for_status()
-            yield lambda _: len(told(http)) >= 600
+            yield lambda _: len(published(http)) >= 600
 
         assert play(file, steps(), server=small.url, postgres=postgres_url) == 0
-        assert told(http) == list(range(1, 601))
+        assert published(http) == list(range(1, 601))
 
 
-def told(http: httpx.Client) -> list[int]:
+def published(http: httpx.Client) -> list[int]:
     answer = http.get("/things", params={"offset": "-1"})
     return [one["id"] for one in answer.json()]
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
-from headwater.cli import app
+from headwater.cli import command_line
 from headwater.pipeline.archive.errors import ArchiveError
 from headwater.pipeline.archive.files import COLUMNS, ArchivedPosition, ArchiveFile, ArchiveTask, shard_of
 from headwater.pipeline.archive.job import Archive
@@ -80,7 +80,7 @@ def test_every_message_is_archived_once(
     rows = read_archive(spark, lake, "ü").selectExpr("count(*)", "max(position)", "max(shard)", "max(date)").collect()
     assert [tuple(row) for row in rows] == [(25, 24, shard_of("ü", 3), dt.datetime.now(dt.UTC).date())]
     before = table.files()
-    done = CliRunner().invoke(app, ["archive", "compact", str(lake), "--keep", "0"])
+    done = CliRunner().invoke(command_line(), ["archive", "compact", str(lake), "--keep", "0"])
     assert done.exit_code == 0, done.output
     assert len(table.files()) < len(before)
     assert held(lake) == expected
@@ -197,12 +197,12 @@ def test_other_tools_read_each_row_once_before_and_after_compaction(tmp_path: Pa
 def test_show_lists_every_stream_with_its_offset(tmp_path: Path) -> None:
     archive_rows(tmp_path, rows_of(OLD, 7, stream="a"), 0)
     archive_rows(tmp_path, rows_of("", 3, stream="b"), 1)
-    shown = CliRunner().invoke(app, ["archive", "show", str(tmp_path), "--json"])
+    shown = CliRunner().invoke(command_line(), ["archive", "show", str(tmp_path), "--json"])
     assert [json.loads(line) for line in shown.output.splitlines()] == [
         {"stream": "a", "offset": f"{7:016x}_{7:016x}_{OLD}", "messages": 7},
         {"stream": "b", "offset": f"{3:016x}_{3:016x}", "messages": 3},
     ]
-    shown = CliRunner().invoke(app, ["archive", "show", str(tmp_path)])
+    shown = CliRunner().invoke(command_line(), ["archive", "show", str(tmp_path)])
     assert "version 1: 2 streams, 10 rows, 2 files" in shown.output
 
 
@@ -290,13 +290,13 @@ def old_archive(directory: Path, form: str) -> Path:
 
 def test_an_archive_with_a_manifest_is_migrated_in_place(spark: SparkSession, tmp_path: Path) -> None:
     lake = old_archive(tmp_path, "parquet")
-    refused = CliRunner().invoke(app, ["archive", "show", str(lake)])
+    refused = CliRunner().invoke(command_line(), ["archive", "show", str(lake)])
     assert f"headwater archive migrate {lake}" in str(refused.exception)
     with pytest.raises(ArchiveError, match="archive migrate"):
         Archive(lake=lake, streams=("a",), shards=2).table()
     files = sorted(lake.rglob("*.parquet"))
     for expected in ("is a Delta table now: 2 files, 2 streams", "needs no migration"):
-        done = CliRunner().invoke(app, ["archive", "migrate", str(lake)])
+        done = CliRunner().invoke(command_line(), ["archive", "migrate", str(lake)])
         assert done.exit_code == 0, done.output
         assert expected in done.output
     assert sorted(lake.rglob("*.parquet")) == files
@@ -317,9 +317,9 @@ def test_an_archive_with_a_manifest_is_migrated_in_place(spark: SparkSession, tm
 
 def test_a_migration_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
     lake = old_archive(tmp_path, "parquet")
-    assert CliRunner().invoke(app, ["archive", "migrate", str(lake)]).exit_code == 0
+    assert CliRunner().invoke(command_line(), ["archive", "migrate", str(lake)]).exit_code == 0
     (lake / "_manifest-before-delta").rename(lake / "_manifest")
-    done = CliRunner().invoke(app, ["archive", "migrate", str(lake)])
+    done = CliRunner().invoke(command_line(), ["archive", "migrate", str(lake)])
     assert done.exit_code == 0, done.output
     assert held(lake) == OLD_ROWS
 
@@ -327,7 +327,7 @@ def test_a_migration_that_was_killed_can_be_repeated(tmp_path: Path) -> None:
 def test_a_damaged_manifest_is_not_migrated(tmp_path: Path) -> None:
     lake = old_archive(tmp_path, "parquet")
     (lake / "_manifest" / f"{2:020d}.json").unlink()
-    done = CliRunner().invoke(app, ["archive", "migrate", str(lake)])
+    done = CliRunner().invoke(command_line(), ["archive", "migrate", str(lake)])
     assert "commit 2 is missing, but there is commit 5" in str(done.exception)
     assert not (lake / "_delta_log").exists()
 
@@ -337,7 +337,7 @@ def test_an_old_delta_archive_is_readable_and_gets_a_date_by_migration(spark: Sp
     assert held(lake) == OLD_ROWS
     assert ArchiveTable(lake).positions()["a"].position == 9
     assert archive_rows(lake, rows_of("00000000000000aa", 10, stream="a"), 3) == 1
-    done = CliRunner().invoke(app, ["archive", "migrate", str(lake)])
+    done = CliRunner().invoke(command_line(), ["archive", "migrate", str(lake)])
     assert done.exit_code == 0, done.output
     assert DeltaTable(str(lake)).to_pyarrow_dataset().schema.field("date").type == pa.date32()
     assert archive_rows(lake, rows_of("00000000000000aa", 12, stream="a"), 4) == 2

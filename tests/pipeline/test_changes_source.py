@@ -37,7 +37,7 @@ class Query:
         self.reader = PostgresReader(url, self.following)
         self.done: dict[str, Any] | None = None
         self.planned: dict[str, Any] | None = None
-        self.told: list[tuple[str, Any]] = []
+        self.received: list[tuple[str, Any]] = []
 
     def plan(self) -> bool:
         """Write down where the next batch ends; whether there is one."""
@@ -63,7 +63,7 @@ class Query:
     def step(self) -> bool:
         if not self.plan():
             return False
-        self.told += self.read()
+        self.received += self.read()
         self.done, self.planned = self.planned, None
         assert self.done is not None
         self.reader.commit(self.done)
@@ -74,7 +74,7 @@ class Query:
         self.reader = PostgresReader(self.url, self.following)
 
     def of(self, stream: str) -> list[Any]:
-        return [value for name, value in self.told if name == stream]
+        return [value for name, value in self.received if name == stream]
 
 
 def folded(messages: list[Any]) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def test_a_first_batch_that_was_broken_off_begins_where_it_began(tables: str) ->
     while query.step():
         pass
     assert [one["t"] for one in query.of("log")] == ["within", "meanwhile"]
-    # A query that lost its checkpoint after that begins anew, with a new copy.
+    # A query that lost its checkpoint after that begins again, with a new copy.
     again = Query(tables, TABLES[1:])
     while again.step():
         pass
@@ -213,7 +213,7 @@ def test_foreign_writes_move_the_slot_too(tables: str) -> None:
     query.reader.stop()
 
 
-def test_a_slot_that_somebody_moved_or_dropped_stops_the_query(tables: str) -> None:
+def test_slot_moved_or_dropped_by_another_program_stops_the_query(tables: str) -> None:
     query = Query(tables)
     while query.step():
         pass

@@ -48,10 +48,10 @@ class Batches:
 
     def repeat(self) -> FoldTotals:
         """The same batch again."""
-        (told,) = self._fold.task(self._surroundings)(iter(self.last))
+        (totals,) = self._fold.task(self._surroundings)(iter(self.last))
         self._client.disconnect()
         snapshot_client(self._fold.connection(self._surroundings)).disconnect()
-        return FoldTotals(**{name: value[0] for name, value in told.to_pydict().items()})
+        return FoldTotals(**{name: value[0] for name, value in totals.to_pydict().items()})
 
     def _rows(self, name: str) -> list[pa.RecordBatch]:
         start, tail = self._places.get(name, "-1"), self._client.head(name).offset
@@ -150,7 +150,7 @@ def test_a_lost_checkpoint_and_a_fresh_table_begin_from_the_snapshots(
     assert bucket.snapshot("lively") == encoded(events + more)
 
 
-def test_snapshots_come_only_every_so_many_messages_and_what_lies_between_is_not_lost(
+def test_snapshots_are_published_every_n_messages_and_lose_nothing_between(
     bucket: Bucket, environment: JobEnvironment
 ) -> None:
     batches = Batches(Fold(bucket=bucket.name, every=30), environment)
@@ -209,7 +209,7 @@ def test_streams_of_the_base_surface_fold_into_a_table_alone(
     assert rows(postgres_url, "states") == {name: {("", "b"): 1}}
 
 
-def test_a_stream_that_was_created_anew_is_folded_anew(
+def test_recreated_stream_is_folded_from_its_beginning(
     bucket: Bucket, environment: JobEnvironment, postgres_url: str
 ) -> None:
     environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
@@ -244,7 +244,7 @@ def test_a_stream_that_was_created_again_with_equal_sizes_is_folded_from_its_beg
     assert rows(postgres_url)["again"] == {**expected, ("", "last"): 9}
 
 
-def test_somebody_elses_snapshot_stops_the_fold_with_the_reason(bucket: Bucket, environment: JobEnvironment) -> None:
+def test_snapshot_of_another_writer_stops_the_fold_with_the_reason(bucket: Bucket, environment: JobEnvironment) -> None:
     bucket.filled("s", [{"key": "k", "operation": "set", "value": 1}])
     with Stream(f"{bucket.root}/s") as stream:
         stream.publish_snapshot(bucket.tail("s"), b"\x00\x01")

@@ -48,7 +48,7 @@ def test_keys_of_two_types_are_two() -> None:
     assert len(folded(change("insert", "1", 1, kind="user"), change("insert", "1", 2, kind="room"))) == 2
 
 
-def test_a_reset_voids_what_came_before() -> None:
+def test_reset_discards_earlier_messages() -> None:
     assert folded(change("insert", "a", 1), b'{"headers":{"control":"reset"}}', change("insert", "b", 2)) == {
         ("user", "b"): 2
     }
@@ -59,7 +59,7 @@ def test_a_reset_voids_what_came_before() -> None:
     [b"1", b'"text"', b"null", b"[]", b"{}", b'{"key":"a"}', b'{"key":1,"operation":"set"}', b'{"operation":"set"}',
      b'{"key":"a","operation":"frobnicate","value":1}', b'{"headers":{"control":"snapshot-end"}}'],
 )  # fmt: skip
-def test_what_is_no_change_is_counted_and_changes_nothing(message: bytes) -> None:
+def test_messages_that_are_not_changes_are_counted_and_change_nothing(message: bytes) -> None:
     state = FoldState().apply_all([session("set", "a", 1), message])
     assert (len(state), state.ignored) == (1, 1)
 
@@ -81,14 +81,14 @@ def test_chunks_are_concatenated(values: list[Any], result: Any) -> None:
     assert folded(*(session("append", "m", value, "chunk") for value in values)) == {("chunk", "m"): result}
 
 
-def test_chunks_grow_what_was_set_and_end_with_it() -> None:
+def test_chunks_extend_the_value_that_was_set() -> None:
     first = [session("set", "m", "a"), session("append", "m", "b")]
     assert folded(*first) == {("message", "m"): "ab"}
     assert folded(*first, session("set", "m", "c"), session("append", "m", "d")) == {("message", "m"): "cd"}
     assert folded(*first, session("remove", "m"), session("append", "m", "d")) == {("message", "m"): "d"}
 
 
-def test_a_long_answer_of_many_chunks_takes_no_time_per_chunk_squared() -> None:
+def test_time_of_many_chunks_is_linear() -> None:
     state = FoldState().apply_all(session("append", "m", "x" * 40) for _ in range(20_000))
     assert len(state.encoded()) == 20_000 * 40 + len(session("set", "m", "").replace(b" ", b"")) + 2
 
@@ -147,7 +147,7 @@ def _messages(draw: st.DrawFn) -> bytes:
 
 @settings(suppress_health_check=[HealthCheck.too_slow])  # A busy machine generates slowly.
 @given(st.lists(_messages(), max_size=30), st.lists(st.integers(0, 30), max_size=5))
-def test_a_fold_from_any_snapshots_on_gives_the_same_bytes_as_one_from_the_beginning(
+def test_fold_from_any_snapshot_gives_the_same_bytes_as_from_the_beginning(
     messages: list[bytes], cuts: list[int]
 ) -> None:
     whole = FoldState().apply_all(messages).encoded()

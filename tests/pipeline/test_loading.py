@@ -11,10 +11,12 @@ import pyarrow as pa
 import pytest
 
 from headwater.pipeline.loading import BatchPart, LoadResult, load, statements
+from headwater.pipeline.postgres_writer import WriterPlan, write_events
 from headwater.postgres import tables
 from headwater.postgres.catalog import table_name
 from headwater.postgres.connections import Connection, PostgresSetupError, connect
 from headwater.postgres.tables import SESSION_EVENTS, EventMapping
+from tests.otel.receiver import otlp_receiver
 
 LIMIT = 10_000
 REFERENCE = EventMapping(table_name("session_events"), SESSION_EVENTS, {})
@@ -38,6 +40,26 @@ def batch(values: list[bytes], stream: str = "s", first: int = 0, incarnation: s
             "value": pa.array(values, pa.binary()),
         }
     )
+
+
+def test_batch_has_a_span_in_the_trace_of_each_traced_event(connection: Connection, postgres_url: str) -> None:
+    trace, sender = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    traced = {"key": "traced", "traceparent": f"00-{trace}-{sender}-01"}
+    values = [json.dumps(event).encode() for event in ({"key": "plain"}, traced, {"traceparent": 7}, traced)]
+    tables.prepare(connection, REFERENCE)
+    with otlp_receiver() as receiver:
+        plan = WriterPlan(
+            "job", "session_events", statements(connection, REFERENCE), LIMIT, 10.0, otel_endpoint=receiver.url
+        )
+        assert write_events(postgres_url, plan, BatchPart("job", "q", 7, 0), batch(values)) == LoadResult(4, 0)
+        found = receiver.wait_for_span(lambda span: span.trace_id == trace, "a span in the trace of the event")
+        assert (found.parent_id, found.service) == (sender, "headwater-sync")
+        assert found.attributes["db.collection.name"] == "session_events"
+        assert found.attributes["messaging.batch.message_count"] == 4
+        spans = [span for span in receiver.spans if not span.parent_id]
+        assert [link.span_id.hex() for span in spans for link in span.span.links] == [sender]
+        assert [link.span_id.hex() for link in found.span.links] == [spans[0].span_id]
+        assert len(receiver.spans) == 2, "one span for the batch, one in the trace"
 
 
 def test_any_mixture_is_in_the_table_or_among_the_letters_and_again_changes_nothing(connection: Connection) -> None:
@@ -79,7 +101,7 @@ def test_any_mixture_is_in_the_table_or_among_the_letters_and_again_changes_noth
         assert connection.execute("SELECT batch, dead FROM headwater.batches").fetchone() == (seed, bad)
 
 
-def test_a_trouble_of_the_database_leaves_nothing_behind(connection: Connection) -> None:
+def test_database_error_leaves_no_rows(connection: Connection) -> None:
     tables.prepare(connection, REFERENCE)
     how = statements(connection, REFERENCE)
     connection.execute("SET default_transaction_read_only = on")
@@ -111,7 +133,7 @@ def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused
         tables.prepare(connection, EventMapping(REFERENCE.table, {**SESSION_EVENTS, "nowhere": "x"}, {}))
 
 
-def test_a_table_that_we_make_is_the_documents_and_takes_rows_of_an_application(connection: Connection) -> None:
+def test_created_table_has_the_documented_columns_and_accepts_application_rows(connection: Connection) -> None:
     """Seed 000, lines 344 to 354: `id` is SERIAL, `ds_offset` may be missing."""
     tables.prepare(connection, REFERENCE)
     described = connection.execute(
@@ -204,9 +226,7 @@ def test_a_row_that_the_application_changed_is_still_known_after_the_upgrade(con
 
 
 @pytest.mark.parametrize("continues", [True, False], ids=["continued before", "repeated before"])
-def test_a_stream_that_was_created_again_after_the_upgrade_brings_rows_of_its_own(
-    connection: Connection, continues: bool
-) -> None:
+def test_stream_created_again_after_the_upgrade_has_its_own_rows(connection: Connection, continues: bool) -> None:
     """Even where every event of it has the offset and the content of an old one."""
     upgraded(connection)
     first = 3 if continues else 0
@@ -268,7 +288,7 @@ def test_a_key_of_the_users_own_gets_the_incarnation(connection: Connection, key
     assert connection.execute("SELECT count(*) FROM session_events").fetchone() == (4,)
 
 
-def test_a_role_that_may_not_change_the_table_is_told_what_its_owner_must_run(
+def test_role_without_rights_on_the_table_is_shown_the_statement_for_its_owner(
     connection: Connection,
 ) -> None:
     connection.execute(BEFORE_THE_UPGRADE)

@@ -6,6 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 
 from headwater.pipeline.job import JobEnvironment
 from headwater.pipeline.probe import Probe
@@ -43,9 +50,41 @@ def test_an_event_arrives_and_nothing_is_left(
     assert not [query for query in spark.streams.active if (query.name or "").startswith("probe")]
 
 
-def test_a_database_that_does_not_answer_is_told_and_tried_again(
-    spark: SparkSession, server: Server, tmp_path: Path
+class CommittedRows(StreamingQueryListener):
+    """Adds up the rows of committed batches until a query ends; a batch that is interrupted is not among them."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.rows_at_end: int | None = None
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self.rows += event.progress.numInputRows
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self.rows_at_end = self.rows
+
+
+def test_the_probe_stops_after_its_batch_is_committed(
+    spark: SparkSession, server: Server, postgres_url: str, tmp_path: Path
 ) -> None:
+    """reference lines 500-502: an interrupted batch is an ERROR with a stack trace in the log of a healthy sync."""
+    listener = CommittedRows()
+    spark.streams.addListener(listener)
+    try:
+        attended(Probe(spark, JobEnvironment(f"{server.url}/v1/stream", str(tmp_path), postgres=postgres_url)), "")
+        wait_until(lambda: listener.rows_at_end, lambda rows: rows is not None)
+    finally:
+        spark.streams.removeListener(listener)
+    assert listener.rows_at_end == 1
+
+
+def test_unavailable_database_is_reported_and_retried(spark: SparkSession, server: Server, tmp_path: Path) -> None:
     nowhere = "postgresql://nobody@127.0.0.1:1/nothing?connect_timeout=1"
     probe = Probe(spark, JobEnvironment(f"{server.url}/v1/stream", str(tmp_path), postgres=nowhere))
     probe._wait_max_s = 0.5
@@ -53,7 +92,7 @@ def test_a_database_that_does_not_answer_is_told_and_tried_again(
     assert "could not be used" in probe.not_ready
 
 
-def test_a_token_that_may_not_create_streams_is_no_reason_to_wait(tmp_path: Path) -> None:
+def test_token_that_may_not_create_streams_does_not_delay_the_start(tmp_path: Path) -> None:
     with serve(DS_AUTH__TOKEN="the-one-and-only-token") as closed:
         environment = JobEnvironment(f"{closed.url}/v1/stream", str(tmp_path), "another", "postgresql://unused")
         attended(Probe(cast(Any, "no Spark is needed"), environment), "")

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headwater.cli import main
-from headwater.pipeline.query import TableCall, rewritten
+from headwater.pipeline.table_calls import TableCall, rewritten
 from headwater.spark.query_errors import error_sentence
 from tests.pipeline.buckets import Bucket
 from tests.serving import Server
@@ -59,7 +59,7 @@ def test_only_our_calls_with_plain_texts_are_replaced(
         ),
     ],
 )
-def test_of_what_spark_says_one_line_is_told(spark_says: str, we_say: str) -> None:
+def test_one_line_of_a_spark_error_is_printed(spark_says: str, we_say: str) -> None:
     said = error_sentence(RuntimeError(spark_says))
     assert said.startswith(we_say)
     assert "\n" not in said
@@ -115,8 +115,8 @@ def test_sql_over_streams_lakes_snapshots_and_states(
         'chat-1,6,"{""type"":""chunk"",""key"":""m0"",""operation"":""append"",""value"":""!""}"',
         'chat-2,0,"{""type"":""chunk"",""key"":""m0"",""operation"":""append"",""value"":""0""}"',
     ]
-    told = shell("query", f"SELECT stream, key, value FROM states('{root}/') ORDER BY ALL", "--limit", "1")
-    assert told.split() == ["stream", "key", "value", "chat-1", "m0", '"024!"']
+    rows = shell("query", f"SELECT stream, key, value FROM states('{root}/') ORDER BY ALL", "--limit", "1")
+    assert rows.split() == ["stream", "key", "value", "chat-1", "m0", '"024!"']
     assert "only the first 1 rows" in shell.said
 
     shown = shell("archive", "show", lake, remote=False)
@@ -128,7 +128,7 @@ def test_sql_over_streams_lakes_snapshots_and_states(
     assert "0 files became 0" in shell("archive", "compact", lake, remote=False)
 
     shell("query", "SELECT * FROM stream('no-such-stream')", code=3)
-    assert "there is no such stream" in shell.said
+    assert "there is no stream" in shell.said
     shell("query", "SELEKT 1", code=2)
     assert "SELEKT" in shell.said
     shell("query", f"FROM archive('{tmp_path}')", code=1)

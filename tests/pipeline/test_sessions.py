@@ -14,9 +14,9 @@ import psycopg
 import pytest
 
 from headwater.stack.database import LocalPostgres
-from tests.docs.pictures import chat_script
+from tests.docs.pictures import agents_script
 from tests.examples.loading import example
-from tests.offsets import place_of
+from tests.offsets import offset_of
 from tests.pipeline.syncing import Sync, syncing
 from tests.pipeline.waiting import eventually
 from tests.serving import Server
@@ -66,7 +66,7 @@ def test_chat_of_several_producers_keeps_the_order_of_arrival(streams: Streams) 
     assert [one["value"]["text"] for one in streams.messages("session-chat")] == [text for _, _, text in spoken]
 
 
-def test_a_subscriber_over_sse_hears_at_once(streams: Streams) -> None:
+def test_sse_subscriber_is_notified_at_once(streams: Streams) -> None:
     streams.create("session-live")
     heard: list[Any] = []
     done = threading.Event()
@@ -111,9 +111,9 @@ def test_a_repeated_append_is_taken_once(streams: Streams) -> None:
 def test_a_row_of_postgres_appears_in_the_stream(sync: Sync, streams: Streams, postgres: LocalPostgres) -> None:
     with psycopg.connect(postgres.url) as connection:
         connection.execute("INSERT INTO items (title, body) VALUES ('first', 'of items')")
-    told = eventually(lambda: streams.messages("pg-items"), bool)
-    assert (told[0]["title"], told[0]["body"]) == ("first", "of items")
-    assert told[0].keys() == {"id", "title", "body", "created_at"}
+    found = eventually(lambda: streams.messages("pg-items"), bool)
+    assert (found[0]["title"], found[0]["body"]) == ("first", "of items")
+    assert found[0].keys() == {"id", "title", "body", "created_at"}
 
 
 def test_an_event_of_the_stream_appears_in_postgres(sync: Sync, streams: Streams, postgres: LocalPostgres) -> None:
@@ -126,7 +126,7 @@ def test_an_event_of_the_stream_appears_in_postgres(sync: Sync, streams: Streams
         ),
         lambda rows: len(rows) > 0,
     )
-    assert found == [("session-events", "user:alice", "presence", "set", PRESENCE, str.__str__(place_of(offset)))]
+    assert found == [("session-events", "user:alice", "presence", "set", PRESENCE, str.__str__(offset_of(offset)))]
 
 
 def test_the_way_round_an_insert_is_in_the_stream_with_its_id(
@@ -135,11 +135,11 @@ def test_the_way_round_an_insert_is_in_the_stream_with_its_id(
     with psycopg.connect(postgres.url) as connection:
         row = connection.execute("INSERT INTO items (title) VALUES ('round trip') RETURNING id").fetchone()
         assert row is not None
-    told = eventually(lambda: [one for one in streams.messages("pg-items") if one["title"] == "round trip"], bool)
-    assert [one["id"] for one in told] == [row[0]]
+    found = eventually(lambda: [one for one in streams.messages("pg-items") if one["title"] == "round trip"], bool)
+    assert [one["id"] for one in found] == [row[0]]
 
 
-# -- the tutorial's SQL, and how the application tells of itself -------------------------------------------------------
+# -- the tutorial's SQL, and how the application reports itself -------------------------------------------------------
 
 
 def test_the_sql_of_the_tutorial_answers(sync: Sync, streams: Streams, postgres: LocalPostgres) -> None:
@@ -166,7 +166,7 @@ def test_the_sql_of_the_tutorial_answers(sync: Sync, streams: Streams, postgres:
     assert ("user:bob", "away") in active
 
 
-def test_the_status_is_told_to_prometheus_and_to_the_page(
+def test_status_is_published_to_prometheus_and_to_the_page(
     sync: Sync, streams: Streams, postgres: LocalPostgres
 ) -> None:
     streams.append("session-events", [{"key": "user:bob", "type": "typing", "operation": "set", "value": {}}])
@@ -174,19 +174,19 @@ def test_the_status_is_told_to_prometheus_and_to_the_page(
     def entities() -> dict[tuple[str, str], Any]:
         return {(one["type"], one["key"]): one["value"] for one in streams.messages("__pipeline__")}
 
-    told = eventually(
+    found = eventually(
         entities,
         lambda found: (
             ("slot", "headwater") in found and found.get(("query", "session-events"), {}).get("batch") is not None
         ),
     )
-    query = told["query", "session-events"]
+    query = found["query", "session-events"]
     assert query["status"] == "running"
     assert (query["source"], query["target"]) == ("session-events", "table session_events")
     assert query["batch_ms"] > 0
     assert query["lag_messages"] == 0
     assert query["offsets"]["session-events"] <= streams.tail("session-events")
-    assert told["slot", "headwater"]["lag_bytes"] >= 0
+    assert found["slot", "headwater"]["lag_bytes"] >= 0
     metrics = sync.metrics()
     assert 'headwater_pipeline_running{job="pg-items"} 1.0' in metrics
     assert 'headwater_slot_lag_bytes{slot="headwater"}' in metrics
@@ -204,13 +204,14 @@ def test_slots_are_listed_by_command(sync: Sync, postgres: LocalPostgres) -> Non
     assert done.stdout.startswith(b"headwater\t")
 
 
-def test_the_chat_example_can_be_asked_in_sql(
+def test_the_session_of_the_agents_example_can_be_asked_in_sql(
     sync: Sync, server: Server, streams: Streams, postgres: LocalPostgres
 ) -> None:
     question = {"from": "you", "text": "What is kept?"}
     asking = {"key": "msg:chat-in-sql", "type": "message", "operation": "set", "value": question}
-    tokens = list(example("chat/chat").tokens_for("What is kept?"))
-    with chat_script(server, "session-events", pause_s=0.0):
+    agents = example("agents/agents")
+    tokens = list(agents.tokens_for(agents.ROLES[-1], ""))
+    with agents_script(server, "session-events", pause_s=0.0):
         streams.append("session-events", [asking])
         answers = eventually(
             lambda: asked(

@@ -22,7 +22,7 @@ def written(directory: Path, text: str) -> Path:
     return file
 
 
-def test_without_a_file_the_reference_is_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_the_reference_jobs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     environ = {"DS_SERVER_URL": "http://server:4437", "POSTGRES_URL": "postgresql://u@db/d", "ELECTRIC_URL": "http://e"}
     settings = load(None, environ)
@@ -40,7 +40,7 @@ def test_without_a_file_the_reference_is_what_runs(tmp_path: Path, monkeypatch: 
     assert events.columns["event_key"] == "key"
 
 
-def test_a_file_says_what_runs_and_flags_come_last(tmp_path: Path) -> None:
+def test_file_defines_the_jobs_and_flags_take_precedence(tmp_path: Path) -> None:
     file = written(
         tmp_path,
         """

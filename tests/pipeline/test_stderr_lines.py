@@ -24,6 +24,7 @@ ENDED = """Traceback (most recent call last):
     raise EOFError
 EOFError""".splitlines()
 FLUSHED = ["PySpark daemon failed to flush the output to the worker process:", *CLOSED]
+SERVED = ["-" * 40, "Exception occurred during processing of request from ('127.0.0.1', 4711)", *ENDED, "-" * 40]
 REAL = f"""Traceback (most recent call last):
   File "{DAEMON}", line 264, in manager
   File "/app/job.py", line 3, in rows
@@ -43,8 +44,8 @@ def fed(*lines: str) -> list[str]:
     return [line for given in lines for line in tidy.feed(given)] + tidy.flush()
 
 
-@pytest.mark.parametrize("block", [CLOSED, ENDED, FLUSHED, [*CLOSED, *CLOSED]])
-def test_a_socket_that_spark_closed_is_not_told(block: list[str]) -> None:
+@pytest.mark.parametrize("block", [CLOSED, ENDED, FLUSHED, SERVED, [*SERVED, *SERVED], [*CLOSED, *CLOSED]])
+def test_socket_closed_by_spark_is_not_reported(block: list[str]) -> None:
     assert fed(OURS, *block, LOG4J) == [OURS, LOG4J]
 
 
@@ -55,20 +56,20 @@ def test_tracebacks_of_two_workers_may_be_mixed() -> None:
 
 
 @pytest.mark.parametrize("block", [REAL, ELSEWHERE])
-def test_any_other_traceback_is_told_with_its_time(block: list[str]) -> None:
-    told = [TIMED.fullmatch(line) for line in fed(*block)]
-    assert [found[2] for found in told if found] == block
-    assert all(found and found[1] == "ERROR" for found in told)
+def test_any_other_traceback_is_logged_with_its_time(block: list[str]) -> None:
+    lines = [TIMED.fullmatch(line) for line in fed(*block)]
+    assert [found[2] for found in lines if found] == block
+    assert all(found and found[1] == "ERROR" for found in lines)
 
 
 def test_lines_without_a_time_get_one_and_others_stay_as_they_are() -> None:
     banner, trace = "Setting default log level to", "\tat org.apache.spark.Some(Some.scala:1)"
-    told = fed(OURS, banner, LOG4J, trace, "", OURS)
-    assert (told[0], told[2], told[4]) == (OURS, LOG4J, OURS)
-    assert [TIMED.fullmatch(told[place])[2] for place in (1, 3)] == [banner, trace]  # type: ignore[index]
+    lines = fed(OURS, banner, LOG4J, trace, "", OURS)
+    assert (lines[0], lines[2], lines[4]) == (OURS, LOG4J, OURS)
+    assert [TIMED.fullmatch(lines[place])[2] for place in (1, 3)] == [banner, trace]  # type: ignore[index]
 
 
-def test_stderr_of_a_process_and_of_its_children_goes_through() -> None:
+def test_stderr_of_a_process_and_its_children_is_filtered() -> None:
     script = """
 import subprocess, sys
 from headwater.pipeline.stderr_lines import tidy_stderr

@@ -70,7 +70,7 @@ def test_both_ways_a_fold_and_an_archive_on_a_cluster(
                 if first == 1000:
                     executors = eventually(cluster.executors, bool)
                     executors[0].kill()
-            told = eventually(lambda: streams.messages("cluster-out"), lambda found: len(found) >= 2000)
+            published = eventually(lambda: streams.messages("cluster-out"), lambda found: len(found) >= 2000)
 
             def keys() -> list[int]:
                 with psycopg.connect(postgres.url) as sql:
@@ -81,7 +81,7 @@ def test_both_ways_a_fold_and_an_archive_on_a_cluster(
             eventually(lambda: [folded.snapshot_offset(f"f{n}") for n in range(STREAMS)], lambda found: found == tails)
             eventually(lambda: in_lake(tmp_path / "lake"), lambda found: sum(map(len, found.values())) >= 2000)
             entries = rows(postgres.url, "folded")
-    assert [int(one["title"]) for one in told] == list(range(2000))
+    assert [int(one["title"]) for one in published] == list(range(2000))
     assert table == list(range(2000))
     assert {(stream, len(kept)) for stream, kept in entries.items()} == {(f"f{n}", 7) for n in range(STREAMS)}
     assert held(tmp_path / "lake") == {f"l{n}": lake.messages(f"l{n}") for n in range(STREAMS)}

@@ -39,7 +39,7 @@ class Sync:
 
     def __init__(self, at: Streams, connection: Connection, /, **options: str) -> None:
         self._connection = connection
-        self.query = Query(at, valueType="binary", onGone=ON_GONE, retryTimeout="20", **options)
+        self.query = Query(at, **{"valueType": "binary", "onGone": ON_GONE, "retryTimeout": "20", **options})
         tables.prepare(connection, MAPPED)
 
     def load(self) -> None:
@@ -100,6 +100,19 @@ def test_an_upgrade_in_the_middle_of_a_batch_brings_each_event_once(
     streams.append(name, [{"key": "a5"}])
     sync.run(5)
     assert sync.keys() == keys("a", 5)
+
+
+@pytest.mark.parametrize("on_gone", ["restart", "skip", "bootstrap"])
+def test_a_recreated_stream_that_is_read_from_its_beginning_brings_all_its_events(
+    streams: Streams, stream_name: Callable[[], str], connection: Connection, on_gone: str
+) -> None:
+    name = streams.filled(stream_name(), events("a", 100))
+    sync = Sync(streams, connection, streams=name, onGone=on_gone)
+    sync.run(100)
+    streams.delete(name)
+    streams.filled(name, events("b", 60))
+    sync.run(160)
+    assert sync.keys() == keys("a", 100) + keys("b", 60)
 
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "restarted"])

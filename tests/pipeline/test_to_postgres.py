@@ -54,7 +54,7 @@ def count(url: str, table: str) -> Callable[[], int]:
     return lambda: int(rows(url, f"SELECT count(*) FROM {table}")[0][0])
 
 
-def test_events_come_once_in_order_with_their_offsets_and_the_columns_of_the_reference(
+def test_events_are_loaded_once_in_order_with_offsets_and_reference_columns(
     spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
 ) -> None:
     around = JobEnvironment(streams.root, str(tmp_path), postgres=postgres_url)
@@ -111,7 +111,7 @@ def test_a_stream_that_is_deleted_and_created_again_brings_its_events_without_ma
     assert keys() == ["a0", "a1", "a2", "b0", "b1", "b2", "c0", "c1", "c2", "c3", "c4"]
 
 
-def test_what_is_not_a_row_goes_to_the_dead_letters_and_blocks_nothing(
+def test_invalid_rows_go_to_the_dead_letters_and_block_nothing(
     spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
 ) -> None:
     with psycopg.connect(postgres_url, autocommit=True) as connection:

@@ -156,7 +156,7 @@ def test_any_cut_into_batches_and_any_repeat_gives_the_same_table(connection: Co
     assert held(connection) == expected
 
 
-def test_a_table_without_the_key_gets_it_or_says_how(connection: Connection) -> None:
+def test_missing_key_is_added_or_the_error_says_how(connection: Connection) -> None:
     connection.execute("CREATE TABLE users (id int, name text, tags text[], about text)")
     connection.execute("INSERT INTO users (id) VALUES (1), (1)")
     with pytest.raises(PostgresSetupError, match="Create it with: CREATE UNIQUE INDEX"):

@@ -11,11 +11,11 @@ import pytest
 
 from headwater.postgres import slots, snapshots
 from headwater.postgres.catalog import table_name, user_types
-from headwater.postgres.connections import Connection, connect
+from headwater.postgres.connections import Connection, PostgresSetupError, connect
 from headwater.postgres.formats import ChangeOrigin, TableFormat, messages_of
 from headwater.postgres.pgoutput import Transaction
 from headwater.stack.database import LocalPostgres
-from tests.postgres.databases import database
+from tests.postgres.databases import database, packaged_release
 
 SLOT = "under_test"
 PUBLICATION = "under_test"
@@ -51,7 +51,7 @@ def plain(value: Any) -> Any:
     return json.loads(msgspec.json.encode(value))
 
 
-def test_every_type_comes_over_exactly(connection: Connection) -> None:
+def test_every_type_is_transferred_exactly(connection: Connection) -> None:
     connection.execute("CREATE TYPE mood AS ENUM ('sad', 'ok'); CREATE DOMAIN positive AS int CHECK (VALUE > 0)")
     connection.execute("CREATE TYPE pair AS (a int, b text)")
     described = {
@@ -112,7 +112,7 @@ def test_every_type_comes_over_exactly(connection: Connection) -> None:
     assert user_types(connection), "the domain and the arrays of made types were read from the catalog"
 
 
-def test_every_kind_of_change_and_none_of_what_was_rolled_back(connection: Connection) -> None:
+def test_every_kind_of_change_is_read_and_rolled_back_ones_are_not(connection: Connection) -> None:
     connection.execute("CREATE TABLE items (id int PRIMARY KEY, body text); CREATE TABLE other (id int PRIMARY KEY)")
     connection.execute("CREATE TABLE hidden (id int)")
     connection.execute("ALTER TABLE items ALTER body SET STORAGE EXTERNAL")
@@ -205,7 +205,7 @@ def test_after_a_crash_the_slot_may_stand_back_and_the_start_still_holds() -> No
             assert plain(second.changes[0].new) == {"id": 2}
 
 
-def test_a_slot_that_kept_more_than_the_ceiling_is_lost_and_says_so() -> None:
+def test_slot_beyond_its_size_limit_is_reported_as_lost() -> None:
     with database(max_slot_wal_keep_size="1MB", min_wal_size="32MB", max_wal_size="32MB") as own, connect(own.url) as c:
         c.execute("CREATE TABLE items (id int PRIMARY KEY, pad text)")
         start = follow(c, "items")
@@ -259,7 +259,7 @@ def test_a_first_copy_and_the_changes_meet_without_gap_or_overlap(
     assert snapshots.load(connection, SLOT, table_name("items")) is None
 
 
-def test_formats_tell_a_change_as_row_state_change_and_envelope(connection: Connection) -> None:
+def test_formats_encode_a_change_as_row_state_change_and_envelope(connection: Connection) -> None:
     connection.execute("CREATE TABLE items (id int PRIMARY KEY, title text)")
     start = follow(connection, "items")
     connection.execute("INSERT INTO items VALUES (1, 'a')")
@@ -295,3 +295,22 @@ def test_formats_tell_a_change_as_row_state_change_and_envelope(connection: Conn
     assert envelopes[2]["after"] == {"id": 2, "title": "b"}
     assert envelopes[2]["before"] == {"id": 1}
     assert [target for target, _ in as_("changes", "items/{key}")] == ["items/1", "items/1", "items/2", "items/2"]
+
+
+def test_full_rows_do_not_make_changes_of_tables_with_generated_columns_fail() -> None:
+    """With REPLICA IDENTITY FULL, Postgres 18 refuses UPDATE if a generated column is not published."""
+    with packaged_release(), database() as own, connect(own.url) as connection:
+        connection.execute("CREATE TABLE made (id int PRIMARY KEY, n int GENERATED ALWAYS AS (id * 2) STORED)")
+        connection.execute("CREATE TABLE computed (id int PRIMARY KEY, n int GENERATED ALWAYS AS (id * 2) VIRTUAL)")
+        connection.execute("INSERT INTO made VALUES (1); INSERT INTO computed VALUES (1)")
+        follow(connection, "made")
+        snapshots.prepare(connection)
+        copied = snapshots.take(connection, SLOT, table_name("made"), with_rows=True)
+        assert [column.name for column in copied.columns] == ["id"]
+        slots.publish(connection, PUBLICATION, [table_name("made")], full_rows=True)
+        with pytest.raises(PostgresSetupError, match="virtual generated column"):
+            slots.publish(connection, PUBLICATION, [table_name("computed")], full_rows=True)
+        start = slots.flushed_lsn(connection)
+        connection.execute("UPDATE made SET id = 2; UPDATE computed SET id = 2")
+        (change,) = [change for one in since(connection, start) for change in one.changes]
+        assert plain([change.old, change.new]) == [{"id": 1, "n": 2}, {"id": 2, "n": 4}]

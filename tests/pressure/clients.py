@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.crash.wire import Client, Lost, NotSent, Refused, Reply
-from tests.crash.world import Violation
+from tests.crash.workload import Violation
 from tests.pressure.history import History, Kind, Operation, Outcome, Producer
 
 RETRY_S = 0.005
@@ -30,7 +30,7 @@ GIVE_UP_S = 30.0
 
 
 class Fleet:
-    """The servers, what was done to them, and whether to go on."""
+    """The servers, what was done to them, and whether to continue."""
 
     def __init__(self, urls: Sequence[str], dice: random.Random) -> None:
         self.urls = list(urls)

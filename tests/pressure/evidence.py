@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
+import shutil
 import subprocess
 import tempfile
 import time
@@ -51,11 +53,23 @@ def crash_points(size: int, seed: int, mode: str) -> Counts:
 
 def kill_nine(size: int, seed: int, mode: str) -> Counts:
     """Rounds of kill -9 under load on one data directory."""
-    from tests.crash.test_kill_nine import survive
+    from tests.crash.test_kill_nine import run_rounds
 
     with tempfile.TemporaryDirectory() as home:
-        world = asyncio.run(survive(Path(home), mode, size, seed))
-    return {"rounds": world.counts["rounds"], **world.counts}
+        workload = asyncio.run(run_rounds(Path(home), mode, size, seed))
+    return {"rounds": workload.counts["rounds"], **workload.counts}
+
+
+def pipeline_kills(size: int, seed: int, mode: str) -> Counts:
+    """Kills of drivers, workers, servers and databases around a pipeline in every direction."""
+    from tests.kills.trial import endure as endure_kills
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    home = Path(tempfile.mkdtemp(prefix="headwater-kills-"))
+    counts = endure_kills(home, size, seed)
+    shutil.rmtree(home)  # Kept after a failure, with the logs of the drivers.
+    return dict(counts)
 
 
 def model_steps(size: int, seed: int, mode: str) -> Counts:
@@ -64,7 +78,7 @@ def model_steps(size: int, seed: int, mode: str) -> Counts:
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.stateful import run_state_machine_as_test
 
-    from tests.engine.seams import JournalGround, MemoryGround
+    from tests.engine.seams import JournalBacking, MemoryBacking
     from tests.model.machine import machine
 
     steps = examples = 0
@@ -78,11 +92,11 @@ def model_steps(size: int, seed: int, mode: str) -> Counts:
 
         return Counted
 
-    kinds = [(MemoryGround, "inline"), (JournalGround, "inline"), (JournalGround, "thread")]
+    kinds = [(MemoryBacking, "inline"), (JournalBacking, "inline"), (JournalBacking, "thread")]
     while steps < size:
-        ground, commit = kinds[(examples // 100) % len(kinds)]
+        backing, commit = kinds[(examples // 100) % len(kinds)]
         run_state_machine_as_test(
-            hypothesis.seed(seed + examples)(counted(machine(ground, commit))),  # type: ignore[arg-type]
+            hypothesis.seed(seed + examples)(counted(machine(backing, commit))),  # type: ignore[arg-type]
             settings=settings(
                 max_examples=100,
                 stateful_step_count=50,
@@ -156,6 +170,7 @@ def soak_minutes(size: int, seed: int, mode: str) -> Counts:
 EXPERIMENTS: dict[str, Experiment] = {
     "crash_points": crash_points,
     "kill_nine": kill_nine,
+    "pipeline_kills": pipeline_kills,
     "model_steps": model_steps,
     "fuzz": fuzz,
     "history": history,

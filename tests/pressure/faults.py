@@ -25,7 +25,7 @@ def _model_fault(way: str) -> Callable[[], None]:
     """One of the model test's broken engines, for the life of the process."""
 
     def bend() -> None:
-        broken = BROKEN[way].bend
+        broken = BROKEN[way].patch
         assert broken is not None
         broken().__enter__()
 
@@ -87,7 +87,7 @@ FUZZ_FAULTS: dict[str, Callable[[], None]] = {
     "sends_a_stray_byte": sends_a_stray_byte,
     "reads_a_request_twice": reads_a_request_twice,
     "appends_repeats_again": _model_fault("appends repeats again"),
-    "takes_producer_gaps": _model_fault("takes producer gaps"),
+    "takes_producer_gaps": _model_fault("accepts producer gaps"),
     "appends_to_closed_streams": _model_fault("appends to closed streams"),
     "ignores_stream_seq": _model_fault("ignores Stream-Seq"),
 }

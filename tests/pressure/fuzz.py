@@ -87,10 +87,10 @@ class Replies:
         assert self._head is not None
         headers: dict[str, str] = {}
         for raw_name, raw_value in self._head.headers:
-            name = raw_name.decode()
+            name, value = raw_name.decode(), raw_value.decode("latin-1")
             if name in headers:
                 raise Mismatch(f"{name} was sent twice")
-            headers[name] = raw_value.decode("latin-1")
+            headers[name] = value
         ends = self._h11.their_state is h11.MUST_CLOSE
         reply = Reply(self._head.status_code, headers, bytes(self._body), ends)
         self._head, self._body, self._asked = None, bytearray(), False

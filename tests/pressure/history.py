@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tests.crash.world import Violation
+from tests.crash.workload import Violation
 
 Kind = Literal["create", "append", "read", "tail", "delete"]
 Outcome = Literal["unknown", "ok", "refused", "missing"]

@@ -2,7 +2,7 @@
 
 A server that sees requests where another parser sees none can be made to answer what nobody asked (request
 smuggling). So for each mutation the server may refuse what h11 accepts, but it must never answer more requests than
-h11 reads, nor go on with the connection where h11 finds an error.
+h11 reads, nor continue with the connection where h11 finds an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def mutate(dice: random.Random) -> bytes:
     data = bytearray(head + b"\r\n" + payload)
     for _ in range(dice.choice((1, 1, 2, 3))):
         # Not in the request line, of which a server may forgive blanks (RFC 9112 §3), nor in Host: without one a
-        # request is refused and the connection goes on, which h11 does not tell from bad framing.
+        # request is refused and the connection continues, which h11 does not tell from bad framing.
         at = dice.randrange(data.find(_HOST) + len(_HOST), len(data))
         way = dice.randrange(5)
         if way == 0:
@@ -85,7 +85,7 @@ def read_by_h11(data: bytes) -> int:
 
 
 def read_by_server(port: int, data: bytes) -> int:
-    """How many requests the server answers and then goes on; one that it answers with `close` is not counted."""
+    """How many requests the server answers before it continues; one that it answers with `close` is not counted."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)

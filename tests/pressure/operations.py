@@ -12,8 +12,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 from tests.http.raw import RawConnection, RawResponse, encode
@@ -311,6 +312,70 @@ def splits(load: Load) -> None:
     load.must("GET", "/v1/stream/tiny?offset=-1&splits=10000")
 
 
+def find(load: Load) -> None:
+    load.must("GET", "/v1/stream/tiny?offset=-1&find=1")
+    load.must("GET", "/v1/stream/tiny?offset=-1&find=nothing")
+
+
+def repeated_letters(load: Load) -> None:
+    load.must("PUT", "/v1/stream/letters", TEXT)
+    load.many(("POST", "/v1/stream/letters", TEXT, b"m" * 500) for _ in range(2_000))
+
+
+def find_across(load: Load) -> None:
+    """A text that is found at every byte, and always spans two messages."""
+    load.must("GET", f"/v1/stream/letters?offset=-1&find={'m' * 600}")
+
+
+def pairs(load: Load) -> None:
+    """Messages of which every one ends with the first half of a text, and the next one begins with the other."""
+    load.must("PUT", "/v1/stream/pairs", JSON)
+    batch = b"[" + b",".join([b"1"] * 2_000) + b"]"
+    load.many(("POST", "/v1/stream/pairs", JSON, batch) for _ in range(load.size(250)))
+
+
+def find_pairs(load: Load) -> None:
+    load.must("GET", "/v1/stream/pairs?offset=-1&find=,1")
+
+
+def compressible(load: Load) -> None:
+    load.fill("/v1/stream/compressible", load.size(100 * MIB), 65_536)
+
+
+def compressed_reads(load: Load) -> None:
+    def read(number: int) -> None:
+        headers = {"Accept-Encoding": ("gzip", "zstd", "deflate")[number % 3]}
+        offset = "-1"
+        with load.connect() as connection:
+            for _ in range(load.size(100)):
+                response = connection.request("GET", f"/v1/stream/compressible?offset={offset}", headers=headers)
+                assert response.status == 200
+                offset = response.header("stream-next-offset") or ""
+
+    load.together(read, 6)
+
+
+def compressed_herd(load: Load) -> None:
+    """Many readers of one chunk that is not compressed yet."""
+    load.must("PUT", "/v1/stream/herd", TEXT)
+    random = Random(load.server.port)
+    load.must("POST", "/v1/stream/herd", TEXT, random.randbytes(MIB // 2).hex().encode())
+    wanted = encode("GET", "/v1/stream/herd?offset=-1", headers={"Accept-Encoding": "gzip"})
+    with ExitStack() as opened:
+        readers = [opened.enter_context(load.connect()) for _ in range(load.size(500, 20))]
+        for reader in readers:
+            reader.send(wanted)
+        for reader in readers:
+            assert reader.response().status == 200
+
+
+def accept_encoding(load: Load) -> None:
+    """Headers that an ambiguous pattern takes quadratic time to refuse."""
+    load.fill("/v1/stream/accepting", 4_000, 2_000)
+    for value in ("gzip" + " " * 30_000 + "!", "a," * 15_000, "gzip;q=" + "0" * 30_000):
+        load.must("GET", "/v1/stream/accepting?offset=-1", {"Accept-Encoding": value})
+
+
 def frames(load: Load) -> None:
     load.must("GET", "/v1/stream/tiny?offset=-1&frames=1")
 
@@ -473,6 +538,50 @@ def expiring(load: Load) -> None:
     time.sleep(2.5)
 
 
+def many_to_follow(load: Load) -> None:
+    names = (f"/v1/stream/many/{number}" for number in range(load.size(20_000)))
+    load.many(("PUT", name, TEXT, b"m" * 100) for name in names)
+
+
+def follow_many(load: Load) -> None:
+    """All streams of a prefix from their beginning, then one message for each of them."""
+    body = json.dumps({"prefix": "many/"}).encode()
+    session = json.loads(load.must("POST", "/v1/stream/__ds/follow", JSON, body).body)["id"]
+    target = f"/v1/stream/__ds/follow/{session}"
+    assert load.drain(target, until=b'{"upToDate":true}') > 0
+    load.many(("POST", f"/v1/stream/many/{number}", TEXT, b"n" * 100) for number in range(load.size(20_000)))
+
+
+def follow_names(load: Load) -> None:
+    """As many names as one request may have, and as fit into a body."""
+    for count, expected in ((10_000, 201), (70_000, 413)):
+        names = ",".join(f'"n{number}":"-1"' for number in range(count))
+        response = load.ask("POST", "/v1/stream/__ds/follow", JSON, b'{"streams":{%b}}' % names.encode())
+        assert response.status == expected, response
+
+
+def create_followed(load: Load) -> None:
+    """Streams that are created below a prefix with as many followers as are allowed."""
+    body = json.dumps({"prefix": "new/"}).encode()
+    with ExitStack() as opened:
+        for _ in range(load.size(900, 20)):
+            session = json.loads(load.must("POST", "/v1/stream/__ds/follow", JSON, body).body)["id"]
+            reader = opened.enter_context(load.connect())
+            reader.send(encode("GET", f"/v1/stream/__ds/follow/{session}"))
+        load.many(("PUT", f"/v1/stream/new/{number}", TEXT, b"n") for number in range(load.size(100, 40)))
+
+
+def leases(load: Load) -> None:
+    """Many writer leases that expire in the same second."""
+    count = load.size(10_000)
+    terms = json.dumps({"holder": "w", "ttl_ms": 1000, "append": "the writer was lost"}).encode()
+    headers = {"Content-Type": "application/vnd.headwater.lease+json"}
+    load.many(("PUT", f"/v1/stream/leased/{number}", TEXT, b"") for number in range(count))
+    load.many(("POST", f"/v1/stream/leased/{number}?lease=acquire", headers, terms) for number in range(count))
+    last = f"/v1/stream/leased/{count - 1}"
+    wait_until(lambda: load.must("HEAD", last).header("stream-closed"), what="the last lease to expire")
+
+
 def metrics(load: Load) -> None:
     for _ in range(20):
         load.must("GET", "/metrics")
@@ -513,6 +622,12 @@ OPERATIONS: tuple[Operation, ...] = (
     _memory("sse-fan-out", "200 waiting SSE readers, one message of 1 MiB", sse_fan_out, share=0.2),
     _memory("long-poll-herd", "500 long-polls answered by one append", long_poll_herd, share=0.2),
     _memory("splits", "`splits=10000` over 2,000,000 messages", splits, tiny_messages, share=0.1),
+    _memory("find", "`find` over one-byte messages", find, tiny_messages, share=0.5),
+    _memory("find-across", "`find` of a text that always spans two messages", find_across, repeated_letters, share=1.0),
+    _memory("find-pairs", "`find` of a text that every two messages make together", find_pairs, pairs, share=0.1),
+    _memory("compressed-reads", "100 MiB compressed, 6 readers, three codings", compressed_reads, compressible),
+    _memory("compressed-herd", "500 readers of one chunk that is being compressed", compressed_herd, share=0.2),
+    _memory("accept-encoding", "malformed Accept-Encoding of 30 kB", accept_encoding, share=1.0),
     _memory("frames", "`frames=1` over one-byte messages", frames, tiny_messages, share=0.5),
     _memory("fork-chain", "a chain of 1,000 forks read, split and deleted", fork_reads, fork_chain, share=0.1),
     _memory("bootstrap", "200 MiB of updates", bootstrap, bucket_stream, share=0.1),
@@ -533,6 +648,10 @@ OPERATIONS: tuple[Operation, ...] = (
         0.05,
     ),
     _memory("expiry", "20,000 streams that expire together", expiring, share=0.4),
+    _memory("follow-many", "20,000 streams over one connection", follow_many, many_to_follow, share=0.1),
+    _memory("follow-names", "10,000 names, and 70,000, in one request to follow", follow_names, share=1.0),
+    _memory("create-followed", "100 creations below a prefix with 900 followers", create_followed, share=0.1),
+    _memory("leases", "10,000 writer leases that expire together", leases, share=0.2),
     _memory("metrics", "the metrics page with 20,000 streams", metrics, many_in_bucket, share=0.1),
 )
 BY_NAME = {operation.name: operation for operation in OPERATIONS}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from tests.model.reference import Answer, Life, Reference
+from tests.model.reference import Answer, Incarnation, Reference
 
 TEXT, JSON = "text/plain", "application/json"
 CHUNK_BYTES = 4_194_304
@@ -29,16 +29,16 @@ class Mismatch(AssertionError):
 class Visible:
     """What a reader sees of one stream at one moment. A log only grows, so its length is enough."""
 
-    life: Life | None
+    incarnation: Incarnation | None
     count: int = 0
     closed: bool = False
 
     def body(self) -> bytes | None:
         """What a whole read returns; None when there is no stream."""
-        if self.life is None:
+        if self.incarnation is None:
             return None
-        log = self.life.log[: self.count]
-        return b"[" + b",".join(log) + b"]" if self.life.json else b"".join(log)
+        log = self.incarnation.log[: self.count]
+        return b"[" + b",".join(log) + b"]" if self.incarnation.json else b"".join(log)
 
 
 @dataclass(slots=True)
@@ -111,15 +111,17 @@ class Script:
         self.names = [f"{self._prefix}/{self._generation}/{number}" for number in range(NAMES)]
 
     def visible(self, name: str) -> Visible:
-        life = self.model.names.get(name)
-        return Visible(life, len(life.log), life.closed) if life is not None else Visible(None)
+        incarnation = self.model.names.get(name)
+        return (
+            Visible(incarnation, len(incarnation.log), incarnation.closed) if incarnation is not None else Visible(None)
+        )
 
     def step(self) -> Step:
         name = self.dice.choice(self.names)
-        life = self.model.names.get(name)
-        if life is None and self.dice.random() < 0.7:
+        incarnation = self.model.names.get(name)
+        if incarnation is None and self.dice.random() < 0.7:
             return self._put(name)
-        if life is not None and len(life.log) > LOG_MAX:
+        if incarnation is not None and len(incarnation.log) > LOG_MAX:
             return self._delete(name)
         (kind,) = self.dice.choices(_KINDS, _WEIGHTS)
         return kind(self, name)
@@ -128,12 +130,12 @@ class Script:
 
     def _put(self, name: str) -> Step:
         dice = self.dice
-        life = self.model.names.get(name)
-        same = life.content_type if life is not None and dice.random() < 0.6 else None
+        incarnation = self.model.names.get(name)
+        same = incarnation.content_type if incarnation is not None and dice.random() < 0.6 else None
         content_type = same or dice.choice((TEXT, TEXT, JSON, "application/octet-stream"))
-        closed = dice.random() < 0.04 if life is None else life.closed and dice.random() < 0.7
+        closed = dice.random() < 0.04 if incarnation is None else incarnation.closed and dice.random() < 0.7
         body = b""
-        if life is None and dice.random() < 0.3:
+        if incarnation is None and dice.random() < 0.3:
             body = self._body(content_type == JSON)
         headers = {"Content-Type": content_type}
         if closed:
@@ -143,8 +145,8 @@ class Script:
 
     def _post(self, name: str, producer: tuple[str, int, int] | None = None, *, close: bool = False) -> Step:
         dice = self.dice
-        life = self.model.names.get(name)
-        right = life.content_type if life is not None else TEXT
+        incarnation = self.model.names.get(name)
+        right = incarnation.content_type if incarnation is not None else TEXT
         content_type = right if dice.random() < 0.96 else dice.choice((TEXT, JSON, "image/png"))
         body = b"" if (close and dice.random() < 0.5) or dice.random() < 0.02 else self._body(content_type == JSON)
         if body and content_type == JSON and dice.random() < 0.05:
@@ -165,8 +167,8 @@ class Script:
     def _produce(self, name: str) -> Step:
         """A producer's next append, a repeat, a gap, a new epoch, or a zombie."""
         who = self.dice.choice(("p", "q"))
-        life = self.model.names.get(name)
-        epoch, last = life.producers.get(who, (0, -1)) if life is not None else (0, -1)
+        incarnation = self.model.names.get(name)
+        epoch, last = incarnation.producers.get(who, (0, -1)) if incarnation is not None else (0, -1)
         (way,) = self.dice.choices(("next", "repeat", "gap", "epoch", "zombie"), (70, 15, 6, 5, 4))
         if way == "repeat" and last >= 0:
             return self._post(name, (who, epoch, self.dice.randrange(last + 1)))
@@ -197,15 +199,15 @@ class Script:
 
     def _poll(self, name: str) -> Step:
         """A long-poll that is answered at once: there is data, an end, or an error."""
-        life = self.model.names.get(name)
-        if life is None or (life.log and not life.closed):
+        incarnation = self.model.names.get(name)
+        if incarnation is None or (incarnation.log and not incarnation.closed):
             offset = "-1"
-        elif life.closed:
-            offset = life.token(len(life.log))
+        elif incarnation.closed:
+            offset = incarnation.token(len(incarnation.log))
         else:
             return self._head(name)
         answer = self.model.get(name, offset, CHUNK_BYTES)
-        if answer.status == 200 and life is not None and offset != "-1":
+        if answer.status == 200 and incarnation is not None and offset != "-1":
             answer = Answer(204, {"next": offset, "closed": True, "up_to_date": True})
         return self._made("GET", name, {}, b"", answer, f"?offset={offset}&live=long-poll")
 
@@ -240,12 +242,12 @@ class Script:
     # -- inside
 
     def _offset(self, name: str) -> str | None:
-        life = self.model.names.get(name)
-        if life is None:
+        incarnation = self.model.names.get(name)
+        if incarnation is None:
             return self.dice.choice(("-1", None, "now"))
-        count = len(life.log)
-        place_ = life.token(self.dice.randrange(count + 1))
-        return self.dice.choice(("-1", None, "now", place_, place_, life.token(count)))
+        count = len(incarnation.log)
+        place_ = incarnation.token(self.dice.randrange(count + 1))
+        return self.dice.choice(("-1", None, "now", place_, place_, incarnation.token(count)))
 
     def _body(self, json: bool) -> bytes:
         """Unique, so that an answer with it can belong to one request only."""
@@ -325,5 +327,5 @@ _WEIGHTS = [34, 22, 18, 8, 5, 3, 1.5, 4, 4, 0.5]
 
 
 def place(token: str) -> str:
-    """The part of an offset that says where it is: message and byte, without what names the stream's life."""
+    """The part of an offset that says where it is: message and byte, without what names the stream's incarnation."""
     return "_".join(token.split("_")[:2])

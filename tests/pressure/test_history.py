@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash.world import Violation
+from tests.crash.workload import Violation
 from tests.pressure.history import History, Operation, Producer, check
 from tests.pressure.troubles import TROUBLES, endure
 
@@ -27,6 +27,18 @@ def test_no_trouble_breaks_a_promise(tmp_path: Path, mode: str, long: bool) -> N
     troubles = random.Random(seed).choices(names, k=ROUNDS_LONG) if long else names
     counts = asyncio.run(endure(tmp_path, mode, troubles, seed))
     for what in ("append", "read", "tail", "create", "delete", "unknown", "events"):
+        assert counts[what] > len(troubles), f"too little {what} to judge by: {counts}"
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["file-durable", pytest.param("acid", marks=pytest.mark.long)])
+def test_no_death_of_a_worker_breaks_a_promise(tmp_path: Path, mode: str, long: bool) -> None:
+    """kill -9 and SIGSTOP of random workers, and of the supervisor with all of them."""
+    seed = time.time_ns() % 10**9 if long else 20_264
+    names = ["kill_worker", "stop_worker", "kill_worker", "kill", "cut"]
+    troubles = random.Random(seed).choices(names, k=ROUNDS_LONG) if long else names
+    counts = asyncio.run(endure(tmp_path, mode, troubles, seed, workers=2))
+    for what in ("append", "read", "tail", "create", "delete", "events"):
         assert counts[what] > len(troubles), f"too little {what} to judge by: {counts}"
 
 
@@ -52,7 +64,7 @@ S = "/v1/stream/s"
 
 
 class Story:
-    """A history told one answered operation at a time."""
+    """A history given one answered operation at a time."""
 
     def __init__(self) -> None:
         self.history = History()

@@ -20,12 +20,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from headwater.storage.offline.check import check as check_directory
-from tests.crash.victim import Victim
-from tests.crash.world import Violation
+from tests.crash.killable_server import KillableServer
+from tests.crash.workload import Violation
 from tests.ports import free_port
 from tests.pressure import clients
 from tests.pressure.clients import Fleet
@@ -39,8 +42,8 @@ UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 class Scene:
     """One server, its clients, and the trouble between them."""
 
-    def __init__(self, victim: Victim, fleet: Fleet) -> None:
-        self.victim = victim
+    def __init__(self, server: KillableServer, fleet: Fleet) -> None:
+        self.server = server
         self.fleet = fleet
         self.dice = fleet.dice
 
@@ -48,9 +51,9 @@ class Scene:
         await asyncio.sleep(self.dice.uniform(low, high))
 
     async def restart(self, *, clock_ahead_s: float = 0.0) -> None:
-        await self.victim.kill()
-        await self.victim.start(clock_ahead_s=clock_ahead_s)
-        await self.victim.wait_until_listening()
+        await self.server.kill()
+        await self.server.start(clock_ahead_s=clock_ahead_s)
+        await self.server.wait_until_listening()
 
 
 async def kill(scene: Scene) -> None:
@@ -60,11 +63,11 @@ async def kill(scene: Scene) -> None:
 
 async def stop(scene: Scene) -> None:
     """SIGSTOP for a while: the server neither answers nor dies."""
-    os.kill(scene.victim.pid, signal.SIGSTOP)
+    os.kill(scene.server.pid, signal.SIGSTOP)
     try:
         await scene.wait(0.05, 0.8)
     finally:
-        os.kill(scene.victim.pid, signal.SIGCONT)
+        os.kill(scene.server.pid, signal.SIGCONT)
 
 
 async def cut(scene: Scene) -> None:
@@ -83,7 +86,7 @@ async def clock(scene: Scene) -> None:
 
 async def descriptors(scene: Scene) -> None:
     """EMFILE: no new file and no new connection."""
-    pid = scene.victim.pid
+    pid = scene.server.pid
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - at once, in memory
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (used, before[1]))
@@ -95,13 +98,38 @@ async def descriptors(scene: Scene) -> None:
 
 async def full(scene: Scene) -> None:
     """A file cannot grow: a write ends short and then fails, as on a full disk."""
-    pid = scene.victim.pid
-    largest = max((path.stat().st_size for path in scene.victim.data.rglob("*") if path.is_file()), default=0)
+    pid = scene.server.pid
+    largest = max((path.stat().st_size for path in scene.server.data.rglob("*") if path.is_file()), default=0)
     limit = min(largest, 1 << 20) + 2_000
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
     await scene.wait(0.2, 0.5)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, UNLIMITED)
     await scene.restart()
+
+
+def _worker(scene: Scene) -> int | None:
+    """Some worker process, if there is one."""
+    workers = psutil.Process(scene.server.pid).children()
+    return scene.dice.choice(workers).pid if workers else None
+
+
+async def kill_worker(scene: Scene) -> None:
+    """kill -9 of one worker; the supervisor restarts it."""
+    pid = _worker(scene)
+    if pid is not None:
+        os.kill(pid, signal.SIGKILL)
+    await scene.wait(0.0, 0.5)
+
+
+async def stop_worker(scene: Scene) -> None:
+    """SIGSTOP of one worker, until it continues, or until it is killed because it does not answer."""
+    pid = _worker(scene)
+    if pid is None:
+        return
+    os.kill(pid, signal.SIGSTOP)
+    await scene.wait(0.05, 2.5)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 async def _inject(scene: Scene, what: str, low: float, high: float) -> None:
@@ -112,7 +140,7 @@ async def _inject(scene: Scene, what: str, low: float, high: float) -> None:
     tracer = await asyncio.create_subprocess_exec(
         strace,
         *("-f", "-qq", "-o", os.devnull, "-e", f"trace={calls}", "-e", f"inject={what}"),
-        *("-p", str(scene.victim.pid)),
+        *("-p", str(scene.server.pid)),
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
@@ -147,25 +175,30 @@ TROUBLES: dict[str, Trouble] = {
 }
 
 
+OF_WORKERS: dict[str, Trouble] = {trouble.__name__: trouble for trouble in (kill_worker, stop_worker)}
+"""Troubles of a server with several workers."""
+
+
 async def endure(
     home: Path,
     mode: str,
     troubles: list[str],
     seed: int,
     *,
+    workers: int = 1,
     fault: str | None = None,
     calm_s: tuple[float, float] = CALM_S,
 ) -> Counter[str]:
     """Run the clients through these troubles, then judge their history."""
     dice = random.Random(seed)
-    victim = Victim(home, mode, free_port(), fault)
-    fleet = Fleet([f"http://127.0.0.1:{victim.port}"], dice)
-    scene = Scene(victim, fleet)
+    server = KillableServer(home, mode, free_port(), fault, workers)
+    fleet = Fleet([f"http://127.0.0.1:{server.port}"], dice)
+    scene = Scene(server, fleet)
     done: list[str] = []
-    await victim.open()
+    await server.open()
     try:
-        await victim.start()
-        await victim.wait_until_listening()
+        await server.start()
+        await server.wait_until_listening()
         await clients.set_up(fleet)
         async with asyncio.TaskGroup() as group:
             for client in clients.everybody(fleet):
@@ -173,22 +206,24 @@ async def endure(
             for name in troubles:
                 await scene.wait(*calm_s)
                 done.append(name)
-                await TROUBLES[name](scene)
+                await (TROUBLES | OF_WORKERS)[name](scene)
             await scene.wait(*calm_s)
             fleet.running = False
         content = {path: await clients.content(fleet, path) for path in fleet.kept}
         judged = check(fleet.history, content)
-        await victim.kill()
-        if problems := list(check_directory(victim.data)):
+        workers_left = psutil.Process(server.pid).children()
+        await server.kill()
+        await asyncio.to_thread(psutil.wait_procs, workers_left, 30)
+        if problems := list(check_directory(server.data)):
             raise Violation(f"the data directory is damaged: {problems[:3]}")
     except BaseException as error:
         while isinstance(error, BaseExceptionGroup):
             error = next((each for each in error.exceptions if isinstance(each, Violation)), error.exceptions[0])
-        error.add_note(f"mode {mode}, seed {seed}, troubles {done}; the server's log ends:\n{victim.log_tail()}")
+        error.add_note(f"mode {mode}, seed {seed}, troubles {done}; the server's log ends:\n{server.log_tail()}")
         raise error from None
     finally:
         await fleet.close()
-        await victim.close()
+        await server.close()
     return judged + fleet.counts + Counter(troubles)
 
 
@@ -197,13 +232,17 @@ def main() -> None:
     parser.add_argument("--mode", default="file-durable")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
-    parser.add_argument("--only", choices=TROUBLES)
+    parser.add_argument("--only", choices=TROUBLES | OF_WORKERS)
+    parser.add_argument("--workers", type=int, default=1)
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - needed to replay, also after a crash
-    names = [chosen.only] if chosen.only else list(TROUBLES)
+    # What is injected into the supervisor would not reach the workers.
+    of_workers = [*OF_WORKERS, "kill", "cut"]
+    names = [chosen.only] if chosen.only else of_workers if chosen.workers > 1 else list(TROUBLES)
     troubles = random.Random(chosen.seed).choices(names, k=chosen.rounds)
     with tempfile.TemporaryDirectory() as directory:
-        counts: dict[str, Any] = dict(asyncio.run(endure(Path(directory), chosen.mode, troubles, chosen.seed)))
+        run = endure(Path(directory), chosen.mode, troubles, chosen.seed, workers=chosen.workers)
+        counts: dict[str, Any] = dict(asyncio.run(run))
     print(json.dumps(counts))  # noqa: T201
 
 

@@ -139,8 +139,10 @@ def test_a_table_of_another_owner_is_refused_with_the_statement_to_run(small: Sh
         other.kill()
 
 
-def test_generated_columns_are_refused_unless_left_out(small: Shapes) -> None:
-    small.sql("CREATE TABLE wide (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)")
+def test_generated_columns_that_are_not_published_are_refused_unless_left_out(small: Shapes) -> None:
+    """Before Postgres 18 no generated column is published, and then only stored ones are."""
+    kind = "VIRTUAL" if small.sql("SHOW server_version_num")[0][0] >= "180000" else "STORED"
+    small.sql(f"CREATE TABLE wide (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) {kind})")
     assert list(small.get(table="wide").json()["errors"]) == ["columns"]
     assert small.get(table="wide", columns="id").status_code == 200
 

@@ -68,7 +68,7 @@ def test_an_outage_of_postgres_is_503_with_retry_after(own: Shapes) -> None:
     reading.live(lambda one: len(one.rows) == 2)
 
 
-def test_readers_end_with_what_sql_says_although_processes_are_killed(own: Shapes, long: bool) -> None:
+def test_readers_match_sql_after_kills(own: Shapes, long: bool) -> None:
     """At full size: 200 streams over five shapes, 10,000 changes, two kills."""
     count, changes = (200, 10_000) if long else (20, 300)
     storms.prepare(own)

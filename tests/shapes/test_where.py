@@ -152,7 +152,7 @@ def test_a_pattern_with_many_wildcards_is_not_slow() -> None:
     assert not _like("%a" * 40 + "%b")("a" * 20_000)
 
 
-def test_order_by_takes_columns_only() -> None:
+def test_order_by_accepts_columns_only() -> None:
     ordered = parse_order('number DESC NULLS LAST, "Label", id asc', "things")
     assert [(one.column, one.descending, one.nulls_first) for one in ordered] == [
         ("number", True, False),

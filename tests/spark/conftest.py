@@ -30,8 +30,9 @@ SPARK_TEST_TIMEOUT_S = 300
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Starting Spark, and the first use of each of its parts, takes long on a busy machine."""
+    folder = f"{Path(__file__).parent}/"
     for item in items:
-        if Path(__file__).parent in item.path.parents and item.get_closest_marker("timeout") is None:
+        if str(item.path).startswith(folder) and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TEST_TIMEOUT_S))
 
 

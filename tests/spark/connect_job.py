@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
 
-class Told(ProgressStream):
-    """Notes when it has heard everything."""
+class RecordingProgress(ProgressStream):
+    """Records that the end of the query was reported."""
 
-    heard_of_the_end = False
+    is_terminated = False
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         super().onQueryTerminated(event)
-        self.heard_of_the_end = True
+        self.is_terminated = True
 
 
 def main() -> None:
@@ -33,8 +33,8 @@ def main() -> None:
     rows = spark.read.format("headwater").options(**url, streams=job["source"]).load()
     assert rows.count() == 500
     rows.write.format("headwater").options(**url, stream=job["copy"], createMissing="true").mode("append").save()
-    told = Told(job["url"], job["told"])
-    spark.streams.addListener(told)
+    progress = RecordingProgress(job["url"], job["progress"])
+    spark.streams.addListener(progress)
     followed = spark.readStream.format("headwater").options(**url, streams=job["source"], maxRowsPerBatch="200").load()
     query = (
         by_target(followed, partitions=2)
@@ -46,11 +46,11 @@ def main() -> None:
     )
     assert query.awaitTermination(120)
     deadline = time.monotonic() + 60
-    while not told.heard_of_the_end:
-        assert time.monotonic() < deadline, "the listener was not told of the end"
+    while not progress.is_terminated:
+        assert time.monotonic() < deadline, "the end of the query was not reported to the listener"
         time.sleep(0.1)
-    spark.streams.removeListener(told)
-    told.close()
+    spark.streams.removeListener(progress)
+    progress.close()
     spark.stop()
 
 

@@ -27,12 +27,18 @@ HOW_TO_INSTALL = (
 )
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+CONF_DIR = str(REPOSITORY / "tests" / "spark" / "conf")
 JVM_STOP_TIMEOUT_S = 20.0
+LOW_DESCRIPTORS = 32
+"""py4j's callback server, which `foreachBatch` needs, uses select(), which takes no descriptor above 1023."""
+
+_reserved: list[int] = []
 
 
 def pytest_configure() -> None:
     """Every Spark that a test starts, also by way of a command, is one that is soon up."""
-    os.environ["SPARK_CONF_DIR"] = str(REPOSITORY / "tests" / "spark" / "conf")
+    os.environ["SPARK_CONF_DIR"] = CONF_DIR
+    _reserved.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(LOW_DESCRIPTORS))
 
 
 def require_java() -> None:
@@ -49,6 +55,7 @@ def worker_environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONF_DIR": CONF_DIR,
     }
 
 
@@ -61,7 +68,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from headwater.spark import configure
+    from headwater.spark.callbacks import start_callback_server
+    from headwater.spark.home import use_quick_home
 
+    use_quick_home("local")
     scratch = tmp_path_factory.mktemp("spark")
     builder = (
         SparkSession.Builder()
@@ -73,12 +83,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.local.dir", str(scratch / "local"))
         .config("spark.ui.showConsoleProgress", "false")
     )
+    while _reserved:
+        os.close(_reserved.pop())
     session = configure(builder).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
-    yield session
     gateway = SparkContext._gateway
-    session.stop()
     assert gateway is not None
+    start_callback_server()
+    yield session
+    session.stop()
     gateway.shutdown()
     process: subprocess.Popen[bytes] = gateway.proc
     assert process.stdin is not None

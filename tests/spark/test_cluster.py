@@ -7,16 +7,17 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests import waiting
+from tests.kills.judging import judge_order
+from tests.spark.copying import FINISH_TIMEOUT_S, CopyJob, copies_are_complete
 from tests.spark.processes import connect_server, environment, installed_wheel, standalone_cluster
 from tests.spark.streams import Streams
-from tests.spark.test_kill import FINISH_TIMEOUT_S, Job, copies_are_complete, judge
 
 # Minutes each: real processes are started and killed. Run by `make test-long`.
 pytestmark = pytest.mark.long
@@ -32,6 +33,11 @@ def names(stream_name: Callable[[], str]) -> tuple[str, ...]:
     return tuple(stream_name() for _ in range(3))
 
 
+def judge_copies(streams: Streams, names: Iterable[str], what: str) -> None:
+    for name in names:
+        judge_order(streams.messages(f"copy-of-{name}"), streams.messages(name), f"{name}; {what}")
+
+
 @pytest.mark.timeout(600)
 def test_a_cluster_copies_each_row_once_though_executors_are_killed(
     tmp_path: Path, package: Path, streams: Streams, names: tuple[str, ...]
@@ -43,10 +49,10 @@ def test_a_cluster_copies_each_row_once_though_executors_are_killed(
         streams.filled(name, [{"n": n, "pad": "x" * (n % 60)} for n in range(count)])
     sent = dict.fromkeys(names, count)
     with standalone_cluster(tmp_path, package) as cluster:
-        job = Job(
+        job = CopyJob(
             tmp_path,
             streams.root,
-            environment=environment(package),
+            environment(package),
             master=cluster.master,
             source={"streams": ",".join(names), "maxRowsPerBatch": "1500", "splitBytes": "30000"},
             conf={"spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1"},
@@ -70,7 +76,7 @@ def test_a_cluster_copies_each_row_once_though_executors_are_killed(
             job.kill()
     assert at_once == 2, "both workers must have had an executor"
     assert killed >= 1, "the copy was over before an executor could be killed"
-    judge(streams, sent, f"seed {seed}, {killed} executors killed")
+    judge_copies(streams, names, f"seed {seed}, {killed} executors killed")
 
 
 @pytest.mark.timeout(600)
@@ -85,10 +91,10 @@ def test_a_speculative_attempt_and_the_slow_one_are_one(
     marks = tmp_path / "marks"
     marks.mkdir()
     with standalone_cluster(tmp_path, package) as cluster:
-        job = Job(
+        job = CopyJob(
             tmp_path,
             streams.root,
-            environment=environment(package),
+            environment(package),
             master=cluster.master,
             marks=str(marks),
             source={"streams": ",".join(names), "maxRowsPerBatch": "600"},
@@ -114,7 +120,7 @@ def test_a_speculative_attempt_and_the_slow_one_are_one(
             job.kill()
     assert (marks / "1-0-0").exists()
     assert (marks / "1-0-1").exists(), f"no speculative attempt was made: {sorted(one.name for one in marks.iterdir())}"
-    judge(streams, sent, "one task was begun twice")
+    judge_copies(streams, names, "one task was begun twice")
 
 
 @pytest.mark.timeout(600)
@@ -130,7 +136,7 @@ def test_spark_connect_reads_writes_and_streams(
             "source": source,
             "copy": copy,
             "streamed": streamed,
-            "told": f"told-of-{source}",
+            "progress": f"progress-of-{source}",
             "checkpoint": str(tmp_path / "checkpoint"),
         }
         subprocess.run(
@@ -141,5 +147,5 @@ def test_spark_connect_reads_writes_and_streams(
             timeout=300,
         )
     assert streams.raw(copy) == streams.raw(streamed) == streams.raw(source)
-    state = streams.messages(f"told-of-{source}")[-1]["value"]
+    state = streams.messages(f"progress-of-{source}")[-1]["value"]
     assert (state["status"], state["rows"], state["offsets"]) == ("stopped", 100, {source: streams.tail(source)})

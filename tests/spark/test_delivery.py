@@ -194,7 +194,7 @@ def test_missing_streams_are_created_only_if_asked_for(streams: Streams, stream_
     assert streams.messages(name) == [1]
 
 
-def test_the_wrong_content_type_says_so(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_wrong_content_type_is_reported(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name(), "text/plain")
     with pytest.raises(Exception, match="set contentType to that of the stream"):
         send(streams, options_of(streams, stream=name), numbered(1))

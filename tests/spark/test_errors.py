@@ -80,13 +80,13 @@ def test_tokens_and_busy_gateways(tmp_path: Path) -> None:
         gateway.server_close()
 
 
-def test_a_server_that_is_away_is_waited_for_and_then_named() -> None:
+def test_unavailable_server_is_waited_for_and_then_named() -> None:
     client = StreamsClient(ConnectionOptions("http://127.0.0.1:9/v1/stream", retry_timeout_s=0.3))
     with pytest.raises(ServerUnreachableError, match=r"HEAD stream 'a' .* \(retryTimeout\).* Is the server up"):
         client.head("a")
 
 
-def test_gone_data_tells_where_the_stream_begins() -> None:
+def test_error_for_removed_data_has_the_earliest_offset() -> None:
     with serve() as server, httpx.Client(base_url=server.url) as http:
         http.put("/ds/bucket").raise_for_status()
         bucket = Streams(f"{server.url}/ds/bucket", http)

@@ -1,4 +1,4 @@
-"""Waiting for news of many streams: who is told of, how soon, and through a server that goes away."""
+"""Waiting for changes of many streams: which are reported, how soon, and while a server is unavailable."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_beyond_the_limit_streams_are_asked_about_in_turns(
         watch.close()
 
 
-def test_a_server_that_comes_back_is_found(tmp_path: Path) -> None:
+def test_restarted_server_is_found(tmp_path: Path) -> None:
     settings = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": "data"}
     with httpx.Client(timeout=30.0) as http:
         with serve(directory=tmp_path, **settings) as server:  # type: ignore[arg-type]

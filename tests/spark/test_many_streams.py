@@ -58,7 +58,7 @@ def test_many_streams_take_no_request_each(
     assert heads == []
 
 
-def test_a_running_query_learns_of_new_deleted_and_recreated_streams(streams: Streams, family: str) -> None:
+def test_running_query_follows_new_deleted_and_recreated_streams(streams: Streams, family: str) -> None:
     query = Query(streams, prefix=family, onGone="restart")
     assert len(query.batch()) == COUNT
     streams.filled(f"{family}new", ["new"])

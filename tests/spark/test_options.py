@@ -8,7 +8,8 @@ import pytest
 
 from headwater.spark import conf_lines
 from headwater.spark.errors import OptionError
-from headwater.spark.options import OPTIONS, as_markdown, sink_options, source_options
+from headwater.spark.option_table import OPTIONS, as_markdown
+from headwater.spark.options import sink_options, source_options
 from headwater.spark.source import HeadwaterSource
 
 URL = {"url": "http://localhost:4437/v1/stream"}
@@ -54,7 +55,7 @@ def test_a_misspelt_option_names_the_right_one() -> None:
         (URL | {"streams": "a", "createMissing": "true"}, "The source has no option"),
     ],
 )
-def test_a_source_says_what_is_wrong(given: dict[str, str], said: str) -> None:
+def test_invalid_source_options_are_reported(given: dict[str, str], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         source_options(given)
 
@@ -69,7 +70,7 @@ def test_a_source_says_what_is_wrong(given: dict[str, str], said: str) -> None:
         ({"createMissing": "yes"}, "createMissing must be true or false"),
     ],
 )
-def test_a_sink_says_what_is_wrong(given: dict[str, str], said: str) -> None:
+def test_invalid_sink_options_are_reported(given: dict[str, str], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         sink_options(URL | given)
 

@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 from headwater.spark.progress import Flow, ProgressMetrics, ProgressStream, lags, last_offsets
 from headwater.spark.query_errors import error_sentence
 from headwater.spark.status import StatusStream
-from tests.offsets import place_of
+from tests.offsets import offset_of
 from tests.serving import serve
 from tests.spark.querying import follow, run, wait_until
 from tests.spark.streams import Streams
 
 
-def test_lag_and_offsets_are_told_per_stream() -> None:
+def test_lag_and_offsets_are_reported_per_stream() -> None:
     end = '{"a": {"offset": "x", "position": 3}}'
     latest = '{"a": {"offset": "y", "position": 5}, "b": {"offset": "z", "position": 2}}'
     assert lags(end, latest) == {"a": 2, "b": 2}
@@ -31,7 +31,7 @@ def test_lag_and_offsets_are_told_per_stream() -> None:
     assert last_offsets("7") == last_offsets(None) == {}
 
 
-def test_an_error_is_told_without_its_traces() -> None:
+def test_error_is_printed_without_its_traces() -> None:
     trace = (
         "[STREAM_FAILED] Query ended: boom\n=== Streaming Query ===\nTraceback (most recent call last):\nheadwater"
         ".spark.errors.StreamMissingError: stream 'a': there is no such stream. Create it.\n\n\tat org.apache.X"
@@ -55,7 +55,7 @@ def test_rates_and_lag_can_be_scraped_and_followed(
     port = metrics.serve(0)
 
     def copying() -> dict[str, Any]:
-        """What is told of our query; a late word about one of another test may be there, too."""
+        """The states of our query; a late state of another test's query may be there, too."""
         return folded(streams.messages(told)).get(("query", "copying"), {}) if streams.exists(told) else {}
 
     for listener in (metrics, events):
@@ -82,8 +82,8 @@ def test_rates_and_lag_can_be_scraped_and_followed(
     assert "headwater_spark_queries_running 0.0" in page
     assert {"status": "stopped", "source": "numbers", "target": "copies", "error": None}.items() <= state.items()
     assert (state["name"], state["batch"], state["rows"], state["lag_messages"]) == ("copying", 1, 100, 0)
-    assert {name: place_of(token) for name, token in state["offsets"].items()} == {
-        source: place_of(last_offset(streams, target, 300))
+    assert {name: offset_of(token) for name, token in state["offsets"].items()} == {
+        source: offset_of(last_offset(streams, target, 300))
     }
     phases = state["phases_ms"]
     assert 0 < state["batch_ms"] == phases["triggerExecution"] - phases["latestOffset"]
@@ -100,7 +100,9 @@ def last_offset(streams: Streams, copy: str, count: int) -> str:
     return streams.tail(copy)
 
 
-def test_states_are_told_seldom_and_the_last_is_never_missed(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_states_are_published_rarely_and_the_last_is_never_missed(
+    streams: Streams, stream_name: Callable[[], str]
+) -> None:
     told = stream_name()
     status = StatusStream(streams.root, told, interval_s=0.3)
     for n in range(200):
@@ -117,7 +119,7 @@ def test_states_are_told_seldom_and_the_last_is_never_missed(streams: Streams, s
     assert states["slot", "items"]["lag_bytes"] == 7
 
 
-def test_states_wait_for_a_server_that_is_away(tmp_path: Path) -> None:
+def test_states_wait_for_an_unavailable_server(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": "data"}
     with httpx.Client(timeout=30.0) as http:
         with serve(directory=tmp_path, **settings) as server:

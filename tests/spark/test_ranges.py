@@ -118,7 +118,7 @@ def test_small_streams_share_tasks_and_large_ones_are_split() -> None:
 # -- a server that cannot bound a read ---------------------------------------------------------------------------------
 
 
-def test_counting_gives_the_same_for_ever_too(node_streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_counting_a_range_always_gives_the_same(node_streams: Streams, stream_name: Callable[[], str]) -> None:
     name = node_streams.filled(stream_name(), [{"n": n} for n in range(100)])
     client = client_of(node_streams)
     assert not client.head(name).bounds_reads

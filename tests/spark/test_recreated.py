@@ -116,7 +116,7 @@ def test_lag_counts_all_of_a_recreated_stream(streams: Streams, source: str) -> 
     assert sum(lags(stood, json.dumps(query.planned)).values()) == 60
 
 
-def test_checkpoints_from_before_incarnations_go_on_where_they_were(streams: Streams, source: str) -> None:
+def test_checkpoints_from_before_incarnations_continue_where_they_were(streams: Streams, source: str) -> None:
     query = Query(streams, streams=source)
     query.batch()
     query.place = without_incarnation(query.place)

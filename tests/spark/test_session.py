@@ -10,7 +10,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from headwater.spark import conf_lines, recommended_settings
+from headwater.spark import conf_lines, recommended_settings, session
 from headwater.spark.session import warn_of_slow_sockets
 from headwater.spark.writer import BATCH_ID_PROPERTY, QUERY_ID_PROPERTY
 from tests.spark.querying import follow, read
@@ -24,7 +24,7 @@ def test_the_recommended_settings_are_in_force(spark: SparkSession) -> None:
     assert len(conf_lines(local_checkpoints=True)) > len(conf_lines())
 
 
-def test_spark_tells_tasks_their_query_and_batch(
+def test_tasks_know_their_query_and_batch(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     """Undocumented properties that the sink's producer names are made of: a Spark without them must be noticed here."""
@@ -54,8 +54,21 @@ def test_a_session_without_the_settings_is_warned(caplog: pytest.LogCaptureFixtu
     warn_of_slow_sockets({"PYTHON_UNIX_DOMAIN_ENABLED": "true"})
     assert not caplog.records
     warn_of_slow_sockets({})
-    assert "headwater.spark.configure(builder)" in caplog.text
+    assert "headwater.spark.session()" in caplog.text
     assert "spark.python.unix.domain.socket.enabled=true" in caplog.text
+
+
+def test_a_running_session_is_used_and_judged_by_its_settings(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert session() is spark
+    assert not caplog.records
+    spark.conf.set("spark.sql.adaptive.enabled", "true")
+    try:
+        assert session() is spark
+    finally:
+        spark.conf.set("spark.sql.adaptive.enabled", "false")
+    assert "lacks spark.sql.adaptive.enabled=false" in caplog.text
 
 
 def test_filters_are_pushed_down_and_the_rows_are_right(

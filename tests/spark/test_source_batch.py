@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import datetime
 
 import httpx
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tests.offsets import place_text
+from tests.offsets import offset_text
 from tests.serving import Server
 from tests.spark.querying import read
 from tests.spark.streams import Streams
@@ -18,11 +19,12 @@ from tests.spark.streams import Streams
 
 def test_every_message_is_a_row(spark: SparkSession, streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.filled(stream_name(), [{"n": 1}, {"n": 2}])
-    rows = read(spark, streams.root, streams=name).collect()
-    assert [row.asDict() for row in rows] == [
+    rows = [row.asDict() for row in read(spark, streams.root, streams=name).collect()]
+    assert all(isinstance(row.pop("timestamp"), datetime) for row in rows)
+    assert rows == [
         {
             "stream": name,
-            "offset": place_text(1, 8),
+            "offset": offset_text(1, 8),
             "position": 0,
             "value": '{"n":1}',
             "content_type": "application/json",
@@ -162,14 +164,14 @@ def test_data_that_is_gone_fails_by_default(spark: SparkSession, streams: Stream
         read(spark, streams.root, **bucket_options(bucket)).collect()
 
 
-def test_bootstrap_hands_over_the_snapshot_and_goes_on(spark: SparkSession, streams: Streams, bucket: Streams) -> None:
+def test_bootstrap_returns_the_snapshot_and_continues(spark: SparkSession, streams: Streams, bucket: Streams) -> None:
     offset = trimmed(bucket)
     rows = read(spark, streams.root, onGone="bootstrap", **bucket_options(bucket)).collect()
     assert [(row.snapshot, row.position, row.value) for row in rows] == [(True, 3, '{"sum": 6}'), (False, 3, "4")]
     assert rows[0].offset == offset
 
 
-def test_skip_goes_on_with_what_is_left(spark: SparkSession, streams: Streams, bucket: Streams) -> None:
+def test_skip_continues_with_what_is_left(spark: SparkSession, streams: Streams, bucket: Streams) -> None:
     trimmed(bucket)
     rows = read(spark, streams.root, onGone="skip", **bucket_options(bucket)).collect()
     assert [(row.snapshot, row.value) for row in rows] == [(False, "4")]

@@ -32,7 +32,7 @@ def forget_last_commit(checkpoint: Path) -> int:
     return last
 
 
-def test_limits_cut_batches_and_restarts_go_on(
+def test_limits_cut_batches_and_restarts_continue(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     source, target = streams.filled(stream_name(), [{"n": n} for n in range(1000)]), stream_name()
@@ -60,7 +60,7 @@ def test_a_batch_that_is_planned_again_reads_the_same(
     assert streams.raw(target) == streams.raw(source)
 
 
-def test_lag_is_what_spark_says_it_is(
+def test_lag_matches_sparks_progress(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     source = streams.filled(stream_name(), [{"n": n} for n in range(500)])
@@ -103,7 +103,7 @@ def test_streams_join_a_running_query_which_waits_without_spinning(
     assert sorted(streams.messages(target)) == [1, 2, 3, 4]
 
 
-def test_latest_begins_with_what_comes(
+def test_latest_starts_with_later_messages(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     source, target = streams.filled(stream_name(), [1, 2]), streams.create(stream_name())
@@ -118,10 +118,8 @@ def test_latest_begins_with_what_comes(
     assert streams.messages(target) == [3]
 
 
-def test_latest_is_one_place_however_often_it_is_asked_for_and_planned(
-    streams: Streams, stream_name: Callable[[], str]
-) -> None:
-    """Spark asks for the start more than once, and anew when it plans a first batch again after a crash."""
+def test_latest_is_resolved_once(streams: Streams, stream_name: Callable[[], str]) -> None:
+    """Spark asks for the start more than once, and again when it plans a first batch again after a crash."""
     source = streams.filled(stream_name(), [1, 2])
     options = {"url": streams.root, "streams": source, "startingOffsets": "latest"}
 
@@ -176,7 +174,7 @@ def test_a_stream_that_was_deleted_fails_or_is_skipped(
     assert streams.messages(target) == [1, 2, 3]
 
 
-def test_a_stream_that_was_created_anew_is_read_anew_if_asked_for(
+def test_recreated_stream_is_read_from_its_beginning_on_request(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     source, target = streams.filled(stream_name(), [1, 2, 3]), streams.create(stream_name())

@@ -110,7 +110,7 @@ def test_values_that_do_not_fit_make_the_record_corrupt(type_: DataType, text: s
 
 
 @pytest.mark.parametrize("bad", [b"5", b"null", b"[1]", b'"text"', b"{", b"not json", b'{"a": 1} {"a": 2}'])
-def test_what_is_no_object_is_corrupt(bad: bytes) -> None:
+def test_value_that_is_not_an_object_is_corrupt(bad: bytes) -> None:
     rows = parsed(struct(a=LongType(), _corrupt=StringType()), b'{"a": 1}', bad)
     assert rows == [{"a": 1, "_corrupt": None}, {"a": None, "_corrupt": bad.decode()}]
 

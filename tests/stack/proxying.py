@@ -53,7 +53,6 @@ class Proxied:
     """Envoy at `url`; tokens by `token()`; requests to the letter by `raw()`."""
 
     port: int
-    direct_port: int
     admin_port: int
     ring: KeyRing
     settings: Settings
@@ -133,16 +132,17 @@ def settings_of(**env: str) -> Settings:
 
 @contextmanager
 def proxied(
-    *upstreams: int,
+    upstream: int,
+    *,
     jwks: Path | str | None = None,
     ring: KeyRing | None = None,
     shapes: int | None = None,
     **env: str,
 ) -> Iterator[Proxied]:
-    """Envoy in front of servers at these ports of this machine, with the settings of these DS_… variables."""
+    """Envoy in front of the server at this port of this machine, with the settings of these DS_… variables."""
     with tempfile.TemporaryDirectory(prefix="headwater-envoy-") as temporary:
         directory = Path(temporary)
-        port, admin, direct = free_port(), free_port(), free_port()
+        port, admin = free_port(), free_port()
         settings = settings_of(
             **{"DS_PROXY__PORT": str(port), "DS_PROXY__ADMIN_PORT": str(admin), "DS_PROXY__THREADS": "1", **env}
         )
@@ -151,9 +151,8 @@ def proxied(
         own_keys = JwksServer(settings.auth.jwks_file or ring.jwks_file)
         config = directory / "envoy.json"
         endpoints = EnvoyEndpoints(
-            tuple(Upstream("127.0.0.1", upstream) for upstream in upstreams),
+            Upstream("127.0.0.1", upstream),
             jwks or own_keys.url,
-            direct_port=direct if len(upstreams) > 1 else None,
             shapes=Upstream("127.0.0.1", shapes) if shapes is not None else None,
         )
         config.write_text(envoy_config(settings, endpoints))
@@ -168,7 +167,7 @@ def proxied(
             )
         try:
             wait_for(f"http://127.0.0.1:{admin}/ready", process, log)
-            yield Proxied(port, direct, admin, ring, settings, log)
+            yield Proxied(port, admin, ring, settings, log)
         finally:
             process.terminate()
             process.wait(20)

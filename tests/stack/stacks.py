@@ -19,12 +19,11 @@ from typing import Any
 import httpx
 
 from headwater.stack.processes import ProcessIdentity, identity_of
-from tests.ports import free_port, free_ports
+from tests.ports import free_port
 from tests.serving import server_environment
 from tests.waiting import wait_until
 
-COMMAND_TIMEOUT_SECS = 150.0
-SHARDS_MAX = 4
+COMMAND_TIMEOUT_SECS = 450.0  # longer than any start timeout that a test sets
 
 
 @dataclass(slots=True)
@@ -110,7 +109,6 @@ class Stack:
 def stack(directory: Path, **env: str) -> Iterator[Stack]:
     """Everything that is needed to start one, on free ports; ends what was started."""
     ports = {name: free_port() for name in ("server", "proxy", "postgres", "adminer", "shapes", "sync")}
-    ports["shards"] = free_ports(SHARDS_MAX)[0]
     environment = server_environment(
         **{
             "DS_SERVER__PORT": str(ports["server"]),
@@ -120,7 +118,6 @@ def stack(directory: Path, **env: str) -> Iterator[Stack]:
             "DS_STACK__ADMINER_PORT": str(ports["adminer"]),
             "DS_STACK__SYNC_PORT": str(ports["sync"]),
             "DS_SHAPES__PORT": str(ports["shapes"]),
-            "DS_STACK__SHARD_PORT": str(ports["shards"]),
             **env,
         }
     )

@@ -211,7 +211,7 @@ def test_the_service_envoy_config_writes_a_configuration_that_envoy_takes(
     assert '\\"d\\"' not in written
 
 
-def test_the_image_is_built_in_stages_and_runs_as_nobody_special() -> None:
+def test_image_is_built_in_stages_and_runs_unprivileged() -> None:
     text = DOCKERFILE.read_text(encoding="utf-8")
     stages = re.findall(r"(?m)^FROM (\S+)", text)
     assert len(stages) == 2

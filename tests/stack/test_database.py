@@ -20,7 +20,7 @@ def show(running: LocalPostgres, setting: str) -> str:
         return str(row[0])
 
 
-def test_it_starts_ready_for_logical_replication_and_goes_on_after_a_stop_and_a_crash() -> None:
+def test_postgres_starts_ready_for_logical_replication_and_continues_after_a_stop_and_a_crash() -> None:
     with database(max_slot_wal_keep_size="64MB") as running:
         assert show(running, "wal_level") == "logical"
         assert show(running, "max_slot_wal_keep_size") == "64MB"
@@ -41,7 +41,7 @@ def test_it_starts_ready_for_logical_replication_and_goes_on_after_a_stop_and_a_
             assert connection.execute("SELECT array_agg(n ORDER BY n) FROM kept").fetchone() == ([1, 2],)
 
 
-def test_with_a_password_nobody_gets_in_without_it() -> None:
+def test_connections_without_the_password_are_refused() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-pg-") as directory:
         Path(directory).chmod(0o755)
         with LocalPostgres(Path(directory), password="of-this-test", sync=False) as running:
@@ -58,7 +58,7 @@ def test_binaries_are_where_pg_bin_says_or_it_is_an_error() -> None:
         find_binaries({"PG_BIN": "/nowhere"})
 
 
-def test_a_start_that_fails_says_what_postgres_said() -> None:
+def test_failed_start_reports_the_message_of_postgres() -> None:
     with pytest.raises(LocalPostgresError, match="shared_buffers"), database(shared_buffers="1"):
         pass
 

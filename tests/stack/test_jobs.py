@@ -14,7 +14,7 @@ from headwater.stack.jobs import STATUS_STREAM, pipeline_jobs
 from tests.serving import serve
 
 
-def test_the_last_state_of_each_job_is_told() -> None:
+def test_last_state_of_each_job_is_reported() -> None:
     assert STATUS_STREAM == PIPELINE
     with serve(DS_STORAGE__MODE="memory") as server:
         assert pipeline_jobs([server.url]) == []

@@ -26,7 +26,7 @@ MAKEFILE = (REPOSITORY / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("target", OLD_TARGETS)
-def test_an_old_target_says_its_new_name_and_fails(target: str) -> None:
+def test_old_make_target_fails_with_its_new_name(target: str) -> None:
     done = subprocess.run(
         ["make", "-s", target], cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
     )

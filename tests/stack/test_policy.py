@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +20,7 @@ READ, WRITE, ADMIN = "streams:read", "streams:write", "streams:admin"
 
 @pytest.fixture(scope="module")
 def behind() -> Iterator[Server]:
-    with serve(DS_REGISTRY__ENABLED="true") as server:
+    with serve(DS_REGISTRY__ENABLED="true", DS_SERVER__ROOTS="/v1/stream,/streams") as server:
         for path in ("/v1/stream/tenant-a/mine", "/v1/stream/tenant-b/theirs", "/v1/stream/tenant-a-b/near"):
             httpx.put(f"{server.url}{path}", content=SECRET, headers={"Content-Type": "text/plain"})
         for bucket in ("tenant-a", "tenant-b", "__private"):
@@ -30,7 +31,7 @@ def behind() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def proxy(behind: Server) -> Iterator[Proxied]:
-    with proxied(behind.port) as running:
+    with proxied(behind.port, DS_SERVER__ROOTS="/v1/stream,/streams") as running:
         yield running
 
 
@@ -156,12 +157,14 @@ def test_a_namespaced_token_works_in_its_namespace_on_both_surfaces(proxy: Proxi
 @pytest.mark.parametrize("scope", ["", ADMIN])
 def test_no_spelling_leads_out_of_the_namespace(proxy: Proxied, target: str, scope: str) -> None:
     token = proxy.token(ns="tenant-a", scope=scope)
-    for method in ("GET", "PUT", "POST", "DELETE"):
-        answer = proxy.raw(method, target, TEXT, token=token, body=b"{}" if method == "POST" else b"")
-        inside = target.startswith("/v1/stream/tenant-a/%252e")
-        # A doubly encoded dot is a name of its own, within the namespace.
-        assert answer.status in ({201, 204, 404, 200, 400} if inside else {400, 403}), (method, answer)
-        assert SECRET not in answer.body
+    # Also below another root, which is an alias of the first one.
+    for spelling in dict.fromkeys((target, target.replace("/v1/stream/", "/streams/", 1))):
+        for method in ("GET", "PUT", "POST", "DELETE"):
+            answer = proxy.raw(method, spelling, TEXT, token=token, body=b"{}" if method == "POST" else b"")
+            inside = "/tenant-a/%252e" in spelling
+            # A doubly encoded dot is a name of its own, within the namespace.
+            assert answer.status in ({201, 204, 404, 200, 400} if inside else {400, 403}), (method, spelling, answer)
+            assert SECRET not in answer.body
 
 
 def test_their_streams_are_still_as_they_were(behind: Server) -> None:
@@ -185,7 +188,7 @@ def test_their_streams_are_still_as_they_were(behind: Server) -> None:
         "http://localhost/v1/stream/tenant-b/theirs",
     ],
 )
-def test_a_fork_cannot_bring_in_what_lies_outside(proxy: Proxied, source: str) -> None:
+def test_fork_cannot_read_outside_the_namespace(proxy: Proxied, source: str) -> None:
     token = proxy.token(ns="tenant-a")
     for lines in (
         (f"Stream-Forked-From: {source}",),
@@ -229,6 +232,78 @@ def test_a_scope_of_another_type_is_refused(proxy: Proxied, strict: Proxied, cla
 )
 def test_a_scope_is_a_string_or_a_list_of_strings(strict: Proxied, claim: object, status: int) -> None:
     assert strict.raw("GET", "/v1/stream/__registry__", token=strict.signed(scope=claim)).status == status
+
+
+# --- many streams
+
+
+def follow(proxy: Proxied, token: str, *lines: str, root: str = "/v1/stream", **body: object) -> Answer:
+    given = json.dumps(body).encode()
+    return proxy.raw("POST", f"{root}/__ds/follow", "Content-Type: application/json", *lines, token=token, body=given)
+
+
+def test_a_namespaced_token_lists_and_follows_its_own_streams(proxy: Proxied, strict: Proxied) -> None:
+    token = proxy.token(ns="tenant-a")
+    listed = proxy.raw("GET", "/v1/stream/__ds/streams?prefix=tenant-a/mine", token=token)
+    assert [each["name"] for each in json.loads(listed.body)["streams"]] == ["tenant-a/mine"]
+    for root in ("/v1/stream", "/streams"):
+        assert follow(proxy, token, root=root, prefix="tenant-a/").status == 201
+        assert (
+            follow(proxy, token, root=root, streams={"tenant-a/mine": "-1", "/ds/tenant-a/notes": "-1"}).status == 201
+        )
+    assert follow(strict, strict.token(scope=READ, ns="tenant-a"), prefix="tenant-a/").status == 201
+    assert follow(strict, strict.token(scope=WRITE, ns="tenant-a"), prefix="tenant-a/").code == "missing_scope"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prefix": ""},
+        {"prefix": "tenant-"},
+        {"prefix": "tenant-a"},
+        {"prefix": "tenant-a-b/"},
+        {"prefix": "tenant-b/"},
+        {"prefix": "tenant-a/", "streams": {"tenant-b/theirs": "-1"}},
+        {"streams": {"tenant-a/mine": "-1", "tenant-b/theirs": "-1"}},
+        {"streams": {"tenant-a/../tenant-b/theirs": "-1"}},
+        {"streams": {"/v1/stream/tenant-b/theirs": "-1"}},
+        {"streams": {"/streams/tenant-b/theirs": "-1"}},
+        {"streams": {"/v1/stream/tenant-a%2F..%2Ftenant-b/theirs": "-1"}},
+        {"streams": {"/ds/tenant-b/notes": "-1"}},
+        {"streams": {"__registry__": "-1"}},
+    ],
+)
+def test_nothing_outside_the_namespace_is_followed(proxy: Proxied, body: dict[str, Any]) -> None:
+    """Also if the client sends the headers that only the proxy may set."""
+    for scope in ("", ADMIN):
+        for lines in ((), ("x-headwater-namespace: tenant-b", "x-headwater-reserved: allow")):
+            answer = follow(proxy, proxy.token(ns="tenant-a", scope=scope), *lines, **body)
+            assert answer.status in {400, 403}, answer
+            assert SECRET not in answer.body
+
+
+@pytest.mark.parametrize("prefix", ["", "tenant-", "tenant-a", "tenant-b/", "tenant-a-b/", "__"])
+def test_nothing_outside_the_namespace_is_listed(proxy: Proxied, prefix: str) -> None:
+    for query in (f"prefix={prefix}", f"prefix={prefix}&live=long-poll"):
+        for root in ("/v1/stream", "/streams"):
+            answer = proxy.raw("GET", f"{root}/__ds/streams?{query}", token=proxy.token(ns="tenant-a"))
+            assert (answer.status, answer.code) == (403, "outside_namespace")
+
+
+def test_an_id_belongs_to_the_token_that_asked_for_it(proxy: Proxied) -> None:
+    session = json.loads(follow(proxy, proxy.token(ns="tenant-b"), prefix="tenant-b/").body)["id"]
+    for token in (proxy.token(ns="tenant-a"), proxy.token(), proxy.token(ns="tenant-b", sub="mallory")):
+        assert proxy.raw("GET", f"/v1/stream/__ds/follow/{session}", token=token).status == 404
+    assert proxy.raw("GET", f"/v1/stream/__ds/follow/{session}").status == 401
+
+
+def test_without_a_namespace_streams_are_named_and_only_an_administrator_uses_a_prefix(proxy: Proxied) -> None:
+    assert follow(proxy, proxy.token(), streams={"tenant-a/mine": "-1"}).status == 201
+    assert follow(proxy, proxy.token(), streams={"__registry__": "-1"}).status == 403
+    assert follow(proxy, proxy.token(), prefix="tenant-a/").status == 403
+    assert proxy.raw("GET", "/v1/stream/__ds/streams", token=proxy.token()).status == 403
+    assert follow(proxy, proxy.token(scope=ADMIN), prefix="", streams={"__registry__": "-1"}).status == 201
+    assert proxy.raw("GET", "/v1/stream/__ds/streams", token=proxy.token(scope=ADMIN)).status == 200
 
 
 # --- reserved names
@@ -289,7 +364,7 @@ def test_workers_speak_with_the_token_of_their_wake(proxy: Proxied) -> None:
 # --- rates
 
 
-def test_each_subject_has_a_rate_of_its_own(behind: Server) -> None:
+def test_each_subject_has_its_own_rate(behind: Server) -> None:
     with proxied(behind.port, DS_AUTH__RATE_LIMIT_PER_SEC="1", DS_AUTH__RATE_LIMIT_BURST="6") as proxy:
         tokens = {sub: proxy.token(sub=sub) for sub in ("greedy", "modest")} | {"again": proxy.token(sub="greedy")}
 

@@ -21,22 +21,22 @@ def tls(directory: Path, **env: str) -> dict[str, str]:
 
 
 def test_without_tls_it_is_http() -> None:
-    found = server_address(settings_of(), "0.0.0.0", 4437, tls=False)
+    found = server_address(settings_of(DS_SERVER__HOST="0.0.0.0"))
     assert found == ServerAddress("http://127.0.0.1:4437")
     assert found.environment == {"DS_SERVER_URL": "http://127.0.0.1:4437"}
 
 
 def test_with_tls_it_is_https_by_a_name_of_the_certificate_which_is_trusted_if_self_signed(tmp_path: Path) -> None:
     variables = tls(tmp_path)
-    found = server_address(settings_of(**variables), "0.0.0.0", 4437, tls=True)
+    found = server_address(settings_of(**variables, DS_SERVER__HOST="0.0.0.0"))
     assert found == ServerAddress("https://127.0.0.1:4437", tmp_path / "server.crt")
     assert found.environment["DS_CA_FILE"] == str(tmp_path / "server.crt")
     with pytest.raises(StackSettingsError, match=r"valid for 127.0.0.1, localhost, but .*10.0.0.7.*stack.server_url"):
-        server_address(settings_of(**variables), "10.0.0.7", 4437, tls=True)
-    named = settings_of(**variables, DS_STACK__SERVER_URL="https://localhost:4437/")
-    assert server_address(named, "10.0.0.7", 4437, tls=True).url == "https://localhost:4437"
+        server_address(settings_of(**variables, DS_SERVER__HOST="10.0.0.7"))
+    named = settings_of(**variables, DS_SERVER__HOST="10.0.0.7", DS_STACK__SERVER_URL="https://localhost:4437/")
+    assert server_address(named).url == "https://localhost:4437"
     with pytest.raises(StackSettingsError, match="server_ca_path"):
-        server_address(settings_of(**variables, DS_STACK__SERVER_CA_PATH="/nowhere"), "127.0.0.1", 4437, tls=True)
+        server_address(settings_of(**variables, DS_STACK__SERVER_CA_PATH="/nowhere"))
 
 
 def test_a_probe_and_the_commands_verify_the_server(tmp_path: Path) -> None:

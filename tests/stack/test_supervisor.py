@@ -16,7 +16,7 @@ import pytest
 from headwater.config import StackSettings
 from headwater.stack.processes import ProcessIdentity, can_bind, identity_of, port_user
 from headwater.stack.services import Service, UnavailableService, no_probe
-from headwater.stack.state import ShardCountError, StackDirectory, StackRunningError, StackStatus, current_status
+from headwater.stack.state import StackDirectory, StackRunningError, StackStatus, current_status
 from headwater.stack.supervisor import StackStartError, Supervisor, stop_leftovers
 from tests.ports import free_port
 from tests.serving import server_environment
@@ -76,7 +76,6 @@ def supervise(
         parts,
         StackSettings(**settings),
         profile="test",
-        shards=1,
         show=watch,
     )
     return supervisor, watch
@@ -129,7 +128,7 @@ def test_a_crashed_part_is_started_again_ever_later(directory: StackDirectory, t
     assert ("crasher", "restarting") in watch.states
 
 
-def test_a_start_that_never_succeeds_is_given_up_with_what_the_log_says(directory: StackDirectory) -> None:
+def test_start_that_keeps_failing_is_given_up_with_the_end_of_its_log(directory: StackDirectory) -> None:
     script = "print('the disk is on fire', flush=True); raise SystemExit(7)"
     broken = part("broken", script, lambda: "not ready")
     supervisor, watch = supervise(directory, [part("fine", SLEEP), broken], never, restart_delay_secs=0.05)
@@ -207,7 +206,7 @@ def test_taken_ports_are_named_with_who_holds_them(directory: StackDirectory) ->
     assert "unknown process" in port_user(port)
 
 
-def test_a_killed_supervisor_takes_its_parts_with_it(tmp_path: Path) -> None:
+def test_parts_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -218,7 +217,7 @@ def test_a_killed_supervisor_takes_its_parts_with_it(tmp_path: Path) -> None:
         f"directory = StackDirectory(Path({str(tmp_path)!r}))\n"
         "directory.acquire()\n"
         f"part = Service('long', (sys.executable, '-c', {SLEEP!r}), no_probe())\n"
-        "Supervisor(directory, [part], StackSettings(), profile='test', shards=1, show=lambda status: None).run()\n"
+        "Supervisor(directory, [part], StackSettings(), profile='test', show=lambda status: None).run()\n"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", script], env=server_environment())
     directory = StackDirectory(tmp_path)
@@ -239,7 +238,7 @@ def test_a_killed_supervisor_takes_its_parts_with_it(tmp_path: Path) -> None:
     assert not directory.is_supervised
 
 
-def test_what_a_killed_supervisor_left_is_ended_but_nobody_else(directory: StackDirectory) -> None:
+def test_only_leftover_processes_of_a_killed_supervisor_are_ended(directory: StackDirectory) -> None:
     ours, theirs = (subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True) for _ in range(2))
     reaper = threading.Thread(target=ours.wait)
     reaper.start()
@@ -260,13 +259,3 @@ def test_what_a_killed_supervisor_left_is_ended_but_nobody_else(directory: Stack
             process.kill()
         theirs.wait()
         reaper.join(5)
-
-
-def test_the_number_of_shards_belongs_to_the_directory(tmp_path: Path) -> None:
-    directory = StackDirectory(tmp_path)
-    assert directory.resolve_shards(3) == 3
-    assert directory.resolve_shards(None) == 3
-    assert directory.resolve_shards(3) == 3
-    with pytest.raises(ShardCountError, match=r"created for 3 shards.*--shards 3.*--data-dir"):
-        directory.resolve_shards(2)
-    assert len({directory.streams(shard, 3) for shard in range(3)}) == 3

@@ -77,7 +77,7 @@ def test_status_names_every_part_with_its_process_port_and_log(running: Stack) -
         assert str(part["port"]) in done.stdout
 
 
-def test_a_second_up_is_told_of_the_first(running: Stack) -> None:
+def test_second_up_names_the_first(running: Stack) -> None:
     for arguments in (("up",), ("up", "--detach")):
         done = running.run(*arguments)
         assert done.returncode == 1
@@ -122,7 +122,7 @@ def test_logs_are_printed_whole_or_by_part_and_followed(running: Stack) -> None:
         asking.join()
 
 
-def test_nobody_reads_private_keys_and_the_server_is_not_open(running: Stack) -> None:
+def test_private_keys_are_protected_and_the_server_requires_tokens(running: Stack) -> None:
     assert (running.data / "keys").stat().st_mode & 0o077 == 0
     for port in (running.ports["server"],):
         addresses = Path("/proc/net/tcp").read_text().upper()
@@ -220,7 +220,7 @@ def test_nothing_acknowledged_is_lost_when_parts_are_killed(running: Stack) -> N
     write_and_kill(running, ["server", "envoy"])
 
 
-def test_a_killed_supervisor_takes_all_with_it_and_the_next_one_starts(running: Stack) -> None:
+def test_everything_ends_with_a_killed_supervisor_and_the_next_one_starts(running: Stack) -> None:
     status = running.note()
     os.kill(status["pid"], signal.SIGKILL)
     for found in running.seen:

@@ -1,8 +1,8 @@
-"""A file system in memory that forgets what was not synced, fails where it is told to, and dies on demand.
+"""An in-memory file system that can lose unsynced data, fail calls and crash at a call that the test selects.
 
-It keeps what was written and what was synced apart. A power loss keeps what was synced; of the rest, each 512-byte
-block may have been kept, dropped, zeroed or garbled, and each create, rename or removal whose directory was not synced
-may or may not have happened. The death of a process alone loses nothing, but syncs nothing either.
+It tracks written and synced data separately. A power loss keeps synced data; of the rest, each 512-byte block may be
+kept, dropped, zeroed or garbled, and each create, rename or removal whose directory was not synced may or may not have
+happened. The death of a process alone loses nothing, but syncs nothing either.
 
 A sync that fails has lost its pages: as on Linux, a second sync then succeeds without writing them.
 """
@@ -21,50 +21,79 @@ from headwater.storage.filesystem import AlreadyLockedError, Bytes, FileAppender
 BLOCK_BYTES = 512
 FREE_BYTES = 2**40
 
-_OPENING = frozenset({"create", "extend", "truncate", "sync_directory", "names", "open", "map", "lock"})
-"""Calls that need a descriptor of their own."""
+_OPENING = frozenset({"create", "extend", "overwrite", "truncate", "sync_directory", "names", "open", "map", "lock"})
+"""Calls that need a new descriptor."""
 
 
 class Crashed(BaseException):
-    """The process is gone at this point: nothing that it does from here on has any effect."""
+    """The process ends at this point: no later call has any effect."""
 
 
 class _File:
-    """`data` is what a reader sees now; `synced` is what a power loss is sure to leave."""
+    """`data` is what a reader sees now; `synced` is what a power loss always keeps."""
 
-    __slots__ = ("clean_size", "data", "synced")
+    __slots__ = ("data", "dirty", "synced")
 
     def __init__(self, data: bytes = b"") -> None:
         self.data = bytearray(data)
         self.synced = bytes(data)
-        self.clean_size = 0
-        """Up to here the system believes it has written everything, whether or not it has."""
+        self.dirty: list[tuple[int, int]] = []
+        """Ranges written since the last sync. The kernel considers the rest written, even after a failed sync."""
+
+    def write(self, at: int, data: Bytes) -> None:
+        self.data[at : at + len(data)] = data
+        if self.dirty and self.dirty[-1][1] == at:
+            self.dirty[-1] = (self.dirty[-1][0], at + len(data))
+        elif data:
+            self.dirty.append((at, at + len(data)))
+
+    def cut(self, size: int) -> None:
+        """Truncate and sync the file."""
+        del self.data[size:]
+        self.synced = bytes(self.data)
+        self.dirty.clear()
 
     def sync(self) -> None:
-        self.synced = self.synced[: self.clean_size] + bytes(self.data[self.clean_size :])
-        self.clean_size = len(self.data)
+        self.synced = self._with(lambda low, high: bytes(self.data[low:high]))
+        self.dirty.clear()
 
     def lose_sync(self, random: Random) -> None:
-        """A sync that fails: some pages are written, others not, and all count as written from now on."""
+        """Fail a sync: some pages are written and others are not, and all count as written from now on."""
         self.synced = self.left_by_power_loss(random).ljust(len(self.data), b"\0")
-        self.clean_size = len(self.data)
+        self.dirty.clear()
 
     def left_by_power_loss(self, random: Random) -> bytes:
+        """The content after a power loss: each dirty block may be new, old, zeros or garbage.
+
+        Clean bytes of a block stay, because a disk that rewrites the block writes the same bytes there.
+        """
         if len(self.data) < len(self.synced):
             return random.choice((self.synced, bytes(self.data)))
-        left = bytearray(self.synced)
-        size = random.randint(len(self.synced), len(self.data)) if random.random() < 0.5 else len(self.data)
+
+        def fate(low: int, high: int) -> bytes:
+            chance = random.random()
+            if chance < 0.6:
+                return bytes(self.data[low:high])
+            if chance < 0.7 and high <= len(self.synced):
+                return self.synced[low:high]
+            return bytes(high - low) if chance < 0.8 else random.randbytes(high - low)
+
+        left = self._with(fate)
+        size = random.randint(len(self.synced), len(left)) if random.random() < 0.5 else len(left)
         if random.random() < 0.3:
-            size = size // BLOCK_BYTES * BLOCK_BYTES
-        for start in range(len(self.synced) // BLOCK_BYTES * BLOCK_BYTES, size, BLOCK_BYTES):
-            low, high = max(start, len(self.synced)), min(start + BLOCK_BYTES, size)
-            fate = random.random()
-            if fate < 0.6:
-                left += self.data[low:high]
-            elif fate < 0.8:
-                left += bytes(high - low)
-            else:
-                left += random.randbytes(high - low)
+            size = max(len(self.synced), size // BLOCK_BYTES * BLOCK_BYTES)
+        return left[:size]
+
+    def _with(self, content: Callable[[int, int], bytes]) -> bytes:
+        """Return the synced content with each dirty part of a block replaced."""
+        left = bytearray(self.synced)
+        for start, end in self.dirty:
+            left += bytes(max(0, start - len(left)))
+            low = start
+            while low < end:
+                high = min(end, (low // BLOCK_BYTES + 1) * BLOCK_BYTES)
+                left[low:high] = content(low, high)
+                low = high
         return bytes(left)
 
 
@@ -79,7 +108,7 @@ class _Folder:
         self.pending: list[dict[str, _File | _Folder | None]] = []
 
     def change(self, changes: dict[str, _File | _Folder | None]) -> None:
-        """Names that are set (or with None removed) together, or not at all."""
+        """Set names (or remove them, with None) atomically."""
         _apply(self.names, changes)
         self.pending.append(changes)
 
@@ -97,13 +126,11 @@ class _Folder:
             if isinstance(node, _Folder):
                 node.lose_power(random)
             else:
-                left = node.left_by_power_loss(random)
-                node.__init__(left)  # type: ignore[misc]
-                node.clean_size = len(left)
+                node.__init__(node.left_by_power_loss(random))  # type: ignore[misc]
 
 
 class FaultyFilesystem:
-    """One machine's disk. It outlives the processes that use it: see `crash`."""
+    """The disk of one machine, which survives the processes that use it; see `crash`."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -116,23 +143,23 @@ class FaultyFilesystem:
         self.log: list[str] = []
         self.dead = False
         self.crash_at: int | None = None
-        """The process dies in this call, before or in the middle of what it asks for."""
+        """The process dies in this call, before its effect or in the middle of it."""
         self.crash_in_sync: tuple[str, int] | None = None
-        """After so many more syncs of files whose name holds this text, the process dies: written, but not synced."""
+        """The process dies at the nth sync of a file whose name contains a text: written, but not synced."""
         self.faults: dict[int, int] = {}
-        """Calls that fail, by number, with this errno."""
+        """Call numbers that fail, with their errno."""
         self.short_writes: set[int] = set()
-        """Calls that, if they are writes, take only half of what they are given."""
+        """Call numbers at which a write accepts only half of its bytes."""
         self.full_from: int | None = None
-        """From this call on the disk is full: a write takes some bytes once, then fails."""
+        """From this call on the disk is full: one write accepts some bytes, later ones fail."""
         self.exhausted = False
-        """While true, there is no descriptor for a file that is not open yet."""
+        """While true, no further file can be opened."""
         self.fails_on: dict[tuple[str, str], int] = {}
-        """Kinds of calls that fail where the path holds a text, with this errno."""
+        """Kinds of calls that fail with an errno if the path contains a text."""
         self.free = FREE_BYTES
 
     def mount(self) -> Filesystem:
-        """The disk for one process: of no effect any more once that is gone, whatever it still tries."""
+        """Return the disk for one process; its calls have no effect after the process has ended."""
         return cast("Filesystem", _Mount(self, self._life))
 
     def is_alive(self, life: int) -> bool:
@@ -141,7 +168,7 @@ class FaultyFilesystem:
     # -- faults ----------------------------------------------------------------------------------------------------
 
     def crash(self, *, power: bool) -> None:
-        """End the process, with or without the machine. The disk can be used again after it."""
+        """End the process, with or without a power loss. The disk can be used again afterwards."""
         self._life += 1
         self._locks.clear()
         self.dead = False
@@ -157,7 +184,7 @@ class FaultyFilesystem:
             self._root.lose_power(self._random)
 
     def snapshot(self) -> dict[str, bytes]:
-        """Every file with its content, as a reader sees it now."""
+        """Return every file with the content that a reader sees now."""
         found: dict[str, bytes] = {}
 
         def visit(folder: _Folder, prefix: str) -> None:
@@ -171,7 +198,7 @@ class FaultyFilesystem:
         return found
 
     def restore(self, snapshot: dict[str, bytes]) -> None:
-        """Make the disk hold just this, all of it synced."""
+        """Replace the content of the disk, all of it synced."""
         self.crash(power=False)
         self._root = _Folder()
         for name, data in snapshot.items():
@@ -180,9 +207,7 @@ class FaultyFilesystem:
             for parent in parents:
                 folder = folder.names.setdefault(parent, _Folder())  # type: ignore[assignment]
                 assert isinstance(folder, _Folder)
-            file = _File(data)
-            file.clean_size = len(data)
-            folder.names[last] = file
+            folder.names[last] = _File(data)
         self._sync_all(self._root)
 
     def _sync_all(self, folder: _Folder) -> None:
@@ -192,7 +217,7 @@ class FaultyFilesystem:
                 self._sync_all(node)
 
     def call(self, what: str, path: object, life: int | None = None) -> int:
-        """Count a call, and let it fail or be the last if so told. Returns its number."""
+        """Count a call, and make it fail or crash if that was requested. Return its number."""
         if self.dead or (life is not None and life != self._life):
             raise Crashed
         self.calls += 1
@@ -211,7 +236,7 @@ class FaultyFilesystem:
         return self.calls
 
     def after(self) -> None:
-        """The other half of the crashes: those that come when the call has done its work."""
+        """Crash after the effect of a call, which is the other half of the crashes."""
         if self.calls == self.crash_at:
             self._die()
 
@@ -229,11 +254,20 @@ class FaultyFilesystem:
         file = _File()
         folder.change({path.name: file})
         self.after()
-        return _FaultyAppender(self, file, path, self._life)
+        return _FaultyAppender(self, file, path, self._life, at=0)
 
     def extend(self, path: Path) -> FileAppender:
         self.call("extend", path)
-        return _FaultyAppender(self, self._file(path), path, self._life)
+        file = self._file(path)
+        return _FaultyAppender(self, file, path, self._life, at=len(file.data))
+
+    def overwrite(self, path: Path) -> FileAppender:
+        self.call("overwrite", path)
+        return _FaultyAppender(self, self._file(path), path, self._life, at=0)
+
+    def recycle(self, path: Path, target: Path) -> bool:
+        self.replace(path, target)
+        return True
 
     def truncate(self, path: Path, size: int) -> None:
         self.call("truncate", path)
@@ -241,8 +275,7 @@ class FaultyFilesystem:
         del file.data[size:]
         self.after()
         self.call("sync", path)
-        file.synced = bytes(file.data)
-        file.clean_size = len(file.data)
+        file.cut(size)
         self.after()
 
     def sync(self, path: Path) -> None:
@@ -296,7 +329,7 @@ class FaultyFilesystem:
     make_parent = make_directory
 
     def restrict(self, path: Path) -> int:
-        """Nothing here has permissions; a failure does not stop the start."""
+        """Do nothing: there are no permissions here."""
         return 0
 
     def names(self, path: Path) -> list[str]:
@@ -339,7 +372,7 @@ class FaultyFilesystem:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def write(self, file: _File, path: Path, data: Bytes, life: int) -> int:
+    def write(self, file: _File, path: Path, at: int, data: Bytes, life: int) -> int:
         number = self.call("write", path, life)
         taken = len(data)
         if number in self.short_writes and taken > 1:
@@ -349,9 +382,9 @@ class FaultyFilesystem:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
             taken = self._random.randint(1, taken - 1)
         if number == self.crash_at:
-            file.data += data[: self._random.randint(0, len(data))]
+            file.write(at, data[: self._random.randint(0, len(data))])
             self._die()
-        file.data += data[:taken]
+        file.write(at, data[:taken])
         return taken
 
     def _find(self, path: Path) -> _File | _Folder | None:
@@ -385,16 +418,19 @@ class _Mount:
 
 
 class _FaultyAppender:
-    def __init__(self, filesystem: FaultyFilesystem, file: _File, path: Path, life: int) -> None:
+    def __init__(self, filesystem: FaultyFilesystem, file: _File, path: Path, life: int, *, at: int) -> None:
         self._filesystem = filesystem
         self._file = file
         self._path = path
         self._life = life
+        self._at = at
         self._closed = False
 
     def write(self, data: Bytes) -> int:
         assert not self._closed
-        return self._filesystem.write(self._file, self._path, data, self._life)
+        taken = self._filesystem.write(self._file, self._path, self._at, data, self._life)
+        self._at += taken
+        return taken
 
     def sync(self) -> None:
         assert not self._closed
@@ -418,10 +454,10 @@ class _FaultyMapped:
         return data
 
     def will_need(self, offset: int, length: int) -> None:
-        """Everything is in memory."""
+        """Do nothing: everything is in memory."""
 
     def relax(self) -> None:
-        """There is nothing that could leave memory."""
+        """Do nothing: nothing can be evicted."""
 
     def close(self) -> None:
         self.view = memoryview(b"")

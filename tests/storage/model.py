@@ -1,16 +1,18 @@
-"""What a store should hold, kept in the plainest way: a list of messages for each stream.
+"""The expected content of a store: a list of messages for each stream.
 
-`Model` shares no code with the catalog or with any storage mode, so that a mistake in those cannot hide in both.
+`Model` shares no code with the catalog or the storage modes, so that it does not repeat their mistakes.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.core.catalog import Catalog, StreamState
 from headwater.core.records import Append, Create, Delete, Document, Record, Retain, Touch
+from headwater.storage.arrival_times import TimeRun
 from headwater.storage.interface import Committed, Storage
 
 
@@ -21,9 +23,11 @@ class ModelStream:
     ttl_secs: int | None
     base: tuple[int, int]
     start: tuple[int, int]
-    """Where what can still be read of its own data begins."""
+    """Where the readable part of its own data begins."""
     fork_of: int | None
     messages: list[bytes]
+    times_ms: list[int]
+    """When each message was received."""
     accessed_ms: int
     written_ms: int
     closed: bool
@@ -77,6 +81,7 @@ class Model:
                 base,
                 fork.source_id if fork is not None else None,
                 split(record.payload, record.lengths),
+                [record.at_ms] * len(record.lengths),
                 record.at_ms,
                 record.at_ms,
                 record.closed,
@@ -85,6 +90,7 @@ class Model:
             stream = self.streams[record.id]
             assert stream.end == (record.message_index, record.byte_position)
             stream.messages += split(record.payload, record.lengths)
+            stream.times_ms += [record.at_ms] * len(record.lengths)
             stream.accessed_ms = stream.written_ms = record.at_ms
             if record.producer_id is not None:
                 stream.producers[record.producer_id] = (record.epoch, record.seq)
@@ -103,6 +109,7 @@ class Model:
             while stream.start[0] < record.message_index:
                 index, position = stream.start
                 stream.start = (index + 1, position + len(stream.messages.pop(0)))
+                del stream.times_ms[0]
             assert stream.start == (record.message_index, record.byte_position)
         elif isinstance(record, Document):
             if record.value is None:
@@ -120,9 +127,9 @@ class Model:
 
 
 def read_messages(storage: Storage, stream_id: int, start: tuple[int, int], end: tuple[int, int]) -> list[bytes]:
-    """All messages of a stream, as its index cuts its bytes."""
+    """Read all messages of a stream, split at the boundaries of its index."""
     data = b"".join(storage.read(stream_id, start[1], end[1]))
-    assert len(data) == end[1] - start[1], f"{len(data)} bytes where {end[1] - start[1]} were asked for"
+    assert len(data) == end[1] - start[1], f"{len(data)} bytes instead of {end[1] - start[1]}"
     messages = []
     position = start[1]
     for index in range(start[0] + 1, end[0] + 1):
@@ -135,8 +142,26 @@ def read_messages(storage: Storage, stream_id: int, start: tuple[int, int], end:
     return messages
 
 
+def expanded(runs: Sequence[TimeRun]) -> list[int]:
+    """Return the time of each message."""
+    return [run.at_ms for run in runs for _ in range(run.messages)]
+
+
+def read_times(storage: Storage, stream_id: int, index: int, end_index: int) -> list[int]:
+    """Read the time of each message of a stream, and check that the lookup by time agrees."""
+    times = expanded(storage.arrivals(stream_id, index, end_index))
+    assert times == sorted(times)
+    for at_ms in {*times[::7], *times[-1:]}:
+        first = index + times.index(at_ms)
+        found = storage.first_since(stream_id, at_ms)
+        assert found == first or found <= first == index, f"{found} instead of {first}"
+    if times:
+        assert storage.first_since(stream_id, times[-1] + 1) == end_index
+    return times
+
+
 def model_of(catalog: Catalog[StreamState], storage: Storage) -> Model:
-    """What a store holds, everything read back through its interface."""
+    """Build a model from everything that a store returns through its interface."""
     model = Model()
     for stream in catalog:
         base = (stream.base_index, stream.base_position)
@@ -149,6 +174,7 @@ def model_of(catalog: Catalog[StreamState], storage: Storage) -> Model:
             start=start,
             fork_of=stream.fork.source_id if stream.fork is not None else None,
             messages=read_messages(storage, stream.id, start, (stream.message_index, stream.byte_position)),
+            times_ms=read_times(storage, stream.id, start[0], stream.message_index),
             accessed_ms=stream.accessed_ms,
             written_ms=stream.written_ms,
             closed=stream.closed,
@@ -162,7 +188,7 @@ def model_of(catalog: Catalog[StreamState], storage: Storage) -> Model:
 
 
 def difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
-    """The first few ways in which two dumps differ, for a failure message."""
+    """Describe the first differences of two dumps for a failure message."""
     told: list[str] = []
     for stream_id in sorted(expected["streams"].keys() | found["streams"].keys()):
         wanted, got = expected["streams"].get(stream_id), found["streams"].get(stream_id)

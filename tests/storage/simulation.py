@@ -1,9 +1,9 @@
-"""A store run step by step in one thread, on a disk that crashes: everything follows from one seed.
+"""A deterministic simulation of a store in one thread, on a disk that crashes; everything follows from one seed.
 
-`Life` is one process: it decides operations by the real rules, writes them in batches, lets the worker do a few steps
-now and then, and checks what it reads. `Simulation` strings lives together with crashes in between, also in the
-middle of recoveries, and holds every recovery against an oracle with three outcomes: what was acknowledged is there,
-whole, in order and once; what was under way is there whole or not at all; what was refused is not there.
+`SimulatedProcess` decides operations by the real rules, writes them in batches, lets the worker do a few steps and
+checks what it reads. `Simulation` runs processes one after another with crashes in between, also during recovery, and
+checks every recovery against three outcomes: acknowledged records are present, complete, in order and once; a batch
+that was being written is present completely or not at all; refused records are absent.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ TINY = StoreSettings(
     manifest_floor_bytes=2048,
     look_every=1,
 )
-"""So small that a few dozen appends roll segments, make checkpoints, merge packs and rewrite the manifest."""
+"""So small that a few dozen appends start segments, make checkpoints, merge packs and rewrite the manifest."""
 
 
 def packs_of(storage: JournaledStorage) -> PackStore:
-    """The cold store of a store in one of the file modes."""
+    """Return the cold store of a store in one of the file modes."""
     assert isinstance(storage._cold, PackStore)
     return storage._cold
 
 
 class SteppedWorker:
-    """A worker that moves only when told to, one step of one job at a time."""
+    """A worker that the test runs one step of one job at a time."""
 
     def __init__(self) -> None:
         self.hurry = False
@@ -69,7 +69,7 @@ class SteppedWorker:
         queue[0].step()
         error = queue[0].error
         if error is not None and not isinstance(error, OSError | StorageError):
-            # A mistake of ours, or the end: the store would only log it.
+            # A bug or the crash: the store would only log it.
             raise error
         if queue[0].done:
             queue.popleft()
@@ -83,7 +83,7 @@ class SteppedWorker:
 
 
 class Ticks:
-    """A clock that moves on a little whenever it is looked at."""
+    """A clock that advances a little at every reading."""
 
     def __init__(self, step_s: float) -> None:
         self.now_s = 0.0
@@ -94,8 +94,8 @@ class Ticks:
         return self.now_s
 
 
-class Life:
-    """One process on the disk, from boot to whatever ends it."""
+class SimulatedProcess:
+    """One process on the disk, from startup to its end."""
 
     def __init__(
         self,
@@ -115,12 +115,12 @@ class Life:
         self.catalog: Catalog[StreamState] = Catalog(StreamState)
         self.queue: list[Committed] = []
         self.unknown: list[Committed] = []
-        """The batch whose write failed: it may have been kept, or not. What came after it was refused."""
+        """The batch whose write failed: it may be stored or not. Everything after it was refused."""
         self.failed = False
         self.is_worker_slow = False
-        """Whether even small jobs that come first wait until the worker is told to move."""
+        """Whether even urgent jobs wait until the worker is allowed to run."""
         self.history: list[Committed] = []
-        """All that was ever written, whatever became of it."""
+        """Every record that was written, with any outcome."""
         self.model = Model()
         self.storage = make(
             filesystem.mount(), DATA, durable=durable, settings=settings, worker=self.worker, clock=self.clock
@@ -129,7 +129,7 @@ class Life:
             self.catalog.apply(record)
 
     def begin_from(self, model: Model) -> None:
-        """What recovery brought is this; go on from it as a server does."""
+        """Continue from the recovered state, as a server does."""
         self.model = model
         for stream_id in model.streams:
             self._trim(stream_id)
@@ -187,7 +187,7 @@ class Life:
     # -- committing ------------------------------------------------------------------------------------------------
 
     def commit(self, size: int | None = None) -> None:
-        """Write what is queued, or only the first of it: the rest stays pending, as while a thread writes."""
+        """Write the queue, or only its first records; the rest stays pending, as while a thread writes."""
         for _ in range(200):
             if not self.storage.busy() or self.storage.refusal():
                 break
@@ -206,7 +206,7 @@ class Life:
                 self.unknown = batch
                 self.failed = True
             raise
-        assert not self.failed, "acknowledged after a write had failed"
+        assert not self.failed, "a batch was acknowledged after a failed write"
         self.model.apply_all(batch)
         self.storage.publish(batch)
         for record, _ in batch:
@@ -215,7 +215,7 @@ class Life:
         self.maintain()
 
     def _trim(self, stream_id: int) -> None:
-        """Give back what nobody can ask for any more; what forks share with a stream stays."""
+        """Free data that can no longer be read; data that forks share stays."""
         stream = self.model.streams.get(stream_id)
         if stream is not None and not any(other.fork_of == stream_id for other in self.model.streams.values()):
             self.storage.trim(stream_id, *stream.start)
@@ -232,7 +232,7 @@ class Life:
         return stream.image()
 
     def rest(self, seconds: float = 2.0) -> None:
-        """Let time pass, and the worker finish what it has."""
+        """Advance the time and let the worker finish its jobs."""
         for _ in range(8):
             self.clock.now_s += seconds
             self.maintain()
@@ -240,25 +240,25 @@ class Life:
                 pass
 
     def abandon(self) -> None:
-        """The process is gone: let what it was doing come to nothing."""
+        """Drop all jobs, because the process has ended."""
         for outcome in (*self.worker.first, *self.worker.urgent, *self.worker.background):
             with suppress(Crashed):
                 outcome.job.close()
 
     def outcomes(self) -> list[Model]:
-        """What may be found after a crash now."""
+        """The states that are possible after a crash now."""
         return [self.model, self.model.after(self.unknown)] if self.unknown else [self.model]
 
     # -- checking --------------------------------------------------------------------------------------------------
 
     def check_state(self) -> None:
-        """With nothing pending, the whole of the store is the whole of the model."""
+        """Compare the whole store with the whole model; nothing may be pending."""
         assert not self.queue
         expected, found = self.model.dump(), model_of(self.catalog, self.storage).dump()
         assert expected == found, difference(expected, found)
 
     def check_reads(self) -> None:
-        """A reader's questions about one stream, as long as what is published of it is what the model has."""
+        """Check a reader's calls on one stream, if its published state equals the model's."""
         if not self.model.streams:
             return
         stream_id = self.random.choice(list(self.model.streams))
@@ -286,7 +286,7 @@ class Life:
 
 
 class Simulation:
-    """Lives and crashes on one disk."""
+    """Processes and crashes on one disk."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class Simulation:
         self.recoveries = 0
 
     def become(self, *, durable: bool, power: bool) -> None:
-        """From now on run in the other mode, on the same disk."""
+        """Switch to the other mode on the same disk."""
         self._durable = durable
         self._power = power
 
@@ -317,33 +317,33 @@ class Simulation:
         with self._telling_the_seed():
             candidates = [self.model]
             for _ in range(generations):
-                life = self.boot(candidates)
-                candidates = self._live(life, steps)
-            life = self.boot(candidates)
-            life.rest()
-            life.check_state()
-            life.storage.close()
+                process = self.boot(candidates)
+                candidates = self._live(process, steps)
+            process = self.boot(candidates)
+            process.rest()
+            process.check_state()
+            process.storage.close()
             self.filesystem.crash(power=False)
-            life = self.boot([life.model])
-            life.storage.close()
+            process = self.boot([process.model])
+            process.storage.close()
             self.filesystem.crash(power=self._power)
-            self.model = life.model
+            self.model = process.model
 
-    def run_without_promise(self, generations: int) -> None:
-        """Lose power in a mode that syncs nothing: every stream must come back as it was at some time."""
+    def run_without_durability(self, generations: int) -> None:
+        """Lose power in a mode that does not sync: every stream must be recovered in some earlier state."""
         with self._telling_the_seed():
             pasts: dict[int, list[bytes]] = {}
             for _ in range(generations):
-                life = self._recovered()
-                found = model_of(life.catalog, life.storage)
+                process = self._recovered()
+                found = model_of(process.catalog, process.storage)
                 for stream_id, stream in found.streams.items():
                     first = stream.start[0] - stream.base[0]
                     past = pasts[stream_id][first : first + len(stream.messages)]
-                    assert stream.messages == past, f"{stream.name} is made up"
+                    assert stream.messages == past, f"{stream.name} has invented data"
                     del pasts[stream_id][first + len(stream.messages) :]
-                life.begin_from(found)
-                self._live(life, 60)
-                for record, _ in life.history:
+                process.begin_from(found)
+                self._live(process, 60)
+                for record, _ in process.history:
                     if isinstance(record, Create):
                         pasts[record.id] = split(record.payload, record.lengths)
                     elif isinstance(record, Append):
@@ -356,24 +356,24 @@ class Simulation:
         except (AssertionError, StorageError, OSError, LookupError) as error:
             raise AssertionError(f"seed {self.seed}: {type(error).__name__}: {error}") from error
 
-    def boot(self, candidates: list[Model]) -> Life:
-        """Recover, and see which of the possible states came out."""
-        life = self._recovered()
-        found = model_of(life.catalog, life.storage).dump()
+    def boot(self, candidates: list[Model]) -> SimulatedProcess:
+        """Recover, and find which of the possible states was recovered."""
+        process = self._recovered()
+        found = model_of(process.catalog, process.storage).dump()
         for model in candidates:
             if model.dump() == found:
-                life.begin_from(model.copy())
-                return life
+                process.begin_from(model.copy())
+                return process
         raise AssertionError(f"after recovery {self.recoveries}: {difference(candidates[0].dump(), found)}")
 
-    def _recovered(self) -> Life:
-        """A life that has begun, after some that ended in their recovery."""
-        life = None
-        while life is None:
+    def _recovered(self) -> SimulatedProcess:
+        """Return a process that has recovered, after some that crashed during recovery."""
+        process = None
+        while process is None:
             if self.random.random() < 0.4:
                 self.filesystem.crash_at = self.filesystem.calls + self.random.randint(1, 60)
             try:
-                life = Life(
+                process = SimulatedProcess(
                     self.filesystem,
                     self.random,
                     durable=self._durable,
@@ -386,78 +386,78 @@ class Simulation:
                 self._crash()
         self.filesystem.crash_at = None
         self.recoveries += 1
-        life.now_ms += self.recoveries * 1_000_000
-        return life
+        process.now_ms += self.recoveries * 1_000_000
+        return process
 
     def _crash(self) -> None:
         self.filesystem.crash(power=self._power and self.random.random() < 0.6)
 
-    def _live(self, life: Life, steps: int) -> list[Model]:
-        """Go on until the process dies; returns the states that may be found afterwards."""
+    def _live(self, process: SimulatedProcess, steps: int) -> list[Model]:
+        """Run until the process dies; return the states that are possible afterwards."""
         fate = self.random.random()
         if fate < 0.5:
             self.filesystem.crash_at = self.filesystem.calls + self.random.randint(1, 300)
         elif fate < 0.75:
-            # The moment at which most hangs on the order of things: written, but not yet synced.
+            # The most critical moment: written, but not yet synced.
             name, most = self.random.choice(((".log", 20), ("MANIFEST", 6), (".pack", 6)))
             self.filesystem.crash_in_sync = (name, self.random.randint(0, most))
         try:
             for _ in range(self.random.choice((1, steps // 2, steps))):
-                self.step(life)
+                self.step(process)
             if self.random.random() < 0.2:
-                life.commit()
-                life.storage.close()
+                process.commit()
+                process.storage.close()
         except (Crashed, StorageError):
             if not self.filesystem.dead:
                 raise
         self._crash()
-        life.abandon()
-        return life.outcomes()
+        process.abandon()
+        return process.outcomes()
 
-    def step(self, life: Life) -> None:
+    def step(self, process: SimulatedProcess) -> None:
         random = self.random
-        life.is_worker_slow = random.random() < 0.2
+        process.is_worker_slow = random.random() < 0.2
         for _ in range(random.choice((1, 1, 2, 5))):
-            self._operation(life)
+            self._operation(process)
         if random.random() < 0.8:
-            life.commit(random.choice((None, None, 1, 2)))
+            process.commit(random.choice((None, None, 1, 2)))
         for _ in range(random.choice((0, 0, 1, 3, 20))):
-            life.worker.step()
+            process.worker.step()
         if random.random() < 0.3:
-            life.check_reads()
+            process.check_reads()
         if random.random() < 0.1:
-            life.clock.now_s += 1.0
-            life.maintain()
+            process.clock.now_s += 1.0
+            process.maintain()
 
-    def _operation(self, life: Life) -> None:
+    def _operation(self, process: SimulatedProcess) -> None:
         random = self.random
-        living = [name for name, stream in life.catalog.by_name.items() if not stream.deleted]
+        living = [name for name, stream in process.catalog.by_name.items() if not stream.deleted]
         if not living or (len(living) < 6 and random.random() < 0.15):
             self._names += 1
             reuse = f"s{random.randint(0, 5)}"
-            name = reuse if reuse not in life.catalog.by_name else f"n{self._names}"
-            life.create(name, self._body() if random.random() < 0.3 else b"", ttl=random.choice((None, 60)))
+            name = reuse if reuse not in process.catalog.by_name else f"n{self._names}"
+            process.create(name, self._body() if random.random() < 0.3 else b"", ttl=random.choice((None, 60)))
             return
         name = random.choice(living)
-        stream = life.catalog.by_name[name]
+        stream = process.catalog.by_name[name]
         fate = random.random()
         try:
             if fate < 0.06:
-                life.delete(name)
+                process.delete(name)
             elif fate < 0.10:
-                life.touch(name)
+                process.touch(name)
             elif fate < 0.14:
-                life.document(f"k{random.randint(0, 3)}", random.choice((None, random.randbytes(20))))
+                process.document(f"k{random.randint(0, 3)}", random.choice((None, random.randbytes(20))))
             elif fate < 0.18:
-                self._fork(life, stream)
+                self._fork(process, stream)
             elif fate < 0.21:
-                self._retain(life, stream)
+                self._retain(process, stream)
             else:
-                self._append(life, name, stream)
+                self._append(process, name, stream)
         except Refusal:
             pass
 
-    def _append(self, life: Life, name: str, stream: StreamState) -> None:
+    def _append(self, process: SimulatedProcess, name: str, stream: StreamState) -> None:
         random = self.random
         producer = None
         if random.random() < 0.4:
@@ -473,23 +473,23 @@ class Simulation:
                         ProducerHeaders(producer_id, state.epoch + 1, 0),
                     )
                 )
-        seq = f"{life.now_ms:020d}" if random.random() < 0.2 else None
-        life.append(name, self._body(), producer=producer, stream_seq=seq, close=random.random() < 0.04)
+        seq = f"{process.now_ms:020d}" if random.random() < 0.2 else None
+        process.append(name, self._body(), producer=producer, stream_seq=seq, close=random.random() < 0.04)
 
-    def _fork(self, life: Life, stream: StreamState) -> None:
+    def _fork(self, process: SimulatedProcess, stream: StreamState) -> None:
         self._names += 1
         if stream.closed:
-            life.append(stream.name, b"")
-        life.fork(f"f{self._names}", stream.name, stream.message_index, stream.byte_position)
+            process.append(stream.name, b"")
+        process.fork(f"f{self._names}", stream.name, stream.message_index, stream.byte_position)
 
-    def _retain(self, life: Life, stream: StreamState) -> None:
-        known = life.model.streams.get(stream.id)
+    def _retain(self, process: SimulatedProcess, stream: StreamState) -> None:
+        known = process.model.streams.get(stream.id)
         if known is None or stream.deleted or stream.retained_index > known.start[0]:
             return
         drop = self.random.randint(0, len(known.messages))
         index, position = known.start
         if drop:
-            life.retain(stream.name, index + drop, position + sum(map(len, known.messages[:drop])))
+            process.retain(stream.name, index + drop, position + sum(map(len, known.messages[:drop])))
 
     def _body(self) -> bytes:
         size = self.random.choice((1, 20, 100, 100, 300, 700, 2500))
@@ -497,7 +497,7 @@ class Simulation:
 
 
 def run_seeds(seeds: range, **options: Any) -> int:
-    """Run a simulation for each seed; returns how many recoveries were checked."""
+    """Run a simulation for each seed; return the number of recoveries checked."""
     generations, steps = options.pop("generations", 5), options.pop("steps", 60)
     checked = 0
     for seed in seeds:

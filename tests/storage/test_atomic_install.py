@@ -1,4 +1,4 @@
-"""A store that arrives is there whole, or there is nothing that a start would take for a store."""
+"""Installation of a store is atomic: either it is complete, or a start does not accept the directory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_new_or_an_empty_directory_is_filled(tmp_path: Path, is_there: bool) -
     assert content(tmp_path / "t") == "one"
 
 
-def test_what_fails_while_it_is_built_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_build_leaves_no_files(tmp_path: Path) -> None:
     def fail() -> None:
         with atomic_install(tmp_path / "t") as place:
             build(place, "one")
@@ -51,7 +51,7 @@ def test_what_fails_while_it_is_built_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "t").exists()
 
 
-def test_what_a_killed_arrival_left_is_cleared_away(tmp_path: Path) -> None:
+def test_files_of_an_interrupted_installation_are_removed(tmp_path: Path) -> None:
     place = tmp_path / "t" / UNFINISHED
     place.mkdir(parents=True)
     build(place, "half")
@@ -60,12 +60,12 @@ def test_what_a_killed_arrival_left_is_cleared_away(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """The process ends here: nothing tidies up behind it."""
+    """The process ends here, without any clean-up."""
 
 
 @pytest.mark.parametrize("had_one", [False, True])
 @pytest.mark.parametrize("allowed", range(3))
-def test_killed_between_any_two_renames_it_is_no_store(
+def test_directory_is_not_a_store_after_a_kill_between_any_two_renames(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had_one: bool, allowed: int
 ) -> None:
     """MANIFEST, log, FORMAT: with fewer than all three moved in, every start refuses the directory."""
@@ -76,7 +76,7 @@ def test_killed_between_any_two_renames_it_is_no_store(
         real_replace, left = RealFilesystem.replace, [allowed]
 
         def replace(self: RealFilesystem, source: Path, to: Path) -> None:
-            # The renames that write a format file while the new store is built are not those of the arrival.
+            # Renames of format files while the new store is built are not part of the installation.
             if to.parent.name != UNFINISHED:
                 if not left[0]:
                     patch.setattr(shutil, "rmtree", lambda *_, **__: None)
@@ -105,7 +105,7 @@ def test_a_store_is_replaced_only_when_asked_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_store", [False, True])
-def test_what_is_not_ours_is_never_replaced(tmp_path: Path, has_store: bool) -> None:
+def test_files_of_other_programs_are_never_replaced(tmp_path: Path, has_store: bool) -> None:
     if has_store:
         arrive(tmp_path / "t", "one")
     else:

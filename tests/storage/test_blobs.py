@@ -1,4 +1,4 @@
-"""Blobs: what is finished comes back to the byte or not at all, whatever the disk does; what is not leaves no trace."""
+"""Blobs: a finished blob is read back exactly or not at all; an unfinished one leaves no file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_blob_comes_back_as_it_was(store: BlobStore, size: int) -> None:
+def test_blob_reads_back_unchanged(store: BlobStore, size: int) -> None:
     content = Random(size).randbytes(size)
     for blob_id, piece in ((1, 7919), (2, PAGE_BYTES), (2**63 - 1, max(size, 1))):
         write(store, blob_id, *(content[at : at + piece] for at in range(0, size, piece)))
@@ -62,7 +62,7 @@ def test_any_range_of_a_blob_can_be_read(data: st.DataObject) -> None:
         blob.close()
 
 
-def test_what_is_not_finished_is_not_there(store: BlobStore) -> None:
+def test_unfinished_blob_is_not_visible(store: BlobStore) -> None:
     writer = store.create(1)
     writer.write(b"x" * 100)
     with pytest.raises(CorruptError):
@@ -114,7 +114,7 @@ def test_any_flipped_bit_is_found(tmp_path: Path) -> None:
         read(store.open(1))
 
 
-def test_a_blob_under_another_name_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_blob_under_another_name_is_rejected(tmp_path: Path) -> None:
     store = FileBlobs(RealFilesystem(), tmp_path / "blobs", durable=True)
     write(store, 1, b"one")
     (tmp_path / "blobs" / f"{1:016x}").rename(tmp_path / "blobs" / f"{2:016x}")
@@ -122,7 +122,7 @@ def test_a_blob_under_another_name_is_not_taken_for_it(tmp_path: Path) -> None:
         store.open(2)
 
 
-def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_not_deleted(tmp_path: Path) -> None:
     store = FileBlobs(RealFilesystem(), tmp_path / "blobs", durable=True)
     write(store, 1, b"one")
     (tmp_path / "blobs" / "notes.txt").write_text("mine")
@@ -135,7 +135,7 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
 
 
 def crashed_while_writing(seed: int, crash_at: int, *, power: bool) -> tuple[bool, FaultyFilesystem, bytes]:
-    """Write a blob on a disk that dies at some call; tells whether `finish` came back."""
+    """Write a blob on a disk that crashes at some call; return whether `finish` returned."""
     random = Random(seed)
     disk = FaultyFilesystem(random)
     store = FileBlobs(disk.mount(), BLOBS, durable=True)
@@ -153,7 +153,7 @@ def crashed_while_writing(seed: int, crash_at: int, *, power: bool) -> tuple[boo
 
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("crash_at", range(1, 16))
-def test_after_a_crash_a_blob_is_whole_or_not_there(crash_at: int, power: bool) -> None:
+def test_after_a_crash_a_blob_is_complete_or_absent(crash_at: int, power: bool) -> None:
     outcomes = set()
     for seed in range(30):
         finished, disk, content = crashed_while_writing(seed, crash_at, power=power)
@@ -163,13 +163,13 @@ def test_after_a_crash_a_blob_is_whole_or_not_there(crash_at: int, power: bool) 
         if finished:
             assert found == {1}
         if 1 in found:
-            # Whether anybody refers to it is not known here; if so, it must be right.
+            # A stream may refer to it, so its content must be right.
             try:
                 assert read(store.open(1)) == content
             except CorruptError:
                 assert not finished
         outcomes.add(finished)
-        # The store can be used as if nothing had been.
+        # The store can be used normally.
         store.delete(1)
         write(store, 1, content)
         assert read(store.open(1)) == content
@@ -177,7 +177,7 @@ def test_after_a_crash_a_blob_is_whole_or_not_there(crash_at: int, power: bool) 
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
-def test_a_disk_that_fails_is_told_and_leaves_nothing_behind(code: int) -> None:
+def test_disk_failure_is_reported_and_leaves_no_files(code: int) -> None:
     for fails_at in range(1, 12):
         disk = FaultyFilesystem(Random(fails_at))
         store = FileBlobs(disk.mount(), BLOBS, durable=True)
@@ -198,7 +198,7 @@ def test_a_disk_that_fails_is_told_and_leaves_nothing_behind(code: int) -> None:
         assert read(store.open(1)) == b"later"
 
 
-def test_short_writes_are_gone_on_with() -> None:
+def test_short_writes_are_continued() -> None:
     disk = FaultyFilesystem(Random(1))
     store = FileBlobs(disk.mount(), BLOBS, durable=True)
     disk.short_writes = set(range(1, 1000, 2))

@@ -1,4 +1,4 @@
-"""Files that are held stay, however many hold them; what is still being made goes at once."""
+"""Held files are deleted with their last hold; unfinished files are deleted at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from headwater.storage.deferred_unlink import DeferredUnlinkFilesystem
 
 
-def test_a_held_file_goes_with_the_last_hold(tmp_path: Path) -> None:
+def test_held_file_is_deleted_with_the_last_hold(tmp_path: Path) -> None:
     filesystem = DeferredUnlinkFilesystem()
     path = tmp_path / "0000000000000001.pack"
     path.write_bytes(b"x")
@@ -23,7 +23,7 @@ def test_a_held_file_goes_with_the_last_hold(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_without_a_hold_a_file_goes_at_once(tmp_path: Path) -> None:
+def test_file_without_a_hold_is_deleted_at_once(tmp_path: Path) -> None:
     filesystem = DeferredUnlinkFilesystem()
     path = tmp_path / "0000000000000001.log"
     path.write_bytes(b"x")
@@ -34,7 +34,7 @@ def test_without_a_hold_a_file_goes_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["MANIFEST.new", "0123456789abcdef.part"])
-def test_a_name_that_is_used_again_is_free_at_once(tmp_path: Path, name: str) -> None:
+def test_reused_name_is_free_at_once(tmp_path: Path, name: str) -> None:
     filesystem = DeferredUnlinkFilesystem()
     (tmp_path / name).write_bytes(b"x")
     filesystem.hold()
@@ -44,7 +44,7 @@ def test_a_name_that_is_used_again_is_free_at_once(tmp_path: Path, name: str) ->
     assert (tmp_path / name).exists()
 
 
-def test_a_file_that_is_gone_anyway_is_no_trouble(tmp_path: Path) -> None:
+def test_deleting_a_missing_file_is_not_an_error(tmp_path: Path) -> None:
     filesystem = DeferredUnlinkFilesystem()
     path = tmp_path / "0000000000000001.pack"
     path.write_bytes(b"x")
@@ -52,3 +52,15 @@ def test_a_file_that_is_gone_anyway_is_no_trouble(tmp_path: Path) -> None:
     filesystem.unlink(path)
     path.unlink()
     filesystem.release()
+
+
+def test_held_file_is_not_overwritten_by_another_use(tmp_path: Path) -> None:
+    filesystem = DeferredUnlinkFilesystem()
+    path, spare = tmp_path / "0000000000000001.log", tmp_path / "spare.log"
+    path.write_bytes(b"x")
+    filesystem.hold()
+    assert not filesystem.recycle(path, spare)
+    assert path.exists()
+    filesystem.release()
+    assert filesystem.recycle(path, spare)
+    assert spare.read_bytes() == b"x"

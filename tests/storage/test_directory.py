@@ -17,7 +17,7 @@ from headwater.storage.interface import StorageError
 REAL = RealFilesystem()
 
 
-def test_a_fresh_directory_is_made_with_its_parents_and_opens_again(tmp_path: Path) -> None:
+def test_new_directory_is_created_with_its_parents_and_reopens(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "data"
     first = open_directory(REAL, path, "log")
     assert first.format.family == "log"
@@ -28,7 +28,7 @@ def test_a_fresh_directory_is_made_with_its_parents_and_opens_again(tmp_path: Pa
     second.close()
 
 
-def test_a_second_opener_is_told_who_holds_it(tmp_path: Path) -> None:
+def test_second_open_names_the_process_that_holds_the_lock(tmp_path: Path) -> None:
     holder = open_directory(REAL, tmp_path, "log")
     with pytest.raises(StorageError, match=rf"in use by process {os.getpid()}\b"):
         open_directory(REAL, tmp_path, "log")
@@ -36,7 +36,7 @@ def test_a_second_opener_is_told_who_holds_it(tmp_path: Path) -> None:
     open_directory(REAL, tmp_path, "log").close()
 
 
-def test_the_lock_goes_with_a_killed_process(tmp_path: Path) -> None:
+def test_lock_ends_with_a_killed_process(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib, time\n"
         "from headwater.storage.directory import open_directory\n"
@@ -55,11 +55,11 @@ def test_the_lock_goes_with_a_killed_process(tmp_path: Path) -> None:
     open_directory(REAL, tmp_path, "log").close()
 
 
-def test_another_family_is_refused_by_name(tmp_path: Path) -> None:
+def test_directory_of_another_mode_is_refused_by_name(tmp_path: Path) -> None:
     open_directory(REAL, tmp_path, "acid").close()
     with pytest.raises(StorageError, match=r"written by storage mode acid, not file-fast or file-durable"):
         open_directory(REAL, tmp_path, "log")
-    # A refusal leaves the lock behind for nobody.
+    # A refusal releases the lock.
     open_directory(REAL, tmp_path, "acid").close()
 
 
@@ -71,14 +71,14 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
         open_directory(REAL, tmp_path, "log")
 
 
-def test_a_damaged_format_file_is_named(tmp_path: Path) -> None:
+def test_damaged_format_file_is_reported_by_path(tmp_path: Path) -> None:
     open_directory(REAL, tmp_path, "log").close()
     (tmp_path / FORMAT_NAME).write_bytes(b'{"version":1,\xff')
     with pytest.raises(StorageError, match=FORMAT_NAME):
         open_directory(REAL, tmp_path, "log")
 
 
-def test_a_directory_with_strange_files_is_left_alone(tmp_path: Path) -> None:
+def test_directory_with_unknown_files_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(StorageError, match=r"not a Headwater data directory.*thesis\.tex"):
         open_directory(REAL, tmp_path, "log")
@@ -91,7 +91,7 @@ def test_a_fresh_file_system_counts_as_empty(tmp_path: Path) -> None:
     open_directory(REAL, tmp_path, "log").close()
 
 
-def test_a_missing_directory_is_not_made_for_a_look_inside(tmp_path: Path) -> None:
+def test_inspecting_a_missing_directory_does_not_create_it(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="no data directory"):
         open_directory(REAL, tmp_path / "none", "log", create=False)
     assert not (tmp_path / "none").exists()
@@ -99,7 +99,7 @@ def test_a_missing_directory_is_not_made_for_a_look_inside(tmp_path: Path) -> No
         open_directory(REAL, tmp_path, "log", create=False)
 
 
-def test_what_the_system_says_is_passed_on(tmp_path: Path) -> None:
+def test_system_errors_are_passed_on(tmp_path: Path) -> None:
     class ReadOnly(RealFilesystem):
         def lock(self, path: Path, note: str) -> Lock:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))

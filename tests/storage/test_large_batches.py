@@ -1,4 +1,4 @@
-"""A batch that a journal cannot take is refused before anything is written, and the store goes on."""
+"""A batch that is too large for the journal is refused before anything is written, and the store still works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import BatchTooLargeError, Committed, Storage
 from headwater.storage.journal import frames
 from headwater.storage.packs.pack_store import file_storage
-from tests.storage.acid.driving import open_acid
+from tests.storage.acid.driver import open_acid
 
 OPENERS: dict[str, Callable[[Path], Storage]] = {
     "file-durable": lambda directory: file_storage(RealFilesystem(), directory, durable=True),
@@ -58,7 +58,7 @@ def test_an_oversized_batch_is_refused_and_leaves_no_trace(
 def test_a_frame_that_outgrows_its_length_field_is_refused_before_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the estimate of a batch does not count, like names, is caught by the encoder."""
+    """The encoder catches what the size estimate does not count, such as names."""
     monkeypatch.setattr(frames, "BODY_MAX_BYTES", 10_000)
     storage = OPENERS["file-durable"](tmp_path)
     list(storage.recover())

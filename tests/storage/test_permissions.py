@@ -1,4 +1,4 @@
-"""Everything in a data directory belongs to the user that runs the server alone, whatever the umask is."""
+"""Only the user that runs the server can access a data directory, whatever the umask is."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_new_data_directory_is_private_and_its_parents_are_not(tmp_path: Path,
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_directory_with_wider_permissions_is_tightened(
+def test_directory_with_wider_permissions_is_restricted(
     tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     directory = tmp_path / "streams"
@@ -87,7 +87,7 @@ def test_a_directory_with_wider_permissions_is_tightened(
     assert outside.stat().st_mode & 0o777 == 0o666
 
 
-def test_a_directory_made_by_somebody_with_an_open_mode_is_tightened(tmp_path: Path) -> None:
+def test_directory_created_with_wide_permissions_is_restricted(tmp_path: Path) -> None:
     directory = tmp_path / "streams"
     directory.mkdir(mode=0o777)
     with running("acid", directory):

@@ -1,4 +1,4 @@
-"""Copies between any two modes: the same states and bytes, what forks share kept once; and a wrong copy is refused."""
+"""Copies between any two modes have the same states and bytes and store shared data once; a wrong copy is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headwater.storage.offline.stats import offline_stats
 from headwater.storage.offline.store_copy import copy_between
 from headwater.storage.packs.offline import PackBulkLoad
 from headwater.storage.packs.pack_store import file_storage
-from tests.storage.acid.driving import Driver, State, messages_of, open_acid, state_of
+from tests.storage.acid.driver import Driver, State, messages_of, open_acid, state_of
 
 TINY = StoreSettings(segment_bytes=4096, hot_tail_bytes=6000, reserve_bytes=0, big_bytes=2048, fanout=3)
 MODES = ["file-durable", "acid"]
@@ -38,7 +38,7 @@ def open_store(mode: str, directory: Path, shards: int = 4) -> Storage:
 
 
 def fill(mode: str, directory: Path, seed: int) -> None:
-    """A store with everything in it: producers, closed streams, forks of forks, deleted sources, trimmed fronts."""
+    """Fill a store with producers, closed streams, forks of forks, deleted sources and trimmed streams."""
     dice = random.Random(seed)
     store = open_store(mode, directory)
     driver = Driver([store], ids=dice)
@@ -102,7 +102,7 @@ def copy(source: Path, source_mode: str, target: Path, target_mode: str, shards:
 @pytest.mark.parametrize("to_mode", MODES)
 @pytest.mark.parametrize("from_mode", MODES)
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_copy_holds_the_same(tmp_path: Path, from_mode: str, to_mode: str, seed: int) -> None:
+def test_copy_has_the_same_content(tmp_path: Path, from_mode: str, to_mode: str, seed: int) -> None:
     fill(from_mode, tmp_path / "a", seed)
     copy(tmp_path / "a", from_mode, tmp_path / "b", to_mode)
     assert list(check(tmp_path / "b")) == []
@@ -116,7 +116,7 @@ def test_a_copy_holds_the_same(tmp_path: Path, from_mode: str, to_mode: str, see
     blob.close()
 
 
-def test_a_copy_can_change_the_shard_count_and_goes_on(tmp_path: Path) -> None:
+def test_copy_can_change_the_shard_count_and_accepts_writes(tmp_path: Path) -> None:
     fill("acid", tmp_path / "a", 3)
     copy(tmp_path / "a", "acid", tmp_path / "b", "acid", shards=16)
     before = contents("acid", tmp_path / "b", 16)
@@ -179,12 +179,12 @@ def without_producers(image: Image) -> Image:
 
 
 def swapped(runs: Iterable[StoredRun]) -> Iterable[StoredRun]:
-    """Two messages that are as long as each other, in the wrong order."""
+    """Swap two messages of equal length."""
     for run in runs:
         data = bytearray(b"".join(run.pieces))
         first = data[0]
         data[0] = data[-1] ^ first ^ 1
-        yield StoredRun(run.index, run.position, [bytes(data)], run.lengths)
+        yield StoredRun(run.index, run.position, [bytes(data)], run.lengths, run.times)
 
 
 @pytest.mark.parametrize("sink", [PackBulkLoad, ShardBulkLoad])

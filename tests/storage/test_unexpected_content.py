@@ -1,4 +1,4 @@
-"""Whatever lies in a data directory: a start succeeds, or fails with one sentence that names what is wrong."""
+"""With any content in a data directory, a start succeeds or fails with one sentence that names the problem."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def start(mode: str, directory: Path) -> Catalog[StreamState]:
 
 @pytest.fixture(params=MODES)
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
-    """A data directory with two streams, in packs or a shard, and in the journal."""
+    """Build a data directory with two streams, in packs or a shard and in the journal."""
     mode = str(request.param)
     directory = tmp_path / "made"
     store = open_store(StorageSettings(mode=mode, data_dir=directory, acid_shard_count=1, segment_bytes=65536))
@@ -101,14 +101,14 @@ def outcome(mode: str, directory: Path) -> tuple[dict[str, int], StorageError | 
         return {}, error
 
 
-def test_a_start_succeeds_or_says_in_a_sentence_what_is_wrong(made: tuple[str, Path], tmp_path: Path) -> None:
+def test_start_succeeds_or_fails_with_one_sentence(made: tuple[str, Path], tmp_path: Path) -> None:
     mode, directory = made
     expected = {stream.name: stream.byte_position for stream in start(mode, directory)}
     assert expected["s1"] >= 20 * len(BODY)
     for path in sorted(directory.rglob("*")):
         for kind, spoil in (DIRECTORIES if path.is_dir() else FILES).items():
             if path.name == "data.mdb" and kind == "half":
-                # LMDB dies of a file that ends too early; see test_damage, which runs it as a process.
+                # LMDB crashes on a truncated file; see test_damage, which runs it in another process.
                 continue
             spoilt = tmp_path / "spoilt"
             shutil.rmtree(spoilt, ignore_errors=True)
@@ -119,6 +119,6 @@ def test_a_start_succeeds_or_says_in_a_sentence_what_is_wrong(made: tuple[str, P
             if error is not None:
                 assert str(spoilt) in str(error), what
             elif found != expected:
-                # What looks like the torn end of a write that was never acknowledged is cut.
+                # A tail that looks like a torn, unacknowledged write is removed.
                 assert kind in {"half", "zeros"}, f"{what}: the start succeeds"
                 assert path.suffix == ".log" or path.name == "MANIFEST", f"{what}: the start succeeds"

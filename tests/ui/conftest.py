@@ -1,4 +1,4 @@
-"""A real browser for the stream browser's tests: Debian's Chromium, driven by Playwright, one for the whole run.
+"""The stream browser in a real browser.
 
 Invariant: a test fails when the page throws, breaks its own policy, or asks any host but the ones the test runs.
 """
@@ -6,7 +6,6 @@ Invariant: a test fails when the page throws, breaks its own policy, or asks any
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,44 +14,13 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, Playwright, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page
 
+from tests.browser import WAIT_MS
 from tests.serving import Server, serve
 from tests.ui.pages import Pages
 
 SCREENSHOTS = Path(__file__).resolve().parents[2] / "build" / "ui"
-WAIT_MS = 20_000
-
-FLAGS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
-
-
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.fail("the stream browser is tested in Chromium, which is missing; on Debian: apt-get install chromium")
-    return found
-
-
-@pytest.fixture(scope="session")
-def playwright() -> Iterator[Playwright]:
-    with sync_playwright() as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def browser(playwright: Playwright) -> Iterator[Browser]:
-    launched = playwright.chromium.launch(executable_path=chromium(), headless=True, args=list(FLAGS))
-    yield launched
-    launched.close()
 
 
 @pytest.fixture(scope="session")

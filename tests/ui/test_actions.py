@@ -204,6 +204,8 @@ def test_snapshot_and_bootstrap(ui: Pages, http: httpx.Client) -> None:
     expect(parts.nth(0)).to_contain_text('{"sum":6}')
     expect(parts.nth(2)).to_contain_text('"five"')
     ui.press("tab-messages")
+    ui.loaded(2)
+    ui.page.locator("#from").select_option("-1")
     expect(ui.page.locator("#reader-notice")).to_contain_text("410")
     expect(ui.page.locator("#reader-notice")).to_contain_text("the Snapshots tab has their state")
     ui.page.get_by_role("button", name="Read stored messages").click()

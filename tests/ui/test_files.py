@@ -60,7 +60,7 @@ def test_nothing_else_is_served(http: httpx.Client, name: str) -> None:
     assert http.get(f"/ui/{name}").status_code in {404, 400}
 
 
-def test_it_takes_no_other_method(http: httpx.Client) -> None:
+def test_other_methods_are_405_for_ui_files(http: httpx.Client) -> None:
     assert http.post("/ui/").status_code == 405
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 
 import httpx
@@ -24,7 +25,7 @@ def test_streams_appear_and_go_by_themselves(ui: Pages, http: httpx.Client) -> N
     expect(ui.stream("list/comes")).to_have_count(0)
 
 
-def test_a_row_tells_type_closure_lifetime_size_and_last_write(ui: Pages, http: httpx.Client) -> None:
+def test_row_shows_type_closure_lifetime_size_and_last_write(ui: Pages, http: httpx.Client) -> None:
     put(http, "list/badges", {"Content-Type": "text/plain", "Stream-TTL": "3600"})
     post(http, "list/badges", "x" * 2500, TEXT)
     http.post("/v1/stream/list/badges", headers={"Stream-Closed": "true"})
@@ -35,7 +36,7 @@ def test_a_row_tells_type_closure_lifetime_size_and_last_write(ui: Pages, http: 
     expect(row.locator(".badge[title^='Last write']")).to_have_count(1)
 
 
-def test_filter_takes_several_words(ui: Pages, http: httpx.Client) -> None:
+def test_filter_accepts_several_words(ui: Pages, http: httpx.Client) -> None:
     for name in ("fruit/apple-red", "fruit/apple-green", "fruit/pear-green"):
         put(http, name)
     ui.page.locator("#filter").fill("fruit green APPLE")
@@ -81,10 +82,58 @@ def test_the_list_is_used_by_keyboard(ui: Pages, http: httpx.Client) -> None:
     expect(ui.page.locator("#stream-title")).to_have_text("keys/b")
 
 
-def test_a_server_without_a_registry_is_explained(own_server: Starter, watched: Watched) -> None:
-    ui = Pages(watched.page(), own_server(DS_REGISTRY__ENABLED="false").url)
+def test_a_server_without_a_registry_is_listed(own_server: Starter, watched: Watched) -> None:
+    server = own_server(DS_REGISTRY__ENABLED="false")
+    ui = Pages(watched.page(), server.url)
     ui.open()
-    expect(ui.page.locator("#side .notice")).to_contain_text("has no registry")
+    expect(ui.page.locator("#no-streams")).to_contain_text("No streams yet")
+    with httpx.Client(base_url=server.url) as http:
+        put(http, "plain/one")
+        expect(ui.stream("plain/one")).to_be_visible()
+        expect(ui.page.locator("#no-streams")).to_be_hidden()
+        post(http, "plain/one", [1, 2, 3])
+        expect(ui.stream("plain/one")).to_contain_text("3 messages")
+        http.delete("/v1/stream/plain/one")
+        expect(ui.page.locator("#no-streams")).to_be_visible()
+
+
+def test_a_server_that_cannot_list_is_explained(own_server: Starter, watched: Watched) -> None:
+    page = watched.page()
+    page.route("**/v1/stream/__ds/streams*", lambda route: route.fulfill(status=404, body=""))
+    ui = Pages(page, own_server(DS_REGISTRY__ENABLED="false").url)
+    ui.open()
+    expect(page.locator("#side .notice")).to_contain_text("cannot list its streams")
+
+
+def test_folders_open_and_close(ui: Pages, http: httpx.Client) -> None:
+    for name in ("tree/a/one", "tree/a/two", "tree/b"):
+        put(http, name)
+    ui.press("folders")
+    folder = ui.page.locator("#streams .folder[title='tree/']")
+    expect(folder).to_contain_text("3 streams")
+    expect(ui.stream("tree/b")).to_have_count(0)
+    folder.click()
+    expect(ui.stream("tree/b")).to_have_text(re.compile("^b"))
+    ui.page.locator("#streams .folder[title='tree/a/']").click()
+    ui.stream("tree/a/two").click()
+    expect(ui.page.locator("#stream-title")).to_have_text("tree/a/two")
+    ui.page.reload()
+    expect(ui.page.locator("#streams .folder[title='tree/']")).to_be_visible()
+    folder.click()
+    expect(ui.stream("tree/b")).to_be_visible()
+
+
+def test_streams_are_ordered_by_name_creation_or_last_write(ui: Pages, http: httpx.Client) -> None:
+    for name in ("order/b", "order/c", "order/a"):
+        put(http, name)
+    post(http, "order/b", 1)
+    ui.page.locator("#filter").fill("order/")
+    rows = ui.page.locator("#streams [title^='order/'] .name")
+    expect(rows).to_have_text(["order/a", "order/b", "order/c"])
+    ui.page.locator("#order").select_option("newest")
+    expect(rows).to_have_text(["order/a", "order/c", "order/b"])
+    ui.page.locator("#order").select_option("written")
+    expect(rows.first).to_have_text("order/b")
 
 
 def test_a_hundred_thousand_streams(own_server: Starter, watched: Watched) -> None:
@@ -104,7 +153,10 @@ def test_a_hundred_thousand_streams(own_server: Starter, watched: Watched) -> No
             ]
             post(http, "__registry__", json.dumps(events))
         put(http, "many/099999", TEXT)
-        ui = Pages(watched.page(), server.url)
+        page = watched.page()
+        # A server with a registry and without the listing.
+        page.route("**/v1/stream/__ds/streams*", lambda route: route.fulfill(status=404, body=""))
+        ui = Pages(page, server.url)
         ui.open()
         expect(ui.page.locator("#stream-count")).to_have_text("100,000 streams", timeout=60_000)
         assert ui.streams.count() < 60, "only the rows in sight exist"

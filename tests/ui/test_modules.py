@@ -53,7 +53,7 @@ def test_numbers_keys_and_repeats_survive(ui: Pages) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a":}', "[1,]", "nul", "01", '"open', "1 2", "NaN", "{'a':1}"])
-def test_what_is_no_json_is_said_to_be_none(ui: Pages, text: str) -> None:
+def test_malformed_json_is_marked(ui: Pages, text: str) -> None:
     script = """async (x) => { const m = await import('/ui/js/json.js');
         try { m.parse(x); return 'parsed'; } catch (error) { return error.name; } }"""
     assert ui.page.evaluate(script, text) == "SyntaxError"

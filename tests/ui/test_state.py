@@ -64,7 +64,7 @@ def test_the_registry_is_a_state_stream(ui: Pages, http: httpx.Client) -> None:
     expect(ui.page.locator("#action-delete")).to_be_disabled()
 
 
-def test_what_is_no_state_is_said_to_be_none(ui: Pages, http: httpx.Client) -> None:
+def test_malformed_state_is_marked(ui: Pages, http: httpx.Client) -> None:
     put(http, "state/none")
     post(http, "state/none", [1, {"a": 1}])
     ui.open_stream("state/none", "?tab=state")
@@ -161,7 +161,7 @@ def test_a_pipeline_whose_old_states_are_dropped_is_read_from_what_is_kept(
         expect(ui.page.locator("[data-query='copying']")).to_contain_text("39 in 5.0 ms")
 
 
-def test_the_pipeline_as_it_tells_of_itself(own_server: Starter, watched: Watched) -> None:
+def test_pipeline_page_shows_the_reported_state(own_server: Starter, watched: Watched) -> None:
     server = own_server(DS_REGISTRY__ENABLED="true")
     ui = Pages(watched.page(), server.url)
     with httpx.Client(base_url=server.url) as http:
@@ -199,3 +199,27 @@ def test_the_pipeline_as_it_tells_of_itself(own_server: Starter, watched: Watche
         post(http, "__pipeline__", [status("query", "orders-to-postgres", status="failed", batch=42, error=error)])
         expect(ui.page.locator("#pipeline-failures")).to_contain_text("column 'value' is missing")
         expect(query).to_contain_text("failed")
+
+
+def test_a_subscription_that_fails_shows_the_reason_and_the_next_attempt(ui: Pages, http: httpx.Client) -> None:
+    put(http, "failing/one")
+    body = {"type": "webhook", "pattern": "failing/*", "webhook": {"url": "http://127.0.0.1:1/hook"}}
+    assert http.put("/v1/stream/__ds/subscriptions/failing", json=body).status_code == 201
+    post(http, "failing/one", {"n": 1})
+    ui.open("#/subscription/failing")
+    failure = ui.page.locator("#subscription-failure")
+    expect(failure).to_contain_text("failed attempt")
+    expect(failure).to_contain_text("Last reason: ConnectError")
+    expect(failure).to_contain_text("ext attempt")
+    ui.open("#/subscriptions")
+    expect(ui.page.locator("#subscriptions")).to_contain_text("Last reason")
+    http.delete("/v1/stream/__ds/subscriptions/failing")
+
+
+def test_without_a_pipeline_or_subscriptions_the_pages_say_so(own_server: Starter, watched: Watched) -> None:
+    ui = Pages(watched.page(), own_server().url)
+    ui.open("#/pipeline")
+    expect(ui.page.locator("#pipeline-status")).to_have_text("none")
+    expect(ui.page.locator("#pipeline-absent")).to_contain_text("headwater sync")
+    ui.open("#/subscriptions")
+    expect(ui.page.locator("#no-subscriptions")).to_contain_text("headwater subscription create")

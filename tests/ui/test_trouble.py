@@ -15,6 +15,11 @@ from tests.ui.conftest import Starter, Watched
 from tests.ui.pages import BYTES, JSON, TEXT, Pages, post, put
 from tests.ui.token_proxy import TOKEN, token_proxy
 
+CONNECTION_LOST = (
+    "ERR_CONNECTION_(REFUSED|RESET)|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_EMPTY_RESPONSE|ERR_SOCKET_NOT_CONNECTED"
+)
+"""What Chromium calls a server that has ended."""
+
 HOSTILE = (
     "<script>window.pwned = 1</script>",
     "<img src=x onerror='window.pwned = 2'>",
@@ -29,8 +34,8 @@ HOSTILE = (
 )
 
 
-def test_a_server_that_comes_back_is_found_again(watched: Watched, tmp_path: Path) -> None:
-    watched.allow("ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_EMPTY_RESPONSE|ERR_CONNECTION_RESET")
+def test_restarted_server_is_found_again(watched: Watched, tmp_path: Path) -> None:
+    watched.allow(CONNECTION_LOST)
     start = partial(serve, directory=tmp_path, DS_REGISTRY__ENABLED="true", DS_STORAGE__MODE="file-durable")
     with start() as first:
         port = first.port
@@ -57,8 +62,8 @@ def test_a_server_that_comes_back_is_found_again(watched: Watched, tmp_path: Pat
         ui.page.close()
 
 
-def test_a_server_that_forgot_everything_is_told_apart(watched: Watched) -> None:
-    watched.allow("ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_EMPTY_RESPONSE|ERR_CONNECTION_RESET")
+def test_server_that_lost_its_data_is_recognised(watched: Watched) -> None:
+    watched.allow(CONNECTION_LOST)
     start = partial(serve, DS_REGISTRY__ENABLED="true", DS_STORAGE__MODE="memory")
     with start() as first:
         port = first.port
@@ -139,7 +144,7 @@ def test_a_page_stored_in_a_stream_cannot_run_when_it_is_opened(
     assert page.evaluate("self.origin") == "null", "it does not belong to the server's origin"
 
 
-def test_the_policy_stops_what_would_slip_in(watched: Watched, ui: Pages) -> None:
+def test_content_security_policy_blocks_injected_scripts(watched: Watched, ui: Pages) -> None:
     watched.allow("Content Security Policy|TrustedHTML|TrustedScript|Trusted Type")
     refused = ui.page.evaluate(
         """() => { const tried = {};
@@ -193,3 +198,24 @@ def test_a_token_is_asked_for_sent_and_forgotten(own_server: Starter, watched: W
         ui.reader("live")
         assert TOKEN not in ui.page.evaluate("JSON.stringify({...localStorage})")
         ui.page.close()
+
+
+def test_a_token_can_be_pasted_on_the_first_page(own_server: Starter, watched: Watched) -> None:
+    server = own_server(DS_AUTH__TOKEN=TOKEN)
+    ui = Pages(watched.page(), server.url)
+    ui.open()
+    expect(ui.page.locator("#token-card")).to_contain_text("headwater token")
+    ui.page.locator("#home-token").fill(TOKEN)
+    ui.press("home-connect")
+    expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")
+    expect(ui.page.locator("#token-card")).to_be_hidden()
+    ui.page.close()
+
+
+def test_a_link_with_a_token_connects_and_loses_it(own_server: Starter, watched: Watched) -> None:
+    server = own_server(DS_AUTH__TOKEN=TOKEN)
+    ui = Pages(watched.page(), server.url)
+    ui.open(f"#/?token={TOKEN}")
+    expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")
+    assert TOKEN not in ui.page.url
+    ui.page.close()

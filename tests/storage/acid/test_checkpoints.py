@@ -5,12 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from tests.storage.acid.driving import Driver, messages_of, open_acid, save_all
+from tests.storage.acid.driver import Driver, messages_of, open_acid, save_all
 from tests.waiting import wait_until
 
 
-def test_a_segment_that_began_during_a_checkpoint_is_read_by_the_next_one(tmp_path: Path) -> None:
-    """The next batch is written, into a new segment, before the checkpoint of the batch before it begins."""
+def test_segment_begun_during_a_checkpoint_is_read_by_the_next_one(tmp_path: Path) -> None:
+    """The next batch is written, into a new segment, before the checkpoint of the previous batch begins."""
     with closing(open_acid(tmp_path, 1, save_after_s=1e6, segment_bytes=1)) as store:
         driver = Driver([store])
         driver.recover(store)
@@ -18,7 +18,7 @@ def test_a_segment_that_began_during_a_checkpoint_is_read_by_the_next_one(tmp_pa
         driver.commit()
         journal = store._journal
         assert journal is not None
-        wait_until(lambda: not journal.wants_next, what="the next segment is there")
+        wait_until(lambda: not journal.wants_next, what="the next segment exists")
         driver.append(stream, [b"second"])
         batch, driver.queue = driver.queue, []
         store.write(batch)

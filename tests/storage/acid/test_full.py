@@ -1,4 +1,4 @@
-"""A full disk, a full map: writes are refused in time or fail for good, reads go on, nothing is lost."""
+"""A full disk or map: writes are refused early or fail permanently, reads still work, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from headwater.storage.acid.shard import Reached, Shard
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError, WriteFailedError
 from headwater.storage.journaled_store import JournaledStorage
-from tests.storage.acid.driving import Driver, messages_of, open_acid, open_lazy, save_all
+from tests.storage.acid.driver import Driver, messages_of, open_acid, open_lazy, save_all
 
 MESSAGE = b"m" * 20_000
 
 
 def append_until_refused(driver: Driver, storage: JournaledStorage) -> list[bytes]:
-    """As the engine does: no append once the store refuses; returns what was acknowledged."""
+    """Append as the engine does until the store refuses; return what was acknowledged."""
     stream = driver.create("stream")
     sent: list[bytes] = []
     while storage.refusal() is None:
-        assert len(sent) < 10_000, "the store took everything"
+        assert len(sent) < 10_000, "the store never refused"
         driver.append(stream, [MESSAGE])
         driver.commit()
         sent.append(MESSAGE)
@@ -34,7 +34,7 @@ def append_until_refused(driver: Driver, storage: JournaledStorage) -> list[byte
 
 
 def append_until_failed(driver: Driver) -> list[bytes]:
-    """Whatever the store says, until it fails; returns what was acknowledged."""
+    """Append until the store fails, ignoring refusals; return what was acknowledged."""
     stream = driver.catalog.by_name.get("stream") or driver.create("stream")
     sent: list[bytes] = []
     try:
@@ -44,10 +44,10 @@ def append_until_failed(driver: Driver) -> list[bytes]:
             sent.append(MESSAGE)
     except WriteFailedError:
         return sent
-    raise AssertionError("the store took everything")
+    raise AssertionError("the store never refused")
 
 
-def test_a_nearly_full_map_refuses_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearly_full_map_refuses_writes_before_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_store, "CHECK_ROOM_S", 0.0)
     storage = open_acid(tmp_path, 1, 2**22, 1, save_after_s=0.0)
     driver = Driver([storage])
@@ -61,13 +61,13 @@ def test_a_nearly_full_map_refuses_before_it_fails(tmp_path: Path, monkeypatch: 
     driver.commit()
     save_all(storage)
     storage.maintain(lambda _: None)
-    assert storage.refusal() is None, "what was deleted gives room again"
+    assert storage.refusal() is None, "deletion frees space"
     driver.create("next", [MESSAGE])
     driver.commit()
     storage.close()
 
 
-def test_a_full_map_fails_for_good_and_loses_nothing(tmp_path: Path) -> None:
+def test_full_map_stops_writes_and_loses_nothing(tmp_path: Path) -> None:
     storage = open_acid(tmp_path, 1, 2**21, 1, save_after_s=0.0)
     driver = Driver([storage])
     driver.recover(storage)
@@ -95,8 +95,8 @@ def test_a_full_map_fails_for_good_and_loses_nothing(tmp_path: Path) -> None:
     larger.close()
 
 
-def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
-    """The kernel refuses to let the file grow, as a full disk does: nothing is acknowledged from then on."""
+def test_failed_write_is_never_retried(tmp_path: Path) -> None:
+    """The kernel refuses to let the file grow, as on a full disk: nothing is acknowledged after that."""
     storage = open_lazy(tmp_path, 1, 2**26)
     driver = Driver([storage])
     driver.recover(storage)
@@ -110,7 +110,7 @@ def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "Writing" in (storage.refusal() or "")
     assert ".log failed: [Errno 27] File too large" in (storage.refusal() or "")
-    # Room again, and still no: what became of the failed write is unknown.
+    # Writes stay refused when there is space again, because the outcome of the failed write is unknown.
     driver.document("key", b"value")
     with pytest.raises(WriteFailedError):
         driver.commit()
@@ -127,7 +127,7 @@ def test_a_write_that_fails_is_never_tried_again(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_nearly_full_disk_refuses_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nearly_full_disk_refuses_writes_until_there_is_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard_store, "CHECK_ROOM_S", 0.0)
     storage = open_acid(tmp_path, 1, 2**26, 2**20)
     list(storage.recover())
@@ -144,7 +144,7 @@ def test_a_nearly_full_disk_refuses_until_there_is_room(tmp_path: Path, monkeypa
 
 
 def test_no_write_waits_while_shards_are_slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The journal is all that a write waits for; when too much waits for the shards, the store is busy."""
+    """A write waits only for the journal; the store reports busy when too much is queued for the shards."""
     slow_s = 0.5
     apply = Shard.apply
 
@@ -171,7 +171,7 @@ def test_no_write_waits_while_shards_are_slow(tmp_path: Path, monkeypatch: pytes
     storage.close()
 
 
-def test_saved_bytes_stay_in_memory_within_the_limit_and_the_oldest_go_first(tmp_path: Path) -> None:
+def test_saved_bytes_stay_cached_within_the_limit_and_the_oldest_are_evicted_first(tmp_path: Path) -> None:
     storage = open_acid(tmp_path, 2, 2**26, 50 * len(MESSAGE), save_after_s=0.0)
     driver = Driver([storage])
     driver.recover(storage)

@@ -1,4 +1,4 @@
-"""kill -9 in the middle of everything, generation after generation, and what must be left of it."""
+"""Processes on one `acid` store are killed with SIGKILL at random moments; acknowledged writes must survive."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.storage.acid.crash_child import FAULTS
 from tests.storage.acid.oracle import Oracle, Violation
-from tests.storage.acid.victim import FAULTS
 
 
-def live_and_die(directory: Path, seed: int, oracle: Oracle, fault: str | None) -> None:
-    """One generation: recover, append, be killed at a moment that nothing prepared for."""
+def run_until_killed(directory: Path, seed: int, oracle: Oracle, fault: str | None) -> None:
+    """Run one process: it recovers, appends, and is killed at a random moment."""
     dice = random.Random(seed)
     arguments = [str(directory), str(seed), json.dumps(oracle.acknowledged), "0", *([fault] if fault else [])]
     said = directory.with_name("said")
     with said.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.storage.acid.victim", *arguments],
+            [sys.executable, "-m", "tests.storage.acid.crash_child", *arguments],
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=Path(__file__).parents[3],
@@ -37,31 +37,31 @@ def live_and_die(directory: Path, seed: int, oracle: Oracle, fault: str | None) 
                 time.sleep(0.005)
             time.sleep(dice.uniform(0.0, 0.15))
         else:
-            # Somewhere in its start: before, in, or just after recovery.
+            # Kill it during startup: before, during or just after recovery.
             time.sleep(dice.uniform(0.1, 0.5))
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait(10)
     text = said.read_text()
     if process.returncode != -signal.SIGKILL:
-        raise Violation(f"the process ended by itself: {text[-2000:]}")
+        raise Violation(f"the process ended before it was killed: {text[-2000:]}")
     for line in text[: text.rfind("\n") + 1].splitlines():
-        oracle.hear(line)
+        oracle.read_line(line)
 
 
-def survive(home: Path, rounds: int, seed: int, fault: str | None = None) -> int:
-    """So many generations on one directory; each is judged on a copy, so that none of them ever closes it cleanly."""
+def run_generations(home: Path, rounds: int, seed: int, fault: str | None = None) -> int:
+    """Run processes one after another on one directory; check copies, so that the directory is never closed cleanly."""
     oracle = Oracle()
     directory, copy = home / "store", home / "copy"
     for number in range(rounds):
-        live_and_die(directory, seed + number, oracle, fault)
+        run_until_killed(directory, seed + number, oracle, fault)
         if not (directory / "acid").exists():
             assert not oracle.acknowledged
             oracle.unknown = None
             continue
         shutil.copytree(directory, copy, ignore=shutil.ignore_patterns("LOCK", "lock.mdb"))
         try:
-            oracle.judge(copy)
+            oracle.check(copy)
         except Violation as violation:
             violation.add_note(f"seed {seed}, round {number}")
             raise
@@ -70,13 +70,13 @@ def survive(home: Path, rounds: int, seed: int, fault: str | None = None) -> int
 
 
 @pytest.mark.timeout(900)
-def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, long: bool) -> None:
-    appended = survive(tmp_path, 150 if long else 20, seed=4_000)
-    assert appended > 100, "the processes were killed before they did anything worth judging"
+def test_acknowledged_writes_survive_kill_9(tmp_path: Path, long: bool) -> None:
+    appended = run_generations(tmp_path, 150 if long else 20, seed=4_000)
+    assert appended > 100, "the processes were killed before they wrote enough"
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_the_oracle_notices_a_broken_store(tmp_path: Path, fault: str) -> None:
+def test_oracle_detects_a_broken_store(tmp_path: Path, fault: str) -> None:
     with pytest.raises(Violation):
-        survive(tmp_path, 40, seed=5_000, fault=fault)
+        run_generations(tmp_path, 40, seed=5_000, fault=fault)

@@ -1,4 +1,4 @@
-"""A copy taken while a server writes is the store at one moment: no earlier than when it was asked for, and whole."""
+"""A copy taken while a server writes is a complete, consistent state, no older than the request for the copy."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from headwater.storage.offline.backup import take_backup
 from headwater.storage.offline.check import check
 from headwater.storage.offline.families import tools_of
 from headwater.storage.offline.interface import CopyFile
-from tests.storage.acid.driving import Driver, messages_of, open_acid, state_of
-from tests.storage.acid.victim import SHARDS, decode_batch
+from tests.storage.acid.crash_child import SHARDS, decode_batch
+from tests.storage.acid.driver import Driver, messages_of, open_acid, state_of
 
 
 def lines_of(said: Path) -> list[str]:
@@ -36,7 +36,7 @@ def lines_of(said: Path) -> list[str]:
 
 
 def moment_of(copy: Path, lines: list[str]) -> int:
-    """How many batches a copy holds: exactly the first so many, or it is no moment of the store at all."""
+    """Return the number of batches in a copy; fail if it is not exactly a prefix of all batches."""
     store = open_acid(copy, SHARDS, 2**26, 2**20)
     with closing(store):
         found: Catalog[StreamState] = Catalog(StreamState)
@@ -53,15 +53,15 @@ def moment_of(copy: Path, lines: list[str]) -> int:
             if catalog.by_id.keys() == found.by_id.keys() and state_of(catalog) == state_of(found):
                 assert all(messages_of(store, stream) == messages_of(memory, stream) for stream in catalog)
                 return number
-    raise AssertionError("the copy is the store at no moment")
+    raise AssertionError("the copy does not match any state of the store")
 
 
 def copy_live(home: Path, count: int) -> list[tuple[int, Path]]:
-    """Copies of a store in use, each with how many batches had been acknowledged when it was asked for."""
+    """Take copies of a store in use, each with the number of batches acknowledged when it was requested."""
     said = home / "said"
     with said.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.storage.acid.victim", str(home / "store"), "1", "{}", "0"],
+            [sys.executable, "-m", "tests.storage.acid.crash_child", str(home / "store"), "1", "{}", "0"],
             stdout=output,
             cwd=Path(__file__).parents[3],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -90,9 +90,7 @@ def test_a_live_copy_is_the_store_at_one_moment(tmp_path: Path, long: bool) -> N
         assert list(check(copy)) == []
 
 
-def test_a_copy_whose_journal_is_older_than_its_shards_would_be_found_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_with_a_journal_older_than_its_shards_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = open_shard
 
     def late(root: Path, number: int, manifest: AcidManifest) -> Shard:
@@ -100,7 +98,7 @@ def test_a_copy_whose_journal_is_older_than_its_shards_would_be_found_out(
         return begin(root, number, manifest)
 
     def journal_first(filesystem: Filesystem, source: Path, target: Path, copy_file: CopyFile) -> None:
-        """The journal and its mark before the shards."""
+        """Copy the journal and its mark before the shards."""
         root = source / "acid"
         manifest = read_manifest(root)
         mark = read_mark(root, manifest)
@@ -122,7 +120,7 @@ def test_a_copy_whose_journal_is_older_than_its_shards_would_be_found_out(
     assert found_out > 0
 
 
-def test_a_copy_begins_again_while_the_journal_is_trimmed_and_gives_up_at_last(
+def test_copy_restarts_when_the_journal_is_trimmed_and_finally_gives_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_acid(tmp_path / "store", 2)
@@ -151,7 +149,7 @@ def test_a_copy_begins_again_while_the_journal_is_trimmed_and_gives_up_at_last(
     assert not (tmp_path / "never").exists()
 
 
-def test_a_copy_needs_an_empty_place(tmp_path: Path) -> None:
+def test_copy_requires_an_empty_target(tmp_path: Path) -> None:
     for name in ("one", "two"):
         store = open_acid(tmp_path / name, 2, 2**26, 2**20)
         Driver([store]).recover(store)

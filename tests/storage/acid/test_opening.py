@@ -1,4 +1,4 @@
-"""A store opens as what it was made, by one process at a time, whole; or it says what is the matter."""
+"""A store opens only with the configuration it was created with, in one process, and if it is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.storage.directory import open_directory
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import CorruptError, StorageError
 from headwater.storage.journaled_store import JournaledStorage
-from tests.storage.acid.driving import Driver, messages_of, open_acid, recovered
+from tests.storage.acid.driver import Driver, messages_of, open_acid, recovered
 
 OPEN_IN_ANOTHER_PROCESS = """
 import sys
@@ -50,7 +50,7 @@ def fill(directory: Path, messages: int, shards: int = 4) -> None:
 
 
 def refused(directory: Path, shards: int = 4) -> str:
-    """Why a store does not open; a store that does is a failure."""
+    """Return the error of opening a store; fail if it opens."""
     try:
         store = open_store(directory, shards)
     except StorageError as error:
@@ -61,13 +61,13 @@ def refused(directory: Path, shards: int = 4) -> str:
 
 
 def test_streams_are_routed_by_the_checksum_of_their_name() -> None:
-    # Fixed for good: another answer would lose every stream of every store.
+    # These values must never change: otherwise existing stores would lose their streams.
     assert [shard_of(name, 16) for name in ("a", "stream-1", "päth/ß", "")] == [3, 5, 1, 0]
     assert shard_of("stream-1", 256) == 0x15
     assert {shard_of(f"s{n}", 16) for n in range(200)} == set(range(16))
 
 
-def test_another_shard_count_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_another_shard_count_is_rejected_with_a_remedy(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     why = refused(tmp_path, 8)
     assert "made with 4 shards" in why
@@ -79,7 +79,7 @@ def test_another_shard_count_is_refused_with_the_way_out(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("count", [0, -1, 3, 12, 257, 512])
-def test_a_shard_count_that_is_no_power_of_two_up_to_256_is_refused(tmp_path: Path, count: int) -> None:
+def test_shard_count_must_be_a_power_of_two_up_to_256(tmp_path: Path, count: int) -> None:
     assert "power of two from 1 to 256" in refused(tmp_path / "data", count)
     assert not (tmp_path / "data").exists()
 
@@ -96,7 +96,7 @@ def test_every_shard_count_works(tmp_path: Path, count: int) -> None:
     store.close()
 
 
-def test_a_second_process_is_refused(tmp_path: Path) -> None:
+def test_second_process_is_refused(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     answer = subprocess.run(
         [sys.executable, "-c", OPEN_IN_ANOTHER_PROCESS, str(tmp_path)],
@@ -109,12 +109,12 @@ def test_a_second_process_is_refused(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_directory_of_the_file_modes_is_refused(tmp_path: Path) -> None:
+def test_directory_of_the_file_modes_is_refused(tmp_path: Path) -> None:
     open_directory(RealFilesystem(), tmp_path, "log").close()
     assert "was written by storage mode file-fast or file-durable, not acid" in refused(tmp_path)
 
 
-def test_a_store_that_was_never_finished_is_made_anew(tmp_path: Path) -> None:
+def test_unfinished_store_is_created_again(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     (tmp_path / "acid" / "manifest.json").unlink()
     (tmp_path / "acid").rename(tmp_path / "acid.new")
@@ -124,14 +124,14 @@ def test_a_store_that_was_never_finished_is_made_anew(tmp_path: Path) -> None:
     assert not (tmp_path / "acid.new").exists()
 
 
-def test_a_lost_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
+def test_missing_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     path = tmp_path / "acid" / "manifest.json"
     manifest = json.loads(path.read_text())
     path.unlink()
     assert "manifest.json is missing" in refused(tmp_path)
     for key, value, why in [
-        ("format", 3, "has format 3"),
+        ("format", 4, "has format 4"),
         ("routing", "seahash", "routes streams by 'seahash'"),
         ("shard_count", 3, "power of two"),
         ("store_id", "nonsense", "is not a manifest"),
@@ -147,7 +147,7 @@ def test_a_lost_or_foreign_manifest_is_refused(tmp_path: Path) -> None:
     store.close()
 
 
-def test_parts_of_different_times_or_stores_are_refused(tmp_path: Path) -> None:
+def test_files_of_different_times_or_stores_are_refused(tmp_path: Path) -> None:
     now, earlier, other = tmp_path / "now", tmp_path / "earlier", tmp_path / "other"
     fill(now, 1)
     shutil.copytree(now, earlier)
@@ -177,7 +177,7 @@ def test_parts_of_different_times_or_stores_are_refused(tmp_path: Path) -> None:
     assert "shard-01" in refused(now)
 
 
-def test_without_enough_file_descriptors_the_boot_fails_and_skips_nothing(tmp_path: Path) -> None:
+def test_start_without_enough_descriptors_fails(tmp_path: Path) -> None:
     fill(tmp_path, 1, 16)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = len(list(Path("/proc/self/fd").iterdir()))
@@ -191,7 +191,7 @@ def test_without_enough_file_descriptors_the_boot_fails_and_skips_nothing(tmp_pa
     store.close()
 
 
-def test_a_damaged_database_is_refused_by_its_path(tmp_path: Path) -> None:
+def test_damaged_database_error_names_its_path(tmp_path: Path) -> None:
     fill(tmp_path, 1)
     path = tmp_path / "acid" / "shard-01" / "data.mdb"
     path.write_bytes(b"not a database at all" * 1000)
@@ -199,7 +199,7 @@ def test_a_damaged_database_is_refused_by_its_path(tmp_path: Path) -> None:
         open_store(tmp_path)
 
 
-def test_idle_streams_cost_no_descriptors_no_threads_and_little_memory(tmp_path: Path) -> None:
+def test_idle_streams_use_no_descriptors_no_threads_and_little_memory(tmp_path: Path) -> None:
     import threading
     import tracemalloc
 

@@ -1,4 +1,4 @@
-"""Pieces: few of them, however small the steps in which a stream was written."""
+"""Pieces: a stream has few of them, however small the appends were."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def shard(tmp_path: Path) -> Iterator[Shard]:
 
 
 def write_in_rounds(shard: Shard, messages: list[bytes], round_of: int = 1) -> int:
-    """Apply some messages at a time to a shard, all in one transaction; returns how many bytes were written."""
+    """Apply messages to a shard, some per round, in one transaction; return the number of bytes written."""
     written = 0
     index = position = 0
     with shard.environment.begin(write=True, buffers=True) as txn:
@@ -52,12 +52,12 @@ def pieces_of(shard: Shard) -> int:
         return int(txn.stat(shard.databases.data)["entries"])
 
 
-def test_one_append_per_round_leaves_few_pieces(shard: Shard) -> None:
+def test_many_small_rounds_leave_few_pieces(shard: Shard) -> None:
     messages = [b"%09d;" % number for number in range(20_000)]
     written = write_in_rounds(shard, messages)
     size = sum(map(len, messages))
     assert pieces_of(shard) <= size // PIECE_BYTES + 16
-    assert written < 40 * size, "each byte is written again a few times at most"
+    assert written < 40 * size, "each byte is rewritten a few times at most"
     reader = ShardReader(shard)
     assert b"".join(reader.read(1, 0, size)) == b"".join(messages)
     assert reader.cut(1, 0, 0, 20_000, 10**6) == (20_000, size)
@@ -81,7 +81,7 @@ def test_messages_of_any_size_in_rounds_of_any_size_read_back(shard: Shard, seed
 
 
 def test_a_damaged_piece_is_not_joined_with_new_bytes(shard: Shard) -> None:
-    """Its copy would get a checksum of its own, and look sound."""
+    """A copy of it would get a new checksum and look intact."""
     write_in_rounds(shard, [b"damaged"])
     key = KEY.pack(1, 0)
     with shard.environment.begin(write=True) as txn:

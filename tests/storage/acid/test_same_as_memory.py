@@ -1,7 +1,7 @@
-"""`acid` behaves as `memory` does, through checkpoints, closing, reopening and crashing between batches.
+"""`acid` behaves like `memory` through checkpoints, closing, reopening and crashes between batches.
 
-A state machine drives both stores with the same random records. The pieces are made absurdly small and the hot tail
-tiny, so that messages span pieces, reads span shard and tail, and removals take several transactions.
+A state machine drives both stores with the same random records. The pieces and the hot tail are very small, so that
+messages span pieces, reads span shard and tail, and removals take several transactions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from headwater.storage.journaled_store import JournaledStorage
 from headwater.storage.memory import MemoryStorage
 from headwater.storage.offline.check import check
 from headwater.storage.stream_data import memory_of
-from tests.storage.acid.driving import Driver, messages_of, open_acid, open_lazy, recovered, save_all
+from tests.storage.acid.driver import Driver, messages_of, open_acid, open_lazy, recovered, save_all
+from tests.storage.model import expanded
 
 NAMES = [f"name-{n}" for n in range(8)]
 MESSAGES = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=5)
@@ -59,7 +60,7 @@ class Machine(RuleBasedStateMachine):
         return self.home / str(self.generation)
 
     def open(self) -> JournaledStorage:
-        # Either a checkpoint follows every batch, or there is none and all stays in the journal.
+        # Either every batch is followed by a checkpoint, or there is none and all records stay in the journal.
         if self.eager:
             return open_acid(self.path(), **self.options, save_after_s=0.0, segment_bytes=2_000)
         return open_lazy(self.path(), self.options["shard_count"])
@@ -104,6 +105,12 @@ class Machine(RuleBasedStateMachine):
         else:
             epoch, seq = (known.epoch + 1, 0) if bump else (known.epoch, known.seq + 1)
         self.driver.append(stream, messages, producer=(who, epoch, seq), close=close and draw % 4 == 0)
+
+    @rule(draw=st.integers(0, 99), who=st.sets(PRODUCERS, min_size=1))
+    def evict(self, draw: int, who: set[str]) -> None:
+        stream = self.some(draw)
+        if stream is not None:
+            self.driver.evict(stream, sorted(who))
 
     @rule(draw=st.integers(0, 99))
     def touch(self, draw: int) -> None:
@@ -161,7 +168,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.eager)
     @rule(eager=st.booleans())
     def crash(self, eager: bool) -> None:
-        """What the disk holds goes on as another store; the queue is lost, as it was never acknowledged."""
+        """Open a copy of the files as another store; queued records are lost, as they were not acknowledged."""
         assert self.acid is not None
         self.driver.commit()
         before = self.path()
@@ -209,10 +216,15 @@ class Machine(RuleBasedStateMachine):
             )
         if begin < end:
             assert list(self.acid.lengths(stream.id, begin, end)) == self.memory.lengths(stream.id, begin, end)
+            acid, memory = self.acid.arrivals(stream.id, begin, end), self.memory.arrivals(stream.id, begin, end)
+            assert expanded(acid) == expanded(memory)
+            for at_ms in (memory[0].at_ms, memory[-1].at_ms, memory[-1].at_ms + 1):
+                found, expected = self.acid.first_since(stream.id, at_ms), self.memory.first_since(stream.id, at_ms)
+                assert found == expected or max(found, expected) <= begin, "trimmed bytes may still be readable"
             assert self.acid.cut(stream.id, begin, at, end, room) == self.memory.cut(stream.id, begin, at, end, room)
 
     @invariant()
-    def all_bytes_are_there(self) -> None:
+    def all_bytes_are_stored(self) -> None:
         if self.acid is None or self.driver.queue:
             return
         for stream in self.driver.catalog:
@@ -222,7 +234,7 @@ class Machine(RuleBasedStateMachine):
         self.check_memory(self.acid)
 
     def check_memory(self, store: JournaledStorage) -> None:
-        """What is held in memory is counted exactly, once as unsaved or once as a cache."""
+        """Check that every byte in memory is counted once, as unsaved or as cached."""
         unsaved = store._unsaved
         documents = sum(document_bytes(key, value) for key, value in unsaved.documents.items())
         assert unsaved.bytes == documents + sum(stored.unsaved_memory for stored in unsaved.streams.values())
@@ -233,7 +245,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if self.acid is not None:
             self.driver.commit()
-            self.all_bytes_are_there()
+            self.all_bytes_are_stored()
             self.acid.close()
             assert list(check(self.path())) == []
             again = open_acid(self.path(), **self.options)

@@ -1,4 +1,4 @@
-"""What a process asks the kernel to write and to sync, recorded by strace, and the disk that a power cut would leave.
+"""Record a process's writes and syncs with strace, and rebuild the disk that a power cut would leave.
 
 A write counts as issued when its call begins. It is durable once a sync of its file that began after the write had
 ended has itself ended, or, on a descriptor opened with O_DSYNC, once the call has ended. At a cut, whatever was issued
@@ -49,7 +49,7 @@ class Sync:
 
 @dataclass
 class Named:
-    """From now on `path` is the name of this file; of none, if it was removed."""
+    """A file gets a name, or loses it if there is no file."""
 
     path: str
     inode: str | None
@@ -59,7 +59,7 @@ class Named:
 
 @dataclass
 class Trace:
-    """`inode` is what identifies a file for good: its path, and how many had been created under it before."""
+    """The events of a trace. `inode` identifies a file: its path, and how many files had that path before."""
 
     writes: list[Write] = field(default_factory=list)
     syncs: list[Sync] = field(default_factory=list)
@@ -81,7 +81,7 @@ def record(command: list[str], trace: Path, **options: object) -> None:
 
 
 def read_trace(path: Path) -> Trace:
-    """The writes, syncs and said lines of a trace, on a clock that counts its lines."""
+    """Parse the writes, syncs and printed lines of a trace; the line number is the time."""
     trace = Trace()
     reader = _Reader(trace)
     with path.open() as lines:
@@ -151,16 +151,16 @@ class _Reader:
             self._open[thread] = [*named]
         elif call in {"msync", "ftruncate"}:
             path, _ = self._files.get(int(re.split(r"[,)]", text, maxsplit=1)[0], 0), ("", False))
-            assert not path.endswith("data.mdb"), f"{call} is not expected of LMDB as it is opened here"
+            assert not path.endswith("data.mdb"), f"{call} is not expected from LMDB with these options"
 
     def _end(self, number: int, thread: str, call: str, text: str) -> None:
         finished = self._open.pop(thread, [])
         result = text.rsplit("=", 1)[1].split(maxsplit=1)[0]
         if result == "?":
-            return  # The process ended within the call, which so never did.
+            return  # The process ended within the call, so the call never completed.
         for done in finished:
             if isinstance(done, Write) and int(result) != len(done.data):
-                # Of a thread that ends within a call strace may print its registers. One that continues did fail.
+                # strace may print registers for a thread that ends within a call; one that continues had a real error.
                 self._short[thread] = f"a short write: {result} of {len(done.data)}"
                 return
             if isinstance(done, Named) and int(result) != 0:
@@ -182,7 +182,7 @@ class _Reader:
 
 
 def cut(trace: Trace, at: int, before: Path, used: Path, after: Path, dice: random.Random) -> None:
-    """Make `after` what a power cut at a moment of the trace may leave of `used`, which was `before` at the start."""
+    """Write to `after` what a power cut at a moment of the trace may leave of `used`, which started as `before`."""
     names: dict[str, str] = {}
     contents: dict[str, bytearray] = {}
     for path in before.rglob("*"):
@@ -213,7 +213,7 @@ def cut(trace: Trace, at: int, before: Path, used: Path, after: Path, dice: rand
 def _name(
     trace: Trace, at: int, used: Path, names: dict[str, str], last_sync: dict[str, int], dice: random.Random
 ) -> None:
-    """Let those names be in place that a power cut may leave: all that are durable, and some first part of the rest."""
+    """Apply the names that a power cut may leave: all durable ones, and a random prefix of the others."""
     by_directory: dict[str, list[Named]] = {}
     for named in trace.names:
         if named.path.startswith(str(used)) and named.began < at:

@@ -1,6 +1,6 @@
-"""Bits that flip at rest: each flipped byte gives the right data or a loud error, never wrong bytes.
+"""Flipped bits in stored files: reads return the right data or an error, never wrong bytes.
 
-And `check` finds what a server would stumble over, without one.
+`check` finds, without a server, the damage on which a server would fail.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwater.storage.packs.offline import PackTools, find_damage
 from tests.storage.faulty_filesystem import FaultyFilesystem
 from tests.storage.model import model_of
 from tests.storage.packs.test_checkpoints import Bench
-from tests.storage.simulation import DATA, Life, Simulation
+from tests.storage.simulation import DATA, SimulatedProcess, Simulation
 
 Dump = dict[str, Any]
 Disk = dict[str, bytes]
@@ -24,33 +24,33 @@ Disk = dict[str, bytes]
 
 @pytest.fixture(scope="module")
 def store() -> tuple[Disk, Dump]:
-    """A small store with all there can be: packs of two tiers, forks, a manifest with history, a log after it."""
+    """Build a small store with packs of two tiers, forks, a manifest with several sections and a journal."""
     simulation = Simulation(31)
-    life = Life(simulation.filesystem, simulation.random)
+    process = SimulatedProcess(simulation.filesystem, simulation.random)
     for step in range(70):
-        simulation.step(life)
+        simulation.step(process)
         if step % 20 == 19:
-            life.rest()
-    life.commit()
-    life.rest()
+            process.rest()
+    process.commit()
+    process.rest()
     for number in range(3):
-        life.create(f"last-{number}", b"in the log only")
-        life.commit()
-    life.storage.close()
+        process.create(f"last-{number}", b"in the log only")
+        process.commit()
+    process.storage.close()
     disk = simulation.filesystem.snapshot()
     kinds = {name.rpartition(".")[2] for name in disk}
     assert {"log", "pack", "/data/MANIFEST", "/data/FORMAT"} <= kinds
-    return disk, life.model.dump()
+    return disk, process.model.dump()
 
 
 def outcome_of(filesystem: FaultyFilesystem, expected: Dump) -> str:
-    """`right`, or the error that came instead. Anything else is a failure."""
+    """Return `right` or the error message; fail on wrong data."""
     try:
-        life = Life(filesystem, Random(1))
+        process = SimulatedProcess(filesystem, Random(1))
     except StorageError as error:
         return str(error)
     try:
-        found = model_of(life.catalog, life.storage).dump()
+        found = model_of(process.catalog, process.storage).dump()
     except CorruptError as error:
         return str(error)
     assert found == expected, "wrong data was served"
@@ -62,7 +62,7 @@ def places(disk: Disk, long: bool) -> list[tuple[str, int]]:
     return everywhere if long else Random(5).sample(everywhere, 1200)
 
 
-def test_a_flipped_bit_is_right_or_loud(store: tuple[Disk, Dump], long: bool) -> None:
+def test_flipped_bit_is_corrected_or_reported(store: tuple[Disk, Dump], long: bool) -> None:
     disk, expected = store
     filesystem = FaultyFilesystem(Random(1))
     random = Random(2)
@@ -77,12 +77,12 @@ def test_a_flipped_bit_is_right_or_loud(store: tuple[Disk, Dump], long: bool) ->
             raise AssertionError(f"byte {at} of {name}: {error}") from error
         if outcome != "right":
             loud += 1
-            assert_it_helps(outcome, name)
-    assert loud > 500, "so many right answers cannot be"
+            assert_error_names_the_damage(outcome, name)
+    assert loud > 500, "too many flips had no effect"
 
 
-def assert_it_helps(error: str, name: str) -> None:
-    """It names the file or, where a stream is harmed, that and its position."""
+def assert_error_names_the_damage(error: str, name: str) -> None:
+    """The error must name the file or, where a stream is damaged, the stream and the position."""
     if name.endswith(".pack"):
         assert name in error
         assert "stream '" in error or "trailer" in error or "checksums" in error or "directory" in error, error
@@ -91,7 +91,7 @@ def assert_it_helps(error: str, name: str) -> None:
     elif name.endswith(".log"):
         assert name in error or "log" in error, error
     elif name.endswith("MANIFEST"):
-        # A manifest that lost its last section misses what that had brought, or still wants what it had dropped.
+        # A manifest without its last section misses what that added, or still refers to what it removed.
         assert "MANIFEST" in error or "is missing" in error or "in no pack" in error or "no checkpoint" in error, error
     else:
         assert "FORMAT" in error or "format" in error or "written by storage mode" in error, error
@@ -101,7 +101,7 @@ def without_lock(disk: Disk) -> Disk:
     return {name: data for name, data in disk.items() if not name.endswith("LOCK")}
 
 
-def test_check_finds_what_a_server_would_stumble_over(store: tuple[Disk, Dump], long: bool) -> None:
+def test_check_finds_what_a_server_would_fail_on(store: tuple[Disk, Dump], long: bool) -> None:
     disk, expected = store
     filesystem = FaultyFilesystem(Random(1))
     random = Random(3)
@@ -120,7 +120,7 @@ def test_check_finds_what_a_server_would_stumble_over(store: tuple[Disk, Dump], 
             assert outcome_of(filesystem, expected) == "right", f"byte {at} of {name} escaped the check"
 
 
-def test_a_sound_store_has_nothing_to_find(store: tuple[Disk, Dump]) -> None:
+def test_check_of_an_intact_store_finds_nothing(store: tuple[Disk, Dump]) -> None:
     disk, expected = store
     filesystem = FaultyFilesystem(Random(1))
     filesystem.restore(disk)
@@ -137,13 +137,13 @@ def test_a_sound_store_has_nothing_to_find(store: tuple[Disk, Dump]) -> None:
     assert outcome_of(filesystem, expected) == "right"
 
 
-def test_check_names_every_harmed_stream() -> None:
+def test_check_names_every_damaged_stream() -> None:
     bench = Bench()
     for name in ("one", "two", "three"):
-        bench.life.create(name, name.encode() * 4000)
-    bench.life.commit()
+        bench.process.create(name, name.encode() * 4000)
+    bench.process.commit()
     bench.save()
-    bench.life.storage.close()
+    bench.process.storage.close()
     disk = bench.filesystem.snapshot()
     pack = next(name for name in disk if name.endswith(".pack"))
     damaged = bytearray(disk[pack])
@@ -157,7 +157,7 @@ def test_check_names_every_harmed_stream() -> None:
     assert all(finding.position is not None for finding in findings)
 
 
-def test_missing_files_are_missed(store: tuple[Disk, Dump]) -> None:
+def test_missing_files_are_reported(store: tuple[Disk, Dump]) -> None:
     disk, expected = store
     filesystem = FaultyFilesystem(Random(1))
     for name in disk:
@@ -174,15 +174,15 @@ def test_missing_files_are_missed(store: tuple[Disk, Dump]) -> None:
             assert "FORMAT" in outcome
 
 
-def test_a_mark_of_rest_tells_damage_from_a_torn_write() -> None:
-    """After a second of rest the last batch is known to be whole: a flipped bit in it is not taken for a torn tail."""
+def test_clean_shutdown_mark_distinguishes_damage_from_a_torn_write() -> None:
+    """After a clean shutdown the last batch is known to be complete, so a flipped bit in it is not a torn write."""
     bench = Bench()
-    bench.life.create("a", b"the last thing written")
-    bench.life.commit()
+    bench.process.create("a", b"the last thing written")
+    bench.process.commit()
     log = "/data/log/0000000000000001.log"
     for rested in (False, True):
         if rested:
-            bench.life.rest()
+            bench.process.rest()
         disk = bench.filesystem.snapshot()
         damaged = bytearray(disk[log])
         damaged[damaged.index(b"last thing")] ^= 1
@@ -190,6 +190,6 @@ def test_a_mark_of_rest_tells_damage_from_a_torn_write() -> None:
         other.restore({**disk, log: bytes(damaged)})
         if rested:
             with pytest.raises(CorruptError, match="damaged at byte 64"):
-                Life(other, Random(1))
+                SimulatedProcess(other, Random(1))
         else:
-            assert not Life(other, Random(1)).catalog.by_id
+            assert not SimulatedProcess(other, Random(1)).catalog.by_id

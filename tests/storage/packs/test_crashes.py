@@ -1,4 +1,4 @@
-"""Crashes of the simulated disk, seed by seed: what was acknowledged is there, whole, in order and once."""
+"""Crashes on the simulated disk: acknowledged records are present, complete, in order and once."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LARGER = StoreSettings(
 
 def test_an_acknowledged_write_survives_power_losses_and_kills(long: bool) -> None:
     recoveries = run_seeds(range(1000, 4000) if long else range(1000, 1025))
-    assert recoveries >= (21_000 if long else 175), "too few recoveries to mean anything"
+    assert recoveries >= (21_000 if long else 175), "too few recoveries for a meaningful test"
 
 
-def test_segments_of_32_kib(long: bool) -> None:
-    """Longer lives, so that segments roll and packs are merged at a more usual size."""
+def test_acknowledged_writes_survive_crashes_with_segments_of_32_kib(long: bool) -> None:
+    """Longer runs, so that new segments start and packs are merged at a more usual size."""
     run_seeds(range(9000, 9300) if long else range(9000, 9006), generations=4, steps=200, settings=LARGER)
 
 
-def test_recovery_of_a_recovery_for_many_generations(long: bool) -> None:
+def test_acknowledged_writes_survive_repeated_interrupted_recoveries(long: bool) -> None:
     run_seeds(range(5000, 5200) if long else range(5000, 5005), generations=16, steps=25)
 
 
@@ -34,8 +34,8 @@ def test_file_fast_survives_the_death_of_the_process(long: bool) -> None:
     run_seeds(range(6000, 7000) if long else range(6000, 6020), durable=False, power=False)
 
 
-def test_a_directory_changes_between_the_two_modes(long: bool) -> None:
-    """What `file-fast` leaves behind becomes durable when `file-durable` takes over."""
+def test_directory_can_change_between_the_two_file_modes(long: bool) -> None:
+    """Data written by `file-fast` becomes durable when `file-durable` opens the directory."""
     for seed in range(7000, 7300) if long else range(7000, 7010):
         simulation = Simulation(seed, durable=False, power=False)
         simulation.run(generations=2)
@@ -45,8 +45,8 @@ def test_a_directory_changes_between_the_two_modes(long: bool) -> None:
         simulation.run(generations=2)
 
 
-def test_file_fast_after_a_power_loss_has_a_past_of_each_stream(long: bool) -> None:
-    """No promise was made, but it starts, and no stream holds anything that was never written to it."""
+def test_file_fast_recovers_an_earlier_state_of_each_stream_after_a_power_loss(long: bool) -> None:
+    """Nothing was guaranteed, but it starts, and no stream contains data that was never written to it."""
     for seed in range(8000, 9000) if long else range(8000, 8020):
         simulation = Simulation(seed, durable=False)
-        simulation.run_without_promise(generations=4)
+        simulation.run_without_durability(generations=4)

@@ -1,6 +1,6 @@
-"""One scenario, run again for every call that it makes to the file system, with that call failing or being the last.
+"""One scenario, repeated for every call that it makes to the file system, with an error or a crash in that call.
 
-Whatever fails, nothing acknowledged is lost, nothing is acknowledged after a failed write, and reads go on.
+In every case no acknowledged record is lost, nothing is acknowledged after a failed write, and reads still work.
 """
 
 from __future__ import annotations
@@ -13,79 +13,90 @@ import pytest
 
 from headwater.storage.interface import CorruptError, StorageError
 from tests.storage.faulty_filesystem import Crashed
-from tests.storage.simulation import Life, Simulation
+from tests.storage.simulation import SimulatedProcess, Simulation
 
 SEED = 4
 STEPS = 40
 
 
 class Scenario(Simulation):
-    """A first start, a good deal of work with checkpoints and rewrites, a clean end, and a second start."""
+    """A first start, work with checkpoints and rewrites, a clean shutdown, and a second start."""
 
     def __init__(self, seed: int = SEED) -> None:
         super().__init__(seed)
-        self.life: Life | None = None
+        self.process: SimulatedProcess | None = None
         self.boot_failures = 0
 
     def play(self) -> None:
-        self.life = life = Life(self.filesystem, self.random)
+        self.process = process = SimulatedProcess(self.filesystem, self.random)
         for step in range(STEPS):
-            self._unless_refused(life, lambda: self.step(life))
+            self._unless_refused(process, lambda: self.step(process))
             if step % 10 == 9:
-                life.rest()
-        self._unless_refused(life, life.commit)
+                process.rest()
+        self._unless_refused(process, process.commit)
         for _ in range(10):
-            self._unless_refused(life, life.check_reads)
-        life.storage.close()
+            self._unless_refused(process, process.check_reads)
+        process.storage.close()
 
-    def _unless_refused(self, life: Life, act: Callable[[], None]) -> None:
-        """A call may fail by an error of the disk, loudly: one read, or this write and all that follow."""
+    def _unless_refused(self, process: SimulatedProcess, act: Callable[[], None]) -> None:
+        """Run a call that may fail with a disk error: one read, or this write and all later ones."""
         try:
             act()
         except CorruptError as error:
             if "cannot be read" not in str(error) and "cannot be opened" not in str(error):
                 raise
         except StorageError:
-            if not life.failed:
+            if not process.failed:
                 raise
-            life.queue.clear()
+            process.queue.clear()
 
     def verdict(self, *, power: bool) -> None:
-        """The machine goes down; a healthy one comes up: what is there?"""
-        life = self.life
+        """Crash the machine, restart without faults, and check what is stored."""
+        process = self.process
         self.filesystem.crash(power=power)
-        if life is None:
+        if process is None:
             self.boot([self.model]).storage.close()
         else:
-            life.abandon()
-            self.boot(life.outcomes()).storage.close()
+            process.abandon()
+            self.boot(process.outcomes()).storage.close()
 
 
 def clean_calls() -> int:
     scenario = Scenario()
     scenario.play()
-    assert scenario.life is not None
-    assert not scenario.life.failed
+    assert scenario.process is not None
+    assert not scenario.process.failed
     packs = [name for name in scenario.filesystem.snapshot() if name.endswith(".pack")]
-    assert packs, "the scenario is to make checkpoints"
+    assert packs, "the scenario must make checkpoints"
     return scenario.filesystem.calls
 
 
-def test_the_scenario_goes_through_all_of_the_machinery() -> None:
-    """Else failing its calls would prove little."""
+def test_scenario_exercises_every_mechanism() -> None:
+    """Otherwise failing its calls would prove little."""
     scenario = Scenario()
     scenario.filesystem.traces = True
     scenario.play()
     seen = {(call.split()[1], call.split()[2].rpartition("/")[2][:8]) for call in scenario.filesystem.log}
     verbs = {verb for verb, _ in seen}
-    assert {"create", "write", "sync", "sync_directory", "replace", "unlink", "read", "map", "lock"} <= verbs
+    assert {
+        "create",
+        "overwrite",
+        "write",
+        "sync",
+        "sync_directory",
+        "replace",
+        "unlink",
+        "read",
+        "map",
+        "lock",
+    } <= verbs
     assert ("replace", "MANIFEST") in seen
     unlinked = {call.rpartition(".")[2] for call in scenario.filesystem.log if " unlink " in call}
-    assert unlinked == {"log", "pack"}
+    assert {"log", "pack"} <= unlinked
 
 
 @pytest.mark.parametrize("power", [True, False], ids=["power loss", "kill"])
-def test_a_crash_in_every_call(power: bool, long: bool) -> None:
+def test_crash_in_any_call_loses_nothing_acknowledged(power: bool, long: bool) -> None:
     calls = clean_calls()
     assert calls > 300
     for number in range(1, calls + 1, 1 if long else 5):
@@ -102,7 +113,7 @@ def test_a_crash_in_every_call(power: bool, long: bool) -> None:
 
 
 @pytest.mark.parametrize("code", ["EIO", "ENOSPC", "EMFILE"])
-def test_an_error_of_every_call(code: str, long: bool) -> None:
+def test_error_of_any_call_loses_nothing_acknowledged(code: str, long: bool) -> None:
     calls = clean_calls()
     for number in range(1, calls + 1, 1 if long else 7):
         fail_call(number, getattr(errno, code))
@@ -115,8 +126,8 @@ def fail_call(number: int, code: int) -> None:
         try:
             scenario.play()
         except StorageError:
-            # The first start failed, and said so. Another attempt finds no trace of it.
-            if scenario.life is not None:
+            # The first start failed with an error. Another attempt finds an empty directory.
+            if scenario.process is not None:
                 raise
             scenario.filesystem.crash(power=False)
             scenario.play()
@@ -125,19 +136,19 @@ def fail_call(number: int, code: int) -> None:
         raise AssertionError(f"{errno.errorcode[code]} in call {number}: {error}") from error
 
 
-def test_every_write_cut_short(long: bool) -> None:
-    """A write that takes only a part is nothing but a longer way to the same end."""
+def test_short_writes_lose_nothing(long: bool) -> None:
+    """A write that accepts only a part of its bytes is continued."""
     calls = clean_calls()
     for number in range(1, calls + 1, 1 if long else 5):
         scenario = Scenario()
         scenario.filesystem.short_writes = {number, number + 1}
         scenario.play()
-        assert scenario.life is not None
-        assert not scenario.life.failed
+        assert scenario.process is not None
+        assert not scenario.process.failed
         scenario.verdict(power=True)
 
 
-def test_a_disk_that_is_full_from_some_call_on(long: bool) -> None:
+def test_disk_full_from_any_call_loses_nothing_acknowledged(long: bool) -> None:
     calls = clean_calls()
     for number in range(1, calls + 1, 1 if long else 7):
         scenario = Scenario()
@@ -145,7 +156,7 @@ def test_a_disk_that_is_full_from_some_call_on(long: bool) -> None:
         try:
             scenario.play()
         except StorageError:
-            if scenario.life is not None:
+            if scenario.process is not None:
                 raise
         try:
             scenario.verdict(power=True)
@@ -153,17 +164,17 @@ def test_a_disk_that_is_full_from_some_call_on(long: bool) -> None:
             raise AssertionError(f"full from call {number}: {error}") from error
 
 
-def test_an_error_of_every_call_of_a_recovery() -> None:
-    """A start that meets an error fails and says why; it never goes on without what it could not read."""
+def test_error_of_any_call_of_a_recovery_fails_the_start() -> None:
+    """A start with an error fails and reports it; it never continues without data that it could not read."""
     scenario = Scenario()
     scenario.play()
-    assert scenario.life is not None
-    model = scenario.life.model
+    assert scenario.process is not None
+    model = scenario.process.model
     disk = scenario.filesystem.snapshot()
     filesystem = scenario.filesystem
     filesystem.restore(disk)
     filesystem.calls = 0
-    Life(filesystem, scenario.random)
+    SimulatedProcess(filesystem, scenario.random)
     calls = filesystem.calls
     assert calls > 20
     for code in (errno.EIO, errno.EMFILE, errno.ENOSPC, errno.EACCES):
@@ -173,6 +184,6 @@ def test_an_error_of_every_call_of_a_recovery() -> None:
             filesystem.faults[number] = code
             # On a full disk a file that cannot be rewritten stays as it is.
             with suppress(StorageError) if code == errno.ENOSPC else pytest.raises(StorageError):
-                Life(filesystem, scenario.random)
+                SimulatedProcess(filesystem, scenario.random)
             filesystem.crash(power=True)
             scenario.boot([model])

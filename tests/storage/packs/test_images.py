@@ -1,4 +1,4 @@
-"""Streams with many producers: a checkpoint of them holds neither the event loop nor the interpreter for long."""
+"""Streams with many producers: a checkpoint does not block the event loop or hold the GIL for long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.core.records import ForkPoint, Image
 from headwater.storage.packs import manifest
 from headwater.storage.packs.manifest import PRODUCERS_AT_ONCE, encode_state
 from tests.storage.packs.test_checkpoints import ONE_STEP_PER_TEND_S, ROOMY, Bench
-from tests.storage.simulation import Life
+from tests.storage.simulation import SimulatedProcess
 
 
 def image_with(producers: int) -> Image:
@@ -30,7 +30,7 @@ def test_an_image_encoded_in_pieces_decodes_to_itself(producers: int) -> None:
     assert msgspec.msgpack.decode(encode_state(image), type=Image) == image
 
 
-def test_no_call_of_the_encoder_takes_more_than_a_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_encoder_call_handles_at_most_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     encode = msgspec.msgpack.Encoder().encode
     largest = 0
 
@@ -48,30 +48,30 @@ def test_no_call_of_the_encoder_takes_more_than_a_piece(monkeypatch: pytest.Monk
 
 
 def test_a_slice_of_a_checkpoint_copies_and_releases_one_large_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though otherwise the clock is looked at after every sixteen streams."""
+    """Normally the clock is checked after every sixteen streams."""
     monkeypatch.setattr(manifest, "PRODUCERS_AT_ONCE", 2)
     bench = Bench(replace(ROOMY, look_every=16))
-    life = bench.life
+    process = bench.process
     for number in range(32):
-        life.create(f"s{number}", b"x")
-        life.commit()
+        process.create(f"s{number}", b"x")
+        process.commit()
     known = {f"p{number}": ProducerState(0, 0) for number in range(3)}
     asked = 0
 
     def image_of(stream_id: int) -> Image | None:
         nonlocal asked
         asked += 1
-        image = Life.image_of(life, stream_id)
+        image = SimulatedProcess.image_of(process, stream_id)
         return msgspec.structs.replace(image, producers=known) if image is not None else None
 
-    life.image_of = image_of  # type: ignore[method-assign]
+    process.image_of = image_of  # type: ignore[method-assign]
     assert ONE_STEP_PER_TEND_S > 0.002
-    life.storage.checkpoint_soon()
+    process.storage.checkpoint_soon()
     per_tend: list[int] = []
     for _ in range(32):
         before = asked
-        life.maintain()
+        process.maintain()
         per_tend.append(asked - before)
     assert max(per_tend) == 1
     bench.finish()
-    assert life.storage.usage().memory_bytes == 0
+    assert process.storage.usage().memory_bytes == 0

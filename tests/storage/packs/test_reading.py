@@ -1,4 +1,4 @@
-"""Boundaries, cuts, lengths and bytes, wherever they lie: in packs, in what is being saved, or in memory."""
+"""Boundaries, cuts, lengths and bytes of data in packs, in a running checkpoint, or in memory."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from headwater.core.records import Append, Create
 from headwater.storage import extents
+from headwater.storage.arrival_times import TimeRun, TimeTable
 from headwater.storage.extents import Extent
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import Committed, CorruptError
@@ -20,35 +21,36 @@ from headwater.storage.memory import MemoryStorage
 from headwater.storage.packs.pack import Pack, PackWriter
 from headwater.storage.packs.pack_store import file_storage
 from headwater.storage.tail import Tail
+from tests.storage.model import expanded
 from tests.storage.packs.test_checkpoints import Bench
-from tests.storage.packs.test_threads import image_of, tend_until
+from tests.storage.packs.test_threads import image_of, maintain_until
 
 MESSAGES = st.lists(st.integers(1, 400), min_size=1, max_size=60)
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=MESSAGES, saves=st.sets(st.integers(0, 59), max_size=6), data=st.data())
-def test_it_reads_as_memory_mode_does(lengths: list[int], saves: set[int], data: st.DataObject) -> None:
-    """Checkpoints after any message change nothing in what can be asked."""
+def test_reads_match_memory_mode(lengths: list[int], saves: set[int], data: st.DataObject) -> None:
+    """A checkpoint after any message does not change the result of any read."""
     bench = Bench()
-    life = bench.life
+    process = bench.process
     memory = MemoryStorage()
-    stream_id = life.create("s")
-    life.commit()
+    stream_id = process.create("s")
+    process.commit()
     memory.publish([Committed(Create(stream_id, "s", 1, "text/plain"))])
     ends = [0]
     for number, length in enumerate(lengths):
         payload = Random(number).randbytes(length)
-        memory.publish([Committed(Append(stream_id, 1, number, ends[-1], payload, (length,)))])
-        life.append("s", payload)
-        life.commit()
+        process.append("s", payload)
+        memory.publish([Committed(Append(stream_id, process.now_ms, number, ends[-1], payload, (length,)))])
+        process.commit()
         ends.append(ends[-1] + length)
         if number in saves:
             bench.save()
     if data.draw(st.booleans(), label="leave a checkpoint half done"):
-        life.storage.checkpoint_soon()
+        process.storage.checkpoint_soon()
         bench.maintain(3)
-    storage = life.storage
+    storage = process.storage
     count = len(lengths)
     for index in range(-1, count + 2):
         assert storage.boundary(stream_id, index) == memory.boundary(stream_id, index)
@@ -59,6 +61,9 @@ def test_it_reads_as_memory_mode_does(lengths: list[int], saves: set[int], data:
         asked = (stream_id, low, ends[low], high, most)
         assert storage.cut(*asked) == memory.cut(*asked)
         assert list(storage.lengths(stream_id, low, high)) == list(memory.lengths(stream_id, low, high))
+        assert expanded(storage.arrivals(stream_id, low, high)) == expanded(memory.arrivals(stream_id, low, high))
+        at_ms = process.now_ms - data.draw(st.integers(-2, count + 2), label="since")
+        assert storage.first_since(stream_id, at_ms) == memory.first_since(stream_id, at_ms)
         found = b"".join(storage.read(stream_id, ends[low], ends[high]))
         assert found == b"".join(memory.read(stream_id, ends[low], ends[high]))
 
@@ -101,7 +106,7 @@ def test_compact_extents_find_what_a_plain_search_finds(shapes: list[tuple[int, 
     assert extents.merge(extents.join(chain[high:]), merged) == extents.join(chain[high:])
 
 
-def test_a_pack_gives_back_what_was_put_in(tmp_path: Path) -> None:
+def test_pack_reads_back_unchanged(tmp_path: Path) -> None:
     filesystem = RealFilesystem()
     writer = PackWriter(filesystem, tmp_path, 7, tier=0, born=7)
     random = Random(1)
@@ -110,7 +115,8 @@ def test_a_pack_gives_back_what_was_put_in(tmp_path: Path) -> None:
         lengths = [random.randint(1, 20_000) for _ in range(random.randint(1, 4))]
         payload = random.randbytes(sum(lengths))
         ends = array("I", [sum(lengths[: at + 1]) for at in range(len(lengths))])
-        extent = writer.add(stream_id, stream_id * 10, stream_id * 1000, (payload[:5], payload[5:]), ends)
+        times = TimeTable(TimeRun(1, 1_000 + at // 2) for at in range(len(lengths)))
+        extent = writer.add(stream_id, stream_id * 10, stream_id * 1000, (payload[:5], payload[5:]), ends, times)
         put.append((stream_id, extent, payload, ends.tolist()))
     info = writer.finish()
     assert info.size == (tmp_path / "0000000000000007.pack").stat().st_size
@@ -119,14 +125,17 @@ def test_a_pack_gives_back_what_was_put_in(tmp_path: Path) -> None:
     random.shuffle(put)
     for _, extent, payload, expected in put:
         assert bytes(pack.data(extent.offset, extent.offset + extent.length)) == payload
-        assert pack.ends(extent).slice(0, extent.messages).tolist() == expected
+        assert pack.ends(extent)[:].tolist() == expected
         assert [pack.ends(extent)[at] for at in range(extent.messages)] == expected
+        times_ms = [run.at_ms for run in pack.times(extent).between(0, extent.messages) for _ in range(run.messages)]
+        assert times_ms == [1_000 + at // 2 for at in range(extent.messages)]
+        assert pack.times(extent).first_since(1_001) == min(2, extent.messages)
     assert list(pack.check_all()) == []
     pack.close()
 
 
-def test_a_slice_outlives_its_pack(tmp_path: Path) -> None:
-    """A response that is still being sent keeps what it reads from, though its pack is merged away and unlinked."""
+def test_slice_stays_readable_after_its_pack_is_removed(tmp_path: Path) -> None:
+    """A response that is still being sent keeps its data, though its pack was merged and unlinked."""
     storage = file_storage(
         RealFilesystem(),
         tmp_path,
@@ -139,7 +148,7 @@ def test_a_slice_outlives_its_pack(tmp_path: Path) -> None:
     storage.write(batch)
     storage.publish(batch)
     image = image_of(Create(1, "s", 1, "text/plain", payload=payload, lengths=(100_000,)))
-    tend_until(storage, image, lambda: storage.usage().memory_bytes == 0)
+    maintain_until(storage, image, lambda: storage.usage().memory_bytes == 0)
     (piece,) = storage.read(1, 10, 99_990)
     assert isinstance(piece, memoryview)
     storage.close()
@@ -148,52 +157,52 @@ def test_a_slice_outlives_its_pack(tmp_path: Path) -> None:
     assert piece == payload[10:99_990]
 
 
-def test_asking_before_what_is_there_is_an_error_not_other_bytes() -> None:
+def test_reading_before_the_first_retained_byte_is_an_error() -> None:
     bench = Bench()
-    life = bench.life
-    stream_id = life.create("s")
+    process = bench.process
+    stream_id = process.create("s")
     for number in range(10):
-        life.append("s", b"%03d" % number)
-    life.commit()
+        process.append("s", b"%03d" % number)
+    process.commit()
     bench.save()
-    life.retain("s", 5, 15)
-    life.commit()
-    assert life.storage.boundary(stream_id, 5) == 15
-    assert life.storage.boundary(stream_id, 4) is None
+    process.retain("s", 5, 15)
+    process.commit()
+    assert process.storage.boundary(stream_id, 5) == 15
+    assert process.storage.boundary(stream_id, 4) is None
     with pytest.raises(CorruptError, match="before 15 are no longer stored"):
-        life.storage.read(stream_id, 12, 30)
+        process.storage.read(stream_id, 12, 30)
     with pytest.raises(CorruptError, match="no longer stored"):
-        life.storage.cut(stream_id, 4, 12, 10, 100)
+        process.storage.cut(stream_id, 4, 12, 10, 100)
 
 
 def test_a_tail_larger_than_an_extent_may_be_is_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.storage.packs.checkpoint.EXTENT_MAX_BYTES", 1000)
     bench = Bench()
-    life = bench.life
-    stream_id = life.create("s")
+    process = bench.process
+    stream_id = process.create("s")
     for number in range(40):
-        life.append("s", b"%02d" % number * 45)
-    life.append("s", b"large" * 500)
-    life.commit()
+        process.append("s", b"%02d" % number * 45)
+    process.append("s", b"large" * 500)
+    process.commit()
     bench.save()
-    assert extents.count(life.storage._streams[stream_id].extents) >= 5
-    life.check_state()
+    assert extents.count(process.storage._streams[stream_id].extents) >= 5
+    process.check_state()
     bench.restart()
 
 
-def test_tail_is_what_the_others_are_measured_by() -> None:
+def test_tail_matches_the_reference_implementation() -> None:
     tail = Tail(3, 100)
-    tail.extend(b"abcdef", (1, 2, 3))
+    tail.extend(b"abcdef", (1, 2, 3), 1)
     assert [tail.boundary(index) for index in range(2, 8)] == [None, 100, 101, 103, 106, None]
     assert tail.lengths(4, 6) == [2, 3]
     assert tail.cut(3, 100, 6, 3) == (5, 103)
 
 
 def test_a_long_read_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each slice but the first has been asked for before it is read, so the event loop need not wait for the disk."""
+    """Each slice but the first is requested before it is read, so the event loop does not wait for the disk."""
     writer = PackWriter(RealFilesystem(), tmp_path, 1, 0, 1)
     size, slice_bytes = 4 * 2**20, 256 * 1024
-    extent = writer.add(7, 0, 0, [Random(1).randbytes(size)], array("I", [size]))
+    extent = writer.add(7, 0, 0, [Random(1).randbytes(size)], array("I", [size]), TimeTable([TimeRun(1, 1)]))
     pack = Pack(RealFilesystem(), tmp_path, writer.finish())
     wanted: list[tuple[int, int]] = []
     monkeypatch.setattr(type(pack._mapped), "will_need", lambda _, offset, length: wanted.append((offset, length)))
@@ -204,5 +213,5 @@ def test_a_long_read_is_prefetched(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pack.data(start, end)
     wanted.clear()
     pack.data(extent.offset, extent.offset + 4)
-    assert not wanted, "looking up a boundary is no long read"
+    assert not wanted, "looking up a boundary is not a long read"
     pack.close()

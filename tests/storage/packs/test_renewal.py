@@ -1,4 +1,4 @@
-"""After a failed sync and a restart, what the page cache still shows is made durable before anything relies on it."""
+"""After a failed sync and a restart, data that is only in the page cache is made durable before it is used."""
 
 from __future__ import annotations
 
@@ -11,75 +11,75 @@ from headwater.storage.interface import StorageError, WriteFailedError
 from tests.storage.faulty_filesystem import Crashed, FaultyFilesystem
 from tests.storage.model import Model, difference, model_of
 from tests.storage.packs.test_checkpoints import ROOMY
-from tests.storage.simulation import Life
+from tests.storage.simulation import SimulatedProcess
 
 SEEDS = range(12)
 
 
 def failed_append(seed: int) -> tuple[FaultyFilesystem, list[Model]]:
-    """A process that ended after the sync of a batch failed, and the two states that may be found after it."""
+    """Run a process that ends after a failed sync of a batch; return the two states that are possible afterwards."""
     filesystem = FaultyFilesystem(Random(seed))
-    life = Life(filesystem, Random(seed))
-    life.create("a", b"kept" * 100)
-    life.commit()
-    life.append("a", b"doubtful" * 200)
+    process = SimulatedProcess(filesystem, Random(seed))
+    process.create("a", b"kept" * 100)
+    process.commit()
+    process.append("a", b"doubtful" * 200)
     filesystem.fails_on["sync", ".log"] = errno.EIO
     with pytest.raises(WriteFailedError):
-        life.commit()
+        process.commit()
     filesystem.crash(power=False)
-    return filesystem, life.outcomes()
+    return filesystem, process.outcomes()
 
 
 def failed_checkpoint(seed: int) -> tuple[FaultyFilesystem, list[Model]]:
-    """A process that ended after the sync of the manifest failed."""
+    """Run a process that ends after a failed sync of the manifest."""
     filesystem = FaultyFilesystem(Random(seed))
-    life = Life(filesystem, Random(seed), settings=ROOMY)
+    process = SimulatedProcess(filesystem, Random(seed), settings=ROOMY)
     for name in "abcdef":
-        life.create(name, name.encode() * 2000)
-        life.commit()
+        process.create(name, name.encode() * 2000)
+        process.commit()
     assert len([name for name in filesystem.snapshot() if name.endswith(".log")]) > 2, "a start removes old segments"
-    life.storage.checkpoint_soon()
+    process.storage.checkpoint_soon()
     filesystem.fails_on["sync", "MANIFEST"] = errno.EIO
-    life.rest()
-    assert life.storage.refusal() is not None
+    process.rest()
+    assert process.storage.refusal() is not None
     filesystem.crash(power=False)
-    life.abandon()
-    return filesystem, life.outcomes()
+    process.abandon()
+    return filesystem, process.outcomes()
 
 
-def recovered(filesystem: FaultyFilesystem, possible: list[Model]) -> Life:
-    life = Life(filesystem, Random(9))
-    found = model_of(life.catalog, life.storage)
+def recovered(filesystem: FaultyFilesystem, possible: list[Model]) -> SimulatedProcess:
+    process = SimulatedProcess(filesystem, Random(9))
+    found = model_of(process.catalog, process.storage)
     for model in possible:
         if model.dump() == found.dump():
-            life.begin_from(model.copy())
-            return life
+            process.begin_from(model.copy())
+            return process
     raise AssertionError(difference(possible[0].dump(), found.dump()))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_batch_read_back_after_a_failed_sync_survives_a_power_cut(seed: int) -> None:
     filesystem, possible = failed_append(seed)
-    life = recovered(filesystem, possible)
-    life.append("a", b"more")
-    life.commit()
+    process = recovered(filesystem, possible)
+    process.append("a", b"more")
+    process.commit()
     filesystem.crash(power=True)
-    recovered(filesystem, [life.model])
+    recovered(filesystem, [process.model])
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_checkpoint_read_back_after_a_failed_sync_survives_a_power_cut(seed: int) -> None:
     filesystem, possible = failed_checkpoint(seed)
-    life = recovered(filesystem, possible)
-    life.append("a", b"more")
-    life.commit()
+    process = recovered(filesystem, possible)
+    process.append("a", b"more")
+    process.commit()
     filesystem.crash(power=True)
-    recovered(filesystem, [life.model])
+    recovered(filesystem, [process.model])
 
 
 @pytest.mark.parametrize("scenario", [failed_append, failed_checkpoint])
 @pytest.mark.parametrize("power", [True, False], ids=["power loss", "kill"])
-def test_a_crash_in_every_call_of_the_renewal(scenario: object, power: bool) -> None:
+def test_crash_in_any_call_of_the_renewal_loses_nothing(scenario: object, power: bool) -> None:
     assert callable(scenario)
     filesystem, possible = scenario(3)
     before = filesystem.calls
@@ -94,11 +94,11 @@ def test_a_crash_in_every_call_of_the_renewal(scenario: object, power: bool) -> 
         except (Crashed, StorageError):
             assert filesystem.dead
         filesystem.crash(power=power)
-        life = recovered(filesystem, possible)
-        life.append("a", b"more")
-        life.commit()
+        process = recovered(filesystem, possible)
+        process.append("a", b"more")
+        process.commit()
         filesystem.crash(power=True)
-        recovered(filesystem, [life.model])
+        recovered(filesystem, [process.model])
 
 
 def test_a_full_disk_does_not_keep_the_server_from_starting() -> None:
@@ -106,8 +106,8 @@ def test_a_full_disk_does_not_keep_the_server_from_starting() -> None:
     filesystem.full_from = filesystem.calls
     filesystem.fails_on["write", ".new"] = errno.ENOSPC
     with pytest.raises(StorageError):
-        # The header of a new segment finds no room either; the error says so.
-        Life(filesystem, Random(9))
+        # There is no space for the header of a new segment either; the error says so.
+        SimulatedProcess(filesystem, Random(9))
     filesystem.crash(power=False)
     filesystem.fails_on["write", ".new"] = errno.ENOSPC
     recovered(filesystem, possible)

@@ -1,4 +1,4 @@
-"""Rewriting packs: what was copied does not stay in the memory of the process."""
+"""Rewriting packs does not leave the copied pages mapped in the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.storage.journaled_store import StoreSettings
 from headwater.storage.packs.compaction import rewrite_packs
 from headwater.storage.packs.pack_set import Rewrite
 from headwater.storage.packs.pack_store import file_storage
-from tests.storage.packs.test_threads import Server, tend_until
+from tests.storage.packs.test_threads import Server, maintain_until
 from tests.storage.simulation import packs_of
 
 MIB = 1024 * 1024
@@ -19,12 +19,12 @@ STREAMS = 40
 
 
 def mapped_bytes() -> int:
-    """Pages of files that are mapped into this process."""
+    """The size of file pages mapped into this process."""
     [kib] = re.findall(r"RssFile:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(kib) * 1024
 
 
-def test_rewrite_gives_pages_back_while_it_goes_on(tmp_path: Path) -> None:
+def test_rewrite_frees_pages_as_it_proceeds(tmp_path: Path) -> None:
     settings = StoreSettings(reserve_bytes=0, fanout=10**6, big_bytes=64 * MIB)
     storage = file_storage(RealFilesystem(), tmp_path, durable=False, settings=settings)
     server = Server(storage)
@@ -33,7 +33,7 @@ def test_rewrite_gives_pages_back_while_it_goes_on(tmp_path: Path) -> None:
         server.catalog.apply(create)
         server.commit([create], set())
     storage.checkpoint_soon()
-    tend_until(storage, server.image, lambda: storage.parts()["packs"] == 1)
+    maintain_until(storage, server.image, lambda: storage.parts()["packs"] == 1)
     context = packs_of(storage)._context
     assert context is not None
     [info] = packs_of(storage).pack_set._infos.values()

@@ -1,4 +1,4 @@
-"""Many streams: what each costs in memory, how long a start takes, and that tending never holds up the loop."""
+"""Many streams: memory per stream, startup time, and maintenance that does not block the loop."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.waiting import wait_until
 
 STREAM_MAX_BYTES = 2048
 BOOT_MAX_S_PER_100_000 = 20.0
-"""Generous: the machines that tests run on are shared. Unhurried it takes about 2 s."""
+"""A generous limit, because test machines are shared. On an idle machine it takes about 2 s."""
 
 
 def fill(path: Path, streams: int) -> list[int]:
-    """A store with so many streams, each with a few messages and a producer, all saved."""
+    """Fill a store with streams that have a few messages and a producer each, all saved."""
     storage = file_storage(RealFilesystem(), path, durable=False, settings=StoreSettings(reserve_bytes=0))
     catalog: Catalog[StreamState] = Catalog(StreamState)
     list(storage.recover())

@@ -1,4 +1,7 @@
-"""Log segments: the next one is created in advance, so a full segment or a lack of descriptors stops no write."""
+"""Journal segments: the next one is prepared in advance, so a full segment or a lack of descriptors stops no write.
+
+If the journal is synced, the next segment is filled with zeros or is a recycled one; recovery ignores its old content.
+"""
 
 from __future__ import annotations
 
@@ -7,73 +10,205 @@ from random import Random
 
 import pytest
 
-from headwater.storage.interface import WriteFailedError
+from headwater.storage.interface import CorruptError, WriteFailedError
+from headwater.storage.journal.segments import HEADER_BYTES, unpack_header
 from tests.storage.faulty_filesystem import FaultyFilesystem
-from tests.storage.simulation import Life
+from tests.storage.simulation import SimulatedProcess
 
 BODY = b"x" * 700
 APPENDS_PER_SEGMENT = 6
 
 
-def started() -> Life:
-    life = Life(FaultyFilesystem(Random(1)), Random(2))
-    life.create("a")
-    life.commit()
-    return life
+def started() -> SimulatedProcess:
+    process = SimulatedProcess(FaultyFilesystem(Random(1)), Random(2))
+    process.create("a")
+    process.commit()
+    return process
 
 
-def append(life: Life, times: int = 1) -> None:
+def append(process: SimulatedProcess, times: int = 1) -> None:
     for _ in range(times):
-        life.append("a", BODY)
-        life.commit()
+        process.append("a", BODY)
+        process.commit()
 
 
-def segment_sizes(life: Life) -> list[int]:
-    return [len(data) for name, data in life.filesystem.snapshot().items() if name.endswith(".log")]
+def segment_sizes(process: SimulatedProcess) -> list[int]:
+    return [len(data) for name, data in process.filesystem.snapshot().items() if name.endswith(".log")]
 
 
 def test_rolling_a_segment_needs_no_descriptor() -> None:
-    life = started()
-    life.filesystem.exhausted = True
-    append(life, APPENDS_PER_SEGMENT + 2)
-    first, second = segment_sizes(life)
+    process = started()
+    process.filesystem.exhausted = True
+    append(process, APPENDS_PER_SEGMENT + 2)
+    first, second = segment_sizes(process)
     assert first > 4096
-    assert second > len(BODY), "the log continues in the second segment"
+    assert second > len(BODY), "the journal continues in the second segment"
 
 
 def test_without_descriptors_a_full_segment_grows_and_no_write_fails() -> None:
-    life = started()
-    life.filesystem.exhausted = True
-    append(life, 5 * APPENDS_PER_SEGMENT)
-    assert len(segment_sizes(life)) == 2
-    life.filesystem.exhausted = False
-    life.clock.now_s += 10.0
-    append(life, 2)
-    assert len(segment_sizes(life)) > 2
-    life.filesystem.crash(power=True)
-    again = Life(life.filesystem, Random(3))
+    process = started()
+    process.filesystem.exhausted = True
+    append(process, 5 * APPENDS_PER_SEGMENT)
+    assert len(segment_sizes(process)) == 2
+    process.filesystem.exhausted = False
+    process.clock.now_s += 10.0
+    append(process, 2)
+    assert len(segment_sizes(process)) > 2
+    process.filesystem.crash(power=True)
+    again = SimulatedProcess(process.filesystem, Random(3))
     stream_id = again.catalog.by_name["a"].id
     size = (5 * APPENDS_PER_SEGMENT + 2) * len(BODY)
     assert b"".join(again.storage.read(stream_id, 0, size)) == b"x" * size
 
 
 def test_an_io_error_while_the_next_segment_is_created_stops_writes() -> None:
-    """The name may or may not survive a power cut then, so nothing may rely on it."""
-    life = started()
-    append(life, APPENDS_PER_SEGMENT)
-    life.filesystem.fails_on["sync_directory", "log"] = errno.EIO
-    append(life)
-    life.maintain()
+    """The name may or may not survive a power cut, so nothing may depend on it."""
+    process = started()
+    append(process, APPENDS_PER_SEGMENT)
+    process.filesystem.fails_on["sync_directory", "log"] = errno.EIO
     with pytest.raises(WriteFailedError):
-        append(life)
+        append(process, 2 * APPENDS_PER_SEGMENT)
 
 
 def test_a_torn_write_is_cut_though_the_next_segment_exists() -> None:
-    life = started()
-    append(life, 2)
-    assert len(segment_sizes(life)) == 2
-    disk = life.filesystem.snapshot()
+    process = started()
+    append(process, 2)
+    assert len(segment_sizes(process)) == 2
+    disk = process.filesystem.snapshot()
     current = min(name for name in disk if name.endswith(".log"))
-    life.filesystem.restore(disk | {current: disk[current][:-100]})
-    again = Life(life.filesystem, Random(3))
+    process.filesystem.restore(disk | {current: disk[current][:-100]})
+    again = SimulatedProcess(process.filesystem, Random(3))
     assert again.catalog.by_name["a"].byte_position == len(BODY)
+
+
+def segments(process: SimulatedProcess) -> dict[str, bytes]:
+    return {name: data for name, data in process.filesystem.snapshot().items() if name.endswith(".log")}
+
+
+def content(process: SimulatedProcess) -> bytes:
+    stream = process.catalog.by_name["a"]
+    return b"".join(process.storage.read(stream.id, 0, stream.byte_position))
+
+
+def checkpoint(process: SimulatedProcess) -> None:
+    process.storage.checkpoint_soon()
+    process.rest()
+
+
+def recycled() -> SimulatedProcess:
+    """Build a store whose next segment is a recycled one, with its old batches but without its header."""
+    process = started()
+    for _ in range(3):
+        append(process, 2 * APPENDS_PER_SEGMENT)
+        checkpoint(process)
+    last = segments(process)[max(segments(process))]
+    assert unpack_header(last) is None
+    assert any(last)
+    return process
+
+
+def test_next_segment_is_filled_only_when_the_current_one_is_used() -> None:
+    process = started()
+    process.rest()
+    assert segment_sizes(process)[1] == 0
+    append(process, 2)
+    assert segment_sizes(process)[1] == 4096
+
+
+def test_journal_without_syncs_fills_nothing() -> None:
+    process = SimulatedProcess(FaultyFilesystem(Random(1)), Random(2), durable=False)
+    process.create("a")
+    append(process, APPENDS_PER_SEGMENT)
+    process.rest()
+    assert segment_sizes(process)[-1] == 0
+
+
+def syncs_of_an_append(process: SimulatedProcess) -> int:
+    """How often a write waits for the disk."""
+    process.append("a", BODY)
+    before = len(process.filesystem.log)
+    process.storage.write(process.queue)
+    syncs = sum(" sync " in line for line in process.filesystem.log[before:])
+    process.storage.publish(process.queue)
+    process.queue.clear()
+    return syncs
+
+
+def test_write_that_waits_for_two_syncs_is_announced() -> None:
+    """The engine writes it on a thread: on the event loop everyone would wait for both."""
+    process = started()
+    process.filesystem.traces = True
+    announced = set()
+    for _ in range(4 * APPENDS_PER_SEGMENT):
+        takes_long = process.storage.takes_long()
+        announced.add(takes_long)
+        assert syncs_of_an_append(process) == (2 if takes_long else 1)
+        process.rest()
+    assert announced == {False, True}
+
+
+def test_segment_that_is_ready_a_moment_too_late_does_not_change_what_was_announced() -> None:
+    process = started()
+    process.filesystem.traces = True
+    for _ in range(2):
+        assert syncs_of_an_append(process) == 1
+    assert not process.storage.takes_long()
+    process.rest()
+    assert segment_sizes(process)[1] == 4096
+    assert syncs_of_an_append(process) == 1
+    assert process.storage.takes_long()
+    assert syncs_of_an_append(process) == 2
+
+
+def test_full_disk_leaves_the_next_segment_empty_and_writes_continue() -> None:
+    process = started()
+    process.filesystem.fails_on["write", "0000002.log"] = errno.ENOSPC
+    append(process, 3)
+    assert segment_sizes(process)[1] == 0
+    del process.filesystem.fails_on["write", "0000002.log"]
+    append(process, 3 * APPENDS_PER_SEGMENT)
+    assert content(process) == BODY * (3 * APPENDS_PER_SEGMENT + 3)
+
+
+def test_io_error_while_the_next_segment_is_filled_stops_writes() -> None:
+    process = started()
+    process.filesystem.fails_on["sync", "0000002.log"] = errno.EIO
+    with pytest.raises(WriteFailedError, match="Preparing the next journal segment"):
+        append(process, APPENDS_PER_SEGMENT)
+
+
+def test_former_segment_is_overwritten_and_its_batches_never_count() -> None:
+    process = recycled()
+    expected = content(process)
+    for power in (False, True):
+        process.filesystem.crash(power=power)
+        process = SimulatedProcess(process.filesystem, Random(3))
+        assert content(process) == expected
+    process = recycled()
+    append(process, 2 * APPENDS_PER_SEGMENT)
+    expected = content(process)
+    process.filesystem.crash(power=True)
+    assert content(SimulatedProcess(process.filesystem, Random(3))) == expected
+
+
+@pytest.mark.parametrize("garbage", [bytes(HEADER_BYTES), b"\xa5" * HEADER_BYTES])
+def test_damaged_header_of_a_begun_segment_is_not_taken_for_an_unused_one(garbage: bytes) -> None:
+    process = started()
+    append(process, 3)
+    disk = process.filesystem.snapshot()
+    used = max(name for name, data in segments(process).items() if unpack_header(data) is not None)
+    process.filesystem.restore(disk | {used: garbage + disk[used][HEADER_BYTES:]})
+    with pytest.raises(CorruptError):
+        SimulatedProcess(process.filesystem, Random(3))
+
+
+def test_shutdown_leaves_no_prepared_space_behind() -> None:
+    process = recycled()
+    append(process, 2)
+    expected = content(process)
+    process.storage.close()
+    left = segments(process)
+    assert all(unpack_header(data) is not None for data in left.values())
+    assert max(map(len, left.values())) < 2 * 4096 + len(BODY)
+    process.filesystem.crash(power=False)
+    assert content(SimulatedProcess(process.filesystem, Random(3))) == expected

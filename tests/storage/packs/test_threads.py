@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -31,35 +30,38 @@ SMALL = StoreSettings(
 )
 
 
-class SlowAppender:
-    """A file whose syncs take their time."""
+class HeldAppender:
+    """A file whose syncs wait until the test allows them."""
 
-    def __init__(self, real: FileAppender, sync_s: float) -> None:
+    def __init__(self, real: FileAppender, allowed: threading.Event) -> None:
         self._real = real
-        self._sync_s = sync_s
+        self._allowed = allowed
 
     def write(self, data: Bytes) -> int:
         return self._real.write(data)
 
     def sync(self) -> None:
-        time.sleep(self._sync_s)
+        assert self._allowed.wait(LIMIT_S), "the test never allowed this sync"
         self._real.sync()
 
     def close(self) -> None:
         self._real.close()
 
 
-class SlowPacks(RealFilesystem):
-    """A disk on which checkpoints cannot keep up with the log."""
+class HeldPacks(RealFilesystem):
+    """A disk on which checkpoints cannot keep up with the journal: their syncs wait until the test allows them."""
 
-    SYNC_S = 0.4
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed = threading.Event()
+        self.allowed.set()
 
     def create(self, path: Path) -> FileAppender:
         real = super().create(path)
-        return SlowAppender(real, self.SYNC_S) if path.suffix in {".pack", ".new"} else real
+        return HeldAppender(real, self.allowed) if path.suffix in {".pack", ".new"} else real
 
     def extend(self, path: Path) -> FileAppender:
-        return SlowAppender(super().extend(path), self.SYNC_S)
+        return HeldAppender(super().extend(path), self.allowed)
 
 
 def opened(storage: JournaledStorage) -> Catalog[StreamState]:
@@ -84,7 +86,7 @@ def wait_for(outcome: Outcome) -> None:
     wait_until(lambda: outcome.done, what="the job ends", every_s=0.001)
 
 
-def tend_until(storage: JournaledStorage, image: ImageOf, done: Callable[[], bool]) -> None:
+def maintain_until(storage: JournaledStorage, image: ImageOf, done: Callable[[], bool]) -> None:
     def look() -> bool:
         storage.maintain(image)
         return done()
@@ -93,7 +95,7 @@ def tend_until(storage: JournaledStorage, image: ImageOf, done: Callable[[], boo
 
 
 class Server:
-    """A stand-in for the engine: one batch at a time, written on a thread, absorbed and tended here."""
+    """A stand-in for the engine: batches are written on a thread, and published and maintained here."""
 
     def __init__(self, storage: JournaledStorage) -> None:
         self.storage = storage
@@ -119,7 +121,7 @@ class Server:
         thread = threading.Thread(target=write)
         thread.start()
         while thread.is_alive():
-            # The loop goes on meanwhile.
+            # The loop continues to run.
             self.storage.maintain(self.image)
             thread.join(0.0005)
         if failures:
@@ -137,7 +139,7 @@ class Server:
 
 
 @pytest.mark.parametrize("durable", [True, False], ids=["file-durable", "file-fast"])
-def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, durable: bool) -> None:
+def test_concurrent_writes_reads_checkpoints_and_merges_are_consistent(tmp_path: Path, durable: bool) -> None:
     random = Random(7)
     server = Server(file_storage(RealFilesystem(), tmp_path, durable=durable, settings=SMALL))
     storage = server.storage
@@ -159,7 +161,9 @@ def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, du
         start = random.randint(0, end)
         assert b"".join(storage.read(stream_id, start, end)) == contents[stream_id][start:end]
     server.pending = set()
-    tend_until(storage, server.image, lambda: storage._maintenance is not None and storage._maintenance._steps is None)
+    maintain_until(
+        storage, server.image, lambda: storage._maintenance is not None and storage._maintenance._steps is None
+    )
     assert storage.parts()["packs"] > 0
     storage.close()
     assert list(find_damage(RealFilesystem(), tmp_path)) == []
@@ -172,31 +176,31 @@ def test_writes_reads_checkpoints_and_merges_at_the_same_time(tmp_path: Path, du
 
 
 def test_memory_stays_bounded_when_checkpoints_cannot_keep_up(tmp_path: Path) -> None:
-    """The store is busy then, and no write waits for the checkpoint under way: neither its own nor one before it."""
-    server = Server(file_storage(SlowPacks(), tmp_path, durable=False, settings=SMALL))
+    """The store reports busy. No write waits for a checkpoint: each one completes while the syncs of packs are held."""
+    disk = HeldPacks()
+    server = Server(file_storage(disk, tmp_path, durable=False, settings=SMALL))
     busy_times = 0
-    waits_s = []
     creates: list[Create | Append] = [Create(number, f"s{number}", 1, "text/plain") for number in range(1, 6)]
     for create in creates:
         server.catalog.apply(create)
     server.commit(creates, set())
     payload = Random(1).randbytes(8000)
+    disk.allowed.clear()
     for number in range(400):
         if server.storage.busy():
             busy_times += 1
-            tend_until(server.storage, server.image, lambda: not server.storage.busy())
-        began_s = time.monotonic()
+            disk.allowed.set()
+            maintain_until(server.storage, server.image, lambda: not server.storage.busy())
+            disk.allowed.clear()
         server.commit([server.append(1 + number % 5, payload)], set())
-        waits_s.append(time.monotonic() - began_s)
+    disk.allowed.set()
     assert busy_times > 2
-    # One may have waited for the processor; writes that wait for a checkpoint wait for each of them.
-    assert sorted(waits_s)[-2] < SlowPacks.SYNC_S / 2, "writes waited for syncs of checkpoints"
     assert server.storage.usage().payload_bytes == 400 * 8000
     assert server.peak_bytes <= 2 * SMALL.hot_tail_bytes + 2 * 8400
     server.storage.close()
 
 
-def test_a_store_that_is_too_full_says_so_and_recovers_by_itself(tmp_path: Path) -> None:
+def test_full_store_refuses_writes_and_recovers_automatically(tmp_path: Path) -> None:
     class Filling(RealFilesystem):
         free = 10**12
 
@@ -209,7 +213,7 @@ def test_a_store_that_is_too_full_says_so_and_recovers_by_itself(tmp_path: Path)
     opened(storage)
     assert storage.refusal() is None
     disk.free = 1000
-    assert storage.refusal() is None, "looked at once a second at most"
+    assert storage.refusal() is None, "checked once a second at most"
     now[0] += 1.5
     refusal = storage.refusal()
     assert refusal is not None
@@ -229,7 +233,7 @@ def test_two_processes_cannot_have_the_same_store(tmp_path: Path) -> None:
     file_storage(RealFilesystem(), tmp_path, durable=True).close()
 
 
-def test_urgent_jobs_go_between_the_steps_of_others() -> None:
+def test_urgent_jobs_run_between_the_steps_of_others() -> None:
     order: list[str] = []
     gate = threading.Event()
 
@@ -256,7 +260,7 @@ def test_urgent_jobs_go_between_the_steps_of_others() -> None:
     worker.close()
 
 
-def test_a_worker_breaks_off_what_is_not_urgent_when_it_is_closed() -> None:
+def test_closing_a_worker_cancels_jobs_that_are_not_urgent() -> None:
     tidied = []
 
     def endless() -> Job:
@@ -272,7 +276,7 @@ def test_a_worker_breaks_off_what_is_not_urgent_when_it_is_closed() -> None:
     assert tidied == [True]
 
 
-def test_what_a_job_raises_is_kept_for_whoever_asked() -> None:
+def test_error_of_a_job_is_kept_for_its_caller() -> None:
     def failing() -> Job:
         yield
         raise OSError(5, "broken")
@@ -285,7 +289,7 @@ def test_what_a_job_raises_is_kept_for_whoever_asked() -> None:
 
 
 def test_many_dead_packs_are_removed_with_few_descriptors(tmp_path: Path) -> None:
-    """Two descriptors for each of them would be more than there are."""
+    """Two descriptors for each of them would exceed the limit."""
     settings = StoreSettings(segment_bytes=256 * 1024, reserve_bytes=0, fanout=10**6, open_packs_max=4)
     storage = file_storage(RealFilesystem(), tmp_path, durable=False, settings=settings)
     server = Server(storage)
@@ -295,7 +299,7 @@ def test_many_dead_packs_are_removed_with_few_descriptors(tmp_path: Path) -> Non
         server.catalog.apply(create)
         server.commit([create], set())
         storage.checkpoint_soon()
-        tend_until(storage, server.image, lambda packs=stream_id: storage.parts()["packs"] == packs)  # type: ignore[misc]
+        maintain_until(storage, server.image, lambda packs=stream_id: storage.parts()["packs"] == packs)  # type: ignore[misc]
     deletions = [Delete(stream_id, 2) for stream_id in range(1, count + 1)]
     batch = [Committed(deletion, server.catalog.apply(deletion)) for deletion in deletions]
     storage.write(batch)
@@ -305,7 +309,7 @@ def test_many_dead_packs_are_removed_with_few_descriptors(tmp_path: Path) -> Non
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 30, hard))
     try:
         storage.checkpoint_soon()
-        tend_until(storage, server.image, lambda: not list((tmp_path / "packs").iterdir()))
+        maintain_until(storage, server.image, lambda: not list((tmp_path / "packs").iterdir()))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     storage.close()

@@ -1,0 +1,63 @@
+"""A real browser for tests of pages: Debian's Chromium, driven by Playwright.
+
+Invariant: one for the whole run, because Playwright allows one instance in a process. Between its calls its event loop
+counts as running in this thread, so it is hidden from the tests that do not use it: they may call `asyncio.run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Generator, Iterator
+
+import pytest
+from playwright.sync_api import Browser, Playwright, sync_playwright
+
+WAIT_MS = 20_000
+
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+
+
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.fail("pages are tested in Chromium, which is missing; on Debian: apt-get install chromium")
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if "playwright" in getattr(item, "fixturenames", ()):
+        return (yield)
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        return (yield)
+    finally:
+        asyncio._set_running_loop(loop)
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as running:
+        loop = asyncio._get_running_loop()
+        yield running
+        asyncio._set_running_loop(loop)
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    launched = playwright.chromium.launch(executable_path=chromium(), headless=True, args=list(FLAGS))
+    loop = asyncio._get_running_loop()
+    yield launched
+    asyncio._set_running_loop(loop)
+    launched.close()

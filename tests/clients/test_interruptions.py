@@ -1,0 +1,88 @@
+"""The official JavaScript packages in Node while the server is killed and restarted, and while the network is gone.
+
+A minute without a network is one second here, which is several attempts of every client; `--long` waits for the minute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.ai.app import serving
+from tests.client.proxies import CutNetwork, running
+from tests.serving import Server, serve
+from tests.vitest_run import check_vitest
+
+TESTS = Path(__file__).parent / "interruptions.test.mjs"
+EXPECTED = 8
+
+
+class Doomed:
+    """A server that is killed and started again on its data and its port."""
+
+    def __init__(self, directory: Path, stack: ExitStack) -> None:
+        self._directory = directory
+        self._stack = stack
+        self.server = self._start(0)
+
+    def _start(self, port: int) -> Server:
+        running_server = serve(
+            directory=self._directory,
+            port=port,
+            DS_STORAGE__MODE="file-durable",
+            DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
+        )
+        return self._stack.enter_context(running_server)
+
+    def kill(self) -> None:
+        port = self.server.port
+        self.server.kill()
+        self.server = self._start(port)
+
+
+@contextmanager
+def controlled(**actions: Callable[[], None]) -> Iterator[str]:
+    """An address that runs one of the actions for each POST; 204 once it has run."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            actions[self.path.removeprefix("/")]()
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    control = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=control.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{control.server_address[1]}"
+    finally:
+        control.shutdown()
+        control.server_close()
+        thread.join(30)
+
+
+@pytest.mark.timeout(900)
+def test_the_official_packages_lose_nothing_when_interrupted(tmp_path: Path, long: bool) -> None:
+    with ExitStack() as stack:
+        doomed = Doomed(tmp_path, stack)
+        network = stack.enter_context(running(CutNetwork(doomed.server.url)))
+        streams, read = (f"{url}/v1/stream" for url in (doomed.server.url, network.url))
+        app = stack.enter_context(serving(streams, read))
+        control = stack.enter_context(controlled(kill=doomed.kill, offline=network.cut, online=network.restore))
+        environment = {
+            "CONTROL": control,
+            "READ": read,
+            "STREAMS": streams,
+            "APP": app,
+            "OFFLINE_MS": "60000" if long else "1000",
+        }
+        check_vitest(TESTS, EXPECTED, doomed.server, env=environment, timeout_secs=800)
+        assert network.cuts > 0, "connections were open when the network was cut"

@@ -1,0 +1,187 @@
+"""kill -9 between the records of a fork whose name and whose source have different owners, at every step.
+
+Worker 2 has the source (itself a placed fork, so that its place is known without it), worker 1 is the home of the
+fork's name. A worker is held back by SIGSTOP until the journal of the other shows that it has written its record.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from headwater.storage.offline.check import check
+from tests.cluster.workers import name_in, process_of, processes, wait_for_restart
+from tests.serving import Server, serve
+from tests.waiting import wait_until
+
+TEXT = {"Content-Type": "text/plain"}
+HOME, PLACE = 1, 2
+SETTINGS = {
+    "DS_SERVER__WORKERS": "3",
+    "DS_STORAGE__MODE": "file-durable",
+    # Workers that are held back must not be killed for it, and requests wait for those that are restarted.
+    "DS_SERVER__WORKER_TIMEOUT_SECS": "60",
+    "DS_SERVER__WORKER_WAIT_SECS": "60",
+}
+
+
+class Family:
+    """An origin at worker 2, the source (a fork of it whose home is worker 0), and the fork whose home is worker 1."""
+
+    def __init__(self, server: Server, number: int) -> None:
+        self.server = server
+        self.origin = name_in(PLACE, 3, f"origin{number}-")
+        self.source = name_in(0, 3, f"source{number}-")
+        self.fork = name_in(HOME, 3, f"fork{number}-")
+        with self.client() as client:
+            assert client.put(self.path(self.origin), headers=TEXT, content=b"shared").status_code == 201
+            self.make(client, self.source, self.origin)
+
+    def client(self) -> httpx.Client:
+        return httpx.Client(base_url=self.server.url, timeout=60)
+
+    def path(self, name: str) -> str:
+        return f"/v1/stream/{name}"
+
+    def make(self, client: httpx.Client, name: str, source: str, **headers: str) -> None:
+        made = client.put(self.path(name), headers={"Stream-Forked-From": self.path(source), **headers})
+        assert made.status_code == 201, made.text
+
+    def begin(self, method: str) -> socket.socket:
+        """Send a request about the fork, and do not wait for its answer."""
+        connection = socket.create_connection(("127.0.0.1", self.server.port))
+        head = f"{method} {self.path(self.fork)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
+        if method == "PUT":
+            head += f"Stream-Forked-From: {self.path(self.source)}\r\n"
+        connection.sendall(f"{head}\r\n".encode())
+        return connection
+
+    def is_written(self, worker: int, text: str) -> bool:
+        """Whether the journal of a worker has a record with this text."""
+        segments = self.server.directory.rglob(f"workers-*/{worker:02}/log/*")
+        return any(text.encode() in path.read_bytes() for path in segments if path.is_file())
+
+    def wait_for_placement(self) -> None:
+        wait_until(lambda: self.is_written(HOME, f"placement/{self.fork}"), what="the placement is durable")
+
+    def check(self, *, exists: bool | None) -> None:
+        """No byte of the source is lost, and no reference to it is left when its forks are gone."""
+        with self.client() as client:
+            for name in (self.origin, self.source):
+                assert client.get(self.path(name), params={"offset": "-1"}).text == "shared"
+            found = client.get(self.path(self.fork), params={"offset": "-1"})
+            assert exists is None or found.status_code == (200 if exists else 404), found.text
+            if found.status_code == 404:
+                self.make(client, self.fork, self.source)
+            for name in (self.source, self.origin):
+                assert client.delete(self.path(name)).status_code == 204
+                assert client.get(self.path(name)).status_code == 410
+            assert client.get(self.path(self.fork), params={"offset": "-1"}).text == "shared"
+            assert client.delete(self.path(self.fork)).status_code == 204
+            for name in (self.fork, self.source, self.origin):
+                assert client.get(self.path(name)).status_code == 404, name
+                assert client.put(self.path(name), headers=TEXT, content=b"new").status_code == 201
+
+
+def kill(server: Server, workers: tuple[int, ...]) -> None:
+    victims = [process_of(server, worker) for worker in workers]
+    for victim in victims:
+        os.kill(victim.pid, signal.SIGKILL)
+    for process in processes(server):
+        if process not in victims and process.status() == psutil.STATUS_STOPPED:
+            process.resume()
+    wait_for_restart(server, {victim.pid for victim in victims}, 3)
+    # Its restart is complete when it serves again.
+    wait_until(lambda: httpx.get(f"{server.url}/readyz", timeout=60).status_code == 200, what="all workers are ready")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    directory: Path = tmp_path_factory.mktemp("forks")
+    with serve(directory=directory, **SETTINGS) as running:  # type: ignore[arg-type]
+        yield running
+    root = next(directory.rglob("WORKERS")).parent
+    assert list(check(root)) == []
+
+
+KILLED = [
+    pytest.param((HOME, PLACE), id="both"),
+    pytest.param((HOME,), id="home", marks=pytest.mark.long),
+    pytest.param((PLACE,), id="place", marks=pytest.mark.long),
+    pytest.param((0, HOME, PLACE), id="all", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize("killed", KILLED)
+def test_kill_after_the_placement_and_before_the_fork(server: Server, killed: tuple[int, ...]) -> None:
+    family = Family(server, id(killed))
+    process_of(server, PLACE).suspend()
+    with family.begin("PUT"):
+        family.wait_for_placement()
+        kill(server, killed)
+    # Where the place survives, it may complete what the home asked for.
+    family.check(exists=False if PLACE in killed else None)
+
+
+@pytest.mark.parametrize("killed", KILLED)
+def test_kill_after_the_fork_and_before_its_home_knows(server: Server, killed: tuple[int, ...]) -> None:
+    family = Family(server, id(killed) + 1)
+    process_of(server, PLACE).suspend()
+    with family.begin("PUT"):
+        family.wait_for_placement()
+        home = process_of(server, HOME)
+        home.suspend()
+        process_of(server, PLACE).resume()
+        wait_until(lambda: _is_written_beside(home, family), what="the fork is durable")
+        kill(server, killed)
+    family.check(exists=True)
+
+
+@pytest.mark.parametrize("killed", KILLED)
+def test_kill_before_a_fork_is_deleted(server: Server, killed: tuple[int, ...]) -> None:
+    family = Family(server, id(killed) + 2)
+    with family.client() as client:
+        family.make(client, family.fork, family.source)
+    process_of(server, PLACE).suspend()
+    with family.begin("DELETE"):
+        kill(server, killed)
+    family.check(exists=None)
+
+
+@pytest.mark.parametrize("killed", KILLED)
+def test_kill_after_the_end_of_a_fork_and_before_its_home_knows(server: Server, killed: tuple[int, ...]) -> None:
+    family = Family(server, id(killed) + 3)
+    with family.client() as client:
+        family.make(client, family.fork, family.source, **{"Stream-TTL": "1"})
+        sizes = _journal_bytes(family)
+        process_of(server, HOME).suspend()
+        wait_until(lambda: _journal_bytes(family) != sizes, what="the fork expires")
+        kill(server, killed)
+        # Asking for what a stream is does not extend its life.
+        fork = f"{server.url}{family.path(family.fork)}"
+        wait_until(lambda: httpx.head(fork, timeout=60).status_code == 404, what="the fork is gone")
+    family.check(exists=False)
+
+
+def _journal_bytes(family: Family) -> bytes:
+    """What the journal of the fork's worker holds."""
+    segments = sorted(family.server.directory.rglob(f"workers-*/{PLACE:02}/log/*"))
+    return b"".join(path.read_bytes().rstrip(b"\0") for path in segments if path.is_file())
+
+
+def _is_written_beside(home: psutil.Process, family: Family) -> bool:
+    """Whether the fork is durable while its home is held back. The home may not have asked for it yet."""
+    if family.is_written(PLACE, family.fork):
+        return True
+    if home.status() == psutil.STATUS_STOPPED:
+        home.resume()
+    else:
+        home.suspend()
+    return False

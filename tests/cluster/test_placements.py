@@ -1,0 +1,169 @@
+"""Streams that are at another worker than the owner of their name: forks of buckets, and fenced streams."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater.cluster.shards import ShardMap
+from tests.cluster.workers import name_in
+from tests.http.protocol import producer
+from tests.http.subscribing import Subscription
+from tests.serving import Server, serve
+from tests.waiting import wait_until
+
+DURABLE: dict[str, Any] = {"DS_STORAGE__MODE": "file-durable"}
+TEXT = {"Content-Type": "text/plain"}
+FENCE = {"Write-Fence": "true"}
+
+
+_numbers = itertools.count()
+
+
+def bucket_in(worker: int, workers: int) -> str:
+    """A new bucket that the worker owns."""
+    shard_map = ShardMap(16, workers)
+    ids = (f"bucket{number}" for number in _numbers)
+    return next(id_ for id_ in ids if shard_map.owner_of_bucket(id_) == worker)
+
+
+def _client(server: Server) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=30)
+
+
+def _ok(response: httpx.Response, status: int) -> httpx.Response:
+    assert response.status_code == status, response.text
+    return response
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    with serve(DS_SERVER__WORKERS="3") as server, _client(server) as client:
+        yield client
+
+
+def _forked(client: httpx.Client, workers: int) -> tuple[str, str, str]:
+    """A bucket of worker 2 with a stream that is a fork of a stream of worker 1: the source, the bucket, the fork."""
+    source, bucket = (
+        f"/v1/stream/{name_in(1, workers, f'source{next(_numbers)}-')}",
+        f"/ds/{bucket_in(2 % workers, workers)}",
+    )
+    _ok(client.put(source, headers=TEXT, content="shared"), 201)
+    _ok(client.put(bucket), 201)
+    fork = f"{bucket}/fork"
+    _ok(client.put(fork, headers={"Stream-Forked-From": source}), 201)
+    return source, bucket, fork
+
+
+def test_stream_of_a_bucket_forked_from_another_worker_is_a_stream_of_the_bucket(client: httpx.Client) -> None:
+    source, bucket, fork = _forked(client, 3)
+    _ok(client.put(f"{bucket}/own", headers=TEXT, content="x"), 201)
+    _ok(client.post(fork, headers=TEXT, content=", own"), 204)
+    assert client.get(fork, params={"offset": "-1"}).text == "shared, own"
+    listed = client.get(f"{bucket}/streams").json()["streams"]
+    assert [(one["stream_id"], one["tail_offset"]) for one in listed] == [("fork", 11), ("own", 1)]
+    assert client.get(bucket).json()["streams"] == 2
+    # A fork of the fork, in a bucket of yet another worker.
+    other = f"/ds/{bucket_in(0, 3)}"
+    _ok(client.put(other), 201)
+    _ok(client.put(f"{other}/again", headers={"Stream-Forked-From": fork}), 201)
+    assert client.get(f"{other}/again", params={"offset": "-1"}).text == "shared, own"
+    counts = {one["bucket_id"]: one["streams"] for one in client.get("/ds").json()["buckets"]}
+    assert [counts[root.removeprefix("/ds/")] for root in (bucket, other)] == [2, 1]
+    # The source is kept for its forks, and gone with the last of them.
+    _ok(client.delete(source), 204)
+    _ok(client.get(source), 410)
+    _ok(client.delete(f"{other}/again"), 204)
+    assert client.get(fork, params={"offset": "-1"}).text == "shared, own"
+    _ok(client.delete(bucket), 409)
+    _ok(client.delete(f"{bucket}/own"), 204)
+    _ok(client.delete(bucket), 409)
+    _ok(client.delete(fork), 204)
+    _ok(client.get(source), 404)
+    _ok(client.delete(bucket), 204)
+    _ok(client.put(fork, headers={"Stream-Forked-From": source}), 404)
+
+
+def test_changes_and_snapshots_of_a_placed_stream_are_those_of_its_bucket(client: httpx.Client) -> None:
+    _, bucket, fork = _forked(client, 3)
+    cursor = client.get(f"{bucket}/streams", params={"live": "long-poll"}).json()["changes_cursor"]
+    appended = _ok(client.post(fork, headers=TEXT, content=", own"), 204)
+    changed = client.get(f"{bucket}/streams", params={"live": "long-poll", "cursor": cursor}).json()["streams"]
+    assert [stream["name"] for stream in changed] == ["fork"]
+    offset = appended.headers["stream-next-offset"]
+    large = b"s" * 300_000
+    _ok(client.put(f"{fork}/snapshot/{offset}", headers=TEXT, content=large), 204)
+    assert client.get(f"{fork}/snapshot", follow_redirects=True).content == large
+
+
+def test_placed_streams_of_a_bucket_survive_restarts_with_other_numbers_of_workers(tmp_path: Path) -> None:
+    def serving(workers: int) -> AbstractContextManager[Server]:
+        return serve(DS_SERVER__WORKERS=str(workers), directory=tmp_path, **DURABLE)
+
+    with serving(3) as server, _client(server) as client:
+        _, bucket, fork = _forked(client, 3)
+        _ok(client.post(fork, headers=TEXT, content=", own"), 204)
+    for workers in (2, 3):
+        with serving(workers) as server, _client(server) as client:
+            assert client.get(fork, params={"offset": "-1"}).text == "shared, own"
+            found = client.get(f"{bucket}/streams").json()["streams"]
+            assert [stream["stream_id"] for stream in found] == ["fork"], workers
+            assert [one["bucket_id"] for one in client.get("/ds").json()["buckets"]] == [bucket.removeprefix("/ds/")]
+            _ok(client.delete(bucket), 409)
+
+
+def test_name_that_was_at_home_is_found_where_its_fork_is(client: httpx.Client) -> None:
+    source, name = f"/v1/stream/{name_in(1, 3, 'moving-source')}", f"/v1/stream/{name_in(2, 3, 'moving')}"
+    _ok(client.put(source, headers=TEXT, content="shared"), 201)
+    _ok(client.put(name, headers=TEXT), 201)
+    for _ in range(3):
+        _ok(client.post(name, headers=TEXT, content="x"), 204)
+    _ok(client.delete(name), 204)
+    _ok(client.put(name, headers={"Stream-Forked-From": source}), 201)
+    _ok(client.post(name, headers=TEXT, content="y"), 204)
+    assert client.get(name, params={"offset": "-1"}).text == "sharedy"
+
+
+def test_expired_fork_in_another_worker_leaves_its_bucket(client: httpx.Client) -> None:
+    source, bucket, _ = _forked(client, 3)
+    _ok(client.put(f"{bucket}/short", headers={"Stream-Forked-From": source, "Stream-TTL": "1"}), 201)
+    assert client.get(bucket).json()["streams"] == 2
+    wait_until(lambda: client.get(bucket).json()["streams"] == 1, what="the fork to expire")
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_fenced_stream_works_with_any_owner_of_its_name(client: httpx.Client, worker: int) -> None:
+    for place in (f"/v1/stream/{name_in(worker, 3, 'fenced')}", f"/ds/{bucket_in(worker, 3)}/fenced"):
+        client.put(place.rpartition("/")[0]) if place.startswith("/ds/") else None
+        _ok(client.put(place, headers=FENCE | {"Content-Type": "application/json"}, content="[0]"), 201)
+        assert client.head(place).headers["write-fence"] == "true"
+        _ok(client.put(place, headers={"Content-Type": "application/json"}), 409)
+        name = place.removeprefix("/v1/stream/")
+        wakes = f"wakes-{name.replace('/', '-')}"
+        client.put(f"/v1/stream/{wakes}", headers={"Content-Type": "application/json"})
+        subscription = Subscription(client, f"of-{wakes}")
+        subscription.pull(wakes, name, lease_ttl_ms=600_000)
+        _ok(client.post(place, headers={"Content-Type": "application/json"}, content="[1]"), 204)
+        wake = subscription.claimed()
+        fenced = {"Write-Token": wake["write_token"], "Content-Type": "application/json"}
+        _ok(client.post(place, headers=fenced | producer("agent", wake["generation"], 0), content='"w"'), 200)
+        acks = [{"stream": link["path"], "offset": link["tail_offset"]} for link in wake["streams"]]
+        _ok(subscription.act("ack", wake, acks=acks, done=True), 200)
+        late = client.post(place, headers=fenced | producer("agent", wake["generation"], 1), content='"late"')
+        assert _ok(late, 409).json()["error"]["reason"] == "sealed"
+        assert client.head(place).headers["write-fence-sealed-generation"] == str(wake["generation"])
+        assert client.get(place, params={"offset": "-1"}).json() == [0, 1, "w"]
+
+
+def test_fenced_fork_of_a_stream_of_a_worker_without_claims_is_refused(client: httpx.Client) -> None:
+    source = f"/v1/stream/{name_in(1, 3, 'unfenced')}"
+    _ok(client.put(source, headers=TEXT), 201)
+    refused = client.put("/v1/stream/fork", headers=FENCE | {"Stream-Forked-From": source})
+    assert _ok(refused, 501).json()["code"] == "fencing_unavailable"
+    _ok(client.put("/v1/stream/fork", headers={"Stream-Forked-From": source}), 201)

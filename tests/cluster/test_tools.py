@@ -1,0 +1,59 @@
+"""The offline tools work on the data directory of several workers as on any other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.serving import serve, server_environment
+
+DURABLE: dict[str, Any] = {"DS_STORAGE__MODE": "file-durable", "DS_SERVER__WORKERS": "2"}
+NAMES = [f"s{number}" for number in range(8)]
+
+
+def _headwater(*arguments: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "headwater", *arguments]
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=server_environment(DS_STORAGE__MODE="file-durable"),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _texts(url: str) -> list[str]:
+    return [httpx.get(f"{url}/v1/stream/{name}?offset=-1").text for name in NAMES]
+
+
+def test_backup_of_running_workers_is_checked_counted_restored_and_copied(tmp_path: Path) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    home.mkdir()
+    other.mkdir()
+    with serve(directory=home, **DURABLE) as server:
+        for name in NAMES:
+            httpx.put(f"{server.url}/v1/stream/{name}", headers={"Content-Type": "text/plain"}, content=name)
+        wanted = _texts(server.url)
+        assert json.loads(_headwater("store", "stats", "--format", "json", cwd=home))["streams"] == len(NAMES)
+        _headwater("backup", str(tmp_path / "backup"), cwd=home)
+    assert "every checksum and index is right" in _headwater("store", "check", cwd=home)
+    assert json.loads(_headwater("store", "stats", "--format", "json", cwd=home))["streams"] == len(NAMES)
+    _headwater("restore", str(tmp_path / "backup"), cwd=other)
+    with serve(directory=other, **DURABLE) as server:
+        assert _texts(server.url) == wanted
+    # A copy is one store; it can be divided again.
+    copied = tmp_path / "copied" / "data" / "streams"
+    copied.parent.mkdir(parents=True)
+    _headwater("store", "copy", "--to-mode", "acid", "--to-dir", str(copied), "--worker-shards", "4", cwd=other)
+    with serve(directory=tmp_path / "copied", **{**DURABLE, "DS_STORAGE__MODE": "acid"}) as server:
+        assert _texts(server.url) == wanted
+    assert json.loads((copied / "WORKERS").read_text())["shards"] == 4

@@ -1,0 +1,245 @@
+"""A server of several workers behaves as one server, survives the death of a worker, and can change their number."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater.client import Client
+from headwater.cluster.shards import ShardMap
+from tests.cluster.workers import name_in, processes, wait_for_restart
+from tests.serving import Server, serve
+from tests.waiting import wait_until
+
+DURABLE: dict[str, Any] = {"DS_STORAGE__MODE": "file-durable"}
+TEXT = {"Content-Type": "text/plain"}
+
+
+def _create(client: httpx.Client, name: str, data: str = "", **headers: str) -> httpx.Response:
+    response = client.put(f"/v1/stream/{name}", headers=TEXT | headers, content=data)
+    assert response.status_code == 201, response.text
+    return response
+
+
+def _text(client: httpx.Client, name: str) -> str:
+    response = client.get(f"/v1/stream/{name}?offset=-1")
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+def _client(server: Server) -> httpx.Client:
+    return httpx.Client(base_url=server.url, timeout=30)
+
+
+def _refused(directory: Path, workers: str, reason: str) -> None:
+    """A start with so many workers ends with this reason."""
+    with (
+        pytest.raises(AssertionError, match=reason),
+        serve(DS_SERVER__WORKERS=workers, directory=directory, **DURABLE),
+    ):
+        pass
+
+
+def test_one_connection_reaches_the_streams_of_every_worker() -> None:
+    with serve(DS_SERVER__WORKERS="3") as server, _client(server) as client:
+        assert len(processes(server)) == 3
+        for number in range(30):
+            _create(client, f"s{number}", f"first {number}")
+            client.post(f"/v1/stream/s{number}", headers=TEXT, content=b", second").raise_for_status()
+        assert [_text(client, f"s{number}") for number in range(30)] == [
+            f"first {number}, second" for number in range(30)
+        ]
+
+
+def test_pipelined_answers_of_several_workers_are_in_order() -> None:
+    with serve(DS_SERVER__WORKERS="3") as server:
+        with _client(server) as client:
+            for number in range(20):
+                _create(client, f"p{number}", f"content of {number}")
+        asked = "".join(
+            f"GET /v1/stream/p{number}?offset=-1 HTTP/1.1\r\nHost: localhost\r\n\r\n" for number in range(20)
+        )
+        with socket.create_connection(("127.0.0.1", server.port)) as raw:
+            raw.sendall(asked.encode())
+            received = b""
+            while received.count(b"content of") < 20:
+                received += raw.recv(65536)
+        at = [received.index(f"content of {number}".encode()) for number in range(20)]
+        assert at == sorted(at)
+
+
+def _connections(client: httpx.Client, worker: int) -> float:
+    samples = dict(line.rsplit(" ", 1) for line in client.get("/metrics").text.splitlines() if line[:1] != "#")
+    return float(samples[f'headwater_worker_connections{{worker="{worker}"}}'])
+
+
+def test_connection_moves_to_the_owner_of_its_stream_with_what_was_sent() -> None:
+    name = name_in(1, 2)
+    with serve(DS_SERVER__WORKERS="2") as server, _client(server) as client, ExitStack() as opened:
+        _create(client, name)
+        others = [opened.enter_context(_client(server)) for _ in range(8)]
+        for number, other in enumerate(others):
+            other.post(f"/v1/stream/{name}", headers=TEXT, content=f"{number},").raise_for_status()
+        assert _connections(client, 1) >= 8
+        # A moved connection still reaches the streams of every worker.
+        for number, other in enumerate(others):
+            _create(other, f"after{number}", "x")
+        assert _text(client, name) == "0,1,2,3,4,5,6,7,"
+
+
+@pytest.mark.parametrize("workers", ["2", "3"])
+def test_fork_of_a_stream_of_another_worker_outlives_its_source(workers: str) -> None:
+    source, fork = name_in(0, int(workers), "source"), name_in(1, int(workers), "fork")
+    with serve(DS_SERVER__WORKERS=workers) as server, _client(server) as client:
+        _create(client, source, "shared")
+        _create(client, fork, **{"Stream-Forked-From": f"/v1/stream/{source}"})
+        client.post(f"/v1/stream/{fork}", headers=TEXT, content=b", own").raise_for_status()
+        assert client.delete(f"/v1/stream/{source}").status_code == 204
+        assert client.get(f"/v1/stream/{source}").status_code == 410
+        assert _text(client, fork) == "shared, own"
+        assert client.delete(f"/v1/stream/{fork}").status_code == 204
+        assert client.get(f"/v1/stream/{fork}").status_code == 404
+        # The last fork is gone, and the source with it: both names are free.
+        _create(client, source)
+        _create(client, fork, "new")
+        assert _text(client, fork) == "new"
+
+
+def test_listing_has_the_streams_of_all_workers() -> None:
+    with serve(DS_SERVER__WORKERS="3") as server, _client(server) as client:
+        for number in range(12):
+            _create(client, f"listed{number:02}", "x")
+        found = client.get("/v1/stream/__ds/streams?prefix=listed").json()["streams"]
+        assert [stream["name"] for stream in found] == [f"listed{number:02}" for number in range(12)]
+        assert all(stream["next_offset"].startswith("0000000000000001_") for stream in found)
+        cursor = client.get("/v1/stream/__ds/streams?live=long-poll").json()["changes_cursor"]
+        for number in range(12):
+            client.post(f"/v1/stream/listed{number:02}", headers=TEXT, content=b"y").raise_for_status()
+        changed = client.get(f"/v1/stream/__ds/streams?live=long-poll&cursor={cursor}").json()["streams"]
+        assert {stream["name"] for stream in changed} == {f"listed{number:02}" for number in range(12)}
+
+
+def test_killed_worker_is_restarted_with_everything_that_it_acknowledged(tmp_path: Path) -> None:
+    with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        names = [name_in(worker, 2) for worker in (0, 1)]
+        for name in names:
+            _create(client, name, "kept")
+        before = {process.pid for process in processes(server)}
+        for process in processes(server):
+            os.kill(process.pid, signal.SIGKILL)
+        # A new connection: one whose worker was killed is gone.
+        with _client(server) as other:
+            wait_for_restart(server, before, 2)
+            assert [_text(other, name) for name in names] == ["kept", "kept"]
+
+
+def test_streams_of_other_workers_are_served_while_one_is_stopped(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "DS_SERVER__WORKERS": "2",
+        "DS_SERVER__WORKER_TIMEOUT_SECS": "2",
+        "DS_SERVER__WORKER_WAIT_SECS": "0.2",
+    }
+    with serve(directory=tmp_path, **settings, **DURABLE) as server:
+        mine, other = name_in(0, 2), name_in(1, 2)
+        with _client(server) as client:
+            _create(client, mine, "here")
+            _create(client, other, "there")
+        before = {process.pid for process in processes(server)}
+        first, second = processes(server)
+        second.suspend()
+        server.wait_for_log("did not answer for 2 s and is killed")
+        with _client(server) as client:
+            assert _text(client, mine) == "here"
+            wait_for_restart(server, {second.pid}, 2)
+            assert _text(client, other) == "there"
+        assert first.pid in before & {process.pid for process in processes(server)}
+
+
+def test_death_of_a_worker_ends_a_server_in_memory() -> None:
+    with serve(DS_SERVER__WORKERS="2") as server:
+        processes(server)[1].kill()
+        assert server.process.wait(timeout=30) == 1
+        message = "died, and with it its streams, because storage mode is memory"
+        wait_until(lambda: message in server.log(), what="the reason is logged")
+        assert "worker 1" in server.log()
+
+
+def test_number_of_workers_can_change_at_every_start(tmp_path: Path) -> None:
+    names = [f"s{number}" for number in range(20)]
+    with serve(DS_SERVER__WORKERS="1", directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        for name in names:
+            _create(client, name, f"data of {name}")
+        for name in names[:10]:
+            _create(client, f"fork-of-{name}", **{"Stream-Forked-From": f"/v1/stream/{name}"})
+        client.delete(f"/v1/stream/{names[0]}").raise_for_status()
+        for bucket in ("orders", "users"):
+            client.put(f"/ds/{bucket}").raise_for_status()
+            client.put(f"/ds/{bucket}/one", headers=TEXT, content=b"in a bucket").raise_for_status()
+        subscription = {"type": "pull-wake", "streams": names[1:5], "wake_stream": "wakes"}
+        _create(client, "wakes")
+        client.put("/v1/stream/__ds/subscriptions/all", json=subscription).raise_for_status()
+    for workers in ("2", "3", "1", "2"):
+        with serve(DS_SERVER__WORKERS=workers, directory=tmp_path, **DURABLE) as server, _client(server) as client:
+            assert client.get(f"/v1/stream/{names[0]}").status_code == 410
+            assert [_text(client, name) for name in names[1:]] == [f"data of {name}" for name in names[1:]]
+            assert [_text(client, f"fork-of-{name}") for name in names[:10]] == [
+                f"data of {name}" for name in names[:10]
+            ]
+            assert client.get("/ds/orders/streams").json()["streams"][0]["stream_id"] == "one"
+            assert client.get("/ds/users/one").text == "in a bucket"
+            links = client.get("/v1/stream/__ds/subscriptions/all").json()["streams"]
+            assert {link["path"] for link in links} == set(names[1:5])
+
+
+def test_more_workers_than_shards_are_refused(tmp_path: Path) -> None:
+    _refused(tmp_path, "17", "17 workers are more than the 16 shards")
+
+
+def test_directory_of_an_earlier_release_has_one_shard(tmp_path: Path) -> None:
+    with serve(directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        _create(client, "old", "data")
+    recorded = next(tmp_path.rglob("FORMAT"))
+    recorded.write_text(recorded.read_text().replace(',"shards":16', ""))
+    _refused(tmp_path, "2", "headwater store copy --worker-shards")
+    with serve(directory=tmp_path, **DURABLE) as server, _client(server) as client:
+        assert _text(client, "old") == "data"
+
+
+def test_second_server_on_the_same_directory_is_refused(tmp_path: Path) -> None:
+    with serve(DS_SERVER__WORKERS="2", directory=tmp_path, **DURABLE):
+        _refused(tmp_path, "2", "is in use by process")
+
+
+def test_server_starts_after_it_was_killed_with_its_workers(tmp_path: Path) -> None:
+    """Locks and sockets of before are no obstacle, nor is a path that is too long for the address of a socket."""
+    directory = tmp_path / ("long" * 40)
+    directory.mkdir()
+    with serve(DS_SERVER__WORKERS="2", directory=directory, **DURABLE) as server:
+        with _client(server) as client:
+            _create(client, "kept", "data")
+        server.kill()
+    with serve(DS_SERVER__WORKERS="2", directory=directory, **DURABLE) as server, _client(server) as client:
+        assert _text(client, "kept") == "data"
+
+
+def test_names_of_the_tests_belong_to_different_workers() -> None:
+    assert ShardMap(16, 2).owner_of(name_in(0, 2)) != ShardMap(16, 2).owner_of(name_in(1, 2))
+
+
+def test_many_streams_are_followed_by_their_changes() -> None:
+    """The streams are in several processes, so no single one can follow them over one connection."""
+    with serve(DS_SERVER__WORKERS="3") as server, Client(server.url) as client:
+        for number in range(6):
+            client.stream(f"m/{number}").create(body=b"[0]")
+        following = client.follow_many("m/")
+        assert {next(following).name for _ in range(6)} == {f"m/{number}" for number in range(6)}
+        client.stream("m/3").append(1)
+        found = next(following)
+        assert (found.name, found.batch.values) == ("m/3", [1])

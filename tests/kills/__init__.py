@@ -1,0 +1,1 @@
+"""The pipeline while its processes are killed, suspended, started twice and restored from backups."""

@@ -1,0 +1,115 @@
+"""A real S3-compatible object store: SeaweedFS, started on free ports of this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sysconfig
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import obstore
+from obstore import exceptions
+from obstore.store import S3Store
+
+from tests.waiting import wait_until
+
+BUCKET = "headwater"
+_KEY, _SECRET = "test-key", "test-secret"
+_PORTS = ("master", "master-grpc", "volume", "volume-grpc", "filer", "filer-grpc", "s3", "s3-grpc")
+
+
+class SeaweedFs:
+    """One process with a master, a volume server, a filer and the S3 gateway. It can be stopped and started again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ports = dict(zip(_PORTS, _free_ports(len(_PORTS)), strict=True))
+        self._config = directory / "s3.json"
+        credentials = [{"accessKey": _KEY, "secretKey": _SECRET}]
+        identity = {"name": "test", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
+        self._config.write_text(json.dumps({"identities": [identity]}))
+        self.environment = {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{self._ports['s3']}",
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def url(self, prefix: str) -> str:
+        return f"s3://{BUCKET}/{prefix}"
+
+    def start(self) -> None:
+        ports = self._ports
+        command = [
+            str(Path(sysconfig.get_path("scripts")) / "weed"),
+            "-logtostderr=true",
+            "server",
+            f"-dir={self._directory}",
+            "-ip=127.0.0.1",
+            "-ip.bind=127.0.0.1",
+            f"-master.port={ports['master']}",
+            f"-master.port.grpc={ports['master-grpc']}",
+            "-master.volumeSizeLimitMB=64",
+            "-master.telemetry=false",
+            f"-volume.port={ports['volume']}",
+            f"-volume.port.grpc={ports['volume-grpc']}",
+            "-volume.max=20",
+            "-filer",
+            f"-filer.port={ports['filer']}",
+            f"-filer.port.grpc={ports['filer-grpc']}",
+            "-s3",
+            f"-s3.port={ports['s3']}",
+            f"-s3.port.grpc={ports['s3-grpc']}",
+            f"-s3.config={self._config}",
+        ]
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        wait_until(self._is_ready, what="SeaweedFS takes writes", every_s=0.1)
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(timeout=60)
+
+    def _is_ready(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self._directory / "log").read_text(errors="replace")[-2000:]
+        store = S3Store(
+            BUCKET,
+            endpoint=self.environment["AWS_ENDPOINT_URL"],
+            access_key_id=_KEY,
+            secret_access_key=_SECRET,
+            region="us-east-1",
+            client_options={"allow_http": True, "timeout": "10s"},
+            retry_config={"max_retries": 0},
+        )
+        try:
+            obstore.put(store, "ready", b"yes")
+        except exceptions.BaseError:
+            return False
+        return True
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as sockets:
+        found = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in found]
+
+
+@contextmanager
+def seaweedfs(directory: Path) -> Iterator[SeaweedFs]:
+    store = SeaweedFs(directory)
+    store.start()
+    try:
+        yield store
+    finally:
+        store.stop()
+        shutil.rmtree(directory, ignore_errors=True)
