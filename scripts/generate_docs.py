@@ -19,8 +19,9 @@ from typing import Any
 
 from headwater.config.describe import Described, described_settings
 from headwater.config.sections import Settings
-from headwater.core.errors import Refusal, SubscriptionRefusal
-from headwater.spark.options import as_markdown
+from headwater.core.errors import Refusal
+from headwater.core.subscription_errors import SubscriptionRefusal
+from headwater.spark.option_table import as_markdown
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGE = REPOSITORY / "src" / "headwater"
@@ -68,10 +69,12 @@ PACKAGES = {
     "printable": (0, 0, "text for terminals"),
     "telemetry": (0, 2, "logs"),
     "config": (0, 3, "settings"),
+    "cluster": (0, 4, "workers, relaying"),
     "http": (1, 0, "requests, live reads"),
     "engine": (1, 1, "rules meet storage"),
     "storage": (1, 2, "where bytes live"),
     "core": (1, 3, "the rules, pure"),
+    "operating_system": (1, 4, "Linux and macOS"),
     "client": (2, 0, "the protocol client"),
     "stack": (3, 1, "Envoy and Postgres"),
     "pipeline": (2, 2, "jobs"),
@@ -81,6 +84,7 @@ PACKAGES = {
     "server": (2, 3, "a server to embed"),
     "testing": (3, 3, "fixtures for tests"),
     "ai": (2, 4, "durable model output"),
+    "otel": (3, 4, "OpenTelemetry"),
 }
 """Where a package is drawn: column, row, and its job in a few words. Arrows come from the code."""
 
@@ -150,7 +154,45 @@ def _arrow(source: str, target: str) -> str:
     return f'<path data-from="{source}" data-to="{target}" d="{way}" marker-end="url(#tip)"/>'
 
 
-FILES: dict[str, Callable[[], str]] = {"docs/images/packages.svg": packages_picture}
+_RATIO = re.compile(
+    r"^\| (?P<what>[^|]+) \| (?P<other>official Node[^|]+) \| (?P<ratio>[\d.]+) \W(?P<rest>[^|]*) \|$", re.MULTILINE
+)
+_CHART_STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#7a8594}.bar{fill:#0f9488}.other{fill:#a9b4c0}"
+    ".value{font-weight:600;fill:#0f9488}"
+)
+
+
+def benchmarks_chart() -> str:
+    """The ratios to the official Node server in docs/benchmarks.md as bars, on a logarithmic scale."""
+    page = (REPOSITORY / "docs/benchmarks.md").read_text(encoding="utf-8")
+    parts = []
+    found = list(_RATIO.finditer(page))
+    for row, match in enumerate(found):
+        ratio = float(match["ratio"])
+        is_lower_better = "lower" in match["rest"]
+        times = 1 / ratio if is_lower_better else ratio
+        text = f"{times:.1f} times {'lower' if is_lower_better else 'as fast'}"
+        y = 34 + row * 46
+        width = 14 + 330 * math.log(max(times, 1.0)) / math.log(100)
+        what = match["what"].replace("`", "")
+        parts.append(
+            f'<text x="10" y="{y}">{what}</text><rect class="other" x="10" y="{y + 7}" width="14" height="14" rx="3"/>'
+            f'<rect class="bar" x="10" y="{y + 7}" width="{width:.0f}" height="14" rx="3"/>'
+            f'<text class="value" x="{width + 18:.0f}" y="{y + 19}">{text}</text>'
+        )
+    height = 46 + 46 * len(found)
+    title = f"<title>Compared with the official Node server: {len(found)} measurements of docs/benchmarks.md</title>"
+    head = '<text x="10" y="12">times the official Node server, logarithmic scale</text>'
+    size = f'viewBox="0 0 560 {height}" width="560" height="{height}"'
+    body = f"{title}<style>{_CHART_STYLE}</style>{head}{''.join(parts)}"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{body}</svg>\n'
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "docs/images/packages.svg": packages_picture,
+    "docs/images/benchmarks.svg": benchmarks_chart,
+}
 """Files that are generated as a whole."""
 
 
@@ -202,6 +244,7 @@ RESULTS = REPOSITORY / "tests" / "pressure" / "results"
 CHECKS: dict[str, tuple[str, str, str]] = {
     "crash_points": ("Crashes of a simulated disk, each recovery compared with an oracle", "recoveries", "recoveries"),
     "kill_nine": ("kill -9 of the server under load, over and over on one directory", "rounds", "rounds"),
+    "pipeline_kills": ("kill -9 around a pipeline that runs in every direction", "kills", "kills"),
     "model_steps": ("Random operations on the engine beside the model", "steps", "steps"),
     "fuzz": ("Pipelined requests, cut at random bytes, each answer judged by the model", "requests", "requests"),
     "history": ("Concurrent clients through kills, stops, cuts, clock jumps and disk trouble", "troubles", "troubles"),
@@ -212,12 +255,26 @@ CHECKS: dict[str, tuple[str, str, str]] = {
 """By result file: what was tried, which count is its size, and the unit."""
 
 
+KILL_COUNTS = {
+    "drivers": "drivers killed, with their JVM and Python processes",
+    "workers": "Python processes of Spark killed",
+    "servers": "servers killed",
+    "databases": "databases killed",
+    "second drivers": "second drivers started beside a running one",
+    "suspended": "drivers suspended for 5 to 45 s while another one worked",
+    "suspended long": "drivers suspended for 130 to 150 s, longer than every time-out",
+    "restores": "restores from a backup",
+    "messages": "messages and changes that were compared",
+}
+"""By count of `tests/kills/trial.py`."""
+
+
 def reliability() -> str:
     """All results: a summary, then what needs more than one number."""
     head = "| tried | how often | runs | found | by mode |\n|---|---|---|---|---|\n"
     rows = [_row(_summary(name, *words)) for name, words in CHECKS.items() if _results(name)]
     parts = ["## Summary\n\n" + head + "\n".join(rows)]
-    parts += [part for part in (_crowds(), _soak(), _loop_cpu(), _stalls(), _findings()) if part]
+    parts += [part for part in (_kills(), _crowds(), _soak(), _loop_cpu(), _stalls(), _findings()) if part]
     return "\n\n".join(parts)
 
 
@@ -234,6 +291,24 @@ def _summary(name: str, what: str, count: str, unit: str) -> tuple[str, ...]:
     found = sum(len(run["found"]) for run in runs)
     modes = ", ".join(f"{mode} {number:,.0f}" for mode, number in sorted(by_mode.items()))
     return what, f"{sum(by_mode.values()):,.0f} {unit}", str(len(runs)), str(found) if found else "nothing", modes
+
+
+def _kills() -> str:
+    """What happened in the trials of the pipeline, summed over the runs."""
+    runs = [run["counts"] for run in _results("pipeline_kills") if run["counts"]]
+    if not runs:
+        return ""
+    counts = {name: sum(run.get(name, 0) for run in runs) for name in KILL_COUNTS}
+    rows = [_row((words, f"{counts[name]:,}")) for name, words in KILL_COUNTS.items()]
+    head = (
+        "## Kills around the pipeline\n\nStream to stream, stream to Postgres, Postgres to stream, a fold and an"
+        " archive run in one application while messages and rows are written. At random moments its processes, the"
+        " server (durable files) and the database are killed, second drivers start on the same checkpoints, drivers are"
+        " suspended and wake up while another one works, and everything is restored from a backup. At the end of a run"
+        " all that was written must be there in every direction: once, and in order.\n\n"
+        "| what happened | how often |\n|---|---|\n"
+    )
+    return head + "\n".join(rows)
 
 
 def _crowds() -> str:
@@ -362,7 +437,7 @@ def _first_sentence(module: Path) -> str:
 
 
 def with_generated_part(page: str, part: str, name: str) -> str:
-    """The page with everything between its markers made anew."""
+    """The page with everything between its markers generated again."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
