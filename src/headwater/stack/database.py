@@ -109,6 +109,8 @@ class LocalPostgres:
     sync: bool = True
     """Whether a new data directory is synced before use, which takes seconds on a busy disk."""
     binaries: Path | None = None
+    skips_set_up: bool = False
+    """Whether the database and the roles exist for certain: a standby cannot create them."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _is_set_up: bool = field(default=False, init=False)
 
@@ -132,7 +134,7 @@ class LocalPostgres:
     def command(self) -> list[str]:
         """The command line, for a supervisor that starts the process (with `popen_options`, after `prepare`)."""
         settings = [f"-c{name}={value}" for name, value in {**SETTINGS, **self.settings}.items()]
-        return [str(self._binary("postgres")), "-D", str(self.data), "-p", str(self.port), *settings]
+        return [str(self.binary("postgres")), "-D", str(self.data), "-p", str(self.port), *settings]
 
     @property
     def popen_options(self) -> dict[str, Any]:
@@ -151,17 +153,13 @@ class LocalPostgres:
 
     def prepare(self) -> None:
         """Create the data directory if it does not exist, and choose a port."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if self.port == 0:
-            self.port = _free_port()
-        if os.geteuid() == 0:
-            self._set_owner()
+        self.prepare_directory()
         if (self.data / "PG_VERSION").exists():
             return
         with self._password_file() as authentication:
             initdb = subprocess.run(
                 [
-                    *(str(self._binary("initdb")), "-D", str(self.data), "-U", "postgres"),
+                    *(str(self.binary("initdb")), "-D", str(self.data), "-U", "postgres"),
                     *("-E", "UTF8", "--locale=C", *authentication),
                     *(() if self.sync else ("--no-sync",)),
                 ],
@@ -173,6 +171,14 @@ class LocalPostgres:
         if initdb.returncode:
             output = initdb.stdout.decode("utf-8", "replace").strip()
             raise LocalPostgresError(f"initdb in {self.data} failed: {output[-1000:]}")
+
+    def prepare_directory(self) -> None:
+        """Create the directory around the data, which may not exist, and choose a port."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self.port == 0:
+            self.port = _free_port()
+        if os.geteuid() == 0:
+            self._set_owner()
 
     def start(self) -> LocalPostgres:
         """Start the process and wait until it accepts queries."""
@@ -193,7 +199,7 @@ class LocalPostgres:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                if self._is_set_up:
+                if self._is_set_up or self.skips_set_up:
                     _connect(make_conninfo(self.url)).close()
                 else:
                     self._set_up()
@@ -234,7 +240,8 @@ class LocalPostgres:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _binary(self, name: str) -> Path:
+    def binary(self, name: str) -> Path:
+        """A program of this Postgres."""
         if self.binaries is None:
             self.binaries = find_binaries()
         return self.binaries / name

@@ -26,6 +26,7 @@ from headwater.storage.filesystem import Bytes, FileAppender, Filesystem, write_
 from headwater.storage.interface import Committed, WriteFailedError
 from headwater.storage.journal.frames import FRAME, BatchEncoder, salt_again, seal
 from headwater.storage.journal.next_segment import NextSegment, remove_spares
+from headwater.storage.journal.replica import JournalReplica
 from headwater.storage.worker import Job
 
 log = logging.getLogger("headwater.storage")
@@ -146,6 +147,8 @@ class FileJournal:
         """Whether the next batch begins a segment, once `takes_long` has decided it."""
         self.last_lsn = last_lsn
         self.failure: str | None = None
+        self.replica: JournalReplica | None = None
+        """Where each batch must be before it is written here, if its durability does not depend on this disk."""
         self.segments: list[Segment] = list(older)
         remove_spares(filesystem, directory)
         file = filesystem.create(segment_path(directory, number))
@@ -164,7 +167,7 @@ class FileJournal:
         """
         if self._begins is None:
             self._begins = self._can_begin()
-        return self._begins or self._lock.locked()
+        return self._begins or self.replica is not None or self._lock.locked()
 
     def append(self, batch: Sequence[Committed]) -> None:
         """Append a batch; when this returns it is as durable as the mode promises."""
@@ -173,6 +176,8 @@ class FileJournal:
             frame, rest = self._encoder.encode(batch, self.last_lsn + 1, self._salt)
             begins, self._begins = self._begins, None
             try:
+                if self.replica is not None:
+                    self.replica.append(self.last_lsn, self.last_lsn + len(batch), (frame, *rest))
                 if self._can_begin() if begins is None else begins:
                     self._roll()
                     salt_again(frame, self._salt)
@@ -181,6 +186,12 @@ class FileJournal:
                 raise self._fail(error) from error
             self.last_lsn += len(batch)
             self._is_marked = False
+
+    def adopt(self, frame: bytearray, entries: int) -> None:
+        """Write a batch of a replica as it was sealed there; `last_lsn` must be the record before it."""
+        salt_again(frame, self._salt)
+        self._append(frame)
+        self.last_lsn += entries
 
     def mark_whole(self) -> None:
         """Mark that everything before is whole, so that later damage to the last batch cannot pass for a torn write."""

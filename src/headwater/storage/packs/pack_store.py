@@ -21,6 +21,7 @@ from headwater.storage.cold_store import Checkpoint, Chore, Step, Steps, Unsaved
 from headwater.storage.directory import open_directory
 from headwater.storage.extents import NO_EXTENTS, Extent, join, merge
 from headwater.storage.filesystem import Filesystem
+from headwater.storage.journal.replica import JournalReplica
 from headwater.storage.journal.segments import FileJournal
 from headwater.storage.journal_place import place_journal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
@@ -44,6 +45,8 @@ class LowerTier(Protocol):
 
     first_pack: int
     """New packs are numbered from here on at least."""
+    replica: JournalReplica | None
+    """Where each batch of the journal must be before it is acknowledged, if not only on this disk."""
     save_after_s: float
 
     @property
@@ -131,6 +134,7 @@ class PackStore:
             self._big_bytes,
         )
         if tier is not None:
+            journal.replica = tier.replica
             self._manifest.on_saved = tier.saved
             tier.open(self._manifest.saved(), lambda: journal.last_lsn)
         return journal

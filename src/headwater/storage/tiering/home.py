@@ -101,11 +101,16 @@ class Home:
     def has_data(self) -> bool:
         return self.head is not None and bool(self.head.parts)
 
-    def claim(self, filesystem: Filesystem, directory: Path) -> StoreHead:
-        """Take the next epoch of this prefix for this data directory; it must be checked that it is theirs."""
+    def claim(self, filesystem: Filesystem, directory: Path, epoch: int | None = None) -> StoreHead:
+        """Take the next epoch of this prefix for this data directory; it must be checked that it is theirs.
+
+        Where epochs are given out elsewhere, `epoch` is the one to take: `FencedError` if it is not a new one.
+        """
         mark = read_mark(filesystem, directory)
         head = self.head or StoreHead(VERSION, mark.store if mark is not None else secrets.token_hex(16), 0)
-        epoch = max(head.epoch, mark.epoch if mark is not None else 0) + 1
+        if epoch is not None and epoch <= head.epoch:
+            raise self._fenced()
+        epoch = epoch or max(head.epoch, mark.epoch if mark is not None else 0) + 1
         if self.head is not None:
             # First here: a crash in between must not look like another server's claim.
             write_mark(filesystem, directory, ColdMark(VERSION, self._objects.url, head.store, epoch))

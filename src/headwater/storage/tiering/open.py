@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headwater.storage.descriptor_reserve import DescriptorReserve
-from headwater.storage.directory import open_directory
+from headwater.storage.directory import Directory, open_directory
 from headwater.storage.filesystem import Filesystem, RealFilesystem
 from headwater.storage.interface import StorageError
+from headwater.storage.journal.replica import JournalReplica
 from headwater.storage.journal.segments import HEADER_BYTES, segment_numbers, segment_path
 from headwater.storage.journal_place import journal_directory, place_journal
 from headwater.storage.journaled_store import JournaledStorage, StoreSettings
@@ -19,7 +20,7 @@ from headwater.storage.packs.manifest import NAME
 from headwater.storage.packs.pack_store import FAMILY, PackStore
 from headwater.storage.tiering.home import Home, read_mark
 from headwater.storage.tiering.objects import Objects, ObjectStoreError
-from headwater.storage.tiering.restore import restore_directory
+from headwater.storage.tiering.restore import restore_directory, restore_replicated
 from headwater.storage.tiering.tier import Tier, TieredFilesystem
 from headwater.storage.tiering.uploader import RETRY_S, Uploader
 from headwater.storage.worker import Worker
@@ -55,37 +56,82 @@ def open_tiered(
 ) -> TieredStore:
     """Open a data directory in mode `file-durable` over an object store."""
     filesystem = RealFilesystem(reserve)
+    settings = settings if settings is not None else StoreSettings()
     opened = open_directory(filesystem, directory, FAMILY)
     try:
         home = _claim(objects, filesystem, directory, accept_data_loss=tier_settings.accept_data_loss)
-        settings = settings if settings is not None else StoreSettings()
         place_journal(filesystem, opened, settings.journal_dir)
-        files = TieredFilesystem(objects, directory, reserve)
-        files.uploader = uploader = Uploader(
-            objects,
-            home,
-            directory,
-            files,
-            files.remove,
-            grace_s=tier_settings.grace_s,
-            retry_s=tier_settings.retry_s,
-        )
-        tier = Tier(
-            files,
-            uploader,
-            home,
-            directory,
-            cache_bytes=tier_settings.cache_bytes,
-            backlog_bytes=tier_settings.backlog_bytes,
-        )
-        cold = PackStore(files, directory, settings, tier)
-        storage = JournaledStorage(files, opened, cold, durable=True, settings=settings, worker=worker, clock=clock)
+        return _build(objects, opened, home, tier_settings, settings, reserve, worker, clock)
     except ObjectStoreError as error:
         opened.close()
         raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
     except BaseException:
         opened.close()
         raise
+
+
+def open_replicated(
+    objects: Objects,
+    directory: Path,
+    tier_settings: TierSettings,
+    settings: StoreSettings,
+    *,
+    epoch: int,
+    replica: JournalReplica,
+    reserve: DescriptorReserve | None = None,
+) -> TieredStore:
+    """Open a store in an empty directory, from the object store and the replica of its journal alone.
+
+    The prefix is claimed before anything is read, so what is found there cannot change any more.
+    """
+    filesystem = RealFilesystem(reserve)
+    opened = open_directory(filesystem, directory, FAMILY)
+    try:
+        home = Home(objects)
+        head = home.claim(filesystem, directory, epoch)
+        restore_replicated(filesystem, directory, objects, head, replica, settings.segment_bytes)
+        return _build(objects, opened, home, tier_settings, settings, reserve, None, time.monotonic, replica)
+    except ObjectStoreError as error:
+        opened.close()
+        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _build(
+    objects: Objects,
+    opened: Directory,
+    home: Home,
+    tier_settings: TierSettings,
+    settings: StoreSettings,
+    reserve: DescriptorReserve | None,
+    worker: Worker | None,
+    clock: Callable[[], float],
+    replica: JournalReplica | None = None,
+) -> TieredStore:
+    """The store of a directory whose prefix is claimed. With a replica, the local journal need not be synced."""
+    directory = opened.path
+    files = TieredFilesystem(objects, directory, reserve)
+    files.stores_blobs_first = replica is not None
+    files.uploader = uploader = Uploader(
+        objects, home, directory, files, files.remove, grace_s=tier_settings.grace_s, retry_s=tier_settings.retry_s
+    )
+    if replica is not None:
+        uploader.on_stored = replica.trim
+    tier = Tier(
+        files,
+        uploader,
+        home,
+        directory,
+        cache_bytes=tier_settings.cache_bytes,
+        backlog_bytes=tier_settings.backlog_bytes,
+        replica=replica,
+    )
+    cold = PackStore(files, directory, settings, tier)
+    storage = JournaledStorage(
+        files, opened, cold, durable=replica is None, settings=settings, worker=worker, clock=clock
+    )
     return TieredStore(storage, files)
 
 

@@ -1,7 +1,8 @@
-"""Begin a data directory from the object store alone: what was not stored there yet is lost.
+"""Begin a data directory from the object store: alone, or with a replica of the journal.
 
-The journal that begins says that it follows a loss, so that recovery does not look for what only the lost one had. The
-manifest is written last: a store exists when it has one.
+Alone, what was not stored there yet is lost. The journal that begins says that it follows a loss, so that recovery does
+not look for what only the lost one had. With a replica nothing is lost: its batches become the journal. The manifest is
+written last: a store exists when it has one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from headwater.storage.directory import write_file
 from headwater.storage.filesystem import Filesystem
 from headwater.storage.interface import CorruptError
+from headwater.storage.journal.frames import read_frame
+from headwater.storage.journal.replica import JournalReplica
 from headwater.storage.journal.segments import FileJournal, segment_numbers, segment_path
 from headwater.storage.journal_place import journal_directory
 from headwater.storage.packs.manifest import NAME, NEW_NAME, Manifest
@@ -24,20 +27,12 @@ log = logging.getLogger("headwater.storage")
 
 def restore_directory(filesystem: Filesystem, directory: Path, objects: Objects, head: StoreHead) -> None:
     """Fill a directory without a manifest with what `head` leads to. Packs stay in the object store."""
-    data = bytearray()
-    for part in head.parts:
-        found = objects.get(part.key)
-        if found is None or len(found.data) != part.size:
-            raise CorruptError(f"{objects.url}/{part.key} is missing or has the wrong size.")
-        data += found.data
-    journal = journal_directory(filesystem, directory)
-    for each in (journal, directory / PACKS_NAME):
-        filesystem.make_directory(each)
-    filesystem.sync_directory(directory)
+    data = _stored_manifest(objects, head)
+    journal = _make_directories(filesystem, directory)
     fresh = directory / NEW_NAME
     if filesystem.exists(fresh):
         filesystem.unlink(fresh)
-    write_file(filesystem, fresh, bytes(data))
+    write_file(filesystem, fresh, data)
     manifest = Manifest(filesystem, directory, name=NEW_NAME)
     last_lsn = max((saved.lsn for saved in manifest.load()), default=0)
     last_lsn = max(last_lsn, manifest.lsn)
@@ -58,3 +53,80 @@ def restore_directory(filesystem: Filesystem, directory: Path, objects: Objects,
     log.warning(
         "%s begins with what %s has up to record %d; what came after it is lost", directory, objects.url, last_lsn
     )
+
+
+def restore_replicated(
+    filesystem: Filesystem,
+    directory: Path,
+    objects: Objects,
+    head: StoreHead,
+    replica: JournalReplica,
+    segment_bytes: int,
+) -> None:
+    """Fill an empty directory with what `head` leads to, and with the batches of the replica that follow it."""
+    journal = _make_directories(filesystem, directory)
+    manifest = Manifest(filesystem, directory, name=NEW_NAME)
+    if head.parts:
+        write_file(filesystem, directory / NEW_NAME, _stored_manifest(objects, head))
+        for _ in manifest.load():
+            pass
+        _write_journal(filesystem, journal, manifest, replica, segment_bytes)
+        filesystem.replace(directory / NEW_NAME, directory / NAME)
+    else:
+        _write_journal(filesystem, journal, manifest, replica, segment_bytes)
+        first = Manifest(filesystem, directory)
+        first.create()
+        first.close()
+    filesystem.sync_directory(directory)
+
+
+def _write_journal(
+    filesystem: Filesystem, journal: Path, manifest: Manifest, replica: JournalReplica, segment_bytes: int
+) -> None:
+    number, lsn = manifest.segment, manifest.lsn
+    writer: FileJournal | None = None
+    for batch in replica.batches(manifest.lsn):
+        frame = read_frame(memoryview(batch), 0, int.from_bytes(batch[:8], "little"))
+        if frame is None or frame.end != len(batch):
+            raise CorruptError(f"The batch after record {lsn} in the replicated journal is damaged.")
+        if writer is None:
+            lsn = min(lsn, frame.number - 1)
+        if frame.number != lsn + 1:
+            raise CorruptError(f"The replicated journal continues with record {frame.number} after {lsn}.")
+        entries = frame.entries
+        del frame
+        if writer is not None and writer.size_bytes >= segment_bytes:
+            writer.close()
+            writer, number = None, number + 1
+        if writer is None:
+            writer = _begin_segment(filesystem, journal, number, lsn)
+        writer.adopt(batch, entries)
+        lsn += entries
+    if lsn != replica.last_lsn:
+        raise CorruptError(f"The replicated journal ends at record {lsn}, and its writer wrote {replica.last_lsn}.")
+    (writer or _begin_segment(filesystem, journal, number, lsn)).close()
+
+
+def _begin_segment(filesystem: Filesystem, journal: Path, number: int, last_lsn: int) -> FileJournal:
+    return FileJournal(
+        filesystem, journal, number=number, last_lsn=last_lsn, previous_lsn=last_lsn, segment_bytes=1, durable=False
+    )
+
+
+def _stored_manifest(objects: Objects, head: StoreHead) -> bytes:
+    data = bytearray()
+    for part in head.parts:
+        found = objects.get(part.key)
+        if found is None or len(found.data) != part.size:
+            raise CorruptError(f"{objects.url}/{part.key} is missing or has the wrong size.")
+        data += found.data
+    return bytes(data)
+
+
+def _make_directories(filesystem: Filesystem, directory: Path) -> Path:
+    """Create the directories of a store; returns that of the journal."""
+    journal = journal_directory(filesystem, directory)
+    for each in (journal, directory / PACKS_NAME):
+        filesystem.make_directory(each)
+    filesystem.sync_directory(directory)
+    return journal

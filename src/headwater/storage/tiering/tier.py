@@ -17,6 +17,7 @@ from headwater.storage.deferred_unlink import DeferredUnlinkFilesystem
 from headwater.storage.descriptor_reserve import DescriptorReserve
 from headwater.storage.filesystem import MappedFile, RealFilesystem
 from headwater.storage.interface import StorageError
+from headwater.storage.journal.replica import JournalReplica
 from headwater.storage.packs.manifest import SavedManifest
 from headwater.storage.packs.pack import pack_number
 from headwater.storage.packs.recovery import PACKS_NAME
@@ -41,6 +42,8 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
         self._prefixes = {directory / PACKS_NAME: PACKS_PREFIX, directory / BLOBS_NAME: BLOBS_PREFIX}
         self.cache: Final = BlockCache(objects, directory / CACHE_NAME, keeps=caches)
         self.uploader: Uploader | None = None
+        self.stores_blobs_first: bool = False
+        """Whether a blob must be in the store before it exists: then a record may refer to it if this disk is lost."""
         self._listed: dict[str, int] | None = None
         self.used: dict[str, float] = {}
         """When each object was opened last."""
@@ -76,6 +79,12 @@ class TieredFilesystem(DeferredUnlinkFilesystem):
             return found
         stored = {key.removeprefix(BLOBS_PREFIX) for key in list(self.stored) if key.startswith(BLOBS_PREFIX)}
         return sorted({*found, *stored})
+
+    def replace(self, source: Path, target: Path) -> None:
+        super().replace(source, target)
+        if self.stores_blobs_first and self._prefixes.get(target.parent) == BLOBS_PREFIX:
+            assert self.uploader is not None
+            self.uploader.store_blob(target)
 
     def unlink(self, path: Path) -> None:
         prefix = self._prefixes.get(path.parent)
@@ -124,8 +133,10 @@ class Tier:
         *,
         cache_bytes: int,
         backlog_bytes: int,
+        replica: JournalReplica | None = None,
     ) -> None:
         assert home.head is not None
+        self.replica = replica
         self._files = files
         self._uploader = uploader
         self._directory = directory

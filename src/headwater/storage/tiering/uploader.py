@@ -86,6 +86,8 @@ class Uploader:
         self._note_garbage(set(objects.sizes(MANIFEST_PREFIX)) - {part.key for part in self._parts})
         self.waiting_bytes = 0
         """What the manifest names here and the store does not have."""
+        self.on_stored: Callable[[int], None] = lambda _: None
+        """Called with a record when the store has everything up to it."""
         self.failure: str | None = None
         """Why nothing will be stored any more, if so."""
         self.problem: str | None = None
@@ -162,11 +164,16 @@ class Uploader:
                 self._store(pack_key(info.number), pack_path(self._directory / PACKS_NAME, info.number))
             parts = self._store_manifest(state)
             self._home.commit(state.lsn, parts)
+            self.on_stored(state.lsn)
             self._note_garbage({part.key for part in self._parts} - {part.key for part in parts})
             self._parts, self._header = parts, state.header
             self._forget(state)
             self._done = state
         self._collect()
+
+    def store_blob(self, path: Path) -> None:
+        """Store a finished blob now. Raises `OSError` if the store cannot be used."""
+        self._store(BLOBS_PREFIX + path.name, path)
 
     def _store_blobs(self) -> None:
         blobs = self._directory / BLOBS_NAME

@@ -1,0 +1,176 @@
+"""The journal of a shard as rows in Postgres. One statement commits a batch, and refuses everyone but the owner.
+
+The statement moves the shard from the last record to the new one, on the condition that its epoch is ours, and inserts
+the batch. It returns when a standby has it.
+
+When a connection breaks after it was sent, or Postgres warns that the standby may not have it, the outcome is unknown:
+a row that can be read on the primary may still be lost with it. So the statement is sent again. If it finds its own
+work done, one more write under the same condition is made; when that returns without a warning, a standby has
+everything before it. Only then is the batch acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+import psycopg
+
+from headwater.cluster.nodes.schema import Connection, connect
+from headwater.storage.filesystem import Bytes
+from headwater.storage.interface import WriteFailedError
+
+log = logging.getLogger("headwater.cluster")
+
+_SYNCHRONOUS: Final = (
+    " AND current_setting('synchronous_commit') IN ('on', 'remote_apply')"
+    " AND current_setting('synchronous_standby_names') <> ''"
+)
+"""Part of the condition, so that a server that is reconfigured commits nothing more."""
+_COMMIT: Final = """
+WITH moved AS (
+    UPDATE headwater.shard SET seq = %(new)s WHERE id = %(shard)s AND epoch = %(epoch)s AND seq = %(old)s {}
+    RETURNING seq
+)
+INSERT INTO headwater.journal (shard, seq, batch) SELECT %(shard)s, seq, %(batch)b FROM moved RETURNING seq
+"""
+_CONFIRM: Final = """
+UPDATE headwater.shard SET confirmed = confirmed + 1 WHERE id = %(shard)s AND epoch = %(epoch)s AND seq = %(new)s {}
+RETURNING seq
+"""
+_TRIM: Final = """
+DELETE FROM headwater.journal WHERE shard = %(shard)s AND seq <= %(lsn)s
+AND EXISTS (SELECT 1 FROM headwater.shard WHERE id = %(shard)s AND epoch = %(epoch)s)
+"""
+RETRY_S: Final = 0.1
+FETCHED_ROWS: Final = 16
+BATCH_MAX_BYTES: Final = 2**29
+"""Postgres takes values of up to 1 GiB."""
+
+
+class PostgresJournal:
+    """The journal of one shard, for the process that owns it in this epoch."""
+
+    def __init__(
+        self,
+        url: str,
+        shard: int,
+        epoch: int,
+        *,
+        require_standby: bool = True,
+        is_ours: Callable[[], bool] = lambda: True,
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._url = url
+        self.shard: Final = shard
+        self.epoch: Final = epoch
+        self._is_ours = is_ours
+        """Whether it makes sense to go on trying: the lease has not expired."""
+        self._retry_s = retry_s
+        condition = _SYNCHRONOUS if require_standby else ""
+        self._commit_statement = _COMMIT.format(condition)
+        self._confirm_statement = _CONFIRM.format(condition)
+        self._is_warned = False
+        self._connection: Connection | None = None
+        self.last_lsn: Final = self._position()[1]
+
+    # -- as the replica of a journal -------------------------------------------------------------------------------
+
+    def append(self, last_lsn: int, new_lsn: int, frame: Sequence[Bytes]) -> None:
+        batch = b"".join(frame)
+        if len(batch) > BATCH_MAX_BYTES:
+            raise WriteFailedError(f"A batch of {len(batch)} bytes is more than the {BATCH_MAX_BYTES} of a cluster.")
+        while True:
+            try:
+                if self._commit(last_lsn, new_lsn, batch):
+                    return
+                problem = "no standby has confirmed it"
+            except psycopg.OperationalError as error:
+                problem = str(error).strip()
+                self.close()
+            except psycopg.Error as error:
+                raise WriteFailedError(f"Postgres refused a batch of shard {self.shard}: {error}") from error
+            if not self._is_ours():
+                raise WriteFailedError(f"Whether a batch of shard {self.shard} was committed is unknown: {problem}")
+            log.warning("a commit of shard %d is decided again: %s", self.shard, problem)
+            time.sleep(self._retry_s)
+
+    def batches(self, after_lsn: int) -> Iterator[bytearray]:
+        seq = after_lsn
+        while True:
+            rows = self._connected().execute(
+                "SELECT seq, batch FROM headwater.journal WHERE shard = %s AND seq > %s ORDER BY seq LIMIT %s",
+                [self.shard, seq, FETCHED_ROWS],
+                binary=True,
+            )
+            found = rows.fetchall()
+            if not found:
+                return
+            for row in found:
+                seq, batch = row
+                assert isinstance(batch, bytes)
+                yield bytearray(batch)
+
+    def trim(self, lsn: int) -> None:
+        # On a connection of its own: another thread commits.
+        try:
+            with connect(self._url, f"trim {self.shard}") as connection:
+                connection.execute("SET synchronous_commit = off")
+                connection.execute(_TRIM, {"shard": self.shard, "epoch": self.epoch, "lsn": lsn})
+        except psycopg.Error as error:
+            log.warning("the journal of shard %d is trimmed later: %s", self.shard, error)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _commit(self, old: int, new: int, batch: bytes) -> bool:
+        """Whether the batch is certainly committed. Raises `WriteFailedError` if it never can be."""
+        if self._write(self._commit_statement, old=old, new=new, batch=batch):
+            if not self._is_warned:
+                return True
+        else:
+            epoch, seq = self._position()
+            if epoch != self.epoch:
+                raise WriteFailedError(f"Shard {self.shard} was taken over by another node.")
+            if seq == old:
+                raise WriteFailedError("Postgres does not replicate synchronously any more.")
+            if seq != new:
+                raise WriteFailedError(f"The journal of shard {self.shard} is at record {seq}, not at {old}.")
+        return self._confirm(new)
+
+    def _confirm(self, new: int) -> bool:
+        """The batch is on the primary, written by this process: whether a standby certainly has it, too."""
+        if not self._write(self._confirm_statement, new=new):
+            raise WriteFailedError(f"Shard {self.shard} was taken over by another node.")
+        return not self._is_warned
+
+    def _write(self, statement: str, **values: object) -> bool:
+        connection = self._connected()
+        self._is_warned = False
+        return (
+            connection.execute(statement, {"shard": self.shard, "epoch": self.epoch, **values}).fetchone() is not None
+        )
+
+    def _position(self) -> tuple[int, int]:
+        row = self._connected().execute("SELECT epoch, seq FROM headwater.shard WHERE id = %s", [self.shard]).fetchone()
+        if row is None:
+            raise WriteFailedError(f"Postgres does not know shard {self.shard}.")
+        return int(str(row[0])), int(str(row[1]))
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._url, f"shard {self.shard}")
+            self._connection.add_notice_handler(self._on_notice)
+        return self._connection
+
+    def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        # The message is translated, its severity in this field is not.
+        if notice.severity_nonlocalized == "WARNING":
+            log.warning("Postgres warns about shard %d: %s", self.shard, notice.message_primary)
+            self._is_warned = True

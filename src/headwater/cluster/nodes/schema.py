@@ -1,0 +1,165 @@
+"""The tables of a cluster in Postgres, and what must be true of the server that has them.
+
+`shard` says who owns a shard and up to which record its journal goes; `journal` has the batches that the object store
+does not have yet; `node` has the nodes, alive or not. There are no times in them: a lease is a counter that its owner
+raises, and whoever wants to take a shard over has to see for the length of a lease, by its own clock, that it stands
+still. So clocks may differ as they like.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final, NamedTuple, TypeAlias
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headwater.storage.interface import StorageError
+
+FORMAT: Final = 1
+"""The version of batches and packs. A node takes no shard over that was written by a later one."""
+
+Connection: TypeAlias = psycopg.Connection[tuple[object, ...]]
+
+_CONNECT_TIMEOUT_S: Final = 3
+_LOCK: Final = 0x68656164
+"""Of the transaction that creates the tables: nodes may start at the same time."""
+
+_TABLES: Final = """
+CREATE SCHEMA IF NOT EXISTS headwater;
+CREATE TABLE IF NOT EXISTS headwater.cluster (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    id text NOT NULL, name text NOT NULL, shards integer NOT NULL
+);
+CREATE TABLE IF NOT EXISTS headwater.node (
+    name text PRIMARY KEY, incarnation text NOT NULL, beats bigint NOT NULL DEFAULT 0, address text NOT NULL,
+    report jsonb NOT NULL DEFAULT '{}'
+) WITH (fillfactor = 25);
+-- Updated at every commit. No index has a column that changes, and a page has room for new versions of its rows: then
+-- Postgres puts them into the same page and removes the old ones itself, so the table does not grow.
+CREATE TABLE IF NOT EXISTS headwater.shard (
+    id integer PRIMARY KEY, epoch bigint NOT NULL DEFAULT 0, seq bigint NOT NULL DEFAULT 0,
+    confirmed bigint NOT NULL DEFAULT 0, owner text, lease bigint NOT NULL DEFAULT 0, address text,
+    format integer NOT NULL DEFAULT 1
+) WITH (fillfactor = 10, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0);
+CREATE TABLE IF NOT EXISTS headwater.journal (
+    shard integer NOT NULL, seq bigint NOT NULL, batch bytea NOT NULL, PRIMARY KEY (shard, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0.05);
+ALTER TABLE headwater.journal ALTER COLUMN batch SET STORAGE EXTERNAL;
+"""
+
+
+class Cluster(NamedTuple):
+    """The identity of a cluster: the same in the database and in the object store."""
+
+    id: str
+    name: str
+    shards: int
+
+
+def connect(url: str, application: str) -> Connection:
+    """A connection to the server of this URL that takes writes. With several hosts, it is found among them.
+
+    A former primary that is running again is passed over: its timeline is older than one that was seen before.
+    """
+    given = conninfo_to_dict(url)
+    defaults = {
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "application_name": f"headwater {application}",
+        "keepalives_idle": 2,
+        "keepalives_interval": 1,
+        "keepalives_count": 2,
+        "tcp_user_timeout": 4000,
+    }
+    parameters = {name: value for name, value in defaults.items() if name not in given}
+    hosts, ports = str(given.get("host") or "").split(","), str(given.get("port") or "").split(",")
+    problem = psycopg.OperationalError("no server of cluster.postgres_url takes writes")
+    for number, host in enumerate(hosts):
+        address = {"host": host, "port": ports[min(number, len(ports) - 1)]}
+        try:
+            connection = psycopg.connect(make_conninfo(url, **parameters, **address), autocommit=True)
+        except psycopg.OperationalError as error:
+            problem = error
+            continue
+        timeline = _timeline(connection)
+        if timeline is not None and timeline >= _newest.timeline:
+            _newest.timeline = timeline
+            # A statement that is not prepared yet takes another round trip.
+            connection.prepare_threshold = 1
+            return connection
+        connection.close()
+        if timeline is not None:
+            problem = psycopg.OperationalError(
+                f"{host}:{address['port']} is on timeline {timeline}, and {_newest.timeline} was seen: it is a former"
+                " primary. Rebuild it as a standby"
+            )
+    raise problem
+
+
+class _NewestTimeline:
+    """The newest timeline that this process has seen: no server with an older one has everything."""
+
+    timeline = 0
+
+
+_newest: Final = _NewestTimeline()
+
+
+def _timeline(connection: Connection) -> int | None:
+    """The timeline of a primary; None for a standby."""
+    row = connection.execute("SELECT pg_is_in_recovery()").fetchone()
+    if row is None or row[0]:
+        return None
+    row = connection.execute("SELECT pg_walfile_name(pg_current_wal_lsn())").fetchone()
+    assert row is not None
+    return int(str(row[0])[:8], 16)
+
+
+def broken_promise(connection: Connection, *, require_standby: bool) -> str | None:
+    """Why what is committed here could be lost with this server, or None."""
+    row = connection.execute(
+        "SELECT current_setting('synchronous_commit'), current_setting('synchronous_standby_names'),"
+        " current_setting('fsync'), pg_is_in_recovery(), current_setting('transaction_read_only')"
+    ).fetchone()
+    assert row is not None
+    level, names, fsync, is_standby, is_read_only = row
+    if is_standby or is_read_only == "on":
+        return "it does not take writes. Give the primary, or all servers with target_session_attrs=read-write."
+    if not require_standby:
+        return None
+    if level not in ("on", "remote_apply"):
+        return f"synchronous_commit is {level}: a commit could be lost with this server. Set it to on."
+    if fsync != "on":
+        return "fsync is off: a commit could be lost with the power. Set it to on."
+    if not names:
+        return "synchronous_standby_names is empty: a commit does not wait for a standby. Set it to 'ANY 1 (*)'."
+    states = [state for (state,) in connection.execute("SELECT sync_state FROM pg_stat_replication").fetchall()]
+    if states and all(state is None for state in states):
+        return "the user may not see the standbys. GRANT pg_monitor to it."
+    if not {"sync", "quorum"} & set(states):
+        return "no synchronous standby is connected."
+    return None
+
+
+def create_tables(connection: Connection, name: str, shards: int) -> Cluster:
+    """Create what is missing. Raises `StorageError` if the database is another cluster's."""
+    with connection.transaction():
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
+        connection.execute(_TABLES)
+        connection.execute(
+            "INSERT INTO headwater.cluster (id, name, shards) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING",
+            [secrets.token_hex(16), name, shards],
+        )
+        row = connection.execute("SELECT id, name, shards FROM headwater.cluster").fetchone()
+        assert row is not None
+        cluster = Cluster(str(row[0]), str(row[1]), int(str(row[2])))
+        if cluster.name != name:
+            raise StorageError(
+                f"The database of cluster.postgres_url belongs to the cluster {cluster.name!r}, and cluster.name is"
+                f" {name!r}. Give each cluster its own database."
+            )
+        connection.execute(
+            "INSERT INTO headwater.shard (id) SELECT generate_series(0, %s - 1) ON CONFLICT DO NOTHING",
+            [cluster.shards],
+        )
+    return cluster

@@ -1,0 +1,252 @@
+"""Several Postgres servers on one machine: a primary and standbys, of which one has every commit before it returns.
+
+One step at a time (`watch`): when the primary is gone, the standby that received most is promoted, the others follow
+it, and the former primary is made again from the new one. A commit is on the primary and on at least one standby, so
+the promoted one has all of them only if every standby was asked: with fewer, nothing is promoted.
+
+As a program it does that until SIGTERM, for `headwater up --nodes`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import psycopg
+
+from headwater.stack import roles
+from headwater.stack.database import LocalPostgres, LocalPostgresError, database_url
+
+log = logging.getLogger("headwater.stack")
+
+WATCH_S: Final = 0.2
+STATE_NAME: Final = "servers.json"
+_SETTINGS: Final = {
+    "wal_level": "replica",
+    "hot_standby": "on",
+    "wal_keep_size": "256MB",
+    "wal_receiver_timeout": "5s",
+    "wal_sender_timeout": "5s",
+    "wal_retrieve_retry_interval": "200ms",
+}
+
+
+class ReplicatedPostgres:
+    """The servers of one directory: `pg-0`, `pg-1`, …"""
+
+    def __init__(
+        self,
+        directory: Path,
+        ports: tuple[int, ...],
+        *,
+        password: str = "",
+        settings: Mapping[str, str] | None = None,
+        sync: bool = True,
+    ) -> None:
+        self._directory = directory
+        self._password = password
+        self.servers: Final = [
+            LocalPostgres(
+                directory / f"pg-{number}",
+                port,
+                password=password,
+                settings={**_SETTINGS, **(settings or {}), "cluster_name": f"pg-{number}"},
+                sync=sync,
+            )
+            for number, port in enumerate(ports)
+        ]
+        self.primary = self._read_state()
+
+    @property
+    def url(self) -> str:
+        """The address of all servers: a client takes the one that takes writes."""
+        ports = [server.port for server in self.servers]
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        one = database_url(roles.SUPERUSER, self._password, ports[0], self.servers[0].name)
+        return one.replace(f"127.0.0.1:{ports[0]}", hosts)
+
+    def start(self) -> ReplicatedPostgres:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.chmod(0o755)
+        primary = self.servers[self.primary]
+        is_new = not (primary.data / "PG_VERSION").exists()
+        if is_new:
+            primary.prepare()
+            primary.start()
+            # Not effective yet: a commit would wait for standbys that do not exist.
+            self._run(primary, "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
+        elif primary.process is None:
+            # Its databases exist, and a commit waits until a standby runs.
+            primary.skips_set_up = True
+            primary.start()
+        for number, server in enumerate(self.servers):
+            if number != self.primary:
+                self._follow(server)
+        if is_new:
+            self._run(primary, "SELECT pg_reload_conf()")
+        self._write_state()
+        return self
+
+    def watch(self) -> None:
+        """Do what is necessary now: promote a standby, restart one that died, rebuild a former primary."""
+        primary = self.servers[self.primary]
+        if not _is_running(primary):
+            promoted = self._most_advanced()
+            if promoted is None:
+                # Not every standby can be asked, so the most advanced one is unknown. The primary may come back.
+                log.error(
+                    "the primary pg-%d is gone, and not every standby can be asked: it is restarted", self.primary
+                )
+                with suppress(LocalPostgresError):
+                    primary.skips_set_up = True
+                    primary.start()
+                for server in self.servers:
+                    if server is not primary and not _is_running(server):
+                        with suppress(LocalPostgresError):
+                            server.start()
+                return
+            self._promote(promoted)
+            return
+        for number, server in enumerate(self.servers):
+            if number != self.primary and not _is_running(server):
+                log.warning("the standby pg-%d is gone and is restarted", number)
+                try:
+                    self._follow(server)
+                except (LocalPostgresError, OSError) as error:
+                    log.error("pg-%d cannot be started: %s", number, error)
+
+    def stop(self) -> None:
+        """The standbys last: a primary waits for them when it stops."""
+        servers = [self.servers[self.primary], *self.servers]
+        for server in servers:
+            with suppress(LocalPostgresError):
+                server.stop()
+
+    def kill(self) -> None:
+        for server in self.servers:
+            server.kill()
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _most_advanced(self) -> int | None:
+        received: dict[int, int] = {}
+        for number, server in enumerate(self.servers):
+            if number == self.primary:
+                continue
+            if not _is_running(server):
+                return None
+            try:
+                with psycopg.connect(server.url, connect_timeout=2) as connection:
+                    row = connection.execute(
+                        "SELECT pg_wal_lsn_diff(COALESCE(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0')"
+                    ).fetchone()
+            except psycopg.Error:
+                return None
+            assert row is not None
+            received[number] = int(row[0])
+        return max(received, key=lambda number: received[number])
+
+    def _promote(self, number: int) -> None:
+        former, self.primary = self.primary, number
+        log.warning("pg-%d is gone; pg-%d becomes the primary", former, number)
+        promoted = self.servers[number]
+        with psycopg.connect(promoted.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_promote(true, 30)")
+        self._write_state()
+        for other, server in enumerate(self.servers):
+            if other not in (former, number):
+                server.stop()
+                self._follow(server)
+        # What it has that the new one has not was never acknowledged, and cannot be kept.
+        shutil.rmtree(self.servers[former].data, ignore_errors=True)
+        self._follow(self.servers[former])
+
+    def _follow(self, server: LocalPostgres) -> None:
+        """Run this server as a standby of the primary; make a copy of that first if it has no data."""
+        source = self.servers[self.primary]
+        if not (server.data / "PG_VERSION").exists():
+            self._copy(source, server)
+        (server.data / "standby.signal").touch()
+        conninfo = f"host=127.0.0.1 port={source.port} user={roles.SUPERUSER} application_name=pg_{server.port}"
+        if self._password:
+            conninfo += f" password={self._password}"
+        server.settings = {**server.settings, "primary_conninfo": conninfo}
+        server.skips_set_up = True
+        if server.process is not None and server.process.poll() is not None:
+            server.process = None
+        server.start()
+
+    def _copy(self, source: LocalPostgres, target: LocalPostgres) -> None:
+        target.prepare_directory()
+        options = target.popen_options
+        options["env"] = {**options["env"], "PGPASSWORD": self._password}
+        copied = subprocess.run(
+            [
+                *(str(source.binary("pg_basebackup")), "-h", "127.0.0.1", "-p", str(source.port)),
+                *("-U", roles.SUPERUSER, "-D", str(target.data), "-X", "stream", "-c", "fast", "--no-sync"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            check=False,
+            **options,
+        )
+        if copied.returncode:
+            raise LocalPostgresError(f"pg_basebackup into {target.data} failed: {copied.stdout.decode()[-1000:]}")
+
+    def _run(self, server: LocalPostgres, statement: str) -> None:
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(statement)
+
+    def _read_state(self) -> int:
+        try:
+            return int(json.loads((self._directory / STATE_NAME).read_text())["primary"])
+        except (OSError, ValueError, KeyError):
+            return 0
+
+    def _write_state(self) -> None:
+        state = {"primary": self.primary, "ports": [server.port for server in self.servers]}
+        (self._directory / STATE_NAME).write_text(json.dumps(state))
+
+
+def _is_running(server: LocalPostgres) -> bool:
+    return server.process is not None and server.process.poll() is None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("ports", type=int, nargs="+")
+    given = parser.parse_args()
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    is_stopping = False
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal is_stopping
+        is_stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    servers = ReplicatedPostgres(given.directory, tuple(given.ports))
+    try:
+        servers.start()
+        while not is_stopping:
+            servers.watch()
+            time.sleep(WATCH_S)
+    finally:
+        servers.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

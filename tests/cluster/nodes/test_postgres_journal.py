@@ -1,0 +1,236 @@
+"""The journal in Postgres against real servers: order, fencing, commits of unknown outcome, and refusals."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import psycopg
+import pytest
+
+from headwater.cluster.nodes import schema
+from headwater.cluster.nodes.postgres_journal import PostgresJournal
+from headwater.cluster.nodes.schema import broken_promise, connect, create_tables
+from headwater.stack.database import LocalPostgres
+from headwater.stack.replicated_postgres import ReplicatedPostgres
+from headwater.storage.interface import StorageError, WriteFailedError
+from tests.cluster.nodes.servers import replicated_postgres
+from tests.postgres.databases import database
+from tests.waiting import wait_until
+
+_opened: list[PostgresJournal] = []
+
+
+@pytest.fixture(autouse=True)
+def _each_test_begins_without_connections_and_timelines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(schema._newest, "timeline", 0)
+    yield
+    while _opened:
+        _opened.pop().close()
+
+
+def opened(journal: PostgresJournal) -> PostgresJournal:
+    """A journal that is closed at the end of the test."""
+    _opened.append(journal)
+    return journal
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[LocalPostgres]:
+    """One server without standbys: for what does not depend on replication."""
+    with database() as running:
+        with connect(running.url, "test") as connection:
+            create_tables(connection, "test", 64)
+        yield running
+
+
+_shards = iter(range(64))
+
+
+@pytest.fixture
+def shard() -> int:
+    return next(_shards)
+
+
+def journal_of(running: LocalPostgres, shard: int, epoch: int = 0) -> PostgresJournal:
+    return opened(PostgresJournal(running.url, shard, epoch, require_standby=False, is_ours=lambda: False))
+
+
+def content(journal: PostgresJournal, after: int = 0) -> list[bytes]:
+    return [bytes(batch) for batch in journal.batches(after)]
+
+
+def test_batches_are_replayed_in_order_from_any_record(single: LocalPostgres, shard: int) -> None:
+    journal = journal_of(single, shard)
+    for number in range(40):
+        journal.append(number * 3, number * 3 + 3, (b"batch", str(number).encode()))
+    again = journal_of(single, shard)
+    assert again.last_lsn == 120
+    assert content(again) == [b"batch%d" % number for number in range(40)]
+    assert content(again, 117) == [b"batch39"]
+    # A batch of which only the end is needed is needed.
+    assert content(again, 116) == [b"batch38", b"batch39"][-2:]
+
+
+def test_trimmed_batches_are_gone(single: LocalPostgres, shard: int) -> None:
+    journal = journal_of(single, shard)
+    for number in range(4):
+        journal.append(number, number + 1, (b"%d" % number,))
+    journal.trim(2)
+    assert content(journal) == [b"2", b"3"]
+
+
+def test_former_owner_can_neither_commit_nor_trim(single: LocalPostgres, shard: int) -> None:
+    former = journal_of(single, shard)
+    former.append(0, 1, (b"of the former owner",))
+    take_over(single, shard)
+    with pytest.raises(WriteFailedError, match="taken over"):
+        former.append(1, 2, (b"late",))
+    former.trim(1)
+    assert content(journal_of(single, shard, 1)) == [b"of the former owner"]
+
+
+def test_without_the_epoch_two_owners_overwrite_each_other(single: LocalPostgres, shard: int) -> None:
+    """The broken variant: what the test above would not notice if the epoch were not compared."""
+    former = journal_of(single, shard)
+    former._commit_statement = former._commit_statement.replace("AND epoch = %(epoch)s", "")
+    take_over(single, shard)
+    former.append(0, 1, (b"of the former owner",))
+    assert content(journal_of(single, shard, 1)) == [b"of the former owner"]
+
+
+def test_batch_that_does_not_follow_is_refused(single: LocalPostgres, shard: int) -> None:
+    journal = journal_of(single, shard)
+    journal.append(0, 5, (b"first",))
+    with pytest.raises(WriteFailedError, match="at record 5"):
+        journal.append(3, 9, (b"second",))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_batch_whose_connection_broke_is_committed_once(
+    single: LocalPostgres, shard: int, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(PostgresJournal(single.url, shard, 0, require_standby=False, retry_s=0))
+    write = journal._write
+    breaks = iter([True])
+
+    def breaking(statement: str, **values: object) -> bool:
+        is_broken = next(breaks, False)
+        done = write(statement, **values) if when == "after" or not is_broken else False
+        if is_broken:
+            raise psycopg.OperationalError("cut")
+        return done
+
+    monkeypatch.setattr(journal, "_write", breaking)
+    journal.append(0, 1, (b"once",))
+    journal.append(1, 2, (b"next",))
+    assert content(journal) == [b"once", b"next"]
+
+
+def test_table_that_changes_at_every_commit_does_not_grow(single: LocalPostgres, shard: int) -> None:
+    journal = journal_of(single, shard)
+    sizes = []
+    with connect(single.url, "test") as connection:
+        for number in range(1500):
+            journal.append(number, number + 1, (b"x",))
+            if number in (500, 1499):
+                row = connection.execute(
+                    "SELECT pg_relation_size('headwater.shard'), pg_relation_size('headwater.shard_pkey')"
+                ).fetchone()
+                sizes.append(row)
+    assert sizes[0] == sizes[1]
+
+
+def test_database_of_another_cluster_is_refused(single: LocalPostgres) -> None:
+    with connect(single.url, "test") as connection:
+        with pytest.raises(StorageError, match="belongs to the cluster 'test'"):
+            create_tables(connection, "other", 64)
+        assert create_tables(connection, "test", 8).shards == 64
+
+
+def test_server_that_could_lose_commits_is_refused(single: LocalPostgres) -> None:
+    with connect(single.url, "test") as connection:
+        assert "synchronous_standby_names is empty" in str(broken_promise(connection, require_standby=True))
+        assert broken_promise(connection, require_standby=False) is None
+        connection.execute("SET synchronous_commit = local")
+        assert "synchronous_commit is local" in str(broken_promise(connection, require_standby=True))
+
+
+def take_over(running: LocalPostgres, shard: int) -> None:
+    with connect(running.url, "test") as connection:
+        connection.execute("UPDATE headwater.shard SET epoch = epoch + 1 WHERE id = %s", [shard])
+
+
+# -- with standbys -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def stopped_replication(servers: ReplicatedPostgres) -> Iterator[None]:
+    """Nothing leaves the primary within the block, at whose end the processes that would send it are killed."""
+    primary = servers.servers[servers.primary].process
+    assert primary is not None
+    senders = [
+        process for process in psutil.Process(primary.pid).children() if "walsender" in " ".join(process.cmdline())
+    ]
+    assert len(senders) == 2
+    for process in senders:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in senders:
+            process.kill()
+
+
+class ReadsBackOnly(PostgresJournal):
+    """The broken variant: it takes a row that it can read for one that survives."""
+
+    def _confirm(self, new: int) -> bool:
+        return self._position()[1] == new
+
+
+@pytest.mark.parametrize("kind", [PostgresJournal, ReadsBackOnly])
+def test_commit_without_a_standby_is_not_acknowledged_until_a_standby_has_it(
+    kind: type[PostgresJournal], caplog: pytest.LogCaptureFixture
+) -> None:
+    with replicated_postgres(wal_receiver_timeout="120s") as servers:
+        with connect(servers.url, "test") as connection:
+            wait_until(
+                lambda: broken_promise(connection, require_standby=True) is None, what="standbys that are in step"
+            )
+            create_tables(connection, "test", 1)
+        journal = opened(kind(servers.url, 0, 0, retry_s=0.01))
+        journal.append(0, 1, (b"replicated",))
+        acknowledged = threading.Event()
+
+        def append() -> None:
+            journal.append(1, 2, (b"in doubt",))
+            acknowledged.set()
+
+        writer = threading.Thread(target=append)
+        with stopped_replication(servers):
+            writer.start()
+            # What waits for a standby is told not to wait, and so is what proves it.
+            warnings = 2 if kind is PostgresJournal else 1
+            with psycopg.connect(servers.servers[servers.primary].url, autocommit=True) as admin:
+
+                def is_warned() -> bool:
+                    admin.execute("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+                    return caplog.text.count("Postgres warns") >= warnings
+
+                wait_until(is_warned, what="a commit that does not wait for a standby any more")
+            if kind is ReadsBackOnly:
+                assert acknowledged.wait(60)
+            assert acknowledged.is_set() == (kind is ReadsBackOnly)
+            servers.servers[servers.primary].kill()
+        servers.watch()
+        writer.join(60)
+        assert not writer.is_alive()
+        found = content(opened(PostgresJournal(servers.url, 0, 0)))
+        # Acknowledged and lost: what the test above must not see.
+        assert found == ([b"replicated"] if kind is ReadsBackOnly else [b"replicated", b"in doubt"])
+        former = next(server for number, server in enumerate(servers.servers) if number != servers.primary)
+        with psycopg.connect(former.url) as standby:
+            assert "does not take writes" in str(broken_promise(standby, require_standby=True))
