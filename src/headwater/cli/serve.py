@@ -23,6 +23,7 @@ class ServerMode(StrEnum):
     FILE_FAST = "file-fast"
     FILE_DURABLE = "file-durable"
     ACID = "acid"
+    CLUSTER = "cluster"
 
 
 def serve(

@@ -20,6 +20,9 @@ _DESCRIPTORS_MAX: Final = 4
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """From a worker: it has recovered its data and can be connected to the others."""
 
+    address: str = ""
+    """In a cluster: where the workers of other nodes reach it."""
+
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """From a worker: it can serve."""
@@ -66,7 +69,15 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
     """To a worker: read certificate, authorities and log levels again."""
 
 
-Message: TypeAlias = Hello | Ready | Failed | Connect | Serve | Ping | Pong | Drain | Drained | Stop | Reload
+class Lease(msgspec.Struct, frozen=True, tag="lease"):
+    """To a worker of a cluster: until when its shard is its own, and where the other shards are."""
+
+    until_s: float
+    owners: dict[int, tuple[int, str]]
+    """The epoch and the address of each."""
+
+
+Message: TypeAlias = Hello | Ready | Failed | Connect | Serve | Ping | Pong | Drain | Drained | Stop | Reload | Lease
 
 _decode: Final = msgspec.json.Decoder(Message).decode
 _encode: Final = msgspec.json.Encoder().encode

@@ -120,6 +120,8 @@ class Peer(asyncio.Protocol):
             server.resume()
 
     def data_received(self, data: bytes) -> None:
+        if self._peers.check is not None:
+            self._peers.check()
         if self._rest:
             data = self._rest + data
         at, size = 0, len(data)
@@ -281,6 +283,8 @@ class Peers:
         self._connected: dict[int, Peer] = {}
         self._waiting: dict[int, dict[Callable[[], None], None]] = {number: {} for number in range(workers)}
         self._answerers: dict[str, Answerer] = {}
+        self.check: Callable[[], None] | None = None
+        """Called before anything of another worker is processed."""
         self.open_server: OpenTunnel = _no_server
         self.on_feed: Callable[[int, Any], None] = _no_feed
         self.on_tail: Callable[[int, bytes], None] = _no_feed

@@ -49,6 +49,10 @@ LOCK_WAIT_S = 5.0
 def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
     """Serve until SIGTERM or SIGINT, in one process or with several workers."""
     workers, root = settings.server.worker_count, settings.storage.data_dir
+    if settings.storage.mode == "cluster":
+        with closing(_RootLock(root)):
+            _run_node(settings, load)
+        return
     check_tier(settings.storage)
     if settings.storage.cold is not None and (workers > 1 or read_worker_stores(root) is not None):
         raise StorageError("storage.cold works with one worker only, in a data directory that is not divided.")
@@ -84,6 +88,16 @@ def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
             run(of_worker(0), load, can_pause=False)
         else:
             WorkerSupervisor(settings, load, ShardMap(stores.shards, workers), of_worker).run()
+
+
+def _run_node(settings: Settings, load: Callable[[], Settings]) -> None:
+    try:
+        from headwater.cluster.nodes.node import run_node  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise StorageError(
+            f"The mode cluster needs a package that is missing: {error}. pip install 'headwater[cluster]'"
+        ) from None
+    run_node(settings, load)
 
 
 class _RootLock:

@@ -55,6 +55,7 @@ class WorkerProcess:
         self.pid = 0
         self.control: socket.socket | None = None
         self.has_said_hello = False
+        self.address = ""
         self.is_ready = False
         self.is_drained = False
         self.started_s = 0.0
@@ -99,12 +100,11 @@ class WorkerSupervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, self._on_signal)
         self._selector.register(woken, selectors.EVENT_READ)
-        self._inherited = (woken, waker)
+        self._inherited: tuple[socket.socket, ...] = (woken, waker)
         gc.collect()
         gc.freeze()
         try:
-            for worker in self._workers:
-                self._start(worker)
+            self._start_all()
             while any(worker.is_running for worker in self._workers) or self._stop_until_s is None:
                 self._turn(woken)
         finally:
@@ -124,8 +124,10 @@ class WorkerSupervisor:
         for key, _ in self._selector.select(TICK_S):
             if key.fileobj is woken:
                 _discard(woken)
-            else:
+            elif isinstance(key.data, WorkerProcess):
                 self._receive(key.data)
+            else:
+                key.data()
         signals, self._signals = self._signals, []
         for number in signals:
             if number in (signal.SIGTERM, signal.SIGINT):
@@ -156,7 +158,8 @@ class WorkerSupervisor:
                 return
             worker.last_answer_s = time.monotonic()
             match received[0]:
-                case messages.Hello():
+                case messages.Hello(address):
+                    worker.address = address
                     self._introduce(worker)
                 case messages.Ready():
                     worker.is_ready = True
@@ -194,6 +197,25 @@ class WorkerSupervisor:
 
     # -- life and death of workers ---------------------------------------------------------------------------------
 
+    def _start_all(self) -> None:
+        for worker in self._workers:
+            self._start(worker)
+
+    def _restart(self, worker: WorkerProcess) -> None:
+        self._start(worker)
+
+    def _fails_start(self, worker: WorkerProcess) -> bool:
+        """Whether the end of a worker means that the server cannot start."""
+        return worker.failure is not None and not self._has_announced
+
+    def _is_leaving(self, worker: WorkerProcess) -> bool:
+        """Whether a worker that ended was meant to."""
+        return False
+
+    def _run_worker(self, number: int, control: socket.socket) -> int:
+        """In the child: serve; returns the exit code."""
+        return run_worker(self._worker_settings(number), self._load, number, self._map, self._listening, control)
+
     def _start(self, worker: WorkerProcess) -> None:
         ours, theirs = messages.pair()
         sys.stderr.flush()
@@ -221,7 +243,7 @@ class WorkerSupervisor:
             for other in self._workers:
                 if other.control is not None:
                     other.control.close()
-            code = run_worker(self._worker_settings(number), self._load, number, self._map, self._listening, theirs)
+            code = self._run_worker(number, theirs)
         except BaseException:
             log.exception("worker %d failed unexpectedly", number)
         finally:
@@ -242,9 +264,10 @@ class WorkerSupervisor:
             worker.control.close()
             worker.control = None
         was_ready, worker.is_ready, worker.has_said_hello = worker.is_ready, False, False
-        if self._stop_until_s is not None or self._drain_until_s is not None:
+        if self._stop_until_s is not None or self._drain_until_s is not None or self._is_leaving(worker):
             return
-        if worker.failure is not None and not self._has_announced:
+        if self._fails_start(worker):
+            assert worker.failure is not None
             self._fail(WorkerFailedError(worker.failure.kind, worker.failure.message))
         elif self._settings.storage.mode == "memory":
             self._fail(
@@ -269,7 +292,7 @@ class WorkerSupervisor:
     def _watch(self, worker: WorkerProcess, now_s: float) -> None:
         if not worker.is_running:
             if worker.restart_at_s is not None and now_s >= worker.restart_at_s and self._drain_until_s is None:
-                self._start(worker)
+                self._restart(worker)
             return
         if not worker.is_ready:
             return  # Recovery takes as long as it takes.

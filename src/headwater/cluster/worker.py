@@ -40,9 +40,10 @@ from headwater.engine.descriptors import connections_max, packs_max, raise_limit
 from headwater.engine.loop_lag import LoopLag
 from headwater.engine.registry import StreamRegistry
 from headwater.engine.scheduler import LoopScheduler
-from headwater.engine.stores import open_store
+from headwater.engine.stores import Store, open_store
 from headwater.engine.stream_index import StreamIndex
 from headwater.engine.subscriptions import Subscriptions
+from headwater.http.context import Context
 from headwater.http.metrics import ServerCollector
 from headwater.http.routes import ROUTES
 from headwater.http.routing import Router
@@ -76,10 +77,14 @@ def run_worker(
     control: socket.socket,
 ) -> int:
     """Serve until the supervisor says stop; returns the exit code. `settings` has the data directory of the worker."""
+    return run_serving(ServingWorker(settings, Reloader(load), number, shard_map, listening, control), control)
+
+
+def run_serving(worker: ServingWorker, control: socket.socket) -> int:
+    """Run a worker in this process; returns its exit code."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # A terminal sends Ctrl-C to all processes; the supervisor tells the workers what to do.
         signal.signal(ignored, signal.SIG_IGN)
-    worker = ServingWorker(settings, Reloader(load), number, shard_map, listening, control)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(worker.run())
@@ -116,7 +121,7 @@ class ServingWorker:
     async def run(self) -> None:
         settings, loop = self._settings, asyncio.get_running_loop()
         open_files_max = raise_limit()
-        store = open_store(settings.storage, packs_max(open_files_max), settings.hot_tail_bytes)
+        store = self._open_store(packs_max(open_files_max))
         engine = build_engine(settings, store, loop)
         mirror = Mirror(self._peers)
         buckets = PlacedBuckets(self._map, self._number, mirror)
@@ -163,13 +168,13 @@ class ServingWorker:
             tls = build_tls(settings)
             self._reloader.attach(context, tls)
             loop.add_reader(self._control.fileno(), self._on_control)
-            messages.send(self._control, messages.Hello())
+            messages.send(self._control, messages.Hello(await self._begin(store)))
             if coordination is not None:
                 await coordination.start(registry, subscriptions)
             messages.send(self._control, messages.Ready())
             await _either(self._serve, self._stop)
             server = await loop.create_server(
-                lambda: RelayingConnection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
+                lambda: self._connection(context, router, relay), sock=self._listening, ssl=tls, backlog=BACKLOG
             )
             spare_recovered_objects()
             if telemetry is not None:
@@ -203,6 +208,19 @@ class ServingWorker:
                 await telemetry.close()
             engine.stop()
 
+    def _open_store(self, open_packs_max: int) -> Store:
+        return open_store(self._settings.storage, open_packs_max, self._settings.hot_tail_bytes)
+
+    async def _begin(self, store: Store) -> str:
+        """The data is recovered: returns where other nodes reach this worker, if there are any."""
+        return ""
+
+    def _connection(self, context: Context, router: WorkerRouter, relay: Relay) -> RelayingConnection:
+        return RelayingConnection(context, router, relay)
+
+    def _on_lease(self, lease: messages.Lease) -> None:
+        raise AssertionError("only a node of a cluster has leases")
+
     def _on_control(self) -> None:
         while True:
             try:
@@ -228,6 +246,8 @@ class ServingWorker:
                     self._stop.set()
                 case messages.Reload():
                     self._reloader.reload()
+                case messages.Lease() as lease:
+                    self._on_lease(lease)
                 case _:
                     raise AssertionError(f"a worker does not get {message}")
 

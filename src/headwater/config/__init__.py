@@ -3,6 +3,7 @@
 Invariant: a `Settings` object in hand is complete and valid; nothing that uses it checks a value again.
 """
 
+from headwater.config.cluster import ClusterSettings
 from headwater.config.errors import ConfigError
 from headwater.config.filters import LogFilter
 from headwater.config.layers import LoadedSettings, load_settings
@@ -26,6 +27,7 @@ from headwater.config.stack import AuthSettings, ProxySettings, StackSettings
 
 __all__ = [
     "AuthSettings",
+    "ClusterSettings",
     "ConfigError",
     "CursorSettings",
     "ExpirySettings",

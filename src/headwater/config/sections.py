@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from headwater.config.cluster import ClusterSettings
 from headwater.config.filters import LogFilter
 from headwater.config.otel import OtelSettings
 from headwater.config.quotas import QuotasSettings
@@ -318,9 +319,10 @@ class LimitsSettings(SettingsSection):
 class StorageSettings(SettingsSection):
     """Where bytes live."""
 
-    mode: Literal["memory", "file-fast", "file-durable", "acid"] = Field(
+    mode: Literal["memory", "file-fast", "file-durable", "acid", "cluster"] = Field(
         "memory",
-        description="`memory`, `file-fast` (no fsync), `file-durable` (group commit), `acid` (LMDB; alias `redb`).",
+        description="`memory`, `file-fast` (no fsync), `file-durable` (group commit), `acid` (LMDB; alias `redb`),"
+        " `cluster` (Postgres and an object store).",
     )
     data_dir: Path = Field(Path("./data/streams"), description="Data directory of the modes that store on disk.")
     journal_dir: OptionalPath = Field(
@@ -348,8 +350,8 @@ class StorageSettings(SettingsSection):
     )
     cold: str | None = Field(
         None,
-        description="Object store for the packs and snapshots of `file-durable`, such as `s3://bucket/prefix`; the"
-        " local disk is then a cache. Address, region and keys come from the environment (`AWS_ENDPOINT_URL`,"
+        description="Object store for the packs and snapshots of `file-durable` and `cluster`, as `s3://bucket/prefix`;"
+        " the local disk is then a cache. Address, region and keys come from the environment (`AWS_ENDPOINT_URL`,"
         " `AWS_REGION`, `AWS_ACCESS_KEY_ID`, …). Unset: everything stays on the local disk.",
     )
     cold_cache_bytes: Bytes = Field(
@@ -392,8 +394,8 @@ class StorageSettings(SettingsSection):
 
     @model_validator(mode="after")
     def _cold_is_of_file_durable(self) -> StorageSettings:
-        if self.cold is not None and self.mode != "file-durable":
-            raise ValueError(f"cold needs mode file-durable, not {self.mode}")
+        if self.cold is not None and self.mode not in ("file-durable", "cluster"):
+            raise ValueError(f"cold needs mode file-durable or cluster, not {self.mode}")
         return self
 
     @field_validator("acid_shard_count")
@@ -601,6 +603,7 @@ class Settings(BaseSettings):
     shapes: ShapesSettings = ShapesSettings()
     quotas: QuotasSettings = QuotasSettings()
     otel: OtelSettings = OtelSettings()
+    cluster: ClusterSettings = ClusterSettings()
 
     @classmethod
     def settings_customise_sources(

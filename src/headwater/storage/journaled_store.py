@@ -207,6 +207,11 @@ class JournaledStorage:
         assert self._maintenance is not None
         self._maintenance.requested = True
 
+    @property
+    def failure(self) -> str | None:
+        """Why nothing can be written until the store is opened again, if so."""
+        return self._journal.failure if self._journal is not None else None
+
     def refusal(self) -> str | None:
         journal, maintenance = self._journal, self._maintenance
         if journal is not None and journal.failure is not None:

@@ -108,9 +108,10 @@ class PostgresJournal:
             found = rows.fetchall()
             if not found:
                 return
-            for row in found:
-                seq, batch = row
+            for number, batch in found:
+                assert isinstance(number, int)
                 assert isinstance(batch, bytes)
+                seq = number
                 yield bytearray(batch)
 
     def trim(self, lsn: int) -> None:

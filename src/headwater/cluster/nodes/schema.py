@@ -63,7 +63,7 @@ def connect(url: str, application: str) -> Connection:
     A former primary that is running again is passed over: its timeline is older than one that was seen before.
     """
     given = conninfo_to_dict(url)
-    defaults = {
+    defaults: dict[str, str | int] = {
         "connect_timeout": _CONNECT_TIMEOUT_S,
         "application_name": f"headwater {application}",
         "keepalives_idle": 2,

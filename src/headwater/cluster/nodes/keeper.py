@@ -1,0 +1,146 @@
+"""The keeper of a node: the process that talks to Postgres about ownership, so that the supervisor never waits for it.
+
+It makes one turn (`ownership`) whenever the supervisor says so, and answers. A keeper that hangs, or a supervisor that
+is paused, renews no lease: the processes of the shards end when theirs expires, and other nodes take them over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+from contextlib import suppress
+from typing import Final, TypeAlias
+
+import msgspec
+import psycopg
+
+from headwater.cluster.nodes.ownership import Ownership, Standing, Turn
+from headwater.cluster.nodes.schema import Cluster, Connection, broken_promise, connect, create_tables
+from headwater.config import Settings
+from headwater.storage.interface import StorageError
+from headwater.storage.tiering.objects import ObjectConflictError, ObjectStoreError
+from headwater.storage.tiering.open import open_objects
+
+log = logging.getLogger("headwater.cluster")
+
+IDENTITY_KEY: Final = "CLUSTER"
+_PACKET_MAX_BYTES: Final = 64 * 1024
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """Postgres and the object store can be used, and belong together."""
+
+    shards: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The node cannot start."""
+
+    reason: str
+
+
+Answer: TypeAlias = Standing | Opened | Refused
+
+_decode_answer: Final = msgspec.json.Decoder(Answer).decode
+_decode_turn: Final = msgspec.json.Decoder(Turn).decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def send_turn(keeper: socket.socket, turn: Turn) -> None:
+    keeper.send(_encode(turn))
+
+
+def receive_answer(keeper: socket.socket) -> Answer | None:
+    """The next answer; None if the keeper is gone."""
+    data = keeper.recv(_PACKET_MAX_BYTES)
+    return _decode_answer(data) if data else None
+
+
+def run_keeper(settings: Settings, node: str, owner: str, address: str, control: socket.socket) -> int:
+    """Serve one supervisor; returns when that is gone."""
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)
+    try:
+        opened = _open(settings)
+    except (StorageError, ObjectStoreError, psycopg.Error) as error:
+        control.send(_encode(Refused(str(error).strip())))
+        return 1
+    control.send(_encode(opened))
+    cluster = settings.cluster
+    ownership = Ownership(node, owner, address, cluster.lease_secs, require_standby=cluster.require_standby)
+    connection: Connection | None = None
+    while data := control.recv(_PACKET_MAX_BYTES):
+        turn = _decode_turn(data)
+        try:
+            if connection is None:
+                connection = connect(cluster.postgres_url, f"node {node}")
+                ownership.watch(connection)
+            standing = ownership.turn(connection, turn)
+        except psycopg.Error as error:
+            standing = Standing({}, 0.0, {}, problem=str(error).strip())
+            if connection is not None:
+                connection.close()
+            connection = None
+        with suppress(OSError):
+            control.send(_encode(standing))
+    if connection is not None:
+        with suppress(psycopg.Error):
+            ownership.leave(connection)
+    return 0
+
+
+def _open(settings: Settings) -> Opened:
+    """Check everything that a cluster relies on, and create what is missing."""
+    cluster, cold = settings.cluster, settings.storage.cold
+    if not cluster.postgres_url or not cluster.secret or cold is None:
+        raise StorageError("The mode cluster needs cluster.postgres_url, cluster.secret and storage.cold.")
+    try:
+        connection = connect(cluster.postgres_url, "start")
+    except psycopg.OperationalError as error:
+        raise StorageError(f"The database of cluster.postgres_url cannot be used: {error}") from None
+    with connection:
+        problem = broken_promise(connection, require_standby=cluster.require_standby)
+        if problem is not None:
+            raise StorageError(f"The database of cluster.postgres_url cannot be used: {problem}")
+        found = create_tables(connection, cluster.name, cluster.shards)
+    try:
+        _check_objects(cold, found)
+    except ObjectStoreError as error:
+        raise StorageError(f"The object store of storage.cold cannot be used: {error.strerror}") from error
+    return Opened(found.shards)
+
+
+def _check_objects(cold: str, cluster: Cluster) -> None:
+    objects = open_objects(cold)
+    objects.check_conditions()
+    with suppress(ObjectConflictError):
+        objects.create(IDENTITY_KEY, cluster.id.encode())
+    stored = objects.get(IDENTITY_KEY)
+    if stored is None or stored.data != cluster.id.encode():
+        raise StorageError(f"{cold} belongs to another cluster than the database. Give each cluster its own prefix.")
+
+
+def start_keeper(settings: Settings, node: str, owner: str, address: str) -> tuple[socket.socket, int, Opened]:
+    """Fork the keeper; returns its socket, its process and what it found. Raises `StorageError` if it cannot start."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            ours.close()
+            code = run_keeper(settings, node, owner, address, theirs)
+        except BaseException:
+            log.exception("the keeper failed unexpectedly")
+        finally:
+            logging.shutdown()
+            os._exit(code)
+    theirs.close()
+    answer = receive_answer(ours)
+    if not isinstance(answer, Opened):
+        ours.close()
+        os.waitpid(pid, 0)
+        raise StorageError(answer.reason if isinstance(answer, Refused) else "The keeper of the node ended.")
+    ours.setblocking(False)
+    return ours, pid, answer

@@ -1,0 +1,274 @@
+"""A node of a cluster: a supervisor with one process for each shard that the node owns, and a keeper of their leases.
+
+Which shards these are is decided by the keeper's turns. A shard that the node loses has its process killed; one whose
+process died gets another epoch and is opened again; one that the node should hand over is drained first. While the node
+has no process that serves, the supervisor itself answers every request with 503.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from headwater.cluster import messages
+from headwater.cluster.nodes.keeper import receive_answer, send_turn, start_keeper
+from headwater.cluster.nodes.node_worker import NodeWorker
+from headwater.cluster.nodes.ownership import Standing, Turn
+from headwater.cluster.shards import ShardMap
+from headwater.cluster.supervisor import STOP_S, WorkerFailedError, WorkerProcess, WorkerSupervisor
+from headwater.cluster.worker import run_serving
+from headwater.core.errors import WorkerUnavailable
+from headwater.http.server import Reloader, address_of, announce, warn_of_exposure
+
+if TYPE_CHECKING:
+    from headwater.config import Settings
+
+log = logging.getLogger("headwater.cluster")
+
+TURNS_PER_LEASE: Final = 6
+HAND_OVER_S: Final = 2.0
+"""How long a shard that is handed over may take to answer what it was asked."""
+LINGER_S: Final = 1.0
+"""How long a refused connection stays open, so that its client can read why."""
+_ANY: Final = frozenset(("0.0.0.0", "::", ""))
+
+
+def run_node(settings: Settings, load: Callable[[], Settings]) -> None:
+    """Serve as a node until SIGTERM or SIGINT. Raises `StorageError` if what the cluster relies on is not there."""
+    host = settings.cluster.host or (socket.gethostname() if settings.server.host in _ANY else settings.server.host)
+    name = settings.cluster.node or f"{socket.gethostname()}:{settings.server.port or os.getpid()}"
+    owner = f"{name}#{secrets.token_hex(4)}"
+    keeper, pid, opened = start_keeper(settings, name, owner, f"{host}:{settings.server.port}")
+    try:
+        log.info("node %s of the cluster %s, which has %d shards", name, settings.cluster.name, opened.shards)
+        NodeSupervisor(settings, load, opened.shards, keeper, host).run()
+    finally:
+        keeper.close()
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+
+
+class NodeSupervisor(WorkerSupervisor):
+    def __init__(
+        self, settings: Settings, load: Callable[[], Settings], shards: int, keeper: socket.socket, host: str
+    ) -> None:
+        super().__init__(settings, load, ShardMap(shards, shards), lambda _: settings)
+        self._keeper = keeper
+        self._host = host
+        self._every_s = settings.cluster.lease_secs / TURNS_PER_LEASE
+        self._next_turn_s = 0.0
+        self._asked: Turn | None = None
+        self._standing = Standing({}, 0.0, {})
+        self._problem = ""
+        self._epochs: dict[int, int] = {}
+        """The epoch in which the process of each shard was started last."""
+        self._reopen: set[int] = set()
+        self._release: set[int] = set()
+        self._moving: WorkerProcess | None = None
+        self._move_until_s = 0.0
+        self._is_move_ending = False
+        self._leave_until_s: float | None = None
+        self._is_refusing = False
+        self._refused: list[tuple[float, socket.socket]] = []
+
+    # -- hooks of the supervisor -----------------------------------------------------------------------------------
+
+    def _start_all(self) -> None:
+        self._selector.register(self._keeper, selectors.EVENT_READ, self._on_answer)
+        self._inherited = (*self._inherited, self._keeper)
+
+    def _turn(self, woken: socket.socket) -> None:
+        super()._turn(woken)
+        now_s = time.monotonic()
+        self._ask(now_s)
+        self._advance_move(now_s)
+        self._advance_leaving(now_s)
+        self._refuse(now_s)
+
+    def _run_worker(self, number: int, control: socket.socket) -> int:
+        worker = NodeWorker(
+            self._settings,
+            Reloader(self._load),
+            number,
+            self._map,
+            self._listening,
+            control,
+            epoch=self._epochs[number],
+            lease=messages.Lease(self._standing.until_s, self._standing.owners),
+            host=self._host,
+        )
+        return run_serving(worker, control)
+
+    def _introduce(self, newcomer: WorkerProcess) -> None:
+        """Its address is in the next turn: the others link to it."""
+        newcomer.has_said_hello = True
+        self._next_turn_s = 0.0
+
+    def _announce_once(self) -> None:
+        if not self._has_announced:
+            self._has_announced = True
+            warn_of_exposure(self._settings)
+            announce(self._settings, address_of(self._settings, self._listening.getsockname()[1]))
+
+    def _fails_start(self, worker: WorkerProcess) -> bool:
+        return False  # It may be the shard of another node by now, or its next attempt succeeds.
+
+    def _is_leaving(self, worker: WorkerProcess) -> bool:
+        return worker is self._moving or worker.number not in self._standing.held
+
+    def _restart(self, worker: WorkerProcess) -> None:
+        worker.restart_at_s = None
+        self._reopen.add(worker.number)
+        self._next_turn_s = 0.0
+
+    def _begin_drain(self) -> None:
+        """Hand the shards over one by one, then end."""
+        if self._leave_until_s is None:
+            log.info("handing over %d shards", len(self._standing.held))
+            self._leave_until_s = time.monotonic() + self._settings.server.drain_timeout_secs
+            self._next_turn_s = 0.0
+
+    # -- turns -----------------------------------------------------------------------------------------------------
+
+    def _ask(self, now_s: float) -> None:
+        if self._asked is None and now_s >= self._next_turn_s:
+            self._next_turn_s = now_s + self._every_s
+            held = self._standing.held
+            self._asked = Turn(
+                {shard: self._workers[shard].address for shard in held},
+                tuple(self._reopen & held.keys()),
+                tuple(self._release),
+                takes=self._leave_until_s is None,
+            )
+            send_turn(self._keeper, self._asked)
+
+    def _on_answer(self) -> None:
+        answer = receive_answer(self._keeper)
+        if not isinstance(answer, Standing):
+            self._selector.unregister(self._keeper)
+            self._fail(WorkerFailedError("cluster", "the process that keeps the leases ended"))
+            return
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        if answer.problem:
+            if answer.problem != self._problem:
+                log.error("the leases are not renewed: %s", answer.problem)
+            self._problem = answer.problem
+            return
+        if self._problem:
+            log.info("the leases are renewed again")
+            self._problem = ""
+        self._reopen -= set(asked.reopen)
+        self._release -= set(asked.release)
+        lost = self._standing.held.keys() - answer.held.keys() - set(asked.release)
+        if lost:
+            log.error("shards %s have other owners now", sorted(lost))
+        self._standing = answer
+        self._follow()
+        if len(answer.owners) == self._map.shards:
+            self._announce_once()
+
+    def _follow(self) -> None:
+        """Make the processes what the leases say."""
+        held = self._standing.held
+        lease = messages.Lease(self._standing.until_s, self._standing.owners)
+        for worker in self._workers:
+            epoch = held.get(worker.number)
+            if worker.is_running:
+                if epoch != self._epochs.get(worker.number):
+                    os.kill(worker.pid, signal.SIGKILL)
+                else:
+                    self._send(worker, lease)
+            elif epoch is not None and epoch != self._epochs.get(worker.number) and self._leave_until_s is None:
+                self._epochs[worker.number] = epoch
+                self._start(worker)
+
+    # -- handing over ----------------------------------------------------------------------------------------------
+
+    def _advance_move(self, now_s: float) -> None:
+        moving = self._moving
+        if moving is None:
+            ready = [worker for worker in self._workers if worker.is_ready]
+            if self._standing.surplus and ready and not self._release:
+                self._moving = ready[-1]
+                self._is_move_ending = False
+                self._move_until_s = now_s + HAND_OVER_S
+                self._send(ready[-1], messages.Drain())
+        elif not moving.is_running:
+            self._moving = None
+            self._give_back(moving.number)
+        elif not self._is_move_ending and (moving.is_drained or now_s >= self._move_until_s):
+            self._is_move_ending = True
+            self._move_until_s = now_s + STOP_S
+            self._send(moving, messages.Stop())
+        elif now_s >= self._move_until_s:
+            os.kill(moving.pid, signal.SIGKILL)
+
+    def _give_back(self, shard: int) -> None:
+        self._release.add(shard)
+        held = {other: epoch for other, epoch in self._standing.held.items() if other != shard}
+        self._standing = msgspec.structs.replace(self._standing, held=held, surplus=0)
+        self._next_turn_s = 0.0
+
+    def _advance_leaving(self, now_s: float) -> None:
+        if self._leave_until_s is None or self._drain_until_s is not None:
+            return
+        for worker in self._workers:
+            if worker.number in self._standing.held and not worker.is_running and worker is not self._moving:
+                self._give_back(worker.number)
+        is_done = not self._standing.held and not self._release and self._asked is None
+        if is_done or now_s >= self._leave_until_s:
+            super()._begin_drain()
+
+    # -- when nothing serves ---------------------------------------------------------------------------------------
+
+    def _refuse(self, now_s: float) -> None:
+        """Answer requests with 503 while no process of this node accepts them."""
+        should_refuse = self._drain_until_s is None and not any(worker.is_ready for worker in self._workers)
+        if should_refuse != self._is_refusing:
+            self._is_refusing = should_refuse
+            if should_refuse:
+                self._selector.register(self._listening, selectors.EVENT_READ, self._on_client)
+            else:
+                self._selector.unregister(self._listening)
+        while self._refused and self._refused[0][0] <= now_s:
+            self._refused.pop(0)[1].close()
+
+    def _on_client(self) -> None:
+        with suppress(BlockingIOError, ConnectionError):
+            while True:
+                client, _ = self._listening.accept()
+                client.setblocking(False)
+                self._refused.append((time.monotonic() + LINGER_S, client))
+                with suppress(OSError):
+                    client.send(_UNAVAILABLE)
+                    client.shutdown(socket.SHUT_WR)
+
+
+def _refusal() -> bytes:
+    body = msgspec.json.encode(
+        {
+            "type": "about:blank",
+            "title": "Service Unavailable",
+            "status": WorkerUnavailable.status,
+            "code": WorkerUnavailable.code,
+            "detail": "This node has no shards at the moment. Try again.",
+        }
+    )
+    return (
+        b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: 1\r\n"
+        b"Cache-Control: no-store\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+
+
+_UNAVAILABLE: Final = _refusal()

@@ -1,0 +1,121 @@
+"""The process of one shard on a node of a cluster: a worker whose store is opened from Postgres and the object store.
+
+Its commits are refused by Postgres once the shard has another owner. For reads there is the lease: no bytes of a client
+or of another process are looked at after it expired, because another owner may have written more by then. The process
+ends instead, and its connections with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from typing import TYPE_CHECKING, Final
+
+from headwater.cluster import messages
+from headwater.cluster.nodes.links import Links
+from headwater.cluster.nodes.open_shard import open_shard, shard_directory
+from headwater.cluster.relay import Relay, RelayingConnection
+from headwater.cluster.routing import WorkerRouter
+from headwater.cluster.shards import ShardMap
+from headwater.cluster.worker import ServingWorker
+from headwater.engine.stores import Store
+from headwater.http.context import Context
+from headwater.http.server import Reloader
+from headwater.storage.journaled_store import JournaledStorage
+
+if TYPE_CHECKING:
+    from headwater.config import Settings
+
+log = logging.getLogger("headwater.cluster")
+
+CHECK_S: Final = 0.05
+ANSWER_S: Final = 0.2
+"""Time for the refusals of waiting writers to be sent before the process ends."""
+EXPIRED_CODE: Final = 3
+
+
+class LeasedConnection(RelayingConnection):
+    """A client's connection: nothing of it is processed after the lease of the shard has expired."""
+
+    __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        check = self._relay.peers.check
+        if check is not None:
+            check()
+        super().data_received(data)
+
+
+class NodeWorker(ServingWorker):
+    def __init__(
+        self,
+        settings: Settings,
+        reloader: Reloader,
+        shard: int,
+        shard_map: ShardMap,
+        listening: socket.socket,
+        control: socket.socket,
+        *,
+        epoch: int,
+        lease: messages.Lease,
+        host: str,
+    ) -> None:
+        directory = shard_directory(settings.storage.data_dir, shard, epoch)
+        # A commit is a round trip to another machine: never on the event loop.
+        storage = settings.storage.model_copy(update={"data_dir": directory, "commit": "thread"})
+        super().__init__(
+            settings.model_copy(update={"storage": storage}), reloader, shard, shard_map, listening, control
+        )
+        self._node_settings = settings
+        self._epoch = epoch
+        self._lease = lease
+        self._host = host
+        self._links: Links | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    def _open_store(self, open_packs_max: int) -> Store:
+        return open_shard(
+            self._node_settings, self._number, self._map.shards, self._epoch, open_packs_max, self._is_ours
+        )
+
+    async def _begin(self, store: Store) -> str:
+        settings = self._settings.cluster
+        links = self._links = Links(self._peers, self._epoch, settings.secret)
+        port = links.listen(self._host, settings.peer_port + self._number if settings.peer_port else 0)
+        # The leases that arrived during recovery.
+        self._on_control()
+        self._peers.check = self._check
+        links.connect_to(self._lease.owners)
+        self._watching = asyncio.create_task(self._watch(store))
+        return f"{self._host}:{port}"
+
+    def _connection(self, context: Context, router: WorkerRouter, relay: Relay) -> RelayingConnection:
+        return LeasedConnection(context, router, relay)
+
+    def _on_lease(self, lease: messages.Lease) -> None:
+        self._lease = lease
+        if self._links is not None:
+            self._links.connect_to(lease.owners)
+
+    def _is_ours(self) -> bool:
+        return time.monotonic() < self._lease.until_s
+
+    def _check(self) -> None:
+        if not self._is_ours():
+            log.error("the lease of shard %d has expired; its process ends", self._number)
+            logging.shutdown()
+            os._exit(EXPIRED_CODE)
+
+    async def _watch(self, store: Store) -> None:
+        """End when the lease has expired, or when nothing can be written any more: the shard is opened again."""
+        assert isinstance(store.storage, JournaledStorage)
+        while store.storage.failure is None:
+            await asyncio.sleep(CHECK_S)
+            self._check()
+        await asyncio.sleep(ANSWER_S)
+        log.error("shard %d cannot be written; its process ends: %s", self._number, store.storage.failure)
+        logging.shutdown()
+        os._exit(EXPIRED_CODE)

@@ -1,0 +1,67 @@
+"""Open the store of a shard from Postgres and the object store alone, in a directory that is only a cache."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psycopg
+
+from headwater.cluster.nodes.postgres_journal import PostgresJournal
+from headwater.config import Settings
+from headwater.engine.stores import Store
+from headwater.storage.blobs import BLOBS_NAME, FileBlobs
+from headwater.storage.descriptor_reserve import DescriptorReserve
+from headwater.storage.interface import StorageError
+from headwater.storage.journaled_store import StoreSettings
+from headwater.storage.tiering.open import TierSettings, open_objects, open_replicated
+
+SHARE_MIN_BYTES: Final = 16 * 1024 * 1024
+
+
+def shard_directory(root: Path, shard: int, epoch: int) -> Path:
+    """Where the process of a shard keeps its files. Each has its own: one that ended may not know it yet."""
+    return root / f"shard-{shard:03}" / f"{epoch:010}"
+
+
+def open_shard(
+    settings: Settings, shard: int, shards: int, epoch: int, open_packs_max: int, is_ours: Callable[[], bool]
+) -> Store:
+    """Open a shard in an epoch that is ours. Raises `StorageError` if it is not, or if something is missing."""
+    storage, cluster = settings.storage, settings.cluster
+    directory = shard_directory(storage.data_dir, shard, epoch)
+    with suppress(FileNotFoundError):
+        shutil.rmtree(directory.parent)
+    try:
+        journal = PostgresJournal(
+            cluster.postgres_url, shard, epoch, require_standby=cluster.require_standby, is_ours=is_ours
+        )
+    except psycopg.Error as error:
+        raise StorageError(f"The journal of shard {shard} cannot be opened: {error}") from error
+    assert storage.cold is not None
+    tier = TierSettings(
+        max(SHARE_MIN_BYTES, storage.cold_cache_bytes // shards),
+        max(SHARE_MIN_BYTES, storage.cold_backlog_bytes // shards),
+        storage.cold_grace_secs,
+    )
+    sizes = StoreSettings(
+        segment_bytes=storage.segment_bytes, hot_tail_bytes=settings.hot_tail_bytes, open_packs_max=open_packs_max
+    )
+    opened = open_replicated(
+        open_objects(f"{storage.cold.rstrip('/')}/shard-{shard:03}"),
+        directory,
+        tier,
+        sizes,
+        epoch=epoch,
+        replica=journal,
+        reserve=DescriptorReserve(),
+    )
+    try:
+        blobs = FileBlobs(opened.files, directory / BLOBS_NAME, durable=True)
+    except BaseException:
+        opened.storage.close()
+        raise
+    return Store(opened.storage, blobs, opened.files, opened.files.cache.deferring)

@@ -1,0 +1,198 @@
+"""Who owns which shard: one node's turn at the tables of the cluster, again and again.
+
+In each turn a node raises the lease of its shards by one, looks at those of the others, and takes shards that are free,
+or whose lease did not move for `lease_s` by its own clock. Every start of a shard's process is a new epoch. The nodes
+that are alive share the shards evenly: who has more than its share hands some over.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+import psycopg
+from psycopg.types.json import Jsonb
+
+from headwater.cluster.nodes.schema import FORMAT, Connection, broken_promise
+
+HELD_PART: Final = 0.9
+"""A node relies on a lease for this part of its time, so that clocks may run at slightly different speeds."""
+SETTLE_PART: Final = 0.4
+"""For this part of a lease a new node only looks, so that nodes that start together find each other first."""
+
+_RENEW: Final = """
+WITH beat AS (
+    INSERT INTO headwater.node (name, incarnation, address, report)
+    VALUES (%(node)s, %(owner)s, %(address)s, %(report)s)
+    ON CONFLICT (name) DO UPDATE SET beats = node.beats + 1, incarnation = EXCLUDED.incarnation,
+        address = EXCLUDED.address, report = EXCLUDED.report
+), given AS (
+    SELECT * FROM unnest(%(shards)s::integer[], %(addresses)s::text[]) AS given (id, address)
+)
+UPDATE headwater.shard SET lease = lease + 1, address = given.address
+FROM given WHERE shard.id = given.id AND shard.owner = %(owner)s RETURNING shard.id, shard.epoch
+"""
+_RELEASE: Final = """
+UPDATE headwater.shard SET owner = NULL, address = NULL, lease = lease + 1
+WHERE id = ANY(%(shards)s) AND owner = %(owner)s
+"""
+_REOPEN: Final = """
+UPDATE headwater.shard SET epoch = epoch + 1, lease = lease + 1, address = NULL
+WHERE id = ANY(%(shards)s) AND owner = %(owner)s RETURNING id, epoch
+"""
+_TAKE: Final = """
+UPDATE headwater.shard SET epoch = shard.epoch + 1, owner = %(owner)s, lease = shard.lease + 1, address = NULL,
+    format = GREATEST(format, %(format)s)
+FROM unnest(%(shards)s::integer[], %(epochs)s::bigint[], %(leases)s::bigint[]) AS seen (id, epoch, lease)
+WHERE shard.id = seen.id AND shard.epoch = seen.epoch AND shard.lease = seen.lease AND shard.format <= %(format)s
+RETURNING shard.id, shard.epoch
+"""
+
+
+class Turn(msgspec.Struct, frozen=True, tag="turn"):
+    """What a node wants: from its supervisor."""
+
+    addresses: dict[int, str]
+    """The shards that it has, and where their processes listen; empty while one is starting."""
+    reopen: tuple[int, ...] = ()
+    """Shards whose process died: they need another epoch."""
+    release: tuple[int, ...] = ()
+    takes: bool = True
+    """Whether it takes shards: not while it drains."""
+
+
+class Standing(msgspec.Struct, frozen=True, tag="standing"):
+    """What a node has after a turn."""
+
+    held: dict[int, int]
+    """Its shards, and their epochs."""
+    until_s: float
+    """Until when it may rely on that, on the monotonic clock of the machine."""
+    owners: dict[int, tuple[int, str]]
+    """The epoch and the address of every shard that can be reached."""
+    surplus: int = 0
+    """How many shards it should hand over."""
+    problem: str = ""
+    """Why the turn failed. Then nothing else here counts."""
+
+
+class _Row(NamedTuple):
+    id: int
+    epoch: int
+    owner: str | None
+    lease: int
+    address: str | None
+    format: int
+
+
+class Ownership:
+    def __init__(
+        self,
+        node: str,
+        owner: str,
+        address: str,
+        lease_s: float,
+        *,
+        require_standby: bool = True,
+        format_version: int = FORMAT,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._node = node
+        self._owner = owner
+        self._address = address
+        self._lease_s = lease_s
+        self._require_standby = require_standby
+        self._format = format_version
+        self._clock = clock
+        self._takes_from_s = clock() + SETTLE_PART * lease_s
+        self._seen: dict[object, tuple[object, float]] = {}
+        """Of each shard and node: what it was when it last changed, and when that was seen."""
+        self._is_warned = False
+
+    def watch(self, connection: Connection) -> None:
+        """Note the warnings of this connection: a commit that may not be replicated is not a lease."""
+        connection.add_notice_handler(self._on_notice)
+
+    def turn(self, connection: Connection, wanted: Turn) -> Standing:
+        problem = broken_promise(connection, require_standby=self._require_standby)
+        if problem is not None:
+            return Standing({}, 0.0, {}, problem=f"Postgres cannot be used: {problem}")
+        self._is_warned = False
+        if wanted.release:
+            connection.execute(_RELEASE, {"owner": self._owner, "shards": list(wanted.release)})
+        started_s = self._clock()
+        renewed = [shard for shard in wanted.addresses if shard not in (*wanted.reopen, *wanted.release)]
+        held = self._epochs(
+            connection,
+            _RENEW,
+            node=self._node,
+            address=self._address,
+            report=Jsonb({"shards": sorted(wanted.addresses), "leaves": not wanted.takes}),
+            shards=renewed,
+            addresses=[wanted.addresses[shard] or None for shard in renewed],
+        )
+        if wanted.reopen:
+            held |= self._epochs(connection, _REOPEN, shards=list(wanted.reopen))
+        rows = [
+            _Row(*row)  # type: ignore[arg-type]
+            for row in connection.execute(
+                "SELECT id, epoch, owner, lease, address, format FROM headwater.shard ORDER BY id"
+            ).fetchall()
+        ]
+        share = math.ceil(len(rows) / self._nodes(connection))
+        free = [row for row in rows if row.id not in held and self._is_free(row)]
+        if wanted.takes and len(held) < share and free and self._clock() >= self._takes_from_s:
+            taken = free[: share - len(held)]
+            held |= self._epochs(
+                connection,
+                _TAKE,
+                format=self._format,
+                shards=[row.id for row in taken],
+                epochs=[row.epoch for row in taken],
+                leases=[row.lease for row in taken],
+            )
+        if self._is_warned:
+            return Standing({}, 0.0, {}, problem="a lease may not be replicated")
+        owners = {row.id: (row.epoch, row.address) for row in rows if row.address is not None}
+        surplus = max(0, len(held) - share) if wanted.takes else len(held)
+        return Standing(held, started_s + HELD_PART * self._lease_s, owners, surplus)
+
+    def leave(self, connection: Connection) -> None:
+        """The node ends: others need not wait for it."""
+        connection.execute("DELETE FROM headwater.node WHERE name = %s AND incarnation = %s", [self._node, self._owner])
+
+    def _epochs(self, connection: Connection, statement: str, **values: object) -> dict[int, int]:
+        rows = connection.execute(statement, {"owner": self._owner, **values}).fetchall()
+        return {int(str(shard)): int(str(epoch)) for shard, epoch in rows}
+
+    def _is_free(self, row: _Row) -> bool:
+        if row.format > self._format:
+            return False  # Written by a later version, which this one cannot read.
+        return row.owner is None or self._stands_still(row.id, (row.epoch, row.lease))
+
+    def _nodes(self, connection: Connection) -> int:
+        """How many nodes take shards, with this one."""
+        alive = 1
+        for name, incarnation, beats, leaves in connection.execute(
+            "SELECT name, incarnation, beats, COALESCE((report->>'leaves')::boolean, false) FROM headwater.node"
+        ).fetchall():
+            stands_still = self._stands_still(name, (incarnation, beats))
+            if name != self._node and not leaves and not stands_still:
+                alive += 1
+        return alive
+
+    def _stands_still(self, what: object, value: object) -> bool:
+        """Whether this has had the same value for the length of a lease, as far as was seen."""
+        now_s = self._clock()
+        seen = self._seen.get(what)
+        if seen is None or seen[0] != value:
+            self._seen[what] = (value, now_s)
+            return False
+        return now_s - seen[1] >= self._lease_s
+
+    def _on_notice(self, notice: psycopg.errors.Diagnostic) -> None:
+        if notice.severity_nonlocalized == "WARNING":
+            self._is_warned = True

@@ -1,0 +1,57 @@
+"""The settings of a node of a cluster (`storage.mode = "cluster"`)."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from headwater.config.values import Count, Seconds, SettingsSection, takes
+
+SECRET_MIN_LENGTH = 16
+
+
+class ClusterSettings(SettingsSection):
+    """Several nodes as one server (`storage.mode = "cluster"`)."""
+
+    postgres_url: str = Field(
+        "",
+        description="The database with the journal, as `postgresql://user@host1,host2/name`; the host that takes writes"
+        " is used. Its servers must replicate synchronously.",
+    )
+    secret: str = Field(
+        "",
+        description="What the nodes know of each other by; the same on all of them.",
+        json_schema_extra=takes("a text of at least 16 characters"),
+    )
+    name: str = Field(
+        "headwater", min_length=1, description="The name of the cluster. A database of another one is refused."
+    )
+    node: str = Field("", description="The name of this node, different on each. Empty: host name and port.")
+    shards: Count = Field(
+        16, ge=1, le=256, description="Shards of a new cluster, each one process. Fixed when it is created."
+    )
+    host: str = Field(
+        "",
+        description="The address of this node for the others. Empty: `server.host`, or the host name if that is any.",
+    )
+    peer_port: Count = Field(
+        0,
+        ge=0,
+        le=65_000,
+        description="First port for the other nodes: shard N listens on this port plus N. 0 picks free ones.",
+    )
+    lease_secs: Seconds = Field(
+        3.0,
+        description="How long a node may be silent before the others take its shards over. The same on all nodes.",
+    )
+    require_standby: bool = Field(
+        True,
+        description="Refuse a Postgres that does not replicate synchronously to a standby that can be seen. Turn it off"
+        " only for a managed database that replicates below Postgres.",
+    )
+
+    @field_validator("secret")
+    @classmethod
+    def _check_secret(cls, value: str) -> str:
+        if value and len(value) < SECRET_MIN_LENGTH:
+            raise ValueError(f"shorter than {SECRET_MIN_LENGTH} characters")
+        return value

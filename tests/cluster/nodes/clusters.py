@@ -1,0 +1,121 @@
+"""A real cluster for tests: Postgres servers, an object store, and nodes that can be killed, paused and drained."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from headwater.cluster.shards import ShardMap
+from headwater.stack.replicated_postgres import ReplicatedPostgres
+from tests.cluster.nodes.servers import replicated_postgres
+from tests.ports import free_port
+from tests.seaweedfs import SeaweedFs, seaweedfs
+from tests.serving import Server, serve
+from tests.waiting import wait_until
+
+SECRET = "of these tests only"
+LEASE_S = 2.0
+
+
+class RunningCluster:
+    """Nodes by number. Each keeps its address when it is started again, on an empty disk."""
+
+    def __init__(self, postgres: ReplicatedPostgres, store: SeaweedFs, stack: ExitStack, shards: int) -> None:
+        self.postgres = postgres
+        self.store = store
+        self.shards = shards
+        self._stack = stack
+        self._ports: dict[int, int] = {}
+        self.nodes: dict[int, Server] = {}
+        self.settings: dict[str, str] = {}
+
+    def environment(self, number: int) -> dict[str, str]:
+        return {
+            **self.store.environment,
+            "DS_STORAGE__MODE": "cluster",
+            "DS_STORAGE__COLD": self.store.url("cluster"),
+            "DS_STORAGE__COLD_GRACE_SECS": "5",
+            "DS_CLUSTER__POSTGRES_URL": self.postgres.url,
+            "DS_CLUSTER__SECRET": SECRET,
+            "DS_CLUSTER__SHARDS": str(self.shards),
+            "DS_CLUSTER__NODE": f"node-{number}",
+            "DS_CLUSTER__LEASE_SECS": str(LEASE_S),
+            **self.settings,
+        }
+
+    def start(self, number: int) -> Server:
+        port = self._ports.setdefault(number, free_port())
+        directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-node-")))
+        node = self._stack.enter_context(serve(directory=directory, port=port, **self.environment(number)))
+        self.nodes[number] = node
+        return node
+
+    def url(self, number: int) -> str:
+        return f"http://127.0.0.1:{self._ports[number]}"
+
+    def processes(self, number: int) -> list[psutil.Process]:
+        """All processes of a node: supervisor, keeper and shards."""
+        with suppress(psutil.NoSuchProcess):
+            node = psutil.Process(self.nodes[number].pid)
+            return [node, *node.children(recursive=True)]
+        return []
+
+    def kill(self, number: int) -> None:
+        processes = self.processes(number)
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.nodes.pop(number).kill()
+
+    @contextmanager
+    def paused(self, number: int) -> Iterator[None]:
+        """SIGSTOP for all processes of a node."""
+        stopped = self.processes(number)
+        for process in stopped:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in reversed(stopped):
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGCONT)
+
+    def owners(self) -> dict[int, str | None]:
+        """The node of each shard, as Postgres has it."""
+        from headwater.cluster.nodes.schema import connect  # noqa: PLC0415
+
+        with connect(self.postgres.url, "test") as connection:
+            rows = connection.execute("SELECT id, owner, address FROM headwater.shard ORDER BY id").fetchall()
+        return {
+            int(str(shard)): str(owner).partition("#")[0] if owner is not None and address is not None else None
+            for shard, owner, address in rows
+        }
+
+    def wait_until_shared(self, *numbers: int) -> None:
+        """Until these nodes, and no others, have all shards, and each has its part."""
+        names = {f"node-{number}" for number in numbers}
+        wait_until(lambda: set(self.owners().values()), lambda owners: owners == names, what=f"shards at {names}")
+
+    def name_in(self, shard: int, prefix: str = "s") -> str:
+        """A stream name that hashes to a shard."""
+        shard_map = ShardMap(self.shards, self.shards)
+        return next(name for number in range(10_000) if shard_map.shard_of(name := f"{prefix}{number}") == shard)
+
+
+@contextmanager
+def running_cluster(nodes: int = 3, shards: int = 3, **settings: str) -> Iterator[RunningCluster]:
+    with ExitStack() as stack:
+        postgres = stack.enter_context(replicated_postgres())
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-store-")))
+        store = stack.enter_context(seaweedfs(directory))
+        cluster = RunningCluster(postgres, store, stack, shards)
+        cluster.settings.update(settings)
+        for number in range(nodes):
+            cluster.start(number)
+        yield cluster
