@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from headwater.cluster.nodes.schema import connect
 from headwater.cluster.shards import ShardMap
 from headwater.stack.replicated_postgres import ReplicatedPostgres
 from tests.cluster.nodes.servers import replicated_postgres
@@ -88,8 +89,6 @@ class RunningCluster:
 
     def owners(self) -> dict[int, str | None]:
         """The node of each shard, as Postgres has it."""
-        from headwater.cluster.nodes.schema import connect  # noqa: PLC0415
-
         with connect(self.postgres.url, "test") as connection:
             rows = connection.execute("SELECT id, owner, address FROM headwater.shard ORDER BY id").fetchall()
         return {

@@ -1,0 +1,181 @@
+"""What happens to a cluster while its clients' history is logged.
+
+    python -m tests.cluster.nodes.faults --rounds 50 --seed 7
+
+Each fault leaves a cluster that works again, so that any sequence of them can follow. After the last one the history is
+judged; the seed decides the faults and what the clients do, not the timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import psutil
+
+from tests.cluster.nodes.clusters import LEASE_S, RunningCluster, running_cluster
+from tests.pressure import clients
+from tests.pressure.clients import Fleet
+from tests.pressure.history import check
+
+CALM_S = (0.2, 0.6)
+
+
+class ClusterScene:
+    def __init__(self, cluster: RunningCluster, fleet: Fleet) -> None:
+        self.cluster = cluster
+        self.fleet = fleet
+        self.dice = fleet.dice
+
+    def node(self) -> int:
+        return self.dice.choice(sorted(self.cluster.nodes))
+
+    async def wait(self, low: float, high: float) -> None:
+        await asyncio.sleep(self.dice.uniform(low, high))
+
+    async def whole(self) -> None:
+        """Until every node has shards again."""
+        await asyncio.to_thread(self.cluster.wait_until_shared, *self.cluster.nodes)
+
+
+async def kill_node(scene: ClusterScene) -> None:
+    """kill -9 of all processes of a node; it starts again on an empty disk."""
+    number = scene.node()
+    scene.cluster.kill(number)
+    await scene.wait(0, 2 * LEASE_S)
+    await asyncio.to_thread(scene.cluster.start, number)
+
+
+async def pause_node(scene: ClusterScene) -> None:
+    """SIGSTOP of a node for longer than its lease: it does not know that others took its shards over."""
+    with scene.cluster.paused(scene.node()):
+        await scene.wait(1.5 * LEASE_S, 2 * LEASE_S)
+
+
+async def pause_briefly(scene: ClusterScene) -> None:
+    """SIGSTOP of a node for less than its lease."""
+    with scene.cluster.paused(scene.node()):
+        await scene.wait(0.1, 0.5 * LEASE_S)
+
+
+async def kill_shard(scene: ClusterScene) -> None:
+    """kill -9 of the process of one shard, or of the keeper of a node, which then ends."""
+    children = scene.cluster.processes(scene.node())[1:]
+    if children:
+        scene.dice.choice(children).kill()
+    await scene.wait(0.1, 0.5)
+    for number, node in sorted(scene.cluster.nodes.items()):
+        if node.process.poll() is not None:
+            await asyncio.to_thread(scene.cluster.start, number)
+
+
+async def pause_shard(scene: ClusterScene) -> None:
+    """SIGSTOP of the process of one shard for longer than its lease; the node kills it if it does not answer."""
+    children = scene.cluster.processes(scene.node())[2:]
+    if children:
+        process = scene.dice.choice(children)
+        process.suspend()
+        await scene.wait(1.2 * LEASE_S, 1.5 * LEASE_S)
+        try:
+            process.resume()
+        except psutil.NoSuchProcess:
+            return
+
+
+async def kill_primary(scene: ClusterScene) -> None:
+    """kill -9 of the primary of Postgres; a standby is promoted, and the former primary is built again."""
+    postgres = scene.cluster.postgres
+    postgres.servers[postgres.primary].kill()
+    await scene.wait(0, 0.5)
+    await asyncio.to_thread(postgres.watch)
+
+
+async def stop_store(scene: ClusterScene) -> None:
+    """The object store cannot be reached for a while."""
+    await asyncio.to_thread(scene.cluster.store.stop)
+    await scene.wait(0.2, 1.5)
+    await asyncio.to_thread(scene.cluster.store.start)
+
+
+async def drain_node(scene: ClusterScene) -> None:
+    """SIGTERM: a node hands its shards over, and starts again."""
+    number = scene.node()
+    await asyncio.to_thread(scene.cluster.nodes.pop(number).stop)
+    await asyncio.to_thread(scene.cluster.start, number)
+
+
+async def cut(scene: ClusterScene) -> None:
+    """All connections of the clients break, several times."""
+    for _ in range(4):
+        scene.fleet.cut()
+        await scene.wait(0.0, 0.1)
+
+
+Fault = Callable[[ClusterScene], Awaitable[None]]
+FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        kill_node,
+        pause_node,
+        kill_primary,
+        kill_shard,
+        pause_shard,
+        drain_node,
+        pause_briefly,
+        stop_store,
+        cut,
+    )
+}
+
+
+async def endure_faults(cluster: RunningCluster, faults: list[str], seed: int) -> Counter[str]:
+    """Run the clients through these faults, then judge their history."""
+    fleet = Fleet([cluster.url(number) for number in sorted(cluster.nodes)], random.Random(seed))
+    scene = ClusterScene(cluster, fleet)
+    done: list[str] = []
+    try:
+        await clients.set_up(fleet, 3)
+        async with asyncio.TaskGroup() as group:
+            for client in clients.everybody(fleet):
+                group.create_task(client)
+            for name in faults:
+                await scene.wait(*CALM_S)
+                done.append(name)
+                await FAULTS[name](scene)
+            await scene.whole()
+            await scene.wait(*CALM_S)
+            fleet.running = False
+        content = {path: await clients.content(fleet, path) for path in fleet.kept}
+        return check(fleet.history, content) + fleet.counts
+    except BaseException as error:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        logs = "\n".join(f"node-{number}:\n{node.log()[-3000:]}" for number, node in cluster.nodes.items())
+        error.add_note(f"seed {seed}, faults {done}; the logs end:\n{logs}")
+        raise error from None
+    finally:
+        await fleet.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
+    parser.add_argument("--only", choices=FAULTS)
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - needed to replay, also after a crash
+    names = [chosen.only] if chosen.only else list(FAULTS)
+    faults = random.Random(chosen.seed).choices(names, k=chosen.rounds)
+    with running_cluster() as cluster:
+        cluster.wait_until_shared(0, 1, 2)
+        counts = asyncio.run(endure_faults(cluster, faults, chosen.seed))
+    print(json.dumps(counts))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
