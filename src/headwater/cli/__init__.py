@@ -52,6 +52,7 @@ _COMMANDS: Final = {
     "logs": CommandEntry("logs", "logs", "Stack"),
     "token": CommandEntry("token", "token", "Stack"),
     "psql": CommandEntry("psql", "psql", "Stack", passes_options=True),
+    "cluster": CommandEntry("cluster", "app", "Stack"),
     "shapes": CommandEntry("shapes", "shapes", "Pipeline"),
     "fold": CommandEntry("fold", "fold", "Pipeline"),
     "query": CommandEntry("query", "query", "Pipeline"),

@@ -42,6 +42,17 @@ def up(
             "--workers", metavar="N", help="Processes that serve; auto runs one per core.", show_default=False
         ),
     ] = None,
+    nodes: Annotated[
+        int,
+        typer.Option(
+            "--nodes",
+            metavar="N",
+            min=0,
+            max=16,
+            help="A cluster of N nodes with three Postgres servers and an object store, instead of one server.",
+            show_default=False,
+        ),
+    ] = 0,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return when all services are up; `headwater down` stops them.")
     ] = False,
@@ -87,6 +98,8 @@ def up(
         flags |= {"proxy.tls_cert_path": files.certificate, "proxy.tls_key_path": files.key}
         loaded = settings_from(None, config_file, flags)
     require_otel(loaded.settings)
+    if nodes and profile is not Profile.DEFAULT:
+        raise CommandError("--nodes works with --profile default only", USAGE)
     try:
         check_settings(loaded.settings)
         if write_envoy_config is not None:
@@ -97,7 +110,7 @@ def up(
             _run_in_background(directory, plain=plain)
             _print_next_steps(loaded.settings, directory, profile)
         else:
-            _run_in_foreground(loaded, directory, profile, config_file, plain=plain)
+            _run_in_foreground(loaded, directory, profile, config_file, nodes=nodes, plain=plain)
     except (StackSettingsError, ShardedDirectoryError) as error:
         raise CommandError(str(error), USAGE) from None
     except (StackRunningError, StackStartError, EnvoyError) as error:
@@ -110,6 +123,7 @@ def _run_in_foreground(
     profile: Profile,
     config_file: Path | None,
     *,
+    nodes: int,
     plain: bool,
 ) -> None:
     settings = loaded.settings
@@ -127,6 +141,7 @@ def _run_in_foreground(
                 profile,
                 own_keys.url if own_keys is not None else settings.auth.jwks_url,
                 config_file.absolute() if config_file is not None else None,
+                nodes,
             )
             show = _display(plain=plain)
             try:

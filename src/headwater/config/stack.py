@@ -201,7 +201,12 @@ class StackSettings(SettingsSection):
         description="PEM certificates to trust for a server with TLS. Unset: its own certificate if that is"
         " self-signed, else those of the system.",
     )
-    postgres_port: Count = Field(54321, ge=1, le=65535, description="Port of the stack's Postgres.")
+    postgres_port: Count = Field(
+        54321, ge=1, le=65535, description="Port of the stack's Postgres; with `--nodes` the first."
+    )
+    store_port: Count = Field(
+        8333, ge=1, le=65_500, description="First of eight ports of the object store of `headwater up --nodes`."
+    )
     postgres_password: str = Field(
         "",
         description="Password of the superuser `postgres`. Unset: a random one for each data directory, which"

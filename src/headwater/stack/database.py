@@ -27,7 +27,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from headwater.stack import roles
+from headwater.stack import die_with_parent, roles
 
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 30.0
@@ -109,6 +109,8 @@ class LocalPostgres:
     sync: bool = True
     """Whether a new data directory is synced before use, which takes seconds on a busy disk."""
     binaries: Path | None = None
+    dies_with_parent: bool = False
+    """Whether the kernel stops it when the calling process ends in whatever way."""
     skips_set_up: bool = False
     """Whether the database and the roles exist for certain: a standby cannot create them."""
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
@@ -185,8 +187,13 @@ class LocalPostgres:
         if self.process is not None and self.process.poll() is None:
             return self
         self.prepare()
+        command, options = self.command, self.popen_options
+        if self.dies_with_parent:
+            owner = str(options.pop("user", -1)), str(options.pop("group", -1))
+            options.pop("extra_groups", None)
+            command = die_with_parent.wrapped(int(signal.SIGINT), owner, command)
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log, **self.popen_options)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, **options)
         try:
             self.wait_until_ready()
         except BaseException:

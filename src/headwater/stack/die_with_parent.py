@@ -40,6 +40,12 @@ def main() -> None:
     sys.exit(run_and_watch(command, parent, death_signal))
 
 
+def wrapped(death_signal: int, owner: tuple[str, str], command: list[str]) -> list[str]:
+    """A command line that runs a command through this script as a user; the signal is sent when this process dies."""
+    script = (sys.executable, "-I", "-S", __file__, str(os.getpid()), str(death_signal))
+    return [*script, *owner, *command]
+
+
 def run_and_watch(command: list[str], parent: int, death_signal: int) -> int:
     """Run the command as a child, and send it the signal when the parent is gone; returns its exit code."""
     child = subprocess.Popen(command)

@@ -33,6 +33,16 @@ _SUBJECTS_MAX: Final = 10_000
 _ADMIN_READS: Final = ("/ready", "/stats", "/stats/prometheus", "/clusters", "/listeners", "/server_info", "/memory")
 
 
+_HEALTH_CHECK: Final[Tree] = {
+    "timeout": "1s",
+    "interval": "1s",
+    "unhealthy_threshold": 1,
+    "healthy_threshold": 1,
+    "http_health_check": {"path": "/healthz"},
+}
+"""Of the nodes of a cluster. Requests of this check have the name of the upstream as their host."""
+
+
 class EnvoyError(Exception):
     """Envoy is not installed or rejects its configuration; the message says what to do."""
 
@@ -54,6 +64,8 @@ class EnvoyEndpoints:
     """The public keys: a file whose content is copied into the configuration, or a URL that Envoy fetches regularly."""
     shapes: Upstream | None = None
     """The process of `headwater shapes`, if there is one."""
+    other_nodes: tuple[Upstream, ...] = ()
+    """Further nodes of a cluster: any of them takes any request."""
     admin_socket: str = ""
     """Unix socket of the admin interface, used if no port is set; may be relative to Envoy's working directory."""
 
@@ -333,8 +345,16 @@ def _streams_cluster(settings: Settings, endpoints: EnvoyEndpoints) -> Tree:
         "connect_timeout": "1s",
         "load_assignment": {
             "cluster_name": "streams",
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": _address(server.host, server.port)}}]}],
+            "endpoints": [
+                {
+                    "lb_endpoints": [
+                        {"endpoint": {"address": _address(node.host, node.port)}}
+                        for node in (server, *endpoints.other_nodes)
+                    ]
+                }
+            ],
         },
+        **({"health_checks": [_HEALTH_CHECK]} if endpoints.other_nodes else {}),
         "circuit_breakers": {
             "thresholds": [
                 {

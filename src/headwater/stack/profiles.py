@@ -47,6 +47,8 @@ class StackPlan:
     profile: Profile
     jwks_url: str
     config_file: Path | None = None
+    nodes: int = 0
+    """With `--nodes`: a cluster of so many nodes instead of one server."""
 
     @property
     def settings(self) -> Settings:
@@ -74,6 +76,8 @@ def check_settings(settings: Settings) -> None:
 
 def services_for(plan: StackPlan) -> list[Service | UnavailableService]:
     """List the services in the order in which they start."""
+    if plan.nodes:
+        return _cluster(plan)
     services: list[Service | UnavailableService] = [_server(plan), _envoy(plan)]
     if plan.profile is Profile.DEFAULT:
         return services
@@ -94,6 +98,14 @@ def services_for(plan: StackPlan) -> list[Service | UnavailableService]:
     if plan.profile is Profile.DEV:
         services += [_adminer(plan), _heartbeat(plan, database.pipeline_url)]
     return services
+
+
+def _cluster(plan: StackPlan) -> list[Service | UnavailableService]:
+    """A cluster behind Envoy, which has the first node where it has the server otherwise."""
+    from headwater.stack.cluster_services import cluster_services  # noqa: PLC0415  (needs Postgres)
+
+    others = tuple(Upstream("127.0.0.1", plan.settings.server.port + number) for number in range(1, plan.nodes))
+    return [*cluster_services(plan), _envoy(plan, others)]
 
 
 def _server(plan: StackPlan) -> Service:
@@ -127,7 +139,7 @@ def _server(plan: StackPlan) -> Service:
     )
 
 
-def _envoy(plan: StackPlan) -> Service:
+def _envoy(plan: StackPlan, other_nodes: tuple[Upstream, ...] = ()) -> Service:
     settings = plan.settings
     executable = find_envoy(settings)
     config = plan.directory.run / "envoy.json"
@@ -137,7 +149,7 @@ def _envoy(plan: StackPlan) -> Service:
     shapes = None
     if plan.profile is not Profile.DEFAULT:
         shapes = Upstream(reachable(settings.shapes.host), settings.shapes.port)
-    endpoints = EnvoyEndpoints(server, plan.jwks_url, shapes=shapes, admin_socket=ADMIN_SOCKET)
+    endpoints = EnvoyEndpoints(server, plan.jwks_url, shapes=shapes, other_nodes=other_nodes, admin_socket=ADMIN_SOCKET)
 
     def prepare() -> None:
         private.mkdir(mode=0o700, exist_ok=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ log = logging.getLogger("headwater.stack")
 
 WATCH_S: Final = 0.2
 STATE_NAME: Final = "servers.json"
+PASSWORD_VARIABLE: Final = "HEADWATER_POSTGRES_PASSWORD"
 _SETTINGS: Final = {
     "wal_level": "replica",
     "hot_standby": "on",
@@ -63,10 +65,12 @@ class ReplicatedPostgres:
                 password=password,
                 settings={**_SETTINGS, **(settings or {}), "cluster_name": f"pg-{number}"},
                 sync=sync,
+                dies_with_parent=True,
             )
             for number, port in enumerate(ports)
         ]
-        self.primary = self._read_state()
+        self.primary, self._former = self._read_state()
+        """The primary, and the one before if it has not been built again as a standby."""
 
     @property
     def url(self) -> str:
@@ -90,9 +94,13 @@ class ReplicatedPostgres:
             # Its databases exist, and a commit waits until a standby runs.
             primary.skips_set_up = True
             primary.start()
+            self._finish_promotion()
+        if self._former is not None:
+            shutil.rmtree(self.servers[self._former].data, ignore_errors=True)
         for number, server in enumerate(self.servers):
             if number != self.primary:
                 self._follow(server)
+        self._former = None
         if is_new:
             self._run(primary, "SELECT pg_reload_conf()")
         self._write_state()
@@ -158,19 +166,24 @@ class ReplicatedPostgres:
         return max(received, key=lambda number: received[number])
 
     def _promote(self, number: int) -> None:
-        former, self.primary = self.primary, number
-        log.warning("pg-%d is gone; pg-%d becomes the primary", former, number)
-        promoted = self.servers[number]
-        with psycopg.connect(promoted.url, autocommit=True) as connection:
-            connection.execute("SELECT pg_promote(true, 30)")
+        # Written first: after a crash here the same one is promoted, and never the former one used again.
+        self._former, self.primary = self.primary, number
         self._write_state()
+        log.warning("pg-%d is gone; pg-%d becomes the primary", self._former, number)
+        self._finish_promotion()
         for other, server in enumerate(self.servers):
-            if other not in (former, number):
+            if other not in (self._former, number):
                 server.stop()
                 self._follow(server)
         # What it has that the new one has not was never acknowledged, and cannot be kept.
-        shutil.rmtree(self.servers[former].data, ignore_errors=True)
-        self._follow(self.servers[former])
+        shutil.rmtree(self.servers[self._former].data, ignore_errors=True)
+        self._follow(self.servers[self._former])
+        self._former = None
+        self._write_state()
+
+    def _finish_promotion(self) -> None:
+        with psycopg.connect(self.servers[self.primary].url, autocommit=True) as connection:
+            connection.execute("SELECT CASE WHEN pg_is_in_recovery() THEN pg_promote(true, 60) END")
 
     def _follow(self, server: LocalPostgres) -> None:
         """Run this server as a standby of the primary; make a copy of that first if it has no data."""
@@ -208,15 +221,17 @@ class ReplicatedPostgres:
         with psycopg.connect(server.url, autocommit=True) as connection:
             connection.execute(statement)
 
-    def _read_state(self) -> int:
+    def _read_state(self) -> tuple[int, int | None]:
         try:
-            return int(json.loads((self._directory / STATE_NAME).read_text())["primary"])
+            state = json.loads((self._directory / STATE_NAME).read_text())
+            return int(state["primary"]), state["former"]
         except (OSError, ValueError, KeyError):
-            return 0
+            return 0, None
 
     def _write_state(self) -> None:
-        state = {"primary": self.primary, "ports": [server.port for server in self.servers]}
-        (self._directory / STATE_NAME).write_text(json.dumps(state))
+        fresh = self._directory / f"{STATE_NAME}.new"
+        fresh.write_text(json.dumps({"primary": self.primary, "former": self._former}))
+        fresh.replace(self._directory / STATE_NAME)
 
 
 def _is_running(server: LocalPostgres) -> bool:
@@ -237,7 +252,7 @@ def main() -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    servers = ReplicatedPostgres(given.directory, tuple(given.ports))
+    servers = ReplicatedPostgres(given.directory, tuple(given.ports), password=os.environ.get(PASSWORD_VARIABLE, ""))
     try:
         servers.start()
         while not is_stopping:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -163,17 +162,10 @@ class Supervisor:
 
     def _spawn(self, service: Service, log: Path) -> subprocess.Popen[bytes]:
         uid, gid = service.owner or (-1, -1)
-        wrapper = [
-            sys.executable,
-            "-I",
-            "-S",
-            die_with_parent.__file__,
-            str(os.getpid()),
-            str(int(service.stop_signal)),
-        ]
+        command = die_with_parent.wrapped(int(service.stop_signal), (str(uid), str(gid)), list(service.command))
         with log.open("ab") as output:
             return subprocess.Popen(
-                [*wrapper, str(uid), str(gid), *service.command],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
