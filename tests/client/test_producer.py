@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 from bench.servers import official_node
 
 from headwater.client import (
+    ClaimLostError,
     ConnectionLostError,
     PayloadTooLargeError,
     ProducerFencedError,
@@ -138,6 +140,33 @@ def test_a_producer_needs_no_block(ours: Server, face: str, stream_name: Callabl
         assert producer.flush() == stream.head().next_offset
         producer.stop()
         assert list(stream.read()) == ["a", "b"]
+
+
+def test_a_worker_that_lost_its_claim_stops_at_once(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
+    """Write fencing: the refusal is neither retried nor answered with a higher epoch."""
+    name, api = stream_name(), f"{ours.url}/v1/stream/__ds/subscriptions/{stream_name()}"
+    with client_of(face, ours.url) as client:
+        client.stream(f"{name}/s").create(headers={"Write-Fence": "true"})
+        client.stream(f"{name}-wakes").create()
+        wanted = {"type": "pull-wake", "pattern": f"{name}/*", "wake_stream": f"{name}-wakes", "lease_ttl_ms": 600_000}
+        httpx.put(api, json=wanted).raise_for_status()
+        client.stream(f"{name}/s").append("wake up")
+        wake = httpx.post(f"{api}/claim", json={"worker": "w"}).raise_for_status().json()
+    claim = {"wake_id": wake["wake_id"], "generation": wake["generation"]}
+    with client_of(face, ours.url, headers={"Write-Token": wake["write_token"]}) as client:
+        stream = client.stream(f"{name}/s")
+        producer = stream.producer("agent", epoch=wake["generation"])
+        producer.append("held")
+        producer.flush()
+        token = {"Authorization": f"Bearer {wake['token']}"}
+        httpx.post(f"{api}/release", json=claim, headers=token).raise_for_status()
+        producer.append("late")
+        with pytest.raises(ClaimLostError, match="409 FENCED: The claim has ended"):
+            producer.flush()
+        producer.stop()
+        with pytest.raises(ClaimLostError), stream.producer("agent") as unaware:
+            unaware.append("late")
+        assert list(stream.read()) == ["wake up", "held"]
 
 
 def test_errors_that_retries_cannot_help_are_raised(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
