@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
 import signal
@@ -14,11 +15,100 @@ from pathlib import Path
 import psutil
 import pytest
 
+import headwater
+from headwater.cluster import start
+from headwater.config import load_settings, sections
+from headwater.config.sections import ServerSettings
 from headwater.operating_system import NO_BOOT_ID, SOCKET_PATH_MAX_BYTES, Linux, MacOS, OperatingSystem
 from headwater.stack import die_with_parent
+from headwater.storage.interface import StorageError
 from tests.waiting import wait_until
 
 BOTH = pytest.mark.parametrize("system", [Linux(), MacOS(lambda *_: 0)], ids=["linux", "macos"])
+
+LINUX_ONLY = {
+    module: set(names.split())
+    for module, names in {
+        "os": "eventfd fdatasync copy_file_range getrandom getxattr memfd_create O_DIRECT O_NOATIME O_PATH O_TMPFILE"
+        " pidfd_open pipe2 posix_fadvise posix_fallocate sched_getaffinity sched_setaffinity sched_setscheduler setns"
+        " setresuid setxattr splice timerfd_create unshare",
+        "socket": "AF_NETLINK AF_PACKET AF_VSOCK SO_PEERCRED SO_REUSEPORT SOCK_CLOEXEC SOCK_NONBLOCK SOCK_SEQPACKET"
+        " TCP_DEFER_ACCEPT TCP_KEEPIDLE TCP_QUICKACK TCP_USER_TIMEOUT",
+        "signal": "SIGPWR SIGRTMAX SIGRTMIN pidfd_send_signal sigtimedwait sigwaitinfo",
+        "select": "epoll",
+        "mmap": "MADV_HUGEPAGE MAP_HUGETLB MAP_LOCKED MAP_POPULATE",
+        "fcntl": "F_ADD_SEALS F_OFD_SETLK F_SETPIPE_SZ",
+        "resource": "prlimit RLIMIT_RTPRIO",
+        "time": "CLOCK_BOOTTIME CLOCK_TAI",
+    }.items()
+}
+"""Names of the standard library that macOS does not have, or that do not work there as we would use them."""
+PATHS_OF_LINUX = ("/proc/", "/sys/", "/dev/shm")
+LIBRARY_CALLS_OF_LINUX = {"prctl", "malloc_trim", "mallinfo2", "syscall", "inotify_init"}
+PLACES = {
+    "operating_system.py": {"os.fdatasync", "os.posix_fadvise", "os.sched_getaffinity", "/proc/"},
+    # Runs alone, without the package.
+    "stack/die_with_parent.py": {"prctl"},
+    # Several workers are not offered on macOS.
+    "cluster/messages.py": {"socket.SOCK_SEQPACKET"},
+    "cluster/supervisor.py": {"prctl"},
+    # Used only where the file and the calls exist.
+    "engine/memory.py": {"/proc/", "malloc_trim", "mallinfo2"},
+}
+
+
+def linux_only_names(source: str) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute(value=ast.Name(id=module), attr=name) if name in LINUX_ONLY.get(module, ()):
+                found.add(f"{module}.{name}")
+            case ast.Attribute(attr=name) if name in LIBRARY_CALLS_OF_LINUX:
+                found.add(name)
+            case ast.ImportFrom(module=str(module)):
+                found.update(
+                    f"{module}.{alias.name}" for alias in node.names if alias.name in LINUX_ONLY.get(module, ())
+                )
+            case ast.Constant(value=str(text)) if "\n" not in text:
+                found.update(path for path in PATHS_OF_LINUX if text.startswith(path))
+            case ast.JoinedStr(values=[ast.Constant(value=str(text)), *_]):
+                found.update(path for path in PATHS_OF_LINUX if text.startswith(path))
+    return found
+
+
+def test_what_only_linux_has_is_used_in_known_places() -> None:
+    package = Path(headwater.__file__).parent
+    found = {
+        str(path.relative_to(package)): names
+        for path in sorted(package.rglob("*.py"))
+        if (names := linux_only_names(path.read_text(encoding="utf-8")))
+    }
+    assert found == PLACES
+
+
+def test_names_of_linux_are_found_however_they_are_written() -> None:
+    source = 'import os\nfrom socket import SOCK_NONBLOCK\nos.pipe2(0)\nopen(f"/proc/{1}")\nlibrary.prctl(1)\n'
+    assert linux_only_names(source) == {"os.pipe2", "socket.SOCK_NONBLOCK", "/proc/", "prctl"}
+
+
+@BOTH
+def test_read_ahead_never_fails(tmp_path: Path, system: OperatingSystem) -> None:
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"x" * 10_000)
+        file.flush()
+        system.read_ahead(file.fileno(), 0, 10_000)
+        closed = os.dup(file.fileno())
+    os.close(closed)
+    system.read_ahead(closed, 0, 1)
+
+
+def test_macos_serves_with_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (start, sections):
+        monkeypatch.setattr(place, "SYSTEM", MacOS())
+    assert ServerSettings(workers=0).worker_count == 1, "auto"
+    settings = load_settings(None, None, {"DS_SERVER__WORKERS": "2"}, tmp_path).settings
+    with pytest.raises(StorageError, match=r"server\.workers is 2: .* one worker only"):
+        start.start_server(settings, lambda: settings)
 
 
 def test_macos_syncs_through_the_cache_of_the_drive(tmp_path: Path) -> None:

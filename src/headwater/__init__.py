@@ -1,6 +1,6 @@
-"""Headwater: a Durable Streams server, and a client for any.
+"""Headwater: a Durable Streams server, and a client for any Durable Streams server.
 
-Importing it is free: the other names are loaded when they are used.
+Importing this package is cheap: the names below are loaded on first use.
 
     from headwater import AsyncStream, Stream, StreamNotFoundError
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         AsyncProducer,
         AsyncStream,
         Bucket,
+        ClaimLostError,
         Client,
         ClientError,
         ConflictError,
@@ -54,6 +55,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncStream",
     "Bucket",
+    "ClaimLostError",
     "Client",
     "ClientError",
     "ConflictError",

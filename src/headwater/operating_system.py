@@ -1,7 +1,7 @@
-"""What differs between Linux and macOS: syncing, the boot id, long socket paths, open files, processors.
+"""What differs between Linux and macOS: syncing, boot id, socket paths, open files, processors, read-ahead, workers.
 
-Everything else uses calls that both have. `SYSTEM` is the one for this machine. What only macOS has is passed in, so
-that its branch is tested on Linux too. It has not been run on macOS.
+Everything else uses calls that both have; a test searches for others. `SYSTEM` is the one for this machine. What only
+macOS has is passed in, so that its branch is tested on Linux too. It has not been run on macOS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -34,11 +34,18 @@ class OperatingSystem(Protocol):
     def open_files_max(self) -> int | None:
         """The soft limit on open files cannot be raised beyond this; None if only the hard limit counts."""
 
+    @property
+    def has_workers(self) -> bool:
+        """Several processes can serve: there are packet sockets, and a process can be made to die with its parent."""
+
     def sync_data(self, descriptor: int) -> None:
         """Make the content and the size of a file durable."""
 
     def sync_file(self, descriptor: int) -> None:
         """Make a file or a directory durable."""
+
+    def read_ahead(self, descriptor: int, offset: int, length: int) -> None:
+        """Ask the system to read a range of a file soon. Only a hint: it never fails."""
 
     def boot_id(self) -> bytes:
         """16 bytes that change with a restart of the machine; all zero where they are not known."""
@@ -52,12 +59,17 @@ class OperatingSystem(Protocol):
 
 class Linux:
     open_files_max: Final = None
+    has_workers: Final = True
 
     def sync_data(self, descriptor: int) -> None:
         os.fdatasync(descriptor)
 
     def sync_file(self, descriptor: int) -> None:
         os.fsync(descriptor)
+
+    def read_ahead(self, descriptor: int, offset: int, length: int) -> None:
+        with suppress(OSError):
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def boot_id(self) -> bytes:
         try:
@@ -81,6 +93,7 @@ class MacOS:
     """`fsync` of macOS leaves data in the cache of the drive; F_FULLFSYNC does not, where the file system has it."""
 
     open_files_max: Final = _MACOS_OPEN_FILES
+    has_workers: Final = False
 
     def __init__(
         self,
@@ -101,6 +114,9 @@ class MacOS:
                 raise
             # Network and foreign file systems: there is nothing stronger.
             os.fsync(descriptor)
+
+    def read_ahead(self, descriptor: int, offset: int, length: int) -> None:
+        """Without `posix_fadvise`, the read itself fetches the range."""
 
     def boot_id(self) -> bytes:
         try:

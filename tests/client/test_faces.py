@@ -12,17 +12,24 @@ from typing import Any
 import pytest
 from bench.servers import official_node
 
+import headwater
 from headwater.client import (
     BEGINNING,
     NOW,
+    AsyncBootstrap,
     AsyncBucket,
     AsyncClient,
+    AsyncPart,
+    AsyncProducer,
     AsyncReader,
     AsyncStream,
+    Bootstrap,
     Bucket,
     Client,
     ConflictError,
     InvalidRequestError,
+    Part,
+    Producer,
     ProducerFencedError,
     ProducerGapError,
     ProducerStamp,
@@ -447,14 +454,39 @@ def test_reading_since_a_time(our_client: Any, stream_name: Callable[[], str]) -
 
 @pytest.mark.parametrize(
     ("sync", "asynchronous"),
-    [(Client, AsyncClient), (Stream, AsyncStream), (Bucket, AsyncBucket), (Reader, AsyncReader)],
+    [
+        (Client, AsyncClient),
+        (Stream, AsyncStream),
+        (Bucket, AsyncBucket),
+        (Reader, AsyncReader),
+        (Producer, AsyncProducer),
+        (Bootstrap, AsyncBootstrap),
+        (Part, AsyncPart),
+    ],
 )
-def test_both_faces_have_the_same_methods(sync: type, asynchronous: type) -> None:
-    def methods(kind: type) -> dict[str, list[str]]:
-        return {
-            name: list(inspect.signature(member).parameters)
-            for name, member in inspect.getmembers(kind, inspect.isfunction)
-            if not name.startswith("_")
-        }
+def test_both_faces_have_the_same_names_parameters_and_defaults(sync: type, asynchronous: type) -> None:
+    def surface(kind: type) -> dict[str, list[tuple[str, object, object]] | None]:
+        """Methods with their parameters, and properties."""
+        found: dict[str, list[tuple[str, object, object]] | None] = {}
+        for name in dir(kind):
+            member = getattr(kind, name)
+            if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
+                parameters = inspect.signature(member).parameters.values()
+                found[name] = [(each.name, each.kind, each.default) for each in parameters]
+            elif isinstance(member, property):
+                found[name] = None
+        return found
 
-    assert methods(sync) == methods(asynchronous)
+    assert surface(sync) == surface(asynchronous)
+
+
+def test_every_class_of_one_face_is_in_the_other() -> None:
+    exported = {name: getattr(headwater.client, name) for name in headwater.client.__all__}
+    blocking = {
+        name
+        for name, value in exported.items()
+        if getattr(value, "__module__", "") in {"headwater.client.blocking", "headwater.client.sync_producer"}
+    }
+    assert {f"Async{name}" for name in blocking} == {name for name in exported if name.startswith("Async")}
+    top = set(headwater.__all__)
+    assert {f"Async{name}" for name in blocking & top} == {name for name in top if name.startswith("Async")}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 from bench.servers import official_node
 
 from headwater.client import (
+    ClaimLostError,
     ConnectionLostError,
     PayloadTooLargeError,
     ProducerFencedError,
@@ -114,6 +116,59 @@ def test_the_producer_closes_the_stream_after_its_last_message(
             stream.append("late")
 
 
+def test_a_producer_that_wrote_nothing_claims_an_epoch_to_close(
+    url: str, face: str, stream_name: Callable[[], str]
+) -> None:
+    with client_of(face, url) as client:
+        stream = client.stream(stream_name())
+        stream.create()
+        with stream.producer("writer", epoch=2**50) as earlier:
+            earlier.append("from a clock that runs ahead")
+        with stream.producer("writer") as producer:
+            producer.close_stream()
+            assert producer.epoch == 2**50 + 1
+        assert list(stream.follow()) == ["from a clock that runs ahead"]
+
+
+def test_a_producer_needs_no_block(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
+    with client_of(face, ours.url) as client:
+        stream = client.stream(stream_name())
+        stream.create()
+        producer = stream.producer("p")
+        producer.append("a")
+        producer.append("b")
+        assert producer.flush() == stream.head().next_offset
+        producer.stop()
+        assert list(stream.read()) == ["a", "b"]
+
+
+def test_a_worker_that_lost_its_claim_stops_at_once(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
+    """Write fencing: the refusal is neither retried nor answered with a higher epoch."""
+    name, api = stream_name(), f"{ours.url}/v1/stream/__ds/subscriptions/{stream_name()}"
+    with client_of(face, ours.url) as client:
+        client.stream(f"{name}/s").create(headers={"Write-Fence": "true"})
+        client.stream(f"{name}-wakes").create()
+        wanted = {"type": "pull-wake", "pattern": f"{name}/*", "wake_stream": f"{name}-wakes", "lease_ttl_ms": 600_000}
+        httpx.put(api, json=wanted).raise_for_status()
+        client.stream(f"{name}/s").append("wake up")
+        wake = httpx.post(f"{api}/claim", json={"worker": "w"}).raise_for_status().json()
+    claim = {"wake_id": wake["wake_id"], "generation": wake["generation"]}
+    with client_of(face, ours.url, headers={"Write-Token": wake["write_token"]}) as client:
+        stream = client.stream(f"{name}/s")
+        producer = stream.producer("agent", epoch=wake["generation"])
+        producer.append("held")
+        producer.flush()
+        token = {"Authorization": f"Bearer {wake['token']}"}
+        httpx.post(f"{api}/release", json=claim, headers=token).raise_for_status()
+        producer.append("late")
+        with pytest.raises(ClaimLostError, match="409 FENCED: The claim has ended"):
+            producer.flush()
+        producer.stop()
+        with pytest.raises(ClaimLostError), stream.producer("agent") as unaware:
+            unaware.append("late")
+        assert list(stream.read()) == ["wake up", "held"]
+
+
 def test_errors_that_retries_cannot_help_are_raised(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
     with client_of(face, ours.url) as client:
         missing = client.stream(stream_name(), content_type="application/json")
@@ -163,7 +218,7 @@ def response(status: int, **headers: str) -> HttpResponse:
 
 
 def test_before_the_first_answer_only_one_batch_is_sent() -> None:
-    core = ProducerCore("p", "http://h/s", "application/json", ProducerSettings(batch_messages_max=1, in_flight_max=3))
+    core = ProducerCore("p", "http://h/s", ProducerSettings(batch_messages_max=1, in_flight_max=3), "application/json")
     for n in range(9):
         core.add(n)
     assert core.next_request() is not None
@@ -174,7 +229,7 @@ def test_before_the_first_answer_only_one_batch_is_sent() -> None:
 
 
 def test_batches_keep_number_and_bytes_when_they_are_sent_again() -> None:
-    core = ProducerCore("p", "http://h/s", "application/json", ProducerSettings(epoch=4, batch_messages_max=2))
+    core = ProducerCore("p", "http://h/s", ProducerSettings(epoch=4, batch_messages_max=2), "application/json")
     for n in range(5):
         core.add(n)
     first = core.next_request()
@@ -188,7 +243,7 @@ def test_batches_keep_number_and_bytes_when_they_are_sent_again() -> None:
 
 
 def test_an_explicit_epoch_is_never_raised() -> None:
-    core = ProducerCore("p", "http://h/s", "application/json", ProducerSettings(epoch=4))
+    core = ProducerCore("p", "http://h/s", ProducerSettings(epoch=4), "application/json")
     core.add(1)
     core.next_request()
     fenced = ProducerFencedError(403, "stale_epoch", "", {"producer-epoch": "9"})

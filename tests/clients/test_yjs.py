@@ -10,7 +10,7 @@ from tests.serving import serve
 from tests.vitest_run import check_vitest
 
 YJS_TESTS = Path(__file__).parent / "yjs.test.mjs"
-EXPECTED = 6
+EXPECTED = 8
 
 
 @pytest.mark.timeout(120)

@@ -152,6 +152,7 @@ async def search_violation(home: Path, mode: str, fault: str) -> None:
         await run_rounds(home / str(seed), mode, BROKEN_ROUNDS.get(fault, 60), seed, fault, timeout_s=8.0)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("fault", "mode"), BROKEN.items(), ids=BROKEN.keys())
 def test_broken_server_is_detected(tmp_path: Path, fault: str, mode: str) -> None:

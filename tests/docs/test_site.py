@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from playwright.sync_api import Browser
 
 from tests.docs.markdown import REPOSITORY, pages
 from tests.serving import Server, server_environment
@@ -75,6 +76,37 @@ def test_no_page_makes_the_theme_fetch_what_it_does_not_carry(site: Path) -> Non
         text = page.read_text(encoding="utf-8")
         assert 'class="mermaid"' not in text, page.name
         assert 'data-md-component="source"' not in text, page.name
+
+
+OUTSIDE = """() => {
+    const width = document.documentElement.clientWidth;
+    const outside = (node) => node.getBoundingClientRect().right > width + 1;
+    const cells = [...document.querySelectorAll("article table[data-stacked] td, article pre > code, article img")];
+    return {
+        page: document.documentElement.scrollWidth - width,
+        outside: cells.filter(outside).map((node) => node.textContent || node.src),
+        stacked: document.querySelectorAll("article table[data-stacked]").length,
+    };
+}"""
+
+
+@pytest.mark.parametrize("page", ["configuration", "why-not", "benchmarks"])
+def test_a_phone_shows_every_sentence_of_a_table_and_all_code(site: Path, browser: Browser, page: str) -> None:
+    """Sentences are stacked; numbers, which are compared by column, may scroll."""
+    with browser.new_context(viewport={"width": 390, "height": 844}, is_mobile=True) as phone:
+        shown = phone.new_page()
+        shown.goto((site / page / "index.html").as_uri())
+        found = shown.evaluate(OUTSIDE)
+    assert found["page"] == 0, "the page scrolls sideways"
+    assert found["outside"] == []
+    assert found["stacked"] > 0
+
+
+def test_a_diagram_is_not_wrapped(site: Path) -> None:
+    for page in ("architecture", "ai", "deployment"):
+        text = (site / page / "index.html").read_text(encoding="utf-8")
+        assert text.count("<div data-diagram") == 1, page
+        assert "─" in text.partition("<div data-diagram")[2].partition("</div>")[0], page
 
 
 def test_table_of_metrics_matches_the_server(client: httpx.Client) -> None:

@@ -87,6 +87,16 @@ def test_importing_headwater_loads_neither_client_nor_server() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, env=server_environment(), timeout=60)
 
 
+def test_neither_the_server_nor_the_spark_source_imports_the_client() -> None:
+    program = (
+        "import importlib, pkgutil, sys, headwater.core, headwater.http.server, headwater.spark.source;"
+        " [importlib.import_module(f'headwater.core.{each.name}')"
+        " for each in pkgutil.iter_modules(headwater.core.__path__)];"
+        " assert not [name for name in sys.modules if name.startswith('headwater.client')], sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env=server_environment(), timeout=60)
+
+
 def test_the_fixtures_of_headwater_testing(tmp_path: Path) -> None:
     """A suite of its own, as a user of the package writes it."""
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["headwater.testing"]\n')

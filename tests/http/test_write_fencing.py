@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -127,6 +128,17 @@ def test_wf07_a_changed_repeated_or_expired_token_is_401(session: Session, movin
     assert_error(session.stream.post("[2]", {"Write-Token": token}), 401, "TOKEN_INVALID")
 
 
+def test_wf07_a_malformed_carrier_is_not_replaced_by_another_one(session: Session) -> None:
+    wake = session.subscription.claimed()
+    token = wake["write_token"]
+    given = {**producer("agent", wake["generation"], 0), "Content-Type": "application/json"}
+    for carriers in ([("Write-Token", "")], [("Write-Token", token), ("Write-Token", token)]):
+        bearer = ("Authorization", f"Bearer {token}")
+        refused = session.http.post(session.stream.path, content='"w"', headers=[*given.items(), *carriers, bearer])
+        assert_error(refused, 401, "TOKEN_INVALID")
+    assert json.loads(session.stream.content()) == [0, 1]
+
+
 def test_wf08_a_token_is_refused_as_soon_as_there_is_a_successor(session: Session, moving_server: Server) -> None:
     first = session.subscription.claimed("one")
     moving_server.pass_time(LEASE_MS / 1000 + 1)
@@ -163,9 +175,9 @@ def test_wf12_a_deposed_claim_changes_nothing(session: Session, moving_server: S
     session.subscription.claimed("two")
     before = session.stream.tail()
     assert session.write(wake, 1).status_code == 409
-    assert (
-        session.stream.close("[3]", {"Write-Token": wake["write_token"], **producer("agent", 1, 1)}).status_code == 409
-    )
+    credentials = {"Write-Token": wake["write_token"], **producer("agent", wake["generation"], 1)}
+    for content in ("[3]", ""):
+        assert_fenced(session.stream.close(content, credentials), "sealed")
     assert session.stream.tail() == before
     assert "stream-closed" not in session.stream.head().headers
 
@@ -229,6 +241,36 @@ def test_wf19_and_wf20_the_end_of_a_claim_seals_its_generation(session: Session,
     assert head["write-fence-sealed-offset"] == written, "not the tail: an open write followed"
 
 
+@pytest.mark.parametrize("how", ["done", "release"])
+def test_wf19_the_seal_is_on_every_linked_stream(session: Session, how: str) -> None:
+    name = session.stream.name.removesuffix("/s")
+    others = [Stream(session.http, f"{name}/{n}", "application/json").create(headers=FENCE) for n in range(2)]
+    plain = Stream(session.http, f"{name}/plain", "application/json").create()
+    wake = session.subscription.claimed()
+    for stream in others:
+        assert session.write(wake, stream=stream).status_code == 200
+    if how == "done":
+        session.done(wake)
+    else:
+        session.subscription.act("release", wake)
+    for stream in (session.stream, *others):
+        assert_fenced(session.write(wake, 1, stream=stream), "sealed")
+        assert stream.head().headers["write-fence-sealed-generation"] == str(wake["generation"])
+    assert "write-fence-sealed-generation" not in plain.head().headers
+
+
+def test_wf19_a_removed_link_is_sealed_and_the_others_are_not(session: Session, stream_name: Callable[[], str]) -> None:
+    explicit = Stream(session.http, stream_name(), "application/json").create(headers=FENCE)
+    links = f"{session.subscription.path}/streams"
+    assert session.http.post(links, json={"streams": [explicit.name]}).status_code == 204
+    wake = session.subscription.claimed()
+    written = session.write(wake, stream=explicit).headers["stream-next-offset"]
+    assert session.http.delete(f"{links}/{quote(explicit.name, safe='')}").status_code == 204
+    assert_fenced(session.write(wake, 1, stream=explicit), "sealed")
+    assert explicit.head().headers["write-fence-sealed-offset"] == written
+    assert session.write(wake).status_code == 200
+
+
 def test_wf20_a_class_that_never_wrote_is_sealed_at_the_tail(session: Session) -> None:
     assert "write-fence-sealed-generation" not in session.stream.head().headers
     session.done(session.subscription.claimed())
@@ -282,11 +324,34 @@ def test_wf24_and_wf25_a_refusal_lets_the_writer_stand_down(session: Session, mo
     assert refused.headers["producer-expected-seq"] == refused.headers["producer-received-seq"] == "7"
 
 
-def test_wf26_a_refused_credential_learns_nothing(session: Session) -> None:
-    session.write(session.subscription.claimed())
-    for headers in ({"Write-Token": "x"}, FENCE):
-        refused = session.stream.post("[2]", {**headers, **producer("agent", 1, 5)})
-        assert refused.status_code == 401
+@pytest.mark.parametrize(
+    "precedence",
+    [{"Stream-Seq": "0"}, {"Producer-Seq": "7"}, {"Stream-Closed": "true"}],
+    ids=str,
+)
+def test_a_deposed_writer_learns_that_before_any_other_refusal(session: Session, precedence: dict[str, str]) -> None:
+    """Section 8 of the proposal: the fence comes before the closed stream, the producer and `Stream-Seq`."""
+    wake = session.subscription.claimed()
+    session.write(wake)
+    session.stream.append("[2]", {"Stream-Seq": "5"})
+    session.done(wake)
+    session.stream.close()
+    given = {"Write-Token": wake["write_token"], **producer("agent", wake["generation"], 1), **precedence}
+    assert_fenced(session.stream.post("[3]", given), "sealed")
+
+
+def test_wf26_a_refused_credential_learns_nothing(session: Session, stream_name: Callable[[], str]) -> None:
+    wake = session.subscription.claimed()
+    session.write(wake)
+    other = Stream(session.http, stream_name(), "application/json").create(headers=FENCE)
+    for stream, headers, status in (
+        (session.stream, {"Write-Token": "x"}, 401),
+        (session.stream, FENCE, 401),
+        (session.stream, {"Authorization": f"Bearer {wake['token']}"}, 403),
+        (other, {"Write-Token": wake["write_token"]}, 403),
+    ):
+        refused = stream.post("[2]", {**headers, **producer("agent", 1, 5)})
+        assert refused.status_code == status
         assert set(refused.json()["error"]) <= {"code", "message", "reason"}
         assert not [name for name in refused.headers if name.startswith(("producer-", "write-fence"))]
 

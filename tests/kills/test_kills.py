@@ -16,7 +16,7 @@ import pytest
 from tests.kills.services import services
 from tests.kills.trial import Trial, endure
 
-QUICK = ("databases", "servers", "workers", "databases", "servers", "workers")
+QUICK = ("databases", "servers", "workers")
 
 
 @pytest.mark.timeout(1800)

@@ -42,6 +42,7 @@ def test_no_death_of_a_worker_breaks_a_promise(tmp_path: Path, mode: str, long: 
         assert counts[what] > len(troubles), f"too little {what} to judge by: {counts}"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("fault", "mode"),

@@ -49,12 +49,14 @@ def test_a_short_soak_leaks_no_descriptor() -> None:
     assert found["numbers"]["descriptors"]["growth"] <= soak.DESCRIPTORS_MAX, found
 
 
+@pytest.mark.long
 def test_a_soak_finds_a_server_that_leaks() -> None:
     growing = soak.run(0.08, program=("tests.pressure.faults", "leaks_with_every_append"))["growing"]
     assert any(each.startswith("rss_mib") for each in growing), growing
     assert any(each.startswith("descriptors") for each in growing), growing
 
 
+@pytest.mark.long
 def test_a_soak_finds_a_server_that_becomes_slower() -> None:
     growing = soak.run(0.12, program=("tests.pressure.faults", "slows_with_every_append"))["growing"]
     assert any(each.startswith("cpu_ms") for each in growing), growing

@@ -81,11 +81,19 @@ def test_failed_copy_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("mode", ["file-durable", "acid"])
 def test_purge_pauses_a_running_server(tmp_path: Path, mode: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its address stays the same, and so does what can be read; live readers get a clean end."""
+    """Its address stays the same, and so does what can be read; live readers get a clean end.
+
+    When the command has ended, the server listens again.
+    """
     directory = tmp_path / "data"
     journals = str(tmp_path / "journals") if mode == "file-durable" else ""
     with (
-        serve(DS_STORAGE__MODE=mode, DS_STORAGE__DATA_DIR=str(directory), DS_STORAGE__JOURNAL_DIR=journals) as server,
+        serve(
+            program=("tests.storage.slow_start",),
+            DS_STORAGE__MODE=mode,
+            DS_STORAGE__DATA_DIR=str(directory),
+            DS_STORAGE__JOURNAL_DIR=journals,
+        ) as server,
         httpx.Client(base_url=server.url) as http,
     ):
         kept = Stream(http, "kept").create("stays")

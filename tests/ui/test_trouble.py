@@ -204,7 +204,16 @@ def test_a_token_can_be_pasted_on_the_first_page(own_server: Starter, watched: W
     server = own_server(DS_AUTH__TOKEN=TOKEN)
     ui = Pages(watched.page(), server.url)
     ui.open()
-    expect(ui.page.locator("#token-card")).to_contain_text("headwater token")
+    card = ui.page.locator("#token-card")
+    expect(card).to_contain_text("headwater token")
+    card.evaluate("""card => {
+        window.timesHidden = 0;
+        new MutationObserver(() => { window.timesHidden += card.hidden; }).observe(card, {attributes: true});
+    }""")
+    for _ in range(2):
+        with ui.page.expect_response(lambda response: "__ds/streams" in response.url):
+            pass
+    assert ui.page.evaluate("window.timesHidden") == 0, "the form disappears while the page tries again"
     ui.page.locator("#home-token").fill(TOKEN)
     ui.press("home-connect")
     expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.client.blocking import Bootstrap, Bucket, Client, Part, Reader, Stream
 from headwater.client.effects import Policy
 from headwater.client.errors import (
+    ClaimLostError,
     ClientError,
     ConflictError,
     ConnectError,
@@ -83,7 +84,7 @@ _ASYNCHRONOUS = frozenset(
 
 
 def __getattr__(name: str) -> Any:
-    """The asynchronous face, loaded when it is used: programs without an event loop need not import asyncio."""
+    """Load the asynchronous API on first use, so that programs without an event loop do not import asyncio."""
     if name not in _ASYNCHRONOUS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from headwater.client import asynchronous  # noqa: PLC0415
@@ -109,6 +110,7 @@ __all__ = [
     "Bucket",
     "BucketEntry",
     "Chunk",
+    "ClaimLostError",
     "Client",
     "ClientError",
     "ConflictError",

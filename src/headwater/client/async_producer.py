@@ -10,7 +10,7 @@ from typing import Self, Unpack
 from headwater.client.async_session import AsyncSession
 from headwater.client.async_transport import AsyncConnection
 from headwater.client.effects import Attempts
-from headwater.client.errors import ClientError, ConnectionLostError
+from headwater.client.errors import ClientError, ConnectionLostError, ProducerFencedError
 from headwater.client.http1 import HttpResponse, split_url
 from headwater.client.operations import Message, StreamOperations
 from headwater.client.producing import ProducerCore, ProducerOptions, ProducerSettings
@@ -21,7 +21,7 @@ class AsyncProducer:
     """Appends exactly once, in order. Failed requests are sent again under the same number.
 
     `append` returns at once; `flush` waits until everything is stored. An error that retries cannot help is raised by
-    the next call, and nothing is sent after it. Use it in an `async with`.
+    the next call, and nothing is sent after it.
     """
 
     def __init__(
@@ -29,9 +29,8 @@ class AsyncProducer:
     ) -> None:
         self._session = session
         self._operations = operations
-        self._producer_id = producer_id
-        self._settings = ProducerSettings(**options)
-        self._core: ProducerCore | None = None
+        self._core = ProducerCore(producer_id, operations.url, ProducerSettings(**options))
+        self._starting = asyncio.Lock()
         self._error: ClientError | None = None
         self._task: asyncio.Task[None] | None = None
         self._work = asyncio.Event()
@@ -40,18 +39,11 @@ class AsyncProducer:
 
     @property
     def epoch(self) -> int:
-        return self._started().epoch
-
-    async def start(self) -> Self:
-        """Learn the content type of the stream and start to send. `async with` does it."""
-        if self._core is None:
-            content_type = await self._session.run(self._operations.known_content_type())
-            self._core = ProducerCore(self._producer_id, self._operations.url, content_type, self._settings)
-            self._task = asyncio.create_task(self._run(self._core), name=f"producer {self._producer_id}")
-        return self
+        return self._core.epoch
 
     async def __aenter__(self) -> Self:
-        return await self.start()
+        await self._start()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -64,27 +56,30 @@ class AsyncProducer:
 
     async def append(self, message: Message) -> None:
         """Queue one message; waits only while the buffer is full."""
-        core = self._started()
-        while core.is_full and self._error is None:
+        await self._start()
+        while self._core.is_full and self._error is None:
             await self._progressed()
         self._check()
-        core.add(message)
+        self._core.add(message)
         self._work.set()
 
     async def flush(self) -> str:
         """Wait until everything is stored; returns the offset after it, or an empty text if nothing was appended."""
-        core = self._started()
-        while not core.is_empty and self._error is None and not self._stopping:
+        await self._start()
+        while not self._core.is_empty and self._error is None and not self._stopping:
             await self._progressed()
         self._check()
-        return core.next_offset
+        return self._core.next_offset
 
     async def close_stream(self) -> str:
         """Flush, then close the stream under the next number; returns its last offset."""
         await self.flush()
-        stamp = self._started().close_stamp()
-        result = await self._session.run(self._operations.append_body(b"", close=True, producer=stamp))
-        return result.next_offset
+        while True:
+            closing = self._operations.append_body(b"", close=True, producer=self._core.close_stamp())
+            try:
+                return (await self._session.run(closing)).next_offset
+            except ProducerFencedError as error:
+                self._core.failed(error)
 
     async def stop(self) -> None:
         """End the producer. What is not stored yet may be lost: `flush` first."""
@@ -94,10 +89,14 @@ class AsyncProducer:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _started(self) -> ProducerCore:
-        if self._core is None:
-            raise RuntimeError("the producer is not started; use it in an `async with`")
-        return self._core
+    async def _start(self) -> None:
+        """Learn the content type of the stream and start to send, unless this was done."""
+        if self._task is not None or self._stopping:
+            return
+        async with self._starting:
+            if self._task is None:
+                self._core.content_type = await self._session.run(self._operations.known_content_type())
+                self._task = asyncio.create_task(self._run(), name=f"producer {self._core.producer_id}")
 
     def _check(self) -> None:
         if self._error is not None:
@@ -111,30 +110,30 @@ class AsyncProducer:
 
     # -- the task ----------------------------------------------------------------------------------------------------
 
-    async def _run(self, core: ProducerCore) -> None:
+    async def _run(self) -> None:
         try:
-            await self._send_all(core)
+            await self._send_all()
         except ClientError as error:
             self._error = error
             self._progress.set()
 
-    async def _send_all(self, core: ProducerCore) -> None:
+    async def _send_all(self) -> None:
         client = self._session
         attempts = Attempts(client.policy)
         while True:
             try:
                 connection = await client.transport.connect(split_url(self._operations.url)[0])
                 try:
-                    await self._send_on(connection, core, attempts)
+                    await self._send_on(connection, attempts)
                 finally:
                     connection.close()
             except ClientError as error:
-                if not core.failed(error):
+                if not self._core.failed(error):
                     await asyncio.sleep(attempts.failed(transient(error)).seconds)
 
-    async def _send_on(self, connection: AsyncConnection, core: ProducerCore, attempts: Attempts) -> None:
+    async def _send_on(self, connection: AsyncConnection, attempts: Attempts) -> None:
         """Send and take responses on one connection, until it fails."""
-        client = self._session
+        client, core = self._session, self._core
         in_flight: deque[asyncio.Future[HttpResponse]] = deque()
         try:
             while True:

@@ -1,6 +1,6 @@
-"""Typed errors of the client: what a caller can catch, and whether a request may be sent again after it.
+"""Typed errors of the client: what callers can catch, and whether a request may be retried.
 
-Invariant: every error that the client raises on purpose is a `ClientError`, and what the server said is in it.
+Invariant: every error that the client raises on purpose is a `ClientError` and contains the server's message.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ class ClientError(Exception):
 
     @property
     def is_transient(self) -> bool:
-        """Whether an idempotent request may succeed if it is sent again."""
+        """Whether an idempotent request may succeed if it is retried."""
         return False
 
     @property
     def was_not_processed(self) -> bool:
-        """Whether the server certainly did nothing, so that any request may be sent again."""
+        """Whether the server certainly did not process the request, so that any request may be retried."""
         return False
 
     @property
     def retry_after_s(self) -> float:
-        """How long the server asks clients to wait; 0 if it does not say."""
+        """How long the server asks clients to wait; 0 if it does not send it."""
         return 0.0
 
 
@@ -38,7 +38,7 @@ class InvalidRequestError(ClientError, ValueError):
 
 
 class MalformedResponseError(ClientError):
-    """A response that does not follow the protocol: cut short, or framed wrongly. Nothing of it may be used."""
+    """The response violates the protocol: it is truncated or malformed. No part of it may be used."""
 
     @property
     def is_transient(self) -> bool:
@@ -66,7 +66,7 @@ class TransportError(ClientError):
 
 
 class ConnectError(TransportError):
-    """There is no connection to the server; the request was not sent."""
+    """The connection to the server failed; the request was not sent."""
 
     @property
     def was_not_processed(self) -> bool:
@@ -78,17 +78,17 @@ class ConnectionLostError(TransportError):
 
 
 class RequestTimeoutError(TransportError):
-    """The server was silent for longer than the timeout."""
+    """The server sent no data within the timeout."""
 
 
 class ResponseError(ClientError):
-    """The server refused the request. Subclasses name the reasons that programs handle."""
+    """The server rejected the request. Subclasses name the reasons that programs handle."""
 
     def __init__(self, status: int, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(f"{status} {code}: {detail}" if code else f"{status}: {detail}")
         self.status = status
         self.code = code
-        """The stable name of the error on servers that send one (RFC 9457 `code`), else empty."""
+        """The stable name of the error on servers that send one (RFC 9457 `code`), otherwise empty."""
         self.detail = detail
         self.headers: Mapping[str, str] = headers or {}
 
@@ -132,20 +132,24 @@ class OffsetGoneError(ResponseError):
 
     @property
     def earliest_offset(self) -> str | None:
-        """The first offset that can still be read, on servers that say so."""
+        """The first offset that can still be read, on servers that send it."""
         return self.headers.get("stream-earliest-offset")
 
 
 class StreamRecreatedError(OffsetGoneError):
-    """410: the offset belongs to a stream that was deleted; the name has a new one."""
+    """410: the offset belongs to a deleted stream; a new stream has its name."""
 
 
 class ConflictError(ResponseError):
-    """409: the request does not fit the state of the stream."""
+    """409: the request conflicts with the state of the stream."""
 
 
 class StreamClosedError(ConflictError):
     """409: the stream is closed; nothing can be appended."""
+
+
+class ClaimLostError(ConflictError):
+    """409: the claim of the write token has ended, or the producer id belongs to claims; stop writing (extension)."""
 
 
 class LeaseLostError(ConflictError):
@@ -153,7 +157,7 @@ class LeaseLostError(ConflictError):
 
 
 class LeaseNotFoundError(ResponseError):
-    """404: nobody holds a lease on the stream."""
+    """404: the stream has no lease."""
 
 
 class ProducerGapError(ConflictError):
@@ -169,12 +173,20 @@ class PayloadTooLargeError(ResponseError):
 
 
 class ServerError(ResponseError):
-    """5xx: the server cannot answer now."""
+    """5xx: the server cannot process the request now."""
+
+
+class _SubscriptionProblem(msgspec.Struct):
+    code: str = ""
+    message: str = ""
 
 
 class _Problem(msgspec.Struct):
+    """The content of an error response: RFC 9457, or `error` as the subscription API of the protocol has it."""
+
     code: str = ""
     detail: str = ""
+    error: _SubscriptionProblem | str | None = None
 
 
 _BY_STATUS: Final[dict[int, type[ResponseError]]] = {
@@ -188,7 +200,7 @@ _BY_STATUS: Final[dict[int, type[ResponseError]]] = {
 
 
 def error_of(method: str, url: str, status: int, headers: Mapping[str, str], body: bytes) -> ResponseError:
-    """The error that a response with an unexpected status stands for."""
+    """The error for a response with an unexpected status."""
     problem = _problem_of(body)
     detail = problem.detail or _default_detail(method, url, status, body)
     return _kind_of(status, problem.code, headers)(status, problem.code, detail, headers)
@@ -198,7 +210,11 @@ def _kind_of(status: int, code: str, headers: Mapping[str, str]) -> type[Respons
     if status == 403 and "producer-epoch" in headers:
         return ProducerFencedError
     if status == 409 and "producer-expected-seq" in headers:
-        return ProducerGapError
+        # A gap that has no extent is how write fencing says that no retry can succeed.
+        is_gap = headers["producer-expected-seq"] != headers.get("producer-received-seq")
+        return ProducerGapError if is_gap else ClaimLostError
+    if status == 409 and code == "FENCED":
+        return ClaimLostError
     if status == 409 and (code == "stream_closed" or headers.get("stream-closed", "").lower() == "true"):
         return StreamClosedError
     if status == 409 and code == "lease_held":
@@ -214,18 +230,23 @@ def _kind_of(status: int, code: str, headers: Mapping[str, str]) -> type[Respons
 
 def _problem_of(body: bytes) -> _Problem:
     try:
-        return msgspec.json.decode(body, type=_Problem)
+        problem = msgspec.json.decode(body, type=_Problem)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return _Problem()
+    match problem.error:
+        case _SubscriptionProblem(code=code, message=message):
+            return _Problem(code, message)
+        case _:
+            return problem
 
 
 def _default_detail(method: str, url: str, status: int, body: bytes) -> str:
-    """What to say where the response says nothing, as those to HEAD do."""
+    """The message for a response without one, such as any response to HEAD."""
     if status == 404:
         return f"there is no stream {url}"
     if status == 410:
-        return f"the stream {url} is gone"
-    return body[:200].decode("utf-8", "replace").strip() or f"{method} {url} was refused"
+        return f"the stream {url} was deleted"
+    return body[:200].decode("utf-8", "replace").strip() or f"{method} {url} was rejected"
 
 
 def _number(headers: Mapping[str, str], name: str) -> int | None:

@@ -51,13 +51,14 @@ class ProducerBatch:
 class ProducerCore:
     """What a producer has to send, has sent, and knows to be stored."""
 
-    def __init__(self, producer_id: str, url: str, content_type: str, settings: ProducerSettings) -> None:
+    def __init__(self, producer_id: str, url: str, settings: ProducerSettings, content_type: str = "") -> None:
         self.producer_id = producer_id
+        self.content_type = content_type
+        """That of the stream; known before the first message is added."""
         self.epoch = time.time_ns() // 1_000_000 if settings.epoch is None else settings.epoch
         self.next_offset = ""
         """The offset after the last batch that is known to be stored; empty before the first."""
         self._url = url
-        self._content_type = content_type
         self._settings = settings
         self._may_claim = settings.epoch is None
         self._is_claimed = False
@@ -69,7 +70,7 @@ class ProducerCore:
         self._buffered_messages = 0
 
     def add(self, message: Message) -> None:
-        encoded = encode_message(message, self._content_type, alone=False)
+        encoded = encode_message(message, self.content_type, alone=False)
         self._queue.append(encoded)
         self._buffered_bytes += len(encoded)
         self._buffered_messages += 1
@@ -100,7 +101,7 @@ class ProducerCore:
             return None
         self._in_flight.append(batch)
         stamp = ProducerStamp(self.producer_id, self.epoch, batch.seq)
-        return HttpRequest("POST", self._url, "", {"Content-Type": self._content_type, **stamp.headers}, batch.body)
+        return HttpRequest("POST", self._url, "", {"Content-Type": self.content_type, **stamp.headers}, batch.body)
 
     def _cut(self) -> ProducerBatch:
         taken: list[bytes] = []
@@ -110,7 +111,7 @@ class ProducerCore:
             message = queue.popleft()
             taken.append(message)
             size += len(message)
-        batch = ProducerBatch(self._seq, join_messages(taken, self._content_type), len(taken), size)
+        batch = ProducerBatch(self._seq, join_messages(taken, self.content_type), len(taken), size)
         self._seq += 1
         return batch
 
@@ -137,7 +138,11 @@ class ProducerCore:
             raise error
         while self._in_flight:
             self._again.appendleft(self._in_flight.pop())
-        return isinstance(error, ProducerFencedError)
+        if not isinstance(error, ProducerFencedError):
+            return False
+        # Until an epoch is accepted there is one request at most, and the new epoch starts with it.
+        self._seq = len(self._again)
+        return True
 
     def close_stamp(self) -> ProducerStamp:
         """The number under which the stream is closed, after everything is stored."""

@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from headwater.client.effects import Attempts
-from headwater.client.errors import ClientError, ConnectionLostError, ProducerGapError
+from headwater.client.errors import ClientError, ConnectionLostError, ProducerFencedError, ProducerGapError
 from headwater.client.http1 import split_url
 from headwater.client.operations import Message, StreamOperations
 from headwater.client.producing import ProducerCore, ProducerOptions, ProducerSettings
@@ -28,7 +28,7 @@ class Producer:
         self._session = session
         self._operations = operations
         content_type = session.run(operations.known_content_type())
-        self._core = ProducerCore(producer_id, operations.url, content_type, ProducerSettings(**options))
+        self._core = ProducerCore(producer_id, operations.url, ProducerSettings(**options), content_type)
         self._changed = threading.Condition()
         self._error: ClientError | None = None
         self._stopping = False
@@ -71,8 +71,12 @@ class Producer:
     def close_stream(self) -> str:
         """Flush, then close the stream under the next number; returns its last offset."""
         self.flush()
-        result = self._session.run(self._operations.append_body(b"", close=True, producer=self._core.close_stamp()))
-        return result.next_offset
+        while True:
+            closing = self._operations.append_body(b"", close=True, producer=self._core.close_stamp())
+            try:
+                return self._session.run(closing).next_offset
+            except ProducerFencedError as error:
+                self._core.failed(error)
 
     def stop(self) -> None:
         """End the producer. What is not stored yet may be lost: `flush` first."""

@@ -21,6 +21,7 @@ from headwater.engine.fences import FENCE_PREFIX
 from headwater.engine.leases import LEASE_PREFIX
 from headwater.engine.stores import check_tier
 from headwater.http.server import run
+from headwater.operating_system import SYSTEM
 from headwater.storage.directory import FAMILY_OF_MODE, FORMAT_NAME, LOCK_NAME, SHARDS_DEFAULT, lock_directory
 from headwater.storage.filesystem import RealFilesystem
 from headwater.storage.interface import StorageError
@@ -54,6 +55,8 @@ def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
             _run_node(settings, load)
         return
     check_tier(settings.storage)
+    if workers > 1 and not SYSTEM.has_workers:
+        raise StorageError(f"server.workers is {workers}: this system can run one worker only (macOS). Set it to 1.")
     if settings.storage.cold is not None and (workers > 1 or read_worker_stores(root) is not None):
         raise StorageError("storage.cold works with one worker only, in a data directory that is not divided.")
     if settings.storage.mode == "memory":

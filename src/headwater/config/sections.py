@@ -169,7 +169,7 @@ class ServerSettings(SettingsSection):
     @property
     def worker_count(self) -> int:
         """How many workers to run."""
-        return self.workers or SYSTEM.processors()
+        return self.workers or (SYSTEM.processors() if SYSTEM.has_workers else 1)
 
     @property
     def is_loopback(self) -> bool:

@@ -115,7 +115,9 @@ class Fences:
         assert self.claims is not None, "there are no fenced streams without subscriptions"
         claim = self.claims.read_write_token(credentials.text)
         now = self.claims.claim_state(claim.subscription)
-        if now is not None and now.authority == claim.authority and stream.name not in now.streams:
+        # The seal of a link that was removed stays: its claim gets 409 and not 403.
+        is_sealed = fence.seals.get(claim.authority, -1) >= claim.generation
+        if now is not None and now.authority == claim.authority and stream.name not in now.streams and not is_sealed:
             raise TokenOutOfScope("The write token is not for this stream.", reason="credential")
         if producer is None:
             raise InvalidProducer("A fenced write needs Producer-Id, Producer-Epoch and Producer-Seq.")

@@ -14,7 +14,6 @@ from headwater.engine.scheduler import Scheduler
 from headwater.engine.stream import LiveStream
 
 SLICE_S: Final = 0.005
-RENDERED_AT_ONCE: Final = 1000
 """How long one slice may take."""
 
 
@@ -48,11 +47,7 @@ def split_range(
         except Refusal as refusal:
             done(refusal)
         else:
-            if len(ends) > RENDERED_AT_ONCE:
-                # Rendering so many takes an iteration of its own.
-                scheduler.soon(lambda: done(ends))
-            else:
-                done(ends)
+            done(ends)
 
     def step_again(refusal: Refusal | None) -> None:
         if refusal is None:

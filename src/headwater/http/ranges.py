@@ -15,10 +15,8 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Final
-
-import msgspec
 
 from headwater.core.errors import BadRequest, InvalidOffset
 from headwater.core.offsets import NOW, Offset
@@ -49,7 +47,6 @@ FRAME_TIMES: Final = b"Stream-Frame-Times: 1\r\n"
 PARAMETERS: Final = ("until", "splits", "frames", "times", "find")
 
 _COUNT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
-_encode_json: Final = msgspec.json.Encoder().encode
 
 
 def asked_for(query: Mapping[str, str]) -> bool:
@@ -128,17 +125,18 @@ def _splits(context: Context, stream: LiveStream, start: Offset, until: Offset, 
         raise BadRequest(f"splits must be a whole number from 1 to {SPLITS_MAX}.")
 
     def render(ends: list[Offset]) -> Response:
-        ranges = [
-            {
-                "start": offset_text(stream.id, at),
-                "end": offset_text(stream.id, end),
-                "start_position": at.message_index,
-                "end_position": end.message_index,
-                "bytes": end.byte_position - at.byte_position,
-            }
-            for at, end in pairwise((start, *ends))
-        ]
+        # Written out, because 10,000 ranges as objects for the JSON encoder take three times as long.
+        offset, index, position = offset_text(stream.id, start), start.message_index, start.byte_position
+        ranges = []
+        for end in ends:
+            before, offset = offset, offset_text(stream.id, end)
+            ranges.append(
+                f'{{"start":"{before}","end":"{offset}","start_position":{index},'
+                f'"end_position":{end.message_index},"bytes":{end.byte_position - position}}}'
+            )
+            index, position = end.message_index, end.byte_position
         headers = NO_STORE + JSON_TYPE + next_offset(stream.id, until.message_index, until.byte_position)
-        return Response(OK, headers + next_position(until.message_index), _encode_json({"ranges": ranges}))
+        body = f'{{"ranges":[{",".join(ranges)}]}}'.encode()
+        return Response(OK, headers + next_position(until.message_index), body)
 
     return Deferred(partial(context.engine.split, stream, start, until, int(asked)), render)

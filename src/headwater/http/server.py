@@ -163,7 +163,6 @@ async def serving(
     lag.start(loop)
     control: ControlServer | None = None
     try:
-        control = await open_control_socket(engine, store, subscriptions, settings.storage, pause)
         context = build_context(
             settings, engine, subscriptions, loop, connections_max(settings, open_files_max), telemetry
         )
@@ -179,6 +178,8 @@ async def serving(
             backlog=BACKLOG,
             reuse_address=True,
         )
+        # After the address, because a command that had the store closed waits for this socket.
+        control = await open_control_socket(engine, store, subscriptions, settings.storage, pause)
         if subscriptions is not None:
             subscriptions.begin()
         warn_of_exposure(settings)

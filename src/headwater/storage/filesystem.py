@@ -290,9 +290,7 @@ class _RealMapped:
         return data
 
     def will_need(self, offset: int, length: int) -> None:
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):
-                os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+        SYSTEM.read_ahead(self._descriptor, offset, length)
 
     def relax(self) -> None:
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):

@@ -77,7 +77,8 @@ export class Registry {
 
   /** List everything. The cursor comes first: what changes meanwhile is then in the next answer. */
   async #listAll(signal) {
-    if (this.state !== "live") this.#setState("catching-up");
+    // A retry keeps the state and the error of the last try, so that what the page shows because of them does not flicker.
+    if (this.state === "opening") this.#setState("catching-up");
     const first = await this.client.json({ path: LISTING, query: { live: "long-poll", limit: 1 }, signal, quiet: true });
     const found = new Map();
     for (let after = null; ; ) {

@@ -1,0 +1,56 @@
+"""Mark what the style sheet of the documentation site lays out differently on a phone (a hook of MkDocs).
+
+A table of sentences does not fit: its last column is outside the screen, and its rows are tall and look empty. It is
+shown as one block per row, each cell with the name of its column. Tables of numbers, and diagrams, scroll sideways.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+
+_BLOCK = re.compile(r'<div class="language-text highlight">(.*?)</div>', re.DOTALL)
+_TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
+_ROW = re.compile(r"<tr>(.*?)</tr>", re.DOTALL)
+_CELL = re.compile(r"<(t[dh])([^>]*)>(.*?)</\1>", re.DOTALL)
+_TAG = re.compile(r"<[^>]+>")
+
+_ARROWS = re.compile("[─│►◄]")
+
+ROW_CHARACTERS = 42
+"""What a phone shows of a row."""
+CELL_CHARACTERS = 30
+"""Cells up to this length are names and numbers, which are compared by column."""
+
+
+def on_page_content(content: str, **_: object) -> str:
+    return _BLOCK.sub(_mark_diagram, _TABLE.sub(_mark_table, content))
+
+
+def _mark_diagram(block: re.Match[str]) -> str:
+    return block[0].replace("<div", "<div data-diagram", 1) if _ARROWS.search(block[1]) else block[0]
+
+
+def _mark_table(table: re.Match[str]) -> str:
+    rows = [[_text(cell[3]) for cell in _CELL.finditer(row[1])] for row in _ROW.finditer(table[0])]
+    names = rows[0]
+    longest = [max((len(cell) for cell in column), default=0) for column in zip(*rows[1:], strict=False)]
+    if sum(longest) <= ROW_CHARACTERS or max(longest) <= CELL_CHARACTERS:
+        return table[0]
+    return _ROW.sub(lambda row: _name_cells(row[0], names), table[0]).replace("<table>", "<table data-stacked>", 1)
+
+
+def _name_cells(row: str, names: list[str]) -> str:
+    columns = iter(names)
+
+    def name(cell: re.Match[str]) -> str:
+        column = next(columns, "")
+        if cell[1] == "th" or not _text(cell[3]):
+            return cell[0]
+        return f'<td{cell[2]} data-column="{html.escape(column)}">{cell[3]}</td>'
+
+    return _CELL.sub(name, row)
+
+
+def _text(fragment: str) -> str:
+    return html.unescape(_TAG.sub("", fragment)).strip()
