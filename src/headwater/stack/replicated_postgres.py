@@ -55,7 +55,9 @@ class ReplicatedPostgres:
         password: str = "",
         settings: Mapping[str, str] | None = None,
         sync: bool = True,
+        die_with_thread: bool = False,
     ) -> None:
+        """With `die_with_thread`, the servers end with the thread that started them, in whatever way it ends."""
         self._directory = directory
         self._password = password
         self.servers: Final = [
@@ -65,7 +67,7 @@ class ReplicatedPostgres:
                 password=password,
                 settings={**_SETTINGS, **(settings or {}), "cluster_name": f"pg-{number}"},
                 sync=sync,
-                dies_with_parent=True,
+                dies_with_parent=die_with_thread,
             )
             for number, port in enumerate(ports)
         ]
@@ -252,7 +254,8 @@ def main() -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    servers = ReplicatedPostgres(given.directory, tuple(given.ports), password=os.environ.get(PASSWORD_VARIABLE, ""))
+    password = os.environ.get(PASSWORD_VARIABLE, "")
+    servers = ReplicatedPostgres(given.directory, tuple(given.ports), password=password, die_with_thread=True)
     try:
         servers.start()
         while not is_stopping:

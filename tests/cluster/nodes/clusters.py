@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -26,11 +27,14 @@ LEASE_S = 2.0
 class RunningCluster:
     """Nodes by number. Each keeps its address when it is started again, on an empty disk."""
 
-    def __init__(self, postgres: ReplicatedPostgres, store: SeaweedFs, stack: ExitStack, shards: int) -> None:
+    def __init__(
+        self, postgres: ReplicatedPostgres, store: SeaweedFs, stack: ExitStack, shards: int, program: tuple[str, ...]
+    ) -> None:
         self.postgres = postgres
         self.store = store
         self.shards = shards
         self._stack = stack
+        self._program = program
         self._ports: dict[int, int] = {}
         self.nodes: dict[int, Server] = {}
         self.settings: dict[str, str] = {}
@@ -52,7 +56,9 @@ class RunningCluster:
     def start(self, number: int) -> Server:
         port = self._ports.setdefault(number, free_port())
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-node-")))
-        node = self._stack.enter_context(serve(directory=directory, port=port, **self.environment(number)))
+        node = self._stack.enter_context(
+            serve(directory=directory, port=port, program=self._program, **self.environment(number))
+        )
         self.nodes[number] = node
         return node
 
@@ -108,13 +114,16 @@ class RunningCluster:
 
 
 @contextmanager
-def running_cluster(nodes: int = 3, shards: int = 3, **settings: str) -> Iterator[RunningCluster]:
-    with ExitStack() as stack:
-        postgres = stack.enter_context(replicated_postgres())
+def running_cluster(
+    nodes: int = 3, shards: int = 3, *, program: tuple[str, ...] = ("headwater",), **settings: str
+) -> Iterator[RunningCluster]:
+    """A cluster whose shards are shared by all nodes when the block is entered."""
+    with ExitStack() as stack, ThreadPoolExecutor(nodes) as threads:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-store-")))
-        store = stack.enter_context(seaweedfs(directory))
-        cluster = RunningCluster(postgres, store, stack, shards)
+        store = threads.submit(lambda: stack.enter_context(seaweedfs(directory)))
+        postgres = stack.enter_context(replicated_postgres())
+        cluster = RunningCluster(postgres, store.result(), stack, shards, program)
         cluster.settings.update(settings)
-        for number in range(nodes):
-            cluster.start(number)
+        list(threads.map(cluster.start, range(nodes)))
+        cluster.wait_until_shared(*range(nodes))
         yield cluster

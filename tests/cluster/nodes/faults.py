@@ -172,7 +172,6 @@ def main() -> None:
     names = [chosen.only] if chosen.only else list(FAULTS)
     faults = random.Random(chosen.seed).choices(names, k=chosen.rounds)
     with running_cluster() as cluster:
-        cluster.wait_until_shared(0, 1, 2)
         counts = asyncio.run(endure_faults(cluster, faults, chosen.seed))
     print(json.dumps(counts))  # noqa: T201
 

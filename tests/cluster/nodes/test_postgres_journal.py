@@ -10,22 +10,20 @@ import psutil
 import psycopg
 import pytest
 
-from headwater.cluster.nodes import schema
 from headwater.cluster.nodes.postgres_journal import PostgresJournal
 from headwater.cluster.nodes.schema import broken_promise, connect, create_tables
 from headwater.stack.database import LocalPostgres
 from headwater.stack.replicated_postgres import ReplicatedPostgres
 from headwater.storage.interface import StorageError, WriteFailedError
+from tests.cluster.nodes.conftest import SHARDS
 from tests.cluster.nodes.servers import replicated_postgres
-from tests.postgres.databases import database
 from tests.waiting import wait_until
 
 _opened: list[PostgresJournal] = []
 
 
 @pytest.fixture(autouse=True)
-def _each_test_begins_without_connections_and_timelines(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(schema._newest, "timeline", 0)
+def _each_test_ends_without_connections() -> Iterator[None]:
     yield
     while _opened:
         _opened.pop().close()
@@ -35,23 +33,6 @@ def opened(journal: PostgresJournal) -> PostgresJournal:
     """A journal that is closed at the end of the test."""
     _opened.append(journal)
     return journal
-
-
-@pytest.fixture(scope="module")
-def single() -> Iterator[LocalPostgres]:
-    """One server without standbys: for what does not depend on replication."""
-    with database() as running:
-        with connect(running.url, "test") as connection:
-            create_tables(connection, "test", 64)
-        yield running
-
-
-_shards = iter(range(64))
-
-
-@pytest.fixture
-def shard() -> int:
-    return next(_shards)
 
 
 def journal_of(running: LocalPostgres, shard: int, epoch: int = 0) -> PostgresJournal:
@@ -146,8 +127,8 @@ def test_table_that_changes_at_every_commit_does_not_grow(single: LocalPostgres,
 def test_database_of_another_cluster_is_refused(single: LocalPostgres) -> None:
     with connect(single.url, "test") as connection:
         with pytest.raises(StorageError, match="belongs to the cluster 'test'"):
-            create_tables(connection, "other", 64)
-        assert create_tables(connection, "test", 8).shards == 64
+            create_tables(connection, "other", SHARDS)
+        assert create_tables(connection, "test", 8).shards == SHARDS
 
 
 def test_server_that_could_lose_commits_is_refused(single: LocalPostgres) -> None:

@@ -96,6 +96,7 @@ class Links:
 
     async def _dial(self, shard: int, epoch: int, address: str) -> None:
         opened: socket.socket | None = None
+        is_used = False
         try:
             async with asyncio.timeout(GREETING_S):
                 host, _, port = address.rpartition(":")
@@ -104,13 +105,14 @@ class Links:
                 await self._loop.sock_connect(opened, found[0][4])
                 await self._greet(opened, _Introduction(self._peers.worker, self._epoch, shard, epoch))
             self._linked[shard] = epoch
+            is_used = True
             await self._use(opened, shard, is_ours=True)
         except (OSError, TimeoutError, RefusedError, EOFError) as error:
             log.debug("shard %d at %s cannot be linked yet: %s", shard, address, error)
-            if opened is not None:
-                opened.close()
         finally:
             self._dialing.discard(shard)
+            if opened is not None and not is_used:
+                opened.close()
 
     async def _greet(self, opened: socket.socket, introduction: _Introduction) -> None:
         theirs = await self._receive(opened, _NONCE_BYTES)
@@ -130,6 +132,7 @@ class Links:
             self._run(self._receive_link(opened))
 
     async def _receive_link(self, opened: socket.socket) -> None:
+        is_used = False
         try:
             async with asyncio.timeout(GREETING_S):
                 ours = secrets.token_bytes(_NONCE_BYTES)
@@ -145,10 +148,13 @@ class Links:
                 if found.sender_epoch < self._epochs.get(found.sender, 0):
                     raise RefusedError(f"shard {found.sender} has another owner")
                 await self._loop.sock_sendall(opened, self._proof(b"accepts", ours, theirs, said))
+            is_used = True
             await self._use(opened, found.sender, is_ours=False)
         except (OSError, TimeoutError, RefusedError, EOFError, msgspec.MsgspecError) as error:
             log.warning("a connection of another node was refused: %s", error)
-            opened.close()
+        finally:
+            if not is_used:
+                opened.close()
 
     # -- both ------------------------------------------------------------------------------------------------------
 

@@ -54,8 +54,18 @@ def run_node(settings: Settings, load: Callable[[], Settings]) -> None:
         NodeSupervisor(settings, load, opened.shards, keeper, host).run()
     finally:
         keeper.close()
-        with suppress(ChildProcessError):
+        _end_keeper(pid)
+
+
+def _end_keeper(pid: int) -> None:
+    """Give the keeper time to say that the node has left; a Postgres that does not answer must not hold up the end."""
+    until_s = time.monotonic() + LINGER_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() >= until_s:
+            os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+            return
+        time.sleep(0.02)
 
 
 class NodeSupervisor(WorkerSupervisor):

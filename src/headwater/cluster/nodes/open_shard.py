@@ -50,15 +50,13 @@ def open_shard(
     sizes = StoreSettings(
         segment_bytes=storage.segment_bytes, hot_tail_bytes=settings.hot_tail_bytes, open_packs_max=open_packs_max
     )
-    opened = open_replicated(
-        open_objects(f"{storage.cold.rstrip('/')}/shard-{shard:03}"),
-        directory,
-        tier,
-        sizes,
-        epoch=epoch,
-        replica=journal,
-        reserve=DescriptorReserve(),
-    )
+    objects = open_objects(f"{storage.cold.rstrip('/')}/shard-{shard:03}")
+    try:
+        opened = open_replicated(
+            objects, directory, tier, sizes, epoch=epoch, replica=journal, reserve=DescriptorReserve()
+        )
+    except psycopg.Error as error:
+        raise StorageError(f"The journal of shard {shard} cannot be read: {error}") from error
     try:
         blobs = FileBlobs(opened.files, directory / BLOBS_NAME, durable=True)
     except BaseException:

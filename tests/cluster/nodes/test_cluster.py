@@ -1,0 +1,154 @@
+"""A real cluster: three nodes, three Postgres servers, an object store. What works on one node works on any of them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from headwater.stack.database import LocalPostgres
+from tests.cluster.nodes.clusters import SECRET, RunningCluster, running_cluster
+from tests.cluster.nodes.faults import FAULTS, endure_faults
+from tests.cluster.nodes.spreading import spread_over
+from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
+from tests.crash.workload import Violation
+from tests.serving import server_environment
+from tests.vitest_run import describe_failures, run_vitest
+from tests.waiting import wait_until
+
+TEXT = {"Content-Type": "text/plain"}
+ROUNDS_LONG = 200
+SHORT_FAULTS = [
+    "kill_node",
+    "cut",
+    "kill_primary",
+    "kill_shard",
+    "pause_briefly",
+    "pause_node",
+    "kill_shard",
+    "cut",
+    "drain_node",
+    "kill_shard",
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RunningCluster]:
+    with running_cluster() as running:
+        yield running
+
+
+def urls(cluster: RunningCluster, name: str) -> list[str]:
+    return [f"{cluster.url(number)}/v1/stream/{name}" for number in range(3)]
+
+
+def appended(url: str, body: bytes) -> None:
+    """Append with a client that tries again."""
+
+    def attempt() -> int | str:
+        try:
+            return httpx.post(url, content=body, headers=TEXT).status_code
+        except httpx.HTTPError as error:
+            return repr(error)
+
+    wait_until(attempt, lambda result: result == 204, what="an append")
+
+
+@pytest.mark.timeout(240)
+def test_any_node_takes_any_request(cluster: RunningCluster) -> None:
+    for shard in range(3):
+        name = cluster.name_in(shard, f"any{shard}-")
+        first, second, third = urls(cluster, name)
+        assert httpx.put(first, headers=TEXT).status_code == 201
+        assert httpx.post(second, content=b"one;", headers=TEXT).status_code == 204
+        assert [httpx.get(url).content for url in (first, second, third)] == [b"one;"] * 3
+        fork = cluster.name_in((shard + 1) % 3, f"fork{shard}-")
+        headers = {**TEXT, "Stream-Forked-From": f"/v1/stream/{name}"}
+        assert httpx.put(urls(cluster, fork)[2], headers=headers).status_code == 201
+        assert httpx.get(urls(cluster, fork)[0]).content == b"one;"
+
+
+@pytest.mark.timeout(240)
+def test_dead_node_loses_nothing_and_drained_one_is_not_missed(cluster: RunningCluster) -> None:
+    names = [cluster.name_in(shard, f"kept{shard}-") for shard in range(3)]
+    for name in names:
+        assert httpx.put(urls(cluster, name)[0], headers=TEXT).status_code == 201
+        appended(urls(cluster, name)[0], b"before;")
+    cluster.kill(0)
+    for name in names:
+        appended(urls(cluster, name)[1], b"without;")
+        assert httpx.get(urls(cluster, name)[2]).content == b"before;without;"
+    cluster.start(0)
+    cluster.wait_until_shared(0, 1, 2)
+    assert cluster.nodes.pop(1).stop() == 0
+    cluster.wait_until_shared(0, 2)
+    for name in names:
+        assert httpx.get(urls(cluster, name)[0]).content == b"before;without;"
+    cluster.start(1)
+    cluster.wait_until_shared(0, 1, 2)
+
+
+@pytest.mark.timeout(3600)
+def test_no_fault_breaks_a_promise(cluster: RunningCluster, long: bool) -> None:
+    seed = time.time_ns() % 10**9 if long else 20_265
+    faults = random.Random(seed).choices(list(FAULTS), k=ROUNDS_LONG) if long else SHORT_FAULTS
+    counts = asyncio.run(endure_faults(cluster, faults, seed))
+    for what in ("append", "read", "tail", "create", "delete", "events"):
+        assert counts[what] > len(faults), f"too little {what} to judge by: {counts}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_reads_of_a_former_owner_are_found_by_the_history() -> None:
+    """The broken variant: without the lease, a paused owner answers from a past that others have left."""
+    program = ("tests.cluster.nodes.broken", "reads_without_a_lease")
+    with running_cluster(program=program) as cluster, pytest.raises(Violation):
+        asyncio.run(endure_faults(cluster, ["pause_node"] * 12, 5))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_official_suite_passes_with_its_requests_spread_over_the_nodes() -> None:
+    with running_cluster(**SETTINGS) as cluster, spread_over([cluster.url(number) for number in range(3)]) as url:
+        cases = run_vitest(
+            SUITE,
+            env={
+                "CONFORMANCE_URL": url,
+                "CONFORMANCE_LONG_POLL_TIMEOUT_MS": str(LONG_POLL_TIMEOUT_SECS * 1000),
+            },
+            timeout_secs=300,
+        )
+    assert len(cases) == DISCOVERED
+    assert not [case for case in cases if case.status == "failed"], describe_failures(cases)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "synchronous_standby_names is empty"),
+        ({"DS_CLUSTER__REQUIRE_STANDBY": "false", "DS_CLUSTER__NAME": "other"}, "belongs to the cluster 'test'"),
+        ({"DS_CLUSTER__POSTGRES_URL": "postgresql://127.0.0.1:1/none"}, "cluster.postgres_url cannot be used"),
+        ({"DS_CLUSTER__SECRET": ""}, "needs cluster.postgres_url, cluster.secret and storage.cold"),
+    ],
+)
+def test_node_does_not_start_where_it_could_not_keep_its_promises(
+    single: LocalPostgres, settings: dict[str, str], reason: str
+) -> None:
+    environment = server_environment(
+        DS_STORAGE__MODE="cluster",
+        DS_STORAGE__COLD="s3://nowhere/prefix",
+        DS_CLUSTER__SECRET=SECRET,
+        DS_CLUSTER__POSTGRES_URL=single.url,
+    )
+    command = [sys.executable, "-m", "headwater", "serve", "--port", "0"]
+    node = subprocess.run(
+        command, env={**environment, **settings}, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert node.returncode == 1
+    assert reason in node.stderr

@@ -1,0 +1,123 @@
+"""Who owns which shard: several nodes at one real Postgres, with clocks that the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from headwater.cluster.nodes.ownership import HELD_PART, Ownership, Standing, Turn
+from headwater.cluster.nodes.schema import Connection, connect, create_tables
+from headwater.stack.database import LocalPostgres
+from tests.postgres.databases import database
+
+SHARDS = 6
+LEASE_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[LocalPostgres]:
+    with database() as postgres:
+        with connect(postgres.url, "test") as connection:
+            create_tables(connection, "test", SHARDS)
+        yield postgres
+
+
+@pytest.fixture
+def connection(running: LocalPostgres) -> Iterator[Connection]:
+    with connect(running.url, "test") as opened:
+        opened.execute("DELETE FROM headwater.node")
+        opened.execute("UPDATE headwater.shard SET owner = NULL, address = NULL, format = 1")
+        yield opened
+
+
+class Node:
+    """A node that makes its turns when the test says so."""
+
+    def __init__(self, connection: Connection, name: str, *, format_version: int = 1) -> None:
+        self.now_s = 100.0
+        self._connection = connection
+        self._ownership = Ownership(
+            name,
+            f"{name}#1",
+            "127.0.0.1:1",
+            LEASE_S,
+            require_standby=False,
+            format_version=format_version,
+            clock=lambda: self.now_s,
+        )
+        self.standing = Standing({}, 0.0, {})
+        self.now_s += LEASE_S  # It has looked around.
+
+    def turn(self, *, reopen: tuple[int, ...] = (), release: tuple[int, ...] = (), takes: bool = True) -> Standing:
+        addresses = {shard: f"10.0.0.1:{shard}" for shard in self.standing.held if shard not in release}
+        self.standing = self._ownership.turn(self._connection, Turn(addresses, reopen, release, takes))
+        assert not self.standing.problem
+        return self.standing
+
+    @property
+    def shards(self) -> set[int]:
+        return set(self.standing.held)
+
+
+def test_one_node_has_all_shards_and_hands_half_of_them_to_the_second(connection: Connection) -> None:
+    first, second = Node(connection, "a"), Node(connection, "b")
+    assert set(first.turn().held) == set(range(SHARDS))
+    assert second.turn().held == {}
+    assert first.turn().surplus == SHARDS // 2
+    for shard in (5, 4, 3):
+        first.turn(release=(shard,))
+        second.turn()
+    assert first.turn().surplus == 0
+    assert first.shards == {0, 1, 2}
+    assert second.shards == {3, 4, 5}
+    assert second.turn().owners[0][1] == "10.0.0.1:0"
+
+
+def test_silent_node_loses_its_shards_after_a_lease_and_not_before(connection: Connection) -> None:
+    silent, other = Node(connection, "a"), Node(connection, "b")
+    held = silent.turn().held
+    other.turn()
+    other.now_s += LEASE_S * 0.99
+    assert other.turn().held == {}
+    assert silent.standing.until_s <= silent.now_s + HELD_PART * LEASE_S
+    other.now_s += LEASE_S * 0.02
+    taken = other.turn().held
+    assert taken == {shard: epoch + 1 for shard, epoch in held.items()}
+    assert silent.turn().held == {}, "it learns of it in its next turn"
+
+
+def test_renewed_lease_is_not_taken_whatever_the_clocks_say(connection: Connection) -> None:
+    busy, other = Node(connection, "a"), Node(connection, "b")
+    busy.turn()
+    other.turn()
+    busy.now_s -= 1e6
+    for _ in range(5):
+        other.now_s += LEASE_S * 0.9
+        assert busy.turn().held
+        assert other.turn().held == {}
+
+
+def test_process_that_died_gets_another_epoch(connection: Connection) -> None:
+    node = Node(connection, "a")
+    before = node.turn().held[2]
+    assert node.turn(reopen=(2,)).held[2] == before + 1
+
+
+def test_draining_node_takes_nothing_and_hands_everything_over(connection: Connection) -> None:
+    node, other = Node(connection, "a"), Node(connection, "b")
+    node.turn()
+    assert node.turn(takes=False).surplus == SHARDS
+    other.turn()
+    node.turn(release=tuple(node.shards), takes=False)
+    assert node.turn(takes=False).held == {}
+    assert len(other.turn().held) == SHARDS, "a node that leaves has no share"
+
+
+def test_shard_of_a_later_version_is_left_to_nodes_that_can_read_it(connection: Connection) -> None:
+    newer = Node(connection, "new", format_version=2)
+    newer.turn()
+    older, other = Node(connection, "old"), Node(connection, "newer", format_version=2)
+    newer.turn(release=tuple(newer.shards), takes=False)
+    assert older.turn().held == {}
+    assert set(other.turn().held)
