@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import psutil
 
 from headwater.cluster.nodes.schema import connect
@@ -103,9 +104,17 @@ class RunningCluster:
         }
 
     def wait_until_shared(self, *numbers: int) -> None:
-        """Until these nodes, and no others, have all shards, and each has its part."""
+        """Until these nodes, and no others, have all shards, each has its part, and all of them answer."""
         names = {f"node-{number}" for number in numbers}
         wait_until(lambda: set(self.owners().values()), lambda owners: owners == names, what=f"shards at {names}")
+        for number in numbers:
+            wait_until(lambda number=number: self._answers(number), what=f"an answer of node-{number}")
+
+    def _answers(self, number: int) -> bool:
+        try:
+            return httpx.get(f"{self.url(number)}/healthz").status_code == 200
+        except httpx.HTTPError:
+            return False
 
     def name_in(self, shard: int, prefix: str = "s") -> str:
         """A stream name that hashes to a shard."""

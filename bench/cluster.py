@@ -1,0 +1,196 @@
+"""A cluster on one machine: appends against one node and against Postgres alone, failover, and the start of a node.
+
+    python -m bench.cluster                          three nodes, three Postgres servers, SeaweedFS; three minutes
+    python -m bench.cluster --kills 20 --store-mib 10240
+
+Appends: one connection, and 32, of 100 bytes each to its own stream, through the nodes in turn. The plain INSERT writes
+the same bytes with one statement per row into the same Postgres, by as many connections. Failover: kill -9 of all
+processes of a node, until an append to its shard is acknowledged through another node. All processes share one machine,
+so rates say little; compare the columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import threading
+import time
+from functools import partial
+from urllib.parse import urlsplit
+
+import httpx
+import psycopg
+import uvloop
+from tests.cluster.nodes.clusters import RunningCluster, running_cluster
+from tests.serving import serve
+from tests.waiting import wait_until
+
+from bench.limits import Sender, encode
+from headwater.cluster.nodes.schema import connect
+
+BODY = b"x" * 100
+TEXT = {"Content-Type": "text/plain"}
+LEASE_S = "3.0"
+"""The default of the setting, which decides how long a failover takes."""
+
+
+def summary(latencies_s: list[float], seconds: float) -> dict[str, float]:
+    cuts = statistics.quantiles(latencies_s, n=100)
+    return {
+        "per_s": round(len(latencies_s) / seconds, 1),
+        "p50_ms": round(cuts[49] * 1000, 2),
+        "p99_ms": round(cuts[98] * 1000, 2),
+    }
+
+
+async def appends(urls: list[str], connections: int, seconds: float) -> dict[str, float]:
+    """Appends by so many connections, each to its own stream, to the servers in turn."""
+    loop = asyncio.get_running_loop()
+    async with httpx.AsyncClient() as client:
+        for number in range(connections):
+            await client.put(f"{urls[0]}/v1/stream/bench-{connections}-{number}", headers=TEXT)
+    latencies_s: list[float] = []
+    senders: list[Sender] = []
+    for number in range(connections):
+        address = urlsplit(urls[number % len(urls)])
+        request = encode("POST", f"/v1/stream/bench-{connections}-{number}", BODY)
+        make = partial(Sender, request, latencies_s)
+        senders.append((await loop.create_connection(make, address.hostname, address.port))[1])
+    await asyncio.sleep(1)
+    latencies_s.clear()
+    await asyncio.sleep(seconds)
+    measured = list(latencies_s)
+    for sender in senders:
+        sender.is_last = True
+    await asyncio.gather(*(sender.stopped for sender in senders))
+    return summary(measured, seconds)
+
+
+def inserts(url: str, connections: int, seconds: float) -> dict[str, float]:
+    """The same bytes as rows, one statement each."""
+    with connect(url, "bench") as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS plain (id bigserial PRIMARY KEY, body bytea)")
+    latencies_s: list[float] = []
+    until_s = time.perf_counter() + seconds
+
+    def insert() -> None:
+        with connect(url, "bench") as connection:
+            while (began_s := time.perf_counter()) < until_s:
+                connection.execute("INSERT INTO plain (body) VALUES (%b)", [BODY])
+                latencies_s.append(time.perf_counter() - began_s)
+
+    threads = [threading.Thread(target=insert) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return summary(latencies_s, seconds)
+
+
+def failovers(cluster: RunningCluster, kills: int) -> dict[str, float]:
+    """Seconds from the death of a node to the first append to one of its shards, through another node."""
+    took_s = []
+    with httpx.Client(timeout=30) as client:
+        for shard in range(cluster.shards):
+            client.put(f"{cluster.url(0)}/v1/stream/{cluster.name_in(shard)}", headers=TEXT)
+
+        def append(url: str) -> int:
+            try:
+                return client.post(url, content=BODY, headers=TEXT).status_code
+            except httpx.HTTPError:
+                return 0
+
+        for number in range(kills):
+            victim = number % 3
+            owned = [shard for shard, node in cluster.owners().items() if node == f"node-{victim}"]
+            url = f"{cluster.url((victim + 1) % 3)}/v1/stream/{cluster.name_in(owned[0])}"
+            cluster.kill(victim)
+            began_s = time.perf_counter()
+            wait_until(partial(append, url), lambda status: status == 204, what="an append", every_s=0.02)
+            took_s.append(time.perf_counter() - began_s)
+            cluster.start(victim)
+            cluster.wait_until_shared(0, 1, 2)
+    return {"p50_s": round(statistics.median(took_s), 2), "max_s": round(max(took_s), 2), "kills": kills}
+
+
+def start_with(cluster: RunningCluster, mebibytes: int) -> dict[str, float]:
+    """Fill one shard, and open it on a node with an empty disk."""
+    name = cluster.name_in(1, "large-")
+    url = f"{cluster.url(0)}/v1/stream/{name}"
+    body = bytes(1024 * 1024)
+    with httpx.Client(timeout=60) as client:
+        client.put(url, headers=TEXT)
+        for _ in range(mebibytes):
+            wait_until(lambda: client.post(url, content=body, headers=TEXT).status_code, lambda status: status == 204)
+        wait_until(lambda: unsaved(cluster, 1) < 64 * 2**20, what="the object store to have most of it", limit_s=600)
+        owner = cluster.owners()[1]
+        assert owner is not None
+        victim = int(owner.removeprefix("node-"))
+        began_s = time.perf_counter()
+        cluster.kill(victim)
+        other = f"{cluster.url((victim + 1) % 3)}/v1/stream/{name}"
+
+        def is_served() -> bool:
+            try:
+                return client.head(other).status_code == 200
+            except httpx.HTTPError:
+                return False
+
+        wait_until(is_served, what="the shard", every_s=0.02, limit_s=600)
+        took_s = time.perf_counter() - began_s
+    cluster.start(victim)
+    return {"mib": mebibytes, "served_after_s": round(took_s, 2)}
+
+
+def unsaved(cluster: RunningCluster, shard: int) -> int:
+    with connect(cluster.postgres.url, "bench") as connection:
+        row = connection.execute(
+            "SELECT COALESCE(sum(length(batch)), 0) FROM headwater.journal WHERE shard = %s", [shard]
+        ).fetchone()
+    assert row is not None
+    return int(str(row[0]))
+
+
+def memory(cluster: RunningCluster) -> dict[str, float]:
+    """Memory that only the processes of a node use (unique set size), in MiB."""
+    used = {
+        f"node-{number}": round(sum(each.memory_full_info().uss for each in cluster.processes(number)) / 2**20)
+        for number in sorted(cluster.nodes)
+    }
+    return {**used, "processes": float(sum(len(cluster.processes(number)) for number in cluster.nodes))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--store-mib", type=int, default=256)
+    given = parser.parse_args()
+    found: dict[str, object] = {}
+
+    def note(what: str, value: object) -> None:
+        found[what] = value
+        print(f"{what}: {value}", flush=True)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with serve(DS_STORAGE__MODE="file-durable") as one:
+            for connections in (1, 32):
+                note(f"file-durable, {connections}", runner.run(appends([one.url], connections, given.seconds)))
+        with running_cluster(DS_CLUSTER__LEASE_SECS=LEASE_S) as cluster:
+            urls = [cluster.url(number) for number in range(3)]
+            for connections in (1, 32):
+                note(f"cluster, {connections}", runner.run(appends(urls, connections, given.seconds)))
+                try:
+                    note(f"INSERT, {connections}", inserts(cluster.postgres.url, connections, given.seconds))
+                except psycopg.Error as error:
+                    note(f"INSERT, {connections}", str(error))
+            note("memory, MiB", memory(cluster))
+            note("failover", failovers(cluster, given.kills))
+            note("start", start_with(cluster, given.store_mib))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
