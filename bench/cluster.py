@@ -32,7 +32,7 @@ from headwater.cluster.nodes.schema import connect
 
 BODY = b"x" * 100
 TEXT = {"Content-Type": "text/plain"}
-LEASE_S = "3.0"
+LEASE_S = "2.5"
 """The default of the setting, which decides how long a failover takes."""
 
 

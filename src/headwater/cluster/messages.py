@@ -69,7 +69,7 @@ class Reload(msgspec.Struct, frozen=True, tag="reload"):
     """To a worker: read certificate, authorities and log levels again."""
 
 
-class Lease(msgspec.Struct, frozen=True, tag="lease"):
+class ShardLease(msgspec.Struct, frozen=True, tag="lease"):
     """To a worker of a cluster: until when its shard is its own, and where the other shards are."""
 
     until_s: float
@@ -77,7 +77,9 @@ class Lease(msgspec.Struct, frozen=True, tag="lease"):
     """The epoch and the address of each."""
 
 
-Message: TypeAlias = Hello | Ready | Failed | Connect | Serve | Ping | Pong | Drain | Drained | Stop | Reload | Lease
+Message: TypeAlias = (
+    Hello | Ready | Failed | Connect | Serve | Ping | Pong | Drain | Drained | Stop | Reload | ShardLease
+)
 
 _decode: Final = msgspec.json.Decoder(Message).decode
 _encode: Final = msgspec.json.Encoder().encode

@@ -218,7 +218,7 @@ class ServingWorker:
     def _connection(self, context: Context, router: WorkerRouter, relay: Relay) -> RelayingConnection:
         return RelayingConnection(context, router, relay)
 
-    def _on_lease(self, lease: messages.Lease) -> None:
+    def _on_lease(self, lease: messages.ShardLease) -> None:
         raise AssertionError("only a node of a cluster has leases")
 
     def _on_control(self) -> None:
@@ -246,7 +246,7 @@ class ServingWorker:
                     self._stop.set()
                 case messages.Reload():
                     self._reloader.reload()
-                case messages.Lease() as lease:
+                case messages.ShardLease() as lease:
                     self._on_lease(lease)
                 case _:
                     raise AssertionError(f"a worker does not get {message}")

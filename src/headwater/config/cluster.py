@@ -40,7 +40,7 @@ class ClusterSettings(SettingsSection):
         description="First port for the other nodes: shard N listens on this port plus N. 0 picks free ones.",
     )
     lease_secs: Seconds = Field(
-        3.0,
+        2.5,
         description="How long a node may be silent before the others take its shards over. The same on all nodes.",
     )
     require_standby: bool = Field(

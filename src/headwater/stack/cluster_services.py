@@ -10,18 +10,17 @@ import secrets
 import sys
 import sysconfig
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import psycopg
 
+from headwater.config import Settings
 from headwater.stack.keys import replace_file
 from headwater.stack.replicated_postgres import PASSWORD_VARIABLE, ReplicatedPostgres
 from headwater.stack.roles import resolve_credentials
 from headwater.stack.server_address import StackSettingsError
 from headwater.stack.services import Service, http_probe
-
-if TYPE_CHECKING:
-    from headwater.stack.profiles import StackPlan
+from headwater.stack.state import StackDirectory
 
 POSTGRES_SERVERS: Final = 3
 SHARDS_PER_NODE: Final = 2
@@ -35,12 +34,13 @@ _WEED_PORTS: Final = (
 )
 
 
-def cluster_services(plan: StackPlan) -> list[Service]:
+def cluster_services(
+    settings: Settings, directory: StackDirectory, nodes: int, config_file: Path | None
+) -> list[Service]:
     """List the services before Envoy, in the order in which they start."""
-    settings = plan.settings
-    root = plan.directory.root
+    root = directory.root
     ports = tuple(settings.stack.postgres_port + number for number in range(POSTGRES_SERVERS))
-    password = resolve_credentials(plan.directory.database_credentials, settings.stack.postgres_password).superuser
+    password = resolve_credentials(directory.database_credentials, settings.stack.postgres_password).superuser
     postgres = ReplicatedPostgres(root / "postgres-servers", ports, password=password)
     access = _access(root / ACCESS_NAME, postgres.url, settings.stack.store_port)
     store = {
@@ -55,13 +55,20 @@ def cluster_services(plan: StackPlan) -> list[Service]:
         "DS_STORAGE__COLD": f"s3://{BUCKET}/cluster",
         "DS_CLUSTER__POSTGRES_URL": postgres.url,
         "DS_CLUSTER__SECRET": access["secret"],
-        "DS_CLUSTER__SHARDS": str(SHARDS_PER_NODE * plan.nodes),
+        "DS_CLUSTER__SHARDS": str(SHARDS_PER_NODE * nodes),
         "DS_SERVER__ALLOWED_HOSTS": "*",
         "DS_SERVER__TRUSTED_PROXIES": "127.0.0.1, ::1",
         "DS_AUTH__TOKEN": "",
     }
-    nodes = [_node(plan, number, environment) for number in range(plan.nodes)]
-    return [_postgres(postgres, ports, password), _store(root / "store", settings.stack.store_port, access), *nodes]
+    config = ("--config", str(config_file)) if config_file is not None else ()
+    return [
+        _postgres(postgres, ports, password),
+        _store(root / "store", settings.stack.store_port, access),
+        *(
+            _node(number, settings.server.port + number, root / "nodes" / str(number), config, environment)
+            for number in range(nodes)
+        ),
+    ]
 
 
 def _access(path: Path, postgres_url: str, store_port: int) -> dict[str, str]:
@@ -129,9 +136,7 @@ def _store(directory: Path, port: int, access: dict[str, str]) -> Service:
     )
 
 
-def _node(plan: StackPlan, number: int, environment: dict[str, str]) -> Service:
-    port = plan.settings.server.port + number
-    config = ("--config", str(plan.config_file)) if plan.config_file is not None else ()
+def _node(number: int, port: int, directory: Path, config: tuple[str, ...], environment: dict[str, str]) -> Service:
     return Service(
         f"node-{number}",
         (sys.executable, "-m", "headwater", "serve", "--host", "127.0.0.1", "--port", str(port), *config),
@@ -140,7 +145,7 @@ def _node(plan: StackPlan, number: int, environment: dict[str, str]) -> Service:
         address=f"http://127.0.0.1:{port}",
         environment={
             **environment,
-            "DS_STORAGE__DATA_DIR": str(plan.directory.root / "nodes" / str(number)),
+            "DS_STORAGE__DATA_DIR": str(directory),
             "DS_CLUSTER__NODE": f"node-{number}",
         },
     )

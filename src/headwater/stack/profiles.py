@@ -105,7 +105,8 @@ def _cluster(plan: StackPlan) -> list[Service | UnavailableService]:
     from headwater.stack.cluster_services import cluster_services  # noqa: PLC0415  (needs Postgres)
 
     others = tuple(Upstream("127.0.0.1", plan.settings.server.port + number) for number in range(1, plan.nodes))
-    return [*cluster_services(plan), _envoy(plan, others)]
+    services = cluster_services(plan.settings, plan.directory, plan.nodes, plan.config_file)
+    return [*services, _envoy(plan, others)]
 
 
 def _server(plan: StackPlan) -> Service:

@@ -1,4 +1,4 @@
-"""Links between the processes of shards: who knows the secret is connected, and nobody else."""
+"""ShardLinks between the processes of shards: who knows the secret is connected, and nobody else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.cluster.nodes.links import Links
+from headwater.cluster.nodes.links import ShardLinks
 from headwater.cluster.peers import Peers
 from tests.waiting import async_wait_until
 
@@ -24,7 +24,7 @@ class Process:
     def __init__(self, shard: int, secret: str = SECRET, epoch: int = 1) -> None:
         self.peers = Peers(shard, 3)
         self.peers.answers("echo", _answer)
-        self.links = Links(self.peers, epoch, secret)
+        self.links = ShardLinks(self.peers, epoch, secret)
         self.shard = shard
         self.epoch = epoch
         self.address = f"127.0.0.1:{self.links.listen('127.0.0.1', 0)}"

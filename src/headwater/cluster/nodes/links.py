@@ -42,7 +42,7 @@ class RefusedError(Exception):
     """The other side is not who it should be."""
 
 
-class Links:
+class ShardLinks:
     """The links of one shard's process."""
 
     def __init__(self, peers: Peers, epoch: int, secret: str) -> None:

@@ -114,7 +114,7 @@ class NodeSupervisor(WorkerSupervisor):
             self._listening,
             control,
             epoch=self._epochs[number],
-            lease=messages.Lease(self._standing.until_s, self._standing.owners),
+            lease=messages.ShardLease(self._standing.until_s, self._standing.owners),
             host=self._host,
         )
         return run_serving(worker, control)
@@ -191,7 +191,7 @@ class NodeSupervisor(WorkerSupervisor):
     def _follow(self) -> None:
         """Make the processes what the leases say."""
         held = self._standing.held
-        lease = messages.Lease(self._standing.until_s, self._standing.owners)
+        lease = messages.ShardLease(self._standing.until_s, self._standing.owners)
         for worker in self._workers:
             epoch = held.get(worker.number)
             if worker.is_running:

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from headwater.cluster import messages
-from headwater.cluster.nodes.links import Links
+from headwater.cluster.nodes.links import ShardLinks
 from headwater.cluster.nodes.open_shard import open_shard, shard_directory
 from headwater.cluster.relay import Relay, RelayingConnection
 from headwater.cluster.routing import WorkerRouter
@@ -60,7 +60,7 @@ class NodeWorker(ServingWorker):
         control: socket.socket,
         *,
         epoch: int,
-        lease: messages.Lease,
+        lease: messages.ShardLease,
         host: str,
     ) -> None:
         directory = shard_directory(settings.storage.data_dir, shard, epoch)
@@ -73,7 +73,7 @@ class NodeWorker(ServingWorker):
         self._epoch = epoch
         self._lease = lease
         self._host = host
-        self._links: Links | None = None
+        self._links: ShardLinks | None = None
         self._watching: asyncio.Task[None] | None = None
 
     def _open_store(self, open_packs_max: int) -> Store:
@@ -83,7 +83,7 @@ class NodeWorker(ServingWorker):
 
     async def _begin(self, store: Store) -> str:
         settings = self._settings.cluster
-        links = self._links = Links(self._peers, self._epoch, settings.secret)
+        links = self._links = ShardLinks(self._peers, self._epoch, settings.secret)
         port = links.listen(self._host, settings.peer_port + self._number if settings.peer_port else 0)
         # The leases that arrived during recovery.
         self._on_control()
@@ -95,7 +95,7 @@ class NodeWorker(ServingWorker):
     def _connection(self, context: Context, router: WorkerRouter, relay: Relay) -> RelayingConnection:
         return LeasedConnection(context, router, relay)
 
-    def _on_lease(self, lease: messages.Lease) -> None:
+    def _on_lease(self, lease: messages.ShardLease) -> None:
         self._lease = lease
         if self._links is not None:
             self._links.connect_to(lease.owners)
