@@ -139,7 +139,7 @@ def test_store_rotate_key_makes_the_next_key_of_webhooks(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         new, kept = kids(server.url)
         assert kept == old
-        assert done.stdout.startswith(f"key {new} is published now and signs from 2")
+        assert done.stdout.startswith(f"key {new} is published and will sign from 2")
     with serve(DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR=data) as server:
         assert kids(server.url) == [new, old], "it is durable"
 

@@ -335,10 +335,12 @@ def test_tail_of_a_prefix_includes_streams_that_are_created_later(shell: Shell) 
 def test_tail_of_several_streams_says_what_it_cannot_do(any_shell: Shell, ours: Server) -> None:
     shell = any_shell
     assert "name a stream, or use --prefix" in shell.fails(2, "tail")
-    assert "--last, --raw: only for one stream" in shell.fails(2, "tail", "a", "b", "-n", "1", "--raw")
+    assert "--last, --raw: only with a single stream" in shell.fails(2, "tail", "a", "b", "-n", "1", "--raw")
     assert "--from: '5_5'" in shell.fails(2, "tail", "a", "b", "--from", "5_5")
     assert "there is no stream" in shell.fails(3, "tail", "several/none", "several/nothing")
-    assert "another server" in shell.fails(2, "tail", "a", "http://127.0.0.1:9/v1/stream/b", "--from", "-1")
+    assert "all streams must be on one server" in shell.fails(
+        2, "tail", "a", "http://127.0.0.1:9/v1/stream/b", "--from", "-1"
+    )
     if shell.url != ours.url:
         assert "cannot follow several streams" in shell.fails(1, "tail", "--prefix", "x/")
 
@@ -408,7 +410,7 @@ def test_the_same_input_with_a_producer_is_stored_once(any_shell: Shell) -> None
 def test_another_input_under_the_same_producer_is_an_error_not_a_loss(shell: Shell) -> None:
     shell.ok("create", "once/other")
     shell.ok("append", "once/other", "--producer", "p", "1")
-    assert "holds something else" in shell.fails(4, "append", "once/other", "--producer", "p", "2")
+    assert "has other content" in shell.fails(4, "append", "once/other", "--producer", "p", "2")
 
 
 def test_fork(any_shell: Shell) -> None:
@@ -448,16 +450,20 @@ def test_a_stream_can_be_given_by_its_url(shell: Shell, ours: Server) -> None:
 @pytest.mark.parametrize(
     ("code", "arguments", "says"),
     [
-        (1, ["ls", "--url", "http://127.0.0.1:1"], "is a server running there?"),
+        (1, ["ls", "--url", "http://127.0.0.1:1"], "check that a server is running there"),
         (2, ["ls", "--url", "localhost:4437"], "http://"),
         (2, ["create", "a//b"], "invalid_name"),
-        (2, ["create", "x", "--ttl", "1", "--expires-at", "2030-01-01T00:00:00Z"], "give one of them"),
+        (
+            2,
+            ["create", "x", "--ttl", "1", "--expires-at", "2030-01-01T00:00:00Z"],
+            "--ttl cannot be combined with --expires-at",
+        ),
         (2, ["read", "x", "--limit", "0"], "limit"),
         (2, ["read", "x", "--last", "1", "--from", "now"], "--from and --last"),
         (2, ["tail", "x", "-n", "1", "--resume", "f"], "--last and --resume"),
-        (2, ["read", "plain", "--raw", "--pretty"], "--raw and --pretty"),
+        (2, ["read", "plain", "--raw", "--pretty"], "--raw cannot be combined with --pretty"),
         (2, ["append", "x", "1", "--type", "text/plain"], "--create"),
-        (2, ["read", "x", "--resume", "f", "--limit", "1"], "--resume and --limit"),
+        (2, ["read", "x", "--resume", "f", "--limit", "1"], "--resume cannot be combined with --limit"),
         (3, ["read", "no/such"], "there is no stream"),
         (3, ["tail", "no/such"], "there is no stream"),
         (3, ["append", "no/such", "1"], "there is no stream"),
@@ -470,7 +476,7 @@ def test_trouble_is_one_line_and_an_exit_code(shell: Shell, code: int, arguments
 
 
 def test_a_server_without_a_listing_cannot_be_listed(node: str, tmp_path: Path) -> None:
-    assert "neither a listing nor a registry" in Shell(node, tmp_path).fails(3, "ls")
+    assert "neither a stream listing nor a registry" in Shell(node, tmp_path).fails(3, "ls")
 
 
 def test_reader_of_the_output_may_close_the_pipe(shell: Shell) -> None:

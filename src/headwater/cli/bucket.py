@@ -10,14 +10,14 @@ from typing import Annotated
 import typer
 
 from headwater.cli.listing import AsJson
-from headwater.cli.output import readers_may_leave
+from headwater.cli.output import quiet_broken_pipe
 from headwater.cli.remote import DEFAULT_URL, CaFile, Name, Token, Url, connected, stream_named
 from headwater.printable import printable, printable_json
 
 buckets = typer.Typer(help="Create, list and delete buckets: groups of streams that have snapshots.")
 snapshots = typer.Typer(help="Publish and read the snapshot of a stream in a bucket.")
 
-Id = Annotated[str, typer.Argument(metavar="BUCKET", help="4 to 64 of a-z, 0-9, _ and -.", show_default=False)]
+Id = Annotated[str, typer.Argument(metavar="BUCKET", help="4 to 64 characters: a-z, 0-9, _ and -.", show_default=False)]
 
 
 @buckets.command("create")
@@ -36,8 +36,8 @@ def create_bucket(
 
 @buckets.command("ls")
 def list_buckets(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = "", ca_file: CaFile = None) -> None:
-    """List the buckets with the number of their streams. `headwater ls /ds/BUCKET` lists the streams of one."""
-    with readers_may_leave(), connected(url, token, ca_file) as client:
+    """List the buckets with their numbers of streams. `headwater ls /ds/BUCKET` lists the streams of one bucket."""
+    with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         for entry in client.buckets():
             if as_json:
                 typer.echo(printable_json(json.dumps(entry.attributes, ensure_ascii=False)))
@@ -61,7 +61,7 @@ def publish_snapshot(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The state; - reads stdin.", show_default=False)],
     offset: Annotated[
         str | None,
-        typer.Option("--offset", help="The state contains all messages before it.", show_default="the end"),
+        typer.Option("--offset", help="The state covers all messages before this offset.", show_default="the end"),
     ] = None,
     content_type: Annotated[str, typer.Option("--type", "-t", metavar="TYPE")] = "application/json",
     url: Url = DEFAULT_URL,
@@ -80,13 +80,15 @@ def publish_snapshot(
 @snapshots.command("get")
 def get_snapshot(
     stream: Name,
-    offset: Annotated[str | None, typer.Option("--offset", help="Of this snapshot.", show_default="the latest")] = None,
+    offset: Annotated[
+        str | None, typer.Option("--offset", help="The offset of the snapshot.", show_default="the latest")
+    ] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Print the snapshot of a stream; its offset and type go to stderr."""
-    with readers_may_leave(), connected(url, token, ca_file) as client:
+    """Print the snapshot of a stream to stdout, and its offset and type to stderr."""
+    with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         found = stream_named(client, stream).snapshot(offset)
         typer.echo(printable(f"{found.content_type} at {found.offset}"), err=True)
         sys.stdout.buffer.write(found.body)
