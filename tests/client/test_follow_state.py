@@ -217,7 +217,7 @@ def test_3_4_a_stream_whose_history_is_missing_is_not_followed_in_silence(stream
         assert time.monotonic() < deadline
         time.sleep(0.05)
     state = Texts()
-    with pytest.raises(HistoryMissingError, match="are gone"):
+    with pytest.raises(HistoryMissingError, match="were deleted and no snapshot covers them"):
         next(stream.follow_state(state))
     assert state.snapshots == []
     assert next(stream.follow_state(state, allow_missing=True)).up_to_date
