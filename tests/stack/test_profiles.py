@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from headwater.stack.heartbeat import Heartbeat
+from tests.otel.receiver import OtlpReceiver, otlp_receiver
 from tests.serving import Server
 from tests.stack.stacks import Stack, stack
 from tests.stack.test_up import write_and_kill
@@ -26,7 +27,13 @@ def rows(made: Stack, query: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def receiver() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiving:
+        yield receiving
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("dev")
     # As root, Postgres runs as another user, who must get to its directory.
     for parent in (directory, *directory.parents):
@@ -38,6 +45,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         DS_STACK__START_TIMEOUT_SECS="300",
         DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
         DS_STACK__RESTART_DELAY_SECS="0.2",
+        DS_OTEL__ENDPOINT=receiver.url,
+        OTEL_BSP_SCHEDULE_DELAY="50",
     ) as made:
         made.up("--profile", "dev")
         yield made
@@ -70,6 +79,29 @@ def test_the_heartbeat_moves_both_ways(running: Stack) -> None:
         wait_until(arrived, all, limit_s=MOVES_WITHIN_SECS, every_s=0.5)
     jobs = {job["name"]: job["status"] for job in running.status()["jobs"]}
     assert jobs == {"pg-items": "running", "session-events": "running"}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_traced_event_is_followed_through_envoy_and_spark_into_postgres(running: Stack, receiver: OtlpReceiver) -> None:
+    trace, sender = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    traceparent = f"00-{trace}-{sender}-01"
+    event = {"type": "message", "key": "traced", "traceparent": traceparent}
+    with running.client(running.token()) as client:
+        answer = client.post("/v1/stream/session-events", json=event, headers={"traceparent": traceparent})
+        assert answer.status_code == 204, answer.text
+    query = "SELECT count(*) FROM session_events WHERE event_key = 'traced'"
+    wait_until(lambda: rows(running, query) == 1, limit_s=MOVES_WITHIN_SECS, every_s=0.5)
+    spans = {
+        service: receiver.wait_for_span(
+            lambda span, service=service: (span.service, span.trace_id) == (service, trace), f"a span of {service}"
+        )
+        for service in ("headwater-envoy", "headwater", "headwater-sync")
+    }
+    assert spans["headwater-envoy"].parent_id == sender
+    assert spans["headwater"].parent_id == spans["headwater-envoy"].span_id
+    assert spans["headwater-sync"].parent_id == sender
+    assert spans["headwater-sync"].span.name == "load session_events"
 
 
 @pytest.mark.long
