@@ -1,4 +1,4 @@
-"""The commands on streams, as a shell meets them: real processes against our server and the official Node server."""
+"""The stream commands, as run from a shell, against our server and the official Node server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Shell:
         self.directory = directory
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """As a separate process: for what runs while something else happens."""
+        """Start the command as a separate process, for tests that do something while it runs."""
         return subprocess.Popen(
             [sys.executable, "-m", "headwater", *arguments],
             cwd=self.directory,
@@ -56,7 +56,7 @@ class Shell:
         )
 
     def run(self, *arguments: str, stdin: bytes = b"") -> Done:
-        """From its first argument to its exit, but in this process: starting Python takes longer than most commands."""
+        """Run the command in this process, because starting Python takes longer than most commands."""
         given, out, said = (io.TextIOWrapper(io.BytesIO(data), write_through=True) for data in (stdin, b"", b""))
         with (
             chdir(self.directory),
@@ -74,7 +74,7 @@ class Shell:
         return done.stdout.decode()
 
     def fails(self, code: int, *arguments: str, stdin: bytes = b"") -> str:
-        """The one line that says why."""
+        """Run a command that must fail with this code; return its line on stderr."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == code, done.stderr.decode()
         [line] = done.stderr.decode().splitlines()
@@ -101,7 +101,7 @@ def shell(ours: Server, tmp_path: Path) -> Shell:
 
 @pytest.fixture(params=[OURS, NODE])
 def any_shell(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:
-    """The same against both servers."""
+    """A shell for each of both servers."""
     if request.param == OURS:
         return Shell(request.getfixturevalue("ours").url, tmp_path)
     return Shell(request.getfixturevalue("node"), tmp_path)
@@ -214,7 +214,7 @@ def test_append_creates_the_stream_on_request(any_shell: Shell) -> None:
     assert shell.ok("read", "made/text") == "hello"
 
 
-def test_each_word_after_the_stream_is_one_message(shell: Shell, ours: Server) -> None:
+def test_each_argument_after_the_stream_is_one_message(shell: Shell, ours: Server) -> None:
     shell.ok("append", "words/text", "--create", "--type", "text/plain", "hello", "world")
     headers = httpx.head(f"{ours.url}/v1/stream/words/text").headers
     assert headers["stream-next-position"] == "2"
@@ -332,7 +332,7 @@ def test_tail_of_a_prefix_includes_streams_that_are_created_later(shell: Shell) 
     assert following.returncode == 0, said
 
 
-def test_tail_of_several_streams_says_what_it_cannot_do(any_shell: Shell, ours: Server) -> None:
+def test_tail_of_several_streams_rejects_unsupported_options(any_shell: Shell, ours: Server) -> None:
     shell = any_shell
     assert "name a stream, or use --prefix" in shell.fails(2, "tail")
     assert "--last, --raw: only with a single stream" in shell.fails(2, "tail", "a", "b", "-n", "1", "--raw")
@@ -374,7 +374,7 @@ def test_tail_survives_a_restart_of_the_server(tmp_path: Path) -> None:
         assert following.returncode == 0
 
 
-def test_slow_input_is_appended_as_it_comes(shell: Shell, ours: Server) -> None:
+def test_slow_input_is_appended_as_it_arrives(shell: Shell, ours: Server) -> None:
     shell.ok("create", "slow/one")
     writing = shell.start("append", "slow/one", stdin=subprocess.PIPE)
     assert writing.stdin is not None
@@ -397,12 +397,12 @@ def test_the_same_input_with_a_producer_is_stored_once(any_shell: Shell) -> None
     run: Callable[..., str] = lambda **more: shell.ok(  # noqa: E731
         "append", "once/one", "--producer", "nightly", "--batch", "100", **more
     )
-    # A run that broke off after the first two batches, then twice the whole.
+    # A run that was interrupted after the first two batches, then two complete runs.
     run(stdin=b"".join(b"%d\n" % number for number in range(200)))
     run(stdin=lines)
     run(stdin=lines)
     assert shell.run("read", "once/one").stdout == lines
-    # A newer epoch takes over, and fences what is older.
+    # A newer epoch fences older ones.
     shell.ok("append", "once/one", "--producer", "nightly", "--epoch", "1", "250")
     assert "fenced by epoch 1" in shell.fails(4, "append", "once/one", "--producer", "nightly", "0", stdin=b"")
 
@@ -471,7 +471,7 @@ def test_a_stream_can_be_given_by_its_url(shell: Shell, ours: Server) -> None:
         (3, ["ls", "/ds/no-such-bucket"], "bucket_not_found"),
     ],
 )
-def test_trouble_is_one_line_and_an_exit_code(shell: Shell, code: int, arguments: list[str], says: str) -> None:
+def test_error_is_one_line_and_an_exit_code(shell: Shell, code: int, arguments: list[str], says: str) -> None:
     assert says in shell.fails(code, *arguments)
 
 
@@ -479,7 +479,7 @@ def test_a_server_without_a_listing_cannot_be_listed(node: str, tmp_path: Path) 
     assert "neither a stream listing nor a registry" in Shell(node, tmp_path).fails(3, "ls")
 
 
-def test_reader_of_the_output_may_close_the_pipe(shell: Shell) -> None:
+def test_closed_output_pipe_is_not_an_error(shell: Shell) -> None:
     shell.ok("create", "piped/one")
     shell.ok("append", "piped/one", stdin=b"".join(b'"%d %s"\n' % (n, b"x" * 200) for n in range(5000)))
     command = f"{sys.executable} -m headwater read piped/one | head -n 1; echo ${{PIPESTATUS[0]}}"
@@ -491,7 +491,7 @@ def test_reader_of_the_output_may_close_the_pipe(shell: Shell) -> None:
     assert done.stderr == b""
 
 
-def test_a_terminal_sees_how_far_it_is(shell: Shell) -> None:
+def test_terminal_shows_the_progress_of_a_read(shell: Shell) -> None:
     shell.ok("create", "shown/one")
     shell.ok("append", "shown/one", stdin=b"".join(b"%d\n" % number for number in range(5000)))
     leader, follower = pty.openpty()
@@ -512,7 +512,7 @@ def test_a_terminal_sees_how_far_it_is(shell: Shell) -> None:
     assert "kB" in shown
 
 
-def test_a_terminal_sees_how_far_an_append_is(shell: Shell) -> None:
+def test_terminal_shows_the_progress_of_an_append(shell: Shell) -> None:
     shell.ok("create", "shown/written")
     leader, follower = pty.openpty()
     done = subprocess.run(
@@ -545,7 +545,7 @@ def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
 
 
 def test_control_characters_in_names_of_a_server_are_printed_as_escapes(tmp_path: Path) -> None:
-    """A server of somebody else may name streams as it likes, in listings and in its refusals."""
+    """An untrusted server can choose any names, in listings and in errors."""
     import json
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -35,7 +35,7 @@ def receiver() -> Iterator[OtlpReceiver]:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("dev")
-    # As root, Postgres runs as another user, who must get to its directory.
+    # As root, Postgres runs as another user, who needs access to its directory.
     for parent in (directory, *directory.parents):
         if parent.is_relative_to(tmp_path_factory.getbasetemp().parent):
             parent.chmod(0o755)
@@ -54,7 +54,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) ->
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_all_parts_start_or_report_why_not(running: Stack) -> None:
+def test_all_services_start_or_report_why_not(running: Stack) -> None:
     status = running.status()
     names = [part["name"] for part in status["parts"]]
     assert names == ["server", "envoy", "postgres", "shapes", "sync", "adminer", "heartbeat"]
@@ -67,7 +67,7 @@ def test_all_parts_start_or_report_why_not(running: Stack) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_heartbeat_moves_both_ways(running: Stack) -> None:
+def test_heartbeat_passes_in_both_directions(running: Stack) -> None:
     with running.client(running.token()) as client:
 
         def arrived() -> tuple[int, int]:
@@ -106,7 +106,7 @@ def test_traced_event_is_followed_through_envoy_and_spark_into_postgres(running:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_nothing_acknowledged_is_lost_when_any_part_is_killed(running: Stack) -> None:
+def test_no_acknowledged_write_is_lost_when_any_service_is_killed(running: Stack) -> None:
     write_and_kill(running, ["heartbeat", "sync", "shapes", "postgres", "envoy", "server"])
 
 
@@ -126,7 +126,7 @@ def test_failed_heartbeat_is_reported_and_the_next_one_is_sent(
     assert events[-1]["value"]["tick"] == 2
 
 
-def test_nothing_is_started_that_settings_do_not_allow(tmp_path: Path) -> None:
+def test_invalid_settings_prevent_the_start(tmp_path: Path) -> None:
     with stack(tmp_path, DS_PROXY__ENVOY_PATH="/nowhere/envoy") as made:
         done = made.run("up")
         assert done.returncode == 1
