@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
+from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.listing import AsJson
 from headwater.cli.output import quiet_broken_pipe
 from headwater.cli.remote import DEFAULT_URL, CaFile, Name, Token, Url, connected, stream_named
 from headwater.printable import printable, printable_json
+
+if TYPE_CHECKING:
+    from headwater.client import Client, Stream
 
 buckets = typer.Typer(help="Create, list and delete buckets: groups of streams that have snapshots.")
 snapshots = typer.Typer(help="Publish and read the snapshot of a stream in a bucket.")
@@ -71,7 +76,7 @@ def publish_snapshot(
     """Publish a file as the snapshot of a stream. Messages before its offset are no longer readable."""
     content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     with connected(url, token, ca_file) as client:
-        target = stream_named(client, stream)
+        target = _stream_with_snapshots(client, stream)
         at = offset or target.head().next_offset
         target.publish_snapshot(at, content, content_type)
         typer.echo(at)
@@ -89,7 +94,14 @@ def get_snapshot(
 ) -> None:
     """Print the snapshot of a stream to stdout, and its offset and type to stderr."""
     with quiet_broken_pipe(), connected(url, token, ca_file) as client:
-        found = stream_named(client, stream).snapshot(offset)
+        found = _stream_with_snapshots(client, stream).snapshot(offset)
         typer.echo(printable(f"{found.content_type} at {found.offset}"), err=True)
         sys.stdout.buffer.write(found.body)
         sys.stdout.buffer.flush()
+
+
+def _stream_with_snapshots(client: Client, name: str) -> Stream:
+    target = stream_named(client, name)
+    if "/ds/" not in urlsplit(target.url).path:
+        raise CommandError(f"only a stream of a bucket has snapshots; give /ds/BUCKET/STREAM, not {name!r}", USAGE)
+    return target

@@ -56,12 +56,13 @@ def query(
         return
     from headwater.pipeline.job import JobEnvironment
     from headwater.pipeline.session import SparkMissingError, spark_session
+    from headwater.pipeline.stderr_lines import tidy_stderr
 
     if sys.stderr.isatty():
         typer.echo("headwater: starting Spark, which takes several seconds", err=True)
     environment = JobEnvironment(stream_root(url), "", token, ca_file=str(ca_file or ""))
     try:
-        with quiet_broken_pipe(), spark_session("headwater query", master) as spark:
+        with quiet_broken_pipe(), tidy_stderr(on_terminal=True), spark_session("headwater query", master) as spark:
             from headwater.pipeline.query import QueryViews
 
             try:
