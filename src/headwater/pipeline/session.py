@@ -41,7 +41,7 @@ def spark_session(
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - half a gigabyte that not every installation has
     except ImportError:
-        raise SparkMissingError("Spark is not installed; run: pip install headwater[pipeline]") from None
+        raise SparkMissingError("Spark is not installed; run: pip install 'headwater[pipeline]'") from None
     if (active := SparkSession.getActiveSession()) is not None:
         yield active
         return
