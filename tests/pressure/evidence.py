@@ -201,6 +201,10 @@ def keep(name: str, entry: Counts, results: Path = RESULTS) -> None:
     path.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
 
 
+FIXED_MODES: dict[str, str] = {"crash_points": "file-durable", "pipeline_kills": "file-durable"}
+"""The storage mode of checkers that have only one."""
+
+
 def run(name: str, size: int, seed: int, mode: str) -> Counts:
     began = time.monotonic()
     entry: Counts = {
@@ -236,7 +240,7 @@ def main() -> None:
             print(f"{name:18} {experiment.__doc__}")  # noqa: T201
         return
     print(f"{chosen.name}: size {chosen.size}, seed {chosen.seed}, mode {chosen.mode}", flush=True)  # noqa: T201
-    entry = run(chosen.name, chosen.size, chosen.seed, chosen.mode)
+    entry = run(chosen.name, chosen.size, chosen.seed, FIXED_MODES.get(chosen.name, chosen.mode))
     keep(chosen.name, entry, chosen.results)
     print(json.dumps(entry)[:3000], flush=True)  # noqa: T201
     raise SystemExit(1 if entry["found"] else 0)
