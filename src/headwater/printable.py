@@ -6,7 +6,7 @@ from typing import Final
 
 _CONTROLS: Final = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTIONS: Final = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x2028, 0x2029)
-"""Characters that turn the direction of writing or break a line: they can make one name look like another."""
+"""Characters that change the text direction or break a line: they can make one name look like another."""
 
 _ESCAPES: Final = {
     **{code: f"\\x{code:02x}" for code in _CONTROLS},
@@ -24,5 +24,5 @@ def printable(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON with the characters escaped that JSON allows and a terminal may obey; it means the same."""
+    """Escape characters that are valid in JSON but that a terminal may interpret; the JSON value is unchanged."""
     return text.translate(_JSON_ESCAPES)

@@ -1,4 +1,4 @@
-"""A server within another asyncio program.
+"""Embed a server in an asyncio program.
 
     async with Server("./data") as server:
         print(server.url)
@@ -20,7 +20,7 @@ from headwater.config.sections import Settings
 from headwater.http.server import serving
 
 _NO_DIRECTORY: Final = Path("/nonexistent")
-"""Settings files are read below the working directory of `headwater serve`; an embedded server reads none."""
+"""`headwater serve` reads settings files in its working directory; an embedded server reads none."""
 _OPEN_FILES_MAX: Final = 65_536
 
 
@@ -65,7 +65,7 @@ class Server:
         self.url = await self._running.enter_async_context(serving(self._settings, limit))
 
     async def stop(self) -> None:
-        """Answer what is under way, end live readers, and close the storage."""
+        """Complete requests in progress, end live readers, and close the storage."""
         await self._running.aclose()
 
     def stream_url(self, name: str) -> str:

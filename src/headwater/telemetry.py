@@ -1,6 +1,6 @@
-"""Logs: one handler on stderr, lines for people or machines, UTC times, levels by filter; and request ids.
+"""Logging: one handler on stderr, text or JSON lines, UTC times, levels by filter; and request ids.
 
-Invariant: one record is one line (a traceback follows it in text form), whatever a client put into a name.
+Invariant: one record is one line (in text style a traceback follows), even if it contains names chosen by clients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def set_up_logging(log_filter: LogFilter, style: str) -> None:
     """Send every logger to stderr in the given style (`text` or `json`), at the filter's levels."""
     logging.addLevelName(TRACE, "TRACE")
     logging.addLevelName(OFF, "OFF")
-    # Do not print a traceback for each line after the reader of stderr is gone.
+    # Do not print a traceback for each line after the reader of stderr has exited.
     logging.raiseExceptions = False
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if style == "json" else TextLines())
@@ -42,14 +42,14 @@ def set_up_logging(log_filter: LogFilter, style: str) -> None:
 
 
 def _request_ids() -> Callable[[], str]:
-    # Unique across restarts by the prefix, and cheap enough to make one for every request.
+    # The prefix makes ids unique across restarts; creating one is cheap enough for every request.
     prefix = secrets.token_hex(4)
     counter = itertools.count(1)
     return lambda: f"{prefix}-{next(counter):x}"
 
 
 request_id = _request_ids()
-"""A new id for a request: short, unique in all logs, saying nothing about the request."""
+"""Creates an id for a request: short, unique in all logs, without information about the request."""
 
 
 class TextLines(logging.Formatter):
@@ -65,7 +65,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line; what was passed as `extra` becomes separate keys."""
+    """One JSON object per line; fields passed as `extra` become separate keys."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -95,5 +95,5 @@ def _text(value: object) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Escape what could break the line or forge another one."""
+    """Escape characters that could break the line or forge another one."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

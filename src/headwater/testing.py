@@ -1,11 +1,11 @@
-"""A real server for tests of programs that use streams: in this process, on a free port, in memory.
+"""A real server for tests of programs that use streams: in the test process, on a free port, in memory.
 
 In a `conftest.py`:
 
     pytest_plugins = ["headwater.testing"]
 
-Then a test takes the fixture `headwater_server`, one server for the whole run, or `headwater_stream`, a new stream of
-it. Without pytest, `running_server()` is a context manager.
+A test can then use the fixture `headwater_server`, one server for the whole run, or `headwater_stream`, a new stream on
+it. Without pytest, use the context manager `running_server()`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _numbers = itertools.count()
 def running_server(
     data_dir: str | Path | None = None, *, port: int = 0, settings: Mapping[str, Any] | None = None
 ) -> Iterator[Server]:
-    """A server on its own event loop in a thread, for as long as the block lasts. The arguments are `Server`'s."""
+    """Run a server on its own event loop in a thread for the duration of the block. The arguments are `Server`'s."""
     server = Server(data_dir, port=port, settings=settings)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="headwater-server", daemon=True)

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from bench.servers import official_node
 
-from headwater.ai import Generation
-from headwater.client import AsyncStream, LeaseUnsupportedError, Stream, StreamClosedError
+from headwater.ai import AG_UI, Generation, stop_generation
+from headwater.client import AsyncStream, LeaseNotFoundError, LeaseUnsupportedError, Stream, StreamClosedError
 from tests.ai.app import WORDS, serving
 from tests.ai.processes import application_process
 from tests.serving import Server
@@ -107,6 +107,39 @@ def test_stop_works_from_another_process(server: Server, app: str, chat_id: str,
         assert httpx.get(f"{elsewhere}/api/chat/{chat_id}/stream").status_code == 204
     assert [event["type"] for event in seen].count("abort") == 1
     assert seen[-1]["type"] == "abort", "nothing of the fenced writer follows"
+
+
+def test_a_turn_of_a_conversation_is_stopped_from_another_process_and_the_conversation_continues(
+    server: Server, chat_id: str
+) -> None:
+    """The model of the turn is silent: its process learns of the stop when it renews its lease."""
+    url = server.stream_url(f"sessions/{chat_id}")
+
+    def ask(app: str, number: int, **query: str) -> None:
+        question = {"id": f"q{number}", "role": "user", "parts": [{"type": "text", "content": "Who?"}]}
+        asked = httpx.post(f"{app}/api/session", params={"id": chat_id, **query}, json={"messages": [question]})
+        assert asked.status_code == 201
+
+    async def stop() -> bool:
+        async with AsyncStream(url) as stream:
+            return await stop_generation(stream, "enough", event_format=AG_UI, close=False)
+
+    with application_process(f"{server.url}/v1/stream", AI_TEST_LEASE_S="1.5") as elsewhere, Stream(url) as stream:
+        ask(elsewhere, 1, hold="")
+        reader = stream.follow()
+        while next(reader).get("delta") != "stream ":
+            pass
+        assert asyncio.run(stop())
+        assert next(reader) == {"type": "RUN_ERROR", "message": "enough", "code": "stopped"}
+        with pytest.raises(LeaseNotFoundError):
+            stream.lease()
+        assert not asyncio.run(stop()), "nothing is written any more"
+        ask(elsewhere, 2)
+        said = []
+        while (event := next(reader))["type"] != "TEXT_MESSAGE_END" or not event["messageId"].startswith("answer"):
+            said.append(event.get("delta", "").strip())
+        assert [word for word in said if word in WORDS] == WORDS
+        assert not stream.head().closed
 
 
 def test_failing_source_ends_with_an_error_without_server_details(app: str, chat_id: str, stream: Stream) -> None:

@@ -54,7 +54,7 @@ def test_without_a_command_the_commands_are_listed(tmp_path: Path) -> None:
         (["config", "show", "--format", "xml"], "xml"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], says: str) -> None:
+def test_usage_error_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[str], says: str) -> None:
     done = headwater_command(*arguments, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -63,7 +63,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, arguments: list[s
     assert says in done.stderr
 
 
-def test_a_wrong_variable_stops_the_start(tmp_path: Path) -> None:
+def test_invalid_environment_variable_prevents_the_start(tmp_path: Path) -> None:
     done = headwater_command("serve", cwd=tmp_path, DS_STORAGE__MODE="floppy")
     assert done.returncode == 2
     assert done.stderr == (
@@ -97,7 +97,7 @@ def test_config_show_prints_one_row_per_setting(tmp_path: Path) -> None:
     assert rows["limits.max_stream_bytes"] == ["default"]
 
 
-def test_looking_at_settings_does_not_load_the_server(tmp_path: Path) -> None:
+def test_config_show_does_not_import_the_server(tmp_path: Path) -> None:
     program = (
         "import sys\n"
         "from headwater.cli import main\n"
@@ -126,7 +126,7 @@ def test_the_shipped_files_are_valid(profile: str | None) -> None:
     assert json.loads(done.stdout)["server.port"]["value"] == 4437
 
 
-def test_store_rotate_key_makes_the_next_key_of_webhooks(tmp_path: Path) -> None:
+def test_store_rotate_key_creates_the_next_webhook_key(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
 
     def kids(url: str) -> list[str]:
@@ -139,7 +139,7 @@ def test_store_rotate_key_makes_the_next_key_of_webhooks(tmp_path: Path) -> None
         assert done.returncode == 0, done.stderr
         new, kept = kids(server.url)
         assert kept == old
-        assert done.stdout.startswith(f"key {new} is published now and signs from 2")
+        assert done.stdout.startswith(f"key {new} is published and will sign from 2")
     with serve(DS_STORAGE__MODE="file-durable", DS_STORAGE__DATA_DIR=data) as server:
         assert kids(server.url) == [new, old], "it is durable"
 

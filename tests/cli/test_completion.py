@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Path:
 def in_bash(home: Path, script: str) -> str:
     environment = server_environment(HOME=str(home), SHELL="/bin/bash")
     environment["PATH"] = f"{home / 'bin'}:{environment['PATH']}"
-    # With a second command, the shell stays the parent of the first: that is how the command knows which shell it is.
+    # With a second command the shell stays the parent of the first, which detects the shell by its parent.
     done = subprocess.run(
         ["bash", "--norc", "-c", f"{script}\nexit $?"],
         cwd=home,
@@ -38,7 +38,7 @@ def in_bash(home: Path, script: str) -> str:
     return done.stdout
 
 
-# What Tab does: call the registered function with the words so far, and read what it offers.
+# Do what Tab does: call the registered function with the words so far, and read its completions.
 _TAB = """
 . ~/.bashrc
 tab() {
@@ -50,7 +50,7 @@ tab() {
 """
 
 
-def test_it_is_installed_and_completes_commands_and_options(home: Path) -> None:
+def test_installed_completion_completes_commands_and_options(home: Path) -> None:
     assert "completion installed" in in_bash(home, "headwater --install-completion")
     said = in_bash(home, f"{_TAB}\ntab headwater re\ntab headwater store c\ntab headwater tail --res").splitlines()
     assert [set(line.split()) for line in said] == [
@@ -60,6 +60,6 @@ def test_it_is_installed_and_completes_commands_and_options(home: Path) -> None:
     ]
 
 
-def test_the_script_can_be_shown_instead(home: Path) -> None:
+def test_completion_script_can_be_printed(home: Path) -> None:
     assert "_HEADWATER_COMPLETE=complete_bash" in in_bash(home, "headwater --show-completion")
     assert not (home / ".bashrc").exists()

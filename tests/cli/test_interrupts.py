@@ -1,4 +1,4 @@
-"""Ctrl-C at the worst moments: noticed by no blocking call, or raised where exceptions are dropped."""
+"""Ctrl-C at the worst times: not noticed by a blocking call, or raised where exceptions are dropped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ NOT_NOTICED = f"""
 import signal, socket, threading, time
 from headwater.cli.interrupts import prompt_interrupts
 
-# Another thread takes the signal, so that the main thread's call goes on: the same as when the signal arrives just
-# before the call blocks, which no test can time.
+# Another thread receives the signal, so that the main thread's call continues: the same as when the signal arrives just
+# before the call blocks, which a test cannot time.
 threading.Thread(target=time.sleep, args=({BLOCKED_SECS},), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})
 ours, theirs = socket.socketpair()
@@ -51,7 +51,7 @@ with prompt_interrupts():
 
 
 def interrupted(script: str) -> tuple[float, str]:
-    """How long it took to end after Ctrl-C, and what it said."""
+    """How long the script took to end after Ctrl-C, and its output."""
     process = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -67,7 +67,7 @@ def interrupted(script: str) -> tuple[float, str]:
         process.wait()
 
 
-def test_ctrl_c_that_no_call_notices_ends_the_block() -> None:
+def test_ctrl_c_that_a_blocking_call_misses_ends_the_block() -> None:
     took, said = interrupted(NOT_NOTICED)
     assert said.splitlines()[-1] == "KeyboardInterrupt"
     assert took < BLOCKED_SECS / 4
@@ -79,5 +79,5 @@ def test_ctrl_c_that_is_dropped_is_raised_again() -> None:
     assert took < BLOCKED_SECS / 4
 
 
-def test_signals_are_handled_as_before_afterwards_and_ignored_where_they_were() -> None:
+def test_signal_handlers_are_restored_and_ignored_signals_stay_ignored() -> None:
     subprocess.run([sys.executable, "-c", AFTERWARDS], check=True, timeout=60)

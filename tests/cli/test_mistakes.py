@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import typer.main
 
+import headwater
 from headwater.cli import command_line, main
 from tests.ports import free_port
 from tests.serving import Server, serve
@@ -125,9 +127,9 @@ def test_every_command_is_in_these_lists() -> None:
     assert {*leaves(typer.main.get_command(command_line())), "sync"} == set(COMMANDS)
 
 
-# psql gets the options that `headwater psql` does not know.
+# Unknown options of `headwater psql` are passed to psql.
 @pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"psql"}))
-def test_an_unknown_option_is_named(run: Run, name: str) -> None:
+def test_unknown_option_is_reported(run: Run, name: str) -> None:
     reports(run(*COMMANDS[name], "--no-such-option"), "--no-such-option")
 
 
@@ -138,12 +140,12 @@ def test_without_a_server_the_message_says_how_to_start_one(run: Run, command: l
 
 @pytest.mark.parametrize("command", STREAMS.values(), ids=STREAMS)
 @pytest.mark.parametrize("url", ["ftp://localhost", "http://", "http://[::1", "http://localhost:99999", "http://a b"])
-def test_a_wrong_url_is_named(run: Run, command: list[str], url: str) -> None:
+def test_invalid_url_is_reported(run: Run, command: list[str], url: str) -> None:
     reports(run(*command, "--url", url), url)
 
 
 @pytest.mark.parametrize("command", [*STORES.values(), *OTHERS.values()], ids=[*STORES, *OTHERS])
-def test_a_wrong_settings_file_is_named_with_its_line(run: Run, tmp_path: Path, command: list[str]) -> None:
+def test_invalid_settings_file_is_reported_with_its_line(run: Run, tmp_path: Path, command: list[str]) -> None:
     reports(run(*command, "--config", "missing.toml"), "missing.toml", "no such file")
     (tmp_path / "broken.toml").write_text("[server]\nport = \n")
     reports(run(*command, "--config", "broken.toml"), "broken.toml", "line 2")
@@ -154,12 +156,12 @@ def test_a_wrong_settings_file_is_named_with_its_line(run: Run, tmp_path: Path, 
 
 
 @pytest.mark.parametrize("command", STACK.values(), ids=STACK)
-def test_a_wrong_settings_file_of_the_stack_is_named(run: Run, command: list[str]) -> None:
+def test_invalid_settings_file_of_the_stack_is_reported(run: Run, command: list[str]) -> None:
     reports(run(*command, "--config", "missing.toml"), "missing.toml", "no such file")
 
 
 @pytest.mark.parametrize("command", STORES.values(), ids=STORES)
-def test_a_directory_that_is_not_a_store_is_named(run: Run, tmp_path: Path, command: list[str]) -> None:
+def test_directory_that_is_not_a_store_is_reported(run: Run, tmp_path: Path, command: list[str]) -> None:
     option = "--from-dir" if command[1] == "copy" else "--data-dir"
     (tmp_path / "file").write_text("not a directory")
     for directory in ("nothing", "file", "file/below"):
@@ -167,7 +169,7 @@ def test_a_directory_that_is_not_a_store_is_named(run: Run, tmp_path: Path, comm
 
 
 @pytest.mark.parametrize("command", [*STACK.values(), ["up", "--detach"]], ids=[*STACK, "up --detach"])
-def test_a_stack_directory_that_cannot_be_used_is_named(run: Run, tmp_path: Path, command: list[str]) -> None:
+def test_unusable_stack_directory_is_reported(run: Run, tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "file").write_text("not a directory")
     reports(run(*command, "--data-dir", "file/below"), "file/below")
 
@@ -180,7 +182,7 @@ def test_without_envoy_the_message_says_what_to_install(run: Run, monkeypatch: p
 
 
 @pytest.mark.parametrize("command", PIPELINE.values(), ids=PIPELINE)
-def test_without_its_extra_a_command_says_what_to_install(
+def test_command_without_its_extra_says_what_to_install(
     run: Run, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("pyspark", "pyarrow", "deltalake", "psycopg", "uvicorn", "pandas", "numpy"):
@@ -203,22 +205,37 @@ def server() -> Iterator[Server]:
         yield started
 
 
-def test_wrong_json_is_named_with_its_line(run: Run, server: Server) -> None:
+def test_invalid_json_is_reported_with_its_line(run: Run, server: Server) -> None:
     reports(run("append", "json", "--url", server.url, stdin='{"a":1}\n{"a":\n'), "line 2")
     reports(run("append", "json", "{broken", "--url", server.url), "{broken")
 
 
 @pytest.mark.parametrize("command", STREAMS.values(), ids=STREAMS)
-def test_a_url_without_a_scheme_is_named_with_the_schemes(run: Run, command: list[str]) -> None:
+def test_url_without_a_scheme_is_reported_with_the_valid_schemes(run: Run, command: list[str]) -> None:
     reports(run(*command, "--url", "localhost:4437"), "localhost:4437", "http://")
 
 
 @pytest.mark.parametrize("name", ["ls", "create", "append", "read", "tail", "head", "close", "fork", "delete"])
-def test_a_server_of_something_else_is_recognized(run: Run, server: Server, name: str) -> None:
+def test_server_of_another_protocol_is_recognized(run: Run, server: Server, name: str) -> None:
     reports(run(*STREAMS[name], "--url", f"{server.url}/ui/elsewhere"))
 
 
 @pytest.mark.parametrize("name", ["create", "append", "read", "tail", "head", "close", "fork", "delete"])
-def test_a_name_that_no_stream_can_have_is_an_error(run: Run, server: Server, name: str) -> None:
+def test_invalid_stream_name_is_an_error(run: Run, server: Server, name: str) -> None:
     arguments = [argument if argument != "a" else "a/../b" for argument in STREAMS[name]]
     reports(run(*arguments, "--url", server.url))
+
+
+@pytest.mark.parametrize("command", [["snapshot", "publish", "plain", "-"], ["snapshot", "get", "plain"]])
+def test_a_stream_without_a_bucket_has_no_snapshots(run: Run, server: Server, command: list[str]) -> None:
+    httpx.put(f"{server.url}/v1/stream/plain").raise_for_status()
+    reports(run(*command, "--url", server.url), "/ds/BUCKET/STREAM", "'plain'")
+    listed = httpx.get(f"{server.url}/v1/stream/__ds/streams", params={"prefix": "plain/"}).json()
+    assert listed["streams"] == [], "nothing was written under another name"
+
+
+def test_extras_are_quoted_for_shells_that_expand_brackets() -> None:
+    package = Path(headwater.__file__).parent
+    pages = [*package.parents[1].glob("docs/**/*.md"), *package.rglob("*.py")]
+    found = [path.name for path in pages if re.search(r"install headwater\[", path.read_text(encoding="utf-8"))]
+    assert found == []

@@ -14,7 +14,7 @@ from tests.http.certificates import make_certificate
 from tests.serving import serve
 
 
-def test_it_listens_answers_and_ends_cleanly_on_sigterm() -> None:
+def test_server_listens_responds_and_exits_cleanly_on_sigterm() -> None:
     with serve() as server:
         assert httpx.get(f"{server.url}/healthz").text == "ok"
         assert f"headwater listening on http://127.0.0.1:{server.port}" in server.log()
@@ -43,7 +43,7 @@ def test_a_data_directory_selects_durable_storage(tmp_path: Path) -> None:
     assert "--data-dir has no effect with --mode memory" in done.stderr
 
 
-def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_port_in_use_is_reported_with_a_hint(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -58,28 +58,28 @@ def test_a_port_in_use_is_named_with_what_to_do(tmp_path: Path) -> None:
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
-    # 192.0.2.0/24 is set aside for documentation: no machine has it. Nothing is sent there, only bound.
+    # 192.0.2.0/24 is reserved for documentation, so no machine has it. Nothing is sent there, only bound.
     done = headwater_command("serve", "--port", "0", "--host", "192.0.2.1", cwd=tmp_path)
     assert done.returncode == 1
     assert "192.0.2.1 is not an address of this machine" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
 
 
-def test_a_log_filter_that_names_no_level_stops_the_start(tmp_path: Path) -> None:
+def test_invalid_log_filter_prevents_the_start(tmp_path: Path) -> None:
     done = headwater_command("serve", "--port", "0", cwd=tmp_path, RUST_LOG="bogus")
     assert done.returncode == 2
     assert "RUST_LOG" in done.stderr
     assert "'bogus' is neither a level nor module=level" in done.stderr
 
 
-def test_the_reference_servers_module_in_the_log_filter_stands_for_all_of_ours() -> None:
+def test_reference_servers_module_in_the_log_filter_selects_all_of_ours() -> None:
     with serve(RUST_LOG="warn,durable_streams=debug") as server:
         httpx.get(f"{server.url}/v1/stream/nothing")
         assert server.stop() == 0
         assert "DEBUG" in server.log()
 
 
-def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
+def test_missing_certificate_is_reported(tmp_path: Path) -> None:
     done = headwater_command(
         "serve", "--port", "0", cwd=tmp_path, DS_TLS__CERT_PATH="cert.pem", DS_TLS__KEY_PATH="key.pem"
     )
@@ -87,7 +87,7 @@ def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
     assert done.stderr == "headwater: tls.cert_path: cannot read cert.pem: No such file or directory\n"
 
 
-def test_files_that_are_not_certificates_are_named(tmp_path: Path) -> None:
+def test_files_that_are_not_certificates_are_reported(tmp_path: Path) -> None:
     (tmp_path / "cert.pem").write_text("not a certificate")
     (tmp_path / "key.pem").write_text("not a key")
     done = headwater_command(
@@ -108,7 +108,7 @@ def test_storage_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_it_speaks_tls_when_both_files_are_set(tmp_path: Path) -> None:
+def test_server_uses_tls_if_both_files_are_set(tmp_path: Path) -> None:
     made = make_certificate(tmp_path)
     with serve(DS_TLS__CERT_PATH=str(made.cert_path), DS_TLS__KEY_PATH=str(made.key_path)) as server:
         assert server.url.startswith("https://")
@@ -124,7 +124,7 @@ def test_the_settings_file_of_the_working_directory_is_used(tmp_path: Path) -> N
     assert answer.headers["access-control-allow-origin"] == "https://app.example.com"
 
 
-def test_json_logs_are_one_object_a_line() -> None:
+def test_json_logs_are_one_object_per_line() -> None:
     with serve(DS_LOG__FORMAT="json", DS_LOG__RUST_LOG="debug") as server:
         httpx.get(f"{server.url}/healthz")
         server.stop()

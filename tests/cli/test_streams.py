@@ -1,4 +1,4 @@
-"""The commands on streams, as a shell meets them: real processes against our server and the official Node server."""
+"""The stream commands, as run from a shell, against our server and the official Node server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Shell:
         self.directory = directory
 
     def start(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-        """As a separate process: for what runs while something else happens."""
+        """Start the command as a separate process, for tests that do something while it runs."""
         return subprocess.Popen(
             [sys.executable, "-m", "headwater", *arguments],
             cwd=self.directory,
@@ -56,7 +56,7 @@ class Shell:
         )
 
     def run(self, *arguments: str, stdin: bytes = b"") -> Done:
-        """From its first argument to its exit, but in this process: starting Python takes longer than most commands."""
+        """Run the command in this process, because starting Python takes longer than most commands."""
         given, out, said = (io.TextIOWrapper(io.BytesIO(data), write_through=True) for data in (stdin, b"", b""))
         with (
             chdir(self.directory),
@@ -74,7 +74,7 @@ class Shell:
         return done.stdout.decode()
 
     def fails(self, code: int, *arguments: str, stdin: bytes = b"") -> str:
-        """The one line that says why."""
+        """Run a command that must fail with this code; return its line on stderr."""
         done = self.run(*arguments, stdin=stdin)
         assert done.returncode == code, done.stderr.decode()
         [line] = done.stderr.decode().splitlines()
@@ -101,7 +101,7 @@ def shell(ours: Server, tmp_path: Path) -> Shell:
 
 @pytest.fixture(params=[OURS, NODE])
 def any_shell(request: pytest.FixtureRequest, tmp_path: Path) -> Shell:
-    """The same against both servers."""
+    """A shell for each of both servers."""
     if request.param == OURS:
         return Shell(request.getfixturevalue("ours").url, tmp_path)
     return Shell(request.getfixturevalue("node"), tmp_path)
@@ -214,7 +214,7 @@ def test_append_creates_the_stream_on_request(any_shell: Shell) -> None:
     assert shell.ok("read", "made/text") == "hello"
 
 
-def test_each_word_after_the_stream_is_one_message(shell: Shell, ours: Server) -> None:
+def test_each_argument_after_the_stream_is_one_message(shell: Shell, ours: Server) -> None:
     shell.ok("append", "words/text", "--create", "--type", "text/plain", "hello", "world")
     headers = httpx.head(f"{ours.url}/v1/stream/words/text").headers
     assert headers["stream-next-position"] == "2"
@@ -332,13 +332,15 @@ def test_tail_of_a_prefix_includes_streams_that_are_created_later(shell: Shell) 
     assert following.returncode == 0, said
 
 
-def test_tail_of_several_streams_says_what_it_cannot_do(any_shell: Shell, ours: Server) -> None:
+def test_tail_of_several_streams_rejects_unsupported_options(any_shell: Shell, ours: Server) -> None:
     shell = any_shell
     assert "name a stream, or use --prefix" in shell.fails(2, "tail")
-    assert "--last, --raw: only for one stream" in shell.fails(2, "tail", "a", "b", "-n", "1", "--raw")
+    assert "--last, --raw: only with a single stream" in shell.fails(2, "tail", "a", "b", "-n", "1", "--raw")
     assert "--from: '5_5'" in shell.fails(2, "tail", "a", "b", "--from", "5_5")
     assert "there is no stream" in shell.fails(3, "tail", "several/none", "several/nothing")
-    assert "another server" in shell.fails(2, "tail", "a", "http://127.0.0.1:9/v1/stream/b", "--from", "-1")
+    assert "all streams must be on one server" in shell.fails(
+        2, "tail", "a", "http://127.0.0.1:9/v1/stream/b", "--from", "-1"
+    )
     if shell.url != ours.url:
         assert "cannot follow several streams" in shell.fails(1, "tail", "--prefix", "x/")
 
@@ -372,7 +374,7 @@ def test_tail_survives_a_restart_of_the_server(tmp_path: Path) -> None:
         assert following.returncode == 0
 
 
-def test_slow_input_is_appended_as_it_comes(shell: Shell, ours: Server) -> None:
+def test_slow_input_is_appended_as_it_arrives(shell: Shell, ours: Server) -> None:
     shell.ok("create", "slow/one")
     writing = shell.start("append", "slow/one", stdin=subprocess.PIPE)
     assert writing.stdin is not None
@@ -395,12 +397,12 @@ def test_the_same_input_with_a_producer_is_stored_once(any_shell: Shell) -> None
     run: Callable[..., str] = lambda **more: shell.ok(  # noqa: E731
         "append", "once/one", "--producer", "nightly", "--batch", "100", **more
     )
-    # A run that broke off after the first two batches, then twice the whole.
+    # A run that was interrupted after the first two batches, then two complete runs.
     run(stdin=b"".join(b"%d\n" % number for number in range(200)))
     run(stdin=lines)
     run(stdin=lines)
     assert shell.run("read", "once/one").stdout == lines
-    # A newer epoch takes over, and fences what is older.
+    # A newer epoch fences older ones.
     shell.ok("append", "once/one", "--producer", "nightly", "--epoch", "1", "250")
     assert "fenced by epoch 1" in shell.fails(4, "append", "once/one", "--producer", "nightly", "0", stdin=b"")
 
@@ -408,7 +410,7 @@ def test_the_same_input_with_a_producer_is_stored_once(any_shell: Shell) -> None
 def test_another_input_under_the_same_producer_is_an_error_not_a_loss(shell: Shell) -> None:
     shell.ok("create", "once/other")
     shell.ok("append", "once/other", "--producer", "p", "1")
-    assert "holds something else" in shell.fails(4, "append", "once/other", "--producer", "p", "2")
+    assert "has other content" in shell.fails(4, "append", "once/other", "--producer", "p", "2")
 
 
 def test_fork(any_shell: Shell) -> None:
@@ -448,16 +450,20 @@ def test_a_stream_can_be_given_by_its_url(shell: Shell, ours: Server) -> None:
 @pytest.mark.parametrize(
     ("code", "arguments", "says"),
     [
-        (1, ["ls", "--url", "http://127.0.0.1:1"], "is a server running there?"),
+        (1, ["ls", "--url", "http://127.0.0.1:1"], "check that a server is running there"),
         (2, ["ls", "--url", "localhost:4437"], "http://"),
         (2, ["create", "a//b"], "invalid_name"),
-        (2, ["create", "x", "--ttl", "1", "--expires-at", "2030-01-01T00:00:00Z"], "give one of them"),
+        (
+            2,
+            ["create", "x", "--ttl", "1", "--expires-at", "2030-01-01T00:00:00Z"],
+            "--ttl cannot be combined with --expires-at",
+        ),
         (2, ["read", "x", "--limit", "0"], "limit"),
         (2, ["read", "x", "--last", "1", "--from", "now"], "--from and --last"),
         (2, ["tail", "x", "-n", "1", "--resume", "f"], "--last and --resume"),
-        (2, ["read", "plain", "--raw", "--pretty"], "--raw and --pretty"),
+        (2, ["read", "plain", "--raw", "--pretty"], "--raw cannot be combined with --pretty"),
         (2, ["append", "x", "1", "--type", "text/plain"], "--create"),
-        (2, ["read", "x", "--resume", "f", "--limit", "1"], "--resume and --limit"),
+        (2, ["read", "x", "--resume", "f", "--limit", "1"], "--resume cannot be combined with --limit"),
         (3, ["read", "no/such"], "there is no stream"),
         (3, ["tail", "no/such"], "there is no stream"),
         (3, ["append", "no/such", "1"], "there is no stream"),
@@ -465,15 +471,15 @@ def test_a_stream_can_be_given_by_its_url(shell: Shell, ours: Server) -> None:
         (3, ["ls", "/ds/no-such-bucket"], "bucket_not_found"),
     ],
 )
-def test_trouble_is_one_line_and_an_exit_code(shell: Shell, code: int, arguments: list[str], says: str) -> None:
+def test_error_is_one_line_and_an_exit_code(shell: Shell, code: int, arguments: list[str], says: str) -> None:
     assert says in shell.fails(code, *arguments)
 
 
 def test_a_server_without_a_listing_cannot_be_listed(node: str, tmp_path: Path) -> None:
-    assert "neither a listing nor a registry" in Shell(node, tmp_path).fails(3, "ls")
+    assert "neither a stream listing nor a registry" in Shell(node, tmp_path).fails(3, "ls")
 
 
-def test_reader_of_the_output_may_close_the_pipe(shell: Shell) -> None:
+def test_closed_output_pipe_is_not_an_error(shell: Shell) -> None:
     shell.ok("create", "piped/one")
     shell.ok("append", "piped/one", stdin=b"".join(b'"%d %s"\n' % (n, b"x" * 200) for n in range(5000)))
     command = f"{sys.executable} -m headwater read piped/one | head -n 1; echo ${{PIPESTATUS[0]}}"
@@ -485,15 +491,14 @@ def test_reader_of_the_output_may_close_the_pipe(shell: Shell) -> None:
     assert done.stderr == b""
 
 
-def test_a_terminal_sees_how_far_it_is(shell: Shell) -> None:
-    shell.ok("create", "shown/one")
-    shell.ok("append", "shown/one", stdin=b"".join(b"%d\n" % number for number in range(5000)))
+def on_terminal(shell: Shell, *arguments: str, stdin: bytes = b"") -> tuple[bytes, str]:
+    """Run a command whose stderr is a terminal; return its stdout and what the terminal shows."""
     leader, follower = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-m", "headwater", "read", "shown/one"],
+        [sys.executable, "-m", "headwater", *arguments],
         cwd=shell.directory,
         env=server_environment(DS_URL=shell.url, TERM="xterm"),
-        stdin=subprocess.DEVNULL,
+        input=stdin,
         stdout=subprocess.PIPE,
         stderr=follower,
         timeout=60,
@@ -501,27 +506,23 @@ def test_a_terminal_sees_how_far_it_is(shell: Shell) -> None:
     os.close(follower)
     shown = os.read(leader, 65536).decode()
     os.close(leader)
-    assert len(done.stdout.splitlines()) == 5000
+    assert done.returncode == 0, shown
+    return done.stdout, shown
+
+
+def test_terminal_shows_the_progress_of_a_read(shell: Shell) -> None:
+    shell.ok("create", "shown/one")
+    shell.ok("append", "shown/one", stdin=b"".join(b"%d\n" % number for number in range(5000)))
+    printed, shown = on_terminal(shell, "read", "shown/one")
+    assert len(printed.splitlines()) == 5000
     assert "shown/one" in shown
     assert "kB" in shown
 
 
-def test_a_terminal_sees_how_far_an_append_is(shell: Shell) -> None:
+def test_terminal_shows_the_progress_of_an_append(shell: Shell) -> None:
     shell.ok("create", "shown/written")
-    leader, follower = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "headwater", "append", "shown/written"],
-        cwd=shell.directory,
-        env=server_environment(DS_URL=shell.url, TERM="xterm"),
-        input=b"".join(b"%d\n" % number for number in range(5000)),
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        timeout=60,
-    )
-    os.close(follower)
-    shown = os.read(leader, 65536).decode()
-    os.close(leader)
-    assert done.returncode == 0
+    lines = b"".join(b"%d\n" % number for number in range(5000))
+    _, shown = on_terminal(shell, "append", "shown/written", stdin=lines)
     assert "shown/written" in shown
     assert "kB" in shown
 
@@ -539,7 +540,7 @@ def test_a_shell_completes_the_commands(tmp_path: Path) -> None:
 
 
 def test_control_characters_in_names_of_a_server_are_printed_as_escapes(tmp_path: Path) -> None:
-    """A server of somebody else may name streams as it likes, in listings and in its refusals."""
+    """An untrusted server can choose any names, in listings and in errors."""
     import json
     import threading
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

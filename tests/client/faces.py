@@ -1,4 +1,4 @@
-"""Both faces of the client for one test: the asynchronous one is driven from a loop in a thread, call by call."""
+"""Run one test with both APIs of the client: the asynchronous one is driven call by call from a loop in a thread."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class LoopThread:
 
 
 class Blocking:
-    """An object of the asynchronous face, used as if it were of the synchronous one."""
+    """Wraps an object of the asynchronous API in the synchronous one."""
 
     def __init__(self, target: Any, thread: LoopThread) -> None:
         self.__dict__["target"] = target
@@ -69,7 +69,7 @@ class Blocking:
 
 
 async def _within(called: Callable[..., Any], args: list[Any], options: dict[str, Any]) -> Any:
-    """Call within the loop, as programs do; await what is awaitable."""
+    """Call within the loop, as programs do, and await the result if it is awaitable."""
     result = called(*args, **options)
     return await result if inspect.isawaitable(result) else result
 
@@ -80,7 +80,7 @@ async def _next(iterator: Any) -> Any:
 
 @contextmanager
 def client_of(face: str, url: str, **options: Any) -> Iterator[Any]:
-    """A client of one of the faces. Both have the same methods."""
+    """A client of one of the APIs. Both have the same methods."""
     from headwater.client import AsyncClient, Client
 
     if face == SYNC:

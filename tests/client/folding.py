@@ -1,4 +1,4 @@
-"""A state that streams of `{"key": …, "value": …}` fold to, and its snapshots: what the client's tests follow."""
+"""The state of streams of `{"key": …, "value": …}`, and its snapshots, for the client's tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SNAPSHOT_TYPE = "application/vnd.test.state+json"
 
 
 class Table:
-    """The last value of every key, and how many updates made it so."""
+    """The last value of every key, and the number of updates."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -28,7 +28,7 @@ class Table:
 
     def apply(self, update: bytes) -> None:
         event = json.loads(update)
-        # Every update names its own number, so that a gap or a repeat cannot pass.
+        # Every update contains its number, so that a gap or a repeat is detected.
         assert event["number"] == self.applied, f"update {event['number']} came after {self.applied} others"
         self.applied += 1
         if event["value"] is None:

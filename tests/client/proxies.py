@@ -1,4 +1,4 @@
-"""TCP proxies before a server that do what networks and proxies do: break connections, or refuse event streams."""
+"""TCP proxies that fail as networks and proxies do: they break connections, or reject event streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Proxy:
         self._lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.requests: list[str] = []
-        """The request lines that arrived, in order."""
+        """The received request lines, in order."""
         threading.Thread(target=self._accept, daemon=True).start()
 
     def connect(self) -> socket.socket:
@@ -31,15 +31,15 @@ class Proxy:
         return socket.create_connection(self._target)
 
     def on_request(self, data: bytes, client: socket.socket) -> bool:
-        """Whether to forward what a client sent."""
+        """Whether to forward data from a client."""
         return True
 
     def on_response(self, data: bytes) -> tuple[bytes, bool]:
-        """What to forward of a response, and whether to keep the connection."""
+        """The part of a response to forward, and whether to keep the connection."""
         return data, True
 
     def break_connections(self) -> None:
-        """Cut everything that is open, in the middle of whatever it carries."""
+        """Cut all open connections, even in the middle of a response."""
         with self._lock:
             for connection in self._open:
                 _cut(connection)
@@ -88,7 +88,7 @@ class Proxy:
 
 
 class CutNetwork(Proxy):
-    """A network that is gone from `cut` to `restore`: open connections break, and new ones are refused."""
+    """A network that is down from `cut` to `restore`: open connections break, and new ones are refused."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
@@ -111,7 +111,7 @@ class CutNetwork(Proxy):
 
 
 class WithoutEvents(Proxy):
-    """Answers 406 to requests for server-sent events."""
+    """Responds with 406 to requests for server-sent events."""
 
     def on_request(self, data: bytes, client: socket.socket) -> bool:
         if b"live=sse" not in data.split(b"\r\n", 1)[0]:
@@ -121,7 +121,7 @@ class WithoutEvents(Proxy):
 
 
 class Breaking(Proxy):
-    """Cuts one in three responses somewhere in its bytes."""
+    """Cuts one in three responses at a random byte."""
 
     def __init__(self, target: str, seed: int = 1) -> None:
         super().__init__(target)

@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from bench.servers import official_node
 
 import headwater
 from headwater.client import (
@@ -39,7 +38,7 @@ from headwater.client import (
     StreamNotFoundError,
     digest_of,
 )
-from tests.client.faces import ASYNC, SYNC, client_of
+from tests.client.faces import client_of
 from tests.serving import Server, serve
 
 OURS = "headwater"
@@ -48,7 +47,7 @@ NODE = "node"
 
 @pytest.fixture(scope="module")
 def ours() -> Iterator[Server]:
-    """A server that soon ends live responses, so that readers have to come back; and that answers in small chunks."""
+    """A server that ends live responses early, so that readers must reconnect, and that responds in small chunks."""
     with serve(
         DS_SERVER__LONG_POLL_TIMEOUT_SECS="1",
         DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="1",
@@ -58,20 +57,9 @@ def ours() -> Iterator[Server]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[str]:
-    with official_node() as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module", params=[SYNC, ASYNC])
-def face(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(scope="module", params=[OURS, NODE])
 def client(request: pytest.FixtureRequest, face: str) -> Iterator[Any]:
-    """Each face with each server."""
+    """Each API with each server."""
     url = request.getfixturevalue("ours").url if request.param == OURS else request.getfixturevalue("node")
     with client_of(face, url) as client:
         yield client
@@ -132,7 +120,7 @@ def test_text_and_bytes(client: Any, stream_name: Callable[[], str]) -> None:
         data.append({"a": 1})
 
 
-def test_what_cannot_be_sent_is_an_error_before_it_is_sent(stream: Any) -> None:
+def test_invalid_message_is_an_error_before_it_is_sent(stream: Any) -> None:
     stream.create()
     with pytest.raises(InvalidRequestError, match="JSON"):
         stream.append(object())
@@ -147,7 +135,7 @@ def test_what_cannot_be_sent_is_an_error_before_it_is_sent(stream: Any) -> None:
 
 @pytest.mark.parametrize("live", ["auto", "sse", "long-poll"])
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain", "application/octet-stream"])
-def test_follow_delivers_the_past_then_the_present_then_the_close(stream: Any, live: str, content_type: str) -> None:
+def test_follow_delivers_existing_then_new_messages_then_the_close(stream: Any, live: str, content_type: str) -> None:
     stream.create(content_type)
     sent: list[Any] = (
         [{"n": n} for n in range(60)] if content_type == "application/json" else [f"{n};" for n in range(60)]
@@ -231,7 +219,7 @@ def test_a_fork_starts_with_the_data_of_its_source(client: Any, stream: Any, str
     assert list(part.read()) == [1, "other"]
 
 
-def test_bodies_are_sent_and_read_as_they_are(client: Any, stream: Any, stream_name: Callable[[], str]) -> None:
+def test_encoded_bodies_are_sent_and_read_unchanged(client: Any, stream: Any, stream_name: Callable[[], str]) -> None:
     stream.create()
     middle = stream.append_body(b"[1,2]").next_offset
     stream.append_body(b"3")
@@ -319,7 +307,7 @@ def test_a_server_without_a_listing_is_an_error(node: str, face: str) -> None:
 
 
 def test_many_streams_are_followed_as_one(our_client: Any, stream_name: Callable[[], str]) -> None:
-    """Streams that exist, that are created later, that are deleted and created again; each message once, in order."""
+    """Existing, later created, and recreated streams: each message once, in order."""
     prefix = stream_name()
     streams = {name: our_client.stream(f"{prefix}/{name}") for name in ("a", "b", "later", "é%2F 1")}
     for name in ("a", "b", "é%2F 1"):
@@ -449,7 +437,7 @@ def test_reading_since_a_time(our_client: Any, stream_name: Callable[[], str]) -
         stream.offset_at(datetime(2026, 1, 1))  # noqa: DTZ001
 
 
-# -- both faces have the same names ------------------------------------------------------------------------------------
+# -- both APIs have the same names -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -464,7 +452,7 @@ def test_reading_since_a_time(our_client: Any, stream_name: Callable[[], str]) -
         (Part, AsyncPart),
     ],
 )
-def test_both_faces_have_the_same_names_parameters_and_defaults(sync: type, asynchronous: type) -> None:
+def test_both_apis_have_the_same_names_parameters_and_defaults(sync: type, asynchronous: type) -> None:
     def surface(kind: type) -> dict[str, list[tuple[str, object, object]] | None]:
         """Methods with their parameters, and properties."""
         found: dict[str, list[tuple[str, object, object]] | None] = {}
@@ -480,7 +468,7 @@ def test_both_faces_have_the_same_names_parameters_and_defaults(sync: type, asyn
     assert surface(sync) == surface(asynchronous)
 
 
-def test_every_class_of_one_face_is_in_the_other() -> None:
+def test_every_class_of_one_api_is_in_the_other() -> None:
     exported = {name: getattr(headwater.client, name) for name in headwater.client.__all__}
     blocking = {
         name

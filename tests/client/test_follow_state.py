@@ -57,7 +57,7 @@ def write(stream: Stream, start: int, count: int) -> str:
 
 
 class Texts:
-    """A state that is simply all updates."""
+    """A state that is the list of all updates."""
 
     def __init__(self) -> None:
         self.updates: list[bytes] = []
@@ -88,7 +88,7 @@ def test_a_state_follows_from_the_beginning_to_the_close(stream: Stream, live: L
 
 
 @pytest.mark.parametrize("live", ["sse", "long-poll"])
-def test_a_state_begins_from_a_snapshot(stream: Stream, live: Live) -> None:
+def test_state_starts_from_a_snapshot(stream: Stream, live: Live) -> None:
     stream.create()
     folded = Table()
     for number in range(10):
@@ -109,7 +109,7 @@ def test_state_overtaken_by_retention_is_rebuilt(stream: Stream, live: Live) -> 
     table, folded = Table(), Table()
     steps = stream.follow_state(table, live=live)
     assert next(steps).restored
-    # While nobody reads, the stream grows and is folded.
+    # While there are no readers, the stream grows and is folded.
     for number in range(8):
         folded.apply(update(number, f"k{number % 5}", number))
     offset = write(stream, 5, 3)
@@ -160,8 +160,8 @@ def test_without_events_the_reader_falls_back_to_long_poll(own: Server, stream: 
     assert any("live=long-poll" in line for line in asked)
 
 
-def test_a_connection_that_breaks_is_resumed_without_gap_or_repeat(own: Server, stream: Stream) -> None:
-    """One in three responses breaks off somewhere; the state still sees each update once."""
+def test_broken_connection_is_resumed_without_gap_or_repeat(own: Server, stream: Stream) -> None:
+    """One in three responses is cut; the state still sees each update once."""
     stream.create()
     write(stream, 0, 50)
     table = Table()
@@ -178,7 +178,7 @@ def test_a_connection_that_breaks_is_resumed_without_gap_or_repeat(own: Server, 
     assert proxy.cuts
 
 
-def test_a_missing_stream_is_an_error_at_once(own: Server) -> None:
+def test_missing_stream_is_an_immediate_error(own: Server) -> None:
     with Client(own.url) as client:
         missing = client.bucket(BUCKET).stream("none")
         with pytest.raises(StreamNotFoundError):
@@ -207,8 +207,8 @@ def test_a_deleted_stream_ends_the_following(stream: Stream) -> None:
         list(steps)
 
 
-def test_3_4_a_stream_whose_history_is_missing_is_not_followed_in_silence(stream: Stream) -> None:
-    """Retention by size dropped messages that no snapshot covers (§3.4): what is left is not the state."""
+def test_3_4_missing_history_is_an_error(stream: Stream) -> None:
+    """Retention by size dropped messages that no snapshot covers (§3.4), so the state cannot be built."""
     headers = {"Content-Type": "application/json", "Stream-Retention-Bytes": "200", "Stream-Retention-Drop": "allowed"}
     assert httpx.put(stream.url, headers=headers).status_code == 201
     write(stream, 0, 30)
@@ -217,7 +217,7 @@ def test_3_4_a_stream_whose_history_is_missing_is_not_followed_in_silence(stream
         assert time.monotonic() < deadline
         time.sleep(0.05)
     state = Texts()
-    with pytest.raises(HistoryMissingError, match="are gone"):
+    with pytest.raises(HistoryMissingError, match="were deleted and no snapshot covers them"):
         next(stream.follow_state(state))
     assert state.snapshots == []
     assert next(stream.follow_state(state, allow_missing=True)).up_to_date

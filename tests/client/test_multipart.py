@@ -1,4 +1,4 @@
-"""Reading multipart bodies: the same parts however the body is cut into chunks, and nothing that is malformed."""
+"""Parsing multipart bodies: the same parts however the body is split into chunks, and malformed bodies are errors."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_parts_are_the_same_for_any_split_of_the_body(found: list[tuple[str, byt
 
 @settings(deadline=None)
 @given(contents, st.data())
-def test_a_body_that_is_cut_short_is_never_taken_for_whole(found: list[tuple[str, bytes]], data: st.DataObject) -> None:
+def test_truncated_body_is_never_accepted_as_complete(found: list[tuple[str, bytes]], data: st.DataObject) -> None:
     body = body_of(found)
-    # The line end behind the closing delimiter may be missing.
+    # The line end after the closing delimiter may be missing.
     cut = data.draw(st.integers(0, len(body) - 3))
     with pytest.raises(MalformedResponseError):
         read_all([body[:cut]])
@@ -101,12 +101,12 @@ def test_a_body_that_is_cut_short_is_never_taken_for_whole(found: list[tuple[str
         b"--xyz\r\nContent-Type: " + b"x" * 100_000,
     ],
 )
-def test_what_is_malformed_is_refused(body: bytes) -> None:
+def test_malformed_body_is_rejected(body: bytes) -> None:
     with pytest.raises(MalformedResponseError):
         read_all([body])
 
 
-def test_a_large_part_is_never_held_whole() -> None:
+def test_large_part_is_not_held_in_memory() -> None:
     def chunks() -> Iterator[bytes]:
         yield b"--xyz\r\nContent-Type: a/b\r\n\r\n"
         for _ in range(1000):
@@ -139,6 +139,6 @@ def test_the_boundary_is_found(content_type: str, boundary: bytes) -> None:
     "content_type",
     ["", "text/plain", "multipart/mixed", "multipart/form-data; boundary=a", "multipart/mixed; boundary="],
 )
-def test_without_a_boundary_there_are_no_parts(content_type: str) -> None:
+def test_missing_boundary_is_an_error(content_type: str) -> None:
     with pytest.raises(MalformedResponseError):
         boundary_of(content_type)

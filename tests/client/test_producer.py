@@ -1,4 +1,4 @@
-"""The idempotent producer of both faces: each message once and in order, and older instances are fenced."""
+"""The idempotent producer of both APIs: each message once and in order, and older instances are fenced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from bench.servers import official_node
 
 from headwater.client import (
     ClaimLostError,
@@ -20,7 +19,7 @@ from headwater.client import (
 )
 from headwater.client.http1 import HttpResponse
 from headwater.client.producing import ProducerCore, ProducerSettings
-from tests.client.faces import ASYNC, SYNC, client_of
+from tests.client.faces import SYNC, client_of
 from tests.client.proxies import Breaking, running
 from tests.serving import Server, serve
 
@@ -31,17 +30,6 @@ QUICK = Retry(timeout_s=60, first_delay_s=0.001, max_delay_s=0.02)
 def ours() -> Iterator[Server]:
     with serve(DS_HTTP__MAX_BODY_BYTES="1000000") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[str]:
-    with official_node() as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module", params=[SYNC, ASYNC])
-def face(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module", params=["headwater", "node"])
@@ -62,7 +50,7 @@ def test_messages_are_stored_once_in_order(url: str, face: str, stream_name: Cal
         assert list(stream.read()) == [*({"n": n} for n in range(1000)), [1000]]
 
 
-def test_nothing_is_lost_or_doubled_when_connections_break(url: str, face: str, stream_name: Callable[[], str]) -> None:
+def test_broken_connections_lose_and_duplicate_nothing(url: str, face: str, stream_name: Callable[[], str]) -> None:
     proxy = Breaking(url, seed=3)
     name = stream_name()
     with client_of(face, url) as direct:
@@ -169,7 +157,7 @@ def test_a_worker_that_lost_its_claim_stops_at_once(ours: Server, face: str, str
         assert list(stream.read()) == ["wake up", "held"]
 
 
-def test_errors_that_retries_cannot_help_are_raised(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
+def test_permanent_errors_are_raised(ours: Server, face: str, stream_name: Callable[[], str]) -> None:
     with client_of(face, ours.url) as client:
         missing = client.stream(stream_name(), content_type="application/json")
         with pytest.raises(StreamNotFoundError), missing.producer("p") as producer:
@@ -210,14 +198,14 @@ def test_several_threads_share_a_producer(ours: Server, stream_name: Callable[[]
         assert [n for worker, n in stored if worker == number] == list(range(200))
 
 
-# -- the state alone ---------------------------------------------------------------------------------------------------
+# -- the state without I/O ---------------------------------------------------------------------------------------------
 
 
 def response(status: int, **headers: str) -> HttpResponse:
     return HttpResponse(status, {name.replace("_", "-"): value for name, value in headers.items()})
 
 
-def test_before_the_first_answer_only_one_batch_is_sent() -> None:
+def test_only_one_batch_is_sent_before_the_first_response() -> None:
     core = ProducerCore("p", "http://h/s", ProducerSettings(batch_messages_max=1, in_flight_max=3), "application/json")
     for n in range(9):
         core.add(n)
@@ -228,7 +216,7 @@ def test_before_the_first_answer_only_one_batch_is_sent() -> None:
     assert [request is not None for request in sent] == [True, True, True, False]
 
 
-def test_batches_keep_number_and_bytes_when_they_are_sent_again() -> None:
+def test_resent_batches_keep_their_number_and_bytes() -> None:
     core = ProducerCore("p", "http://h/s", ProducerSettings(epoch=4, batch_messages_max=2), "application/json")
     for n in range(5):
         core.add(n)
@@ -242,7 +230,7 @@ def test_batches_keep_number_and_bytes_when_they_are_sent_again() -> None:
     assert [first.headers["Producer-Seq"], *(r.headers["Producer-Seq"] for r in again if r)] == ["0", "1", "2"]
 
 
-def test_an_explicit_epoch_is_never_raised() -> None:
+def test_explicit_epoch_is_never_increased() -> None:
     core = ProducerCore("p", "http://h/s", ProducerSettings(epoch=4), "application/json")
     core.add(1)
     core.next_request()

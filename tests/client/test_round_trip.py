@@ -1,7 +1,7 @@
-"""The round trip under load: a writer, a folder that publishes snapshots, and readers that come, tail and come again.
+"""The round trip under load: a writer, a fold that publishes snapshots, and readers that disconnect and return.
 
-The test keeps the full history aside. Every reader must end with the state that all of it folds to; within the way,
-`Table.apply` fails on the first update that is missing or comes twice.
+The test keeps the full history. Every reader must end with the fold of all of it; `Table.apply` fails at the first
+update that is missing or duplicated.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Run:
         self.done.set()
 
     def fold(self) -> None:
-        """Follow like any reader, and publish what was folded every now and then."""
+        """Follow like any reader, and publish a snapshot occasionally."""
         table, published = Table(), time.monotonic()
         with Stream(self.url) as stream:
             for progress in stream.follow_state(table):
@@ -77,7 +77,7 @@ class Run:
                     published = time.monotonic()
 
     def read(self, number: int) -> None:
-        """Follow for a while, pause, continue where it was left; in the end stay until the stream is closed."""
+        """Follow for a while, pause, and resume, repeatedly; finally follow until the stream is closed."""
         generator = random.Random(number)
         table = Table()
         self.tables.append(table)
@@ -122,5 +122,5 @@ def test_every_reader_ends_with_the_fold_of_the_full_history(mode: str, long: bo
     assert len(run.tables) == 50
     for table in run.tables:
         assert (table.applied, table.values) == (expected.applied, expected.values)
-    # Some were overtaken by retention and came again: otherwise this would show less than it says.
+    # Retention must have overtaken some readers; otherwise the test would not cover that case.
     assert max(table.restored for table in run.tables) >= 2

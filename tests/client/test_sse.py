@@ -1,4 +1,4 @@
-"""Reading server-sent events as the HTML standard has them, however they are cut."""
+"""Parsing server-sent events as in the HTML standard, however they are split."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The asynchronous client on uvloop, whose transports are not of asyncio's class."""
+"""The asynchronous client on uvloop, whose transports are not instances of asyncio's class."""
 
 from __future__ import annotations
 

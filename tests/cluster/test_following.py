@@ -40,7 +40,7 @@ def test_followers_get_the_streams_of_every_worker_and_resume() -> None:
     with serve(DS_SERVER__WORKERS="3") as server, httpx.Client(base_url=server.url) as client:
         _create(client)
         missing = {"missing": "-1"}
-        # Whichever worker takes the connection, it reaches the one that gave the id.
+        # Every worker relays the connection to the one that assigned the id.
         ids = [_id(client, prefix="followed/", streams=missing) for _ in range(6)]
         for session in ids:
             with SseReader(server, f"{FOLLOW}/{session}") as reader:
@@ -54,7 +54,7 @@ def test_followers_get_the_streams_of_every_worker_and_resume() -> None:
 
 
 def _check_from_now_on(server: Server, client: httpx.Client) -> None:
-    """`now` is the moment of the first connection, for the streams of every worker."""
+    """`now` is the time of the first connection, for the streams of every worker."""
     session = _id(client, streams=dict.fromkeys(NAMES, "now"))
     with SseReader(server, f"{FOLLOW}/{session}") as reader:
         assert _read(reader, 1)[0]["kind"] == "control"
@@ -71,7 +71,7 @@ def _check_later_streams(server: Server, client: httpx.Client, session: str) -> 
         assert sorted(event["kind"] for event in _read(reader, 2)) == ["control", "problem"]
         client.put("/v1/stream/followed/later", headers=JSON, content='["new"]').raise_for_status()
         assert _read(reader, 1)[0]["stream"] == "followed/later"
-        # A fork is where its source is, not where its name is.
+        # A fork is stored with its source, not with the owner of its name.
         fork = name_in(2, 3, "followed/fork")
         client.put(f"/v1/stream/{fork}", headers={"Stream-Forked-From": f"/v1/stream/{NAMES[0]}"}).raise_for_status()
         assert _read(reader, 1)[0]["stream"] == fork
@@ -98,7 +98,7 @@ def test_follower_reconnects_after_the_death_of_a_worker(tmp_path: Path) -> None
         with SseReader(server, f"{FOLLOW}/{session}") as reader:
             _read(reader, 4)
             _kill(server, (int(session[0]) + 1) % 3)
-            # The response ends, so that the client connects again; it is cut if its connection was at that worker.
+            # The response ends, so that the client reconnects; it is cut if the connection belonged to that worker.
             with suppress(AssertionError, OSError):
                 assert reader.ends()
         with (

@@ -1,7 +1,7 @@
-"""kill -9 between the records of a fork whose name and whose source have different owners, at every step.
+"""kill -9 between the records of a fork whose name and source have different owners, at every step.
 
-Worker 2 has the source (itself a placed fork, so that its place is known without it), worker 1 is the home of the
-fork's name. A worker is held back by SIGSTOP until the journal of the other shows that it has written its record.
+Worker 2 has the source (itself a placed fork, so that its placement is known without it), worker 1 is the home of the
+fork's name. A worker is stopped with SIGSTOP until the journal of the other shows that it has written its record.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOME, PLACE = 1, 2
 SETTINGS = {
     "DS_SERVER__WORKERS": "3",
     "DS_STORAGE__MODE": "file-durable",
-    # Workers that are held back must not be killed for it, and requests wait for those that are restarted.
+    # Stopped workers must not be killed, and requests wait for workers that are restarted.
     "DS_SERVER__WORKER_TIMEOUT_SECS": "60",
     "DS_SERVER__WORKER_WAIT_SECS": "60",
 }
@@ -55,7 +55,7 @@ class Family:
         assert made.status_code == 201, made.text
 
     def begin(self, method: str) -> socket.socket:
-        """Send a request about the fork, and do not wait for its answer."""
+        """Send a request about the fork without waiting for its response."""
         connection = socket.create_connection(("127.0.0.1", self.server.port))
         head = f"{method} {self.path(self.fork)} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n"
         if method == "PUT":
@@ -72,7 +72,7 @@ class Family:
         wait_until(lambda: self.is_written(HOME, f"placement/{self.fork}"), what="the placement is durable")
 
     def check(self, *, exists: bool | None) -> None:
-        """No byte of the source is lost, and no reference to it is left when its forks are gone."""
+        """Check that no byte of the source is lost, and that no reference to it is left when its forks are deleted."""
         with self.client() as client:
             for name in (self.origin, self.source):
                 assert client.get(self.path(name), params={"offset": "-1"}).text == "shared"
@@ -126,7 +126,7 @@ def test_kill_after_the_placement_and_before_the_fork(server: Server, killed: tu
     with family.begin("PUT"):
         family.wait_for_placement()
         kill(server, killed)
-    # Where the place survives, it may complete what the home asked for.
+    # If the other worker survives, it may complete the home's request.
     family.check(exists=False if PLACE in killed else None)
 
 
@@ -156,7 +156,7 @@ def test_kill_before_a_fork_is_deleted(server: Server, killed: tuple[int, ...]) 
 
 
 @pytest.mark.parametrize("killed", KILLED)
-def test_kill_after_the_end_of_a_fork_and_before_its_home_knows(server: Server, killed: tuple[int, ...]) -> None:
+def test_kill_after_the_expiry_of_a_fork_and_before_its_home_knows(server: Server, killed: tuple[int, ...]) -> None:
     family = Family(server, id(killed) + 3)
     with family.client() as client:
         family.make(client, family.fork, family.source, **{"Stream-TTL": "1"})
@@ -164,20 +164,20 @@ def test_kill_after_the_end_of_a_fork_and_before_its_home_knows(server: Server, 
         process_of(server, HOME).suspend()
         wait_until(lambda: _journal_bytes(family) != sizes, what="the fork expires")
         kill(server, killed)
-        # Asking for what a stream is does not extend its life.
+        # A HEAD does not extend the TTL.
         fork = f"{server.url}{family.path(family.fork)}"
         wait_until(lambda: httpx.head(fork, timeout=60).status_code == 404, what="the fork is gone")
     family.check(exists=False)
 
 
 def _journal_bytes(family: Family) -> bytes:
-    """What the journal of the fork's worker holds."""
+    """The contents of the journal of the fork's worker."""
     segments = sorted(family.server.directory.rglob(f"workers-*/{PLACE:02}/log/*"))
     return b"".join(path.read_bytes().rstrip(b"\0") for path in segments if path.is_file())
 
 
 def _is_written_beside(home: psutil.Process, family: Family) -> bool:
-    """Whether the fork is durable while its home is held back. The home may not have asked for it yet."""
+    """Whether the fork is durable while its home is stopped. The home may not have requested it yet."""
     if family.is_written(PLACE, family.fork):
         return True
     if home.status() == psutil.STATUS_STOPPED:

@@ -1,4 +1,4 @@
-"""Streams that are at another worker than the owner of their name: forks of buckets, and fenced streams."""
+"""Streams that are stored at another worker than the owner of their name: forks in buckets, and fenced streams."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def client() -> Iterator[httpx.Client]:
 
 
 def _forked(client: httpx.Client, workers: int) -> tuple[str, str, str]:
-    """A bucket of worker 2 with a stream that is a fork of a stream of worker 1: the source, the bucket, the fork."""
+    """Create a bucket of worker 2 with a fork of a stream of worker 1; return the source, the bucket and the fork."""
     source, bucket = (
         f"/v1/stream/{name_in(1, workers, f'source{next(_numbers)}-')}",
         f"/ds/{bucket_in(2 % workers, workers)}",
@@ -61,7 +61,7 @@ def _forked(client: httpx.Client, workers: int) -> tuple[str, str, str]:
     return source, bucket, fork
 
 
-def test_stream_of_a_bucket_forked_from_another_worker_is_a_stream_of_the_bucket(client: httpx.Client) -> None:
+def test_fork_from_another_worker_is_a_stream_of_its_bucket(client: httpx.Client) -> None:
     source, bucket, fork = _forked(client, 3)
     _ok(client.put(f"{bucket}/own", headers=TEXT, content="x"), 201)
     _ok(client.post(fork, headers=TEXT, content=", own"), 204)
@@ -76,7 +76,7 @@ def test_stream_of_a_bucket_forked_from_another_worker_is_a_stream_of_the_bucket
     assert client.get(f"{other}/again", params={"offset": "-1"}).text == "shared, own"
     counts = {one["bucket_id"]: one["streams"] for one in client.get("/ds").json()["buckets"]}
     assert [counts[root.removeprefix("/ds/")] for root in (bucket, other)] == [2, 1]
-    # The source is kept for its forks, and gone with the last of them.
+    # The source is kept for its forks, and deleted with the last of them.
     _ok(client.delete(source), 204)
     _ok(client.get(source), 410)
     _ok(client.delete(f"{other}/again"), 204)
@@ -90,7 +90,7 @@ def test_stream_of_a_bucket_forked_from_another_worker_is_a_stream_of_the_bucket
     _ok(client.put(fork, headers={"Stream-Forked-From": source}), 404)
 
 
-def test_changes_and_snapshots_of_a_placed_stream_are_those_of_its_bucket(client: httpx.Client) -> None:
+def test_changes_and_snapshots_of_a_placed_stream_appear_in_its_bucket(client: httpx.Client) -> None:
     _, bucket, fork = _forked(client, 3)
     cursor = client.get(f"{bucket}/streams", params={"live": "long-poll"}).json()["changes_cursor"]
     appended = _ok(client.post(fork, headers=TEXT, content=", own"), 204)
@@ -118,7 +118,7 @@ def test_placed_streams_of_a_bucket_survive_restarts_with_other_numbers_of_worke
             _ok(client.delete(bucket), 409)
 
 
-def test_name_that_was_at_home_is_found_where_its_fork_is(client: httpx.Client) -> None:
+def test_recreated_name_is_found_where_the_fork_is_stored(client: httpx.Client) -> None:
     source, name = f"/v1/stream/{name_in(1, 3, 'moving-source')}", f"/v1/stream/{name_in(2, 3, 'moving')}"
     _ok(client.put(source, headers=TEXT, content="shared"), 201)
     _ok(client.put(name, headers=TEXT), 201)

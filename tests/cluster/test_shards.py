@@ -15,7 +15,7 @@ def test_shard_of_a_name_does_not_depend_on_the_number_of_workers() -> None:
 
 
 def test_shards_of_known_names_never_change() -> None:
-    """Stores on disk depend on it."""
+    """Data directories depend on it."""
     shard_map = ShardMap(16, 2)
     assert [shard_map.shard_of(name) for name in ("a", "chat/1", "ü", "/ds/orders/x")] == [15, 1, 7, 0]
 

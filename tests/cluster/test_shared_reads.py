@@ -1,4 +1,4 @@
-"""Live readers of a stream of another worker: their worker follows it once, and shows what is durable, in order."""
+"""Live reads of another worker's stream: the reader's worker follows it once and returns durable data in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TEXT = {"Content-Type": "text/plain"}
 
 
 class Pair:
-    """Two workers in one process: an owner of streams, and one that follows them."""
+    """Two workers in one process: one owns streams, the other follows them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.owner, self.other = (
@@ -62,7 +62,7 @@ class Pair:
 
 
 class Reader:
-    """Reads on from where it is whenever it is woken, as live readers do."""
+    """Continues reading whenever it is woken, as live readers do."""
 
     def __init__(self, followed: FollowedStreams, stream: LiveStream) -> None:
         self._followed = followed
@@ -111,7 +111,7 @@ def _run(work: Callable[[Pair], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_any_number_of_readers_is_one_follower_at_the_owner() -> None:
+def test_all_readers_of_a_worker_share_one_follower_at_the_owner() -> None:
     async def work(pair: Pair) -> None:
         stream = pair.create("s")
         pair.append("s", b"before,")
@@ -121,7 +121,7 @@ def test_any_number_of_readers_is_one_follower_at_the_owner() -> None:
         readers = [Reader(pair.followed, found[0].stream) for _ in range(300)]
         for number in range(100):
             pair.append("s", b"%d," % number)
-        # What was acknowledged before is there when another reader begins.
+        # Acknowledged data is there when another reader starts.
         await pair.followed.ready(0, "s")
         assert stream.followers is not None
         assert len(stream.followers) == 1
@@ -134,7 +134,7 @@ def test_any_number_of_readers_is_one_follower_at_the_owner() -> None:
     _run(work)
 
 
-def test_readers_of_what_is_not_kept_are_not_served() -> None:
+def test_readers_of_dropped_messages_are_not_served() -> None:
     async def work(pair: Pair) -> None:
         stream = pair.create("large")
         message = b"x" * 10_000
@@ -153,7 +153,7 @@ def test_readers_of_what_is_not_kept_are_not_served() -> None:
             await pair.followed.ready(0, "large")
         assert found.kept_index > 10, "the oldest messages are dropped"
         assert len(slow.data) == stream.durable_position - 100_000, "a reader that keeps up loses nothing"
-        # A message that is too large for all workers makes a gap, in which nobody is served.
+        # A message that is too large to be sent to all workers causes a gap, in which readers are not served.
         pair.append("large", b"y" * (UPDATE_MAX_BYTES + 1))
         assert await pair.followed.ready(0, "large") is found
         assert slow.is_gone
@@ -162,7 +162,7 @@ def test_readers_of_what_is_not_kept_are_not_served() -> None:
     _run(work)
 
 
-def test_stream_is_left_when_its_last_reader_disconnects() -> None:
+def test_stream_is_unfollowed_when_its_last_reader_disconnects() -> None:
     async def work(pair: Pair) -> None:
         pair.owner.create(CreateRequest("short", "text/plain", 60, None, False, b""), lambda _: None)
         stream = pair.owner.catalog.by_name["short"]
@@ -214,7 +214,7 @@ def test_long_polls_find_what_was_acknowledged_and_survive_the_owner(tmp_path: P
         with httpx.Client(base_url=server.url, timeout=30) as again:
             again.post(f"/v1/stream/{name}", headers=TEXT, content=b"after").raise_for_status()
         for reader in readers:
-            # A connection that was at the killed worker is gone.
+            # A connection of the killed worker is closed.
             with suppress(httpx.TransportError):
                 assert reader.get(f"/v1/stream/{name}?offset={offset}&live=long-poll").text == "after"
         writer.delete(f"/v1/stream/{name}")

@@ -45,7 +45,7 @@ def test_backup_of_running_workers_is_checked_counted_restored_and_copied(tmp_pa
         wanted = _texts(server.url)
         assert json.loads(_headwater("store", "stats", "--format", "json", cwd=home))["streams"] == len(NAMES)
         _headwater("backup", str(tmp_path / "backup"), cwd=home)
-    assert "every checksum and index is right" in _headwater("store", "check", cwd=home)
+    assert "all checksums and indexes are correct" in _headwater("store", "check", cwd=home)
     assert json.loads(_headwater("store", "stats", "--format", "json", cwd=home))["streams"] == len(NAMES)
     _headwater("restore", str(tmp_path / "backup"), cwd=other)
     with serve(directory=other, **DURABLE) as server:

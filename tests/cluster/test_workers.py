@@ -39,7 +39,7 @@ def _client(server: Server) -> httpx.Client:
 
 
 def _refused(directory: Path, workers: str, reason: str) -> None:
-    """A start with so many workers ends with this reason."""
+    """Check that a start with this many workers fails with this reason."""
     with (
         pytest.raises(AssertionError, match=reason),
         serve(DS_SERVER__WORKERS=workers, directory=directory, **DURABLE),
@@ -58,7 +58,7 @@ def test_one_connection_reaches_the_streams_of_every_worker() -> None:
         ]
 
 
-def test_pipelined_answers_of_several_workers_are_in_order() -> None:
+def test_pipelined_responses_of_several_workers_are_in_order() -> None:
     with serve(DS_SERVER__WORKERS="3") as server:
         with _client(server) as client:
             for number in range(20):
@@ -80,7 +80,7 @@ def _connections(client: httpx.Client, worker: int) -> float:
     return float(samples[f'headwater_worker_connections{{worker="{worker}"}}'])
 
 
-def test_connection_moves_to_the_owner_of_its_stream_with_what_was_sent() -> None:
+def test_connection_moves_to_the_owner_of_its_stream_with_its_pending_request() -> None:
     name = name_in(1, 2)
     with serve(DS_SERVER__WORKERS="2") as server, _client(server) as client, ExitStack() as opened:
         _create(client, name)
@@ -106,7 +106,7 @@ def test_fork_of_a_stream_of_another_worker_outlives_its_source(workers: str) ->
         assert _text(client, fork) == "shared, own"
         assert client.delete(f"/v1/stream/{fork}").status_code == 204
         assert client.get(f"/v1/stream/{fork}").status_code == 404
-        # The last fork is gone, and the source with it: both names are free.
+        # The last fork is deleted, and the source with it: both names are free.
         _create(client, source)
         _create(client, fork, "new")
         assert _text(client, fork) == "new"
@@ -134,7 +134,7 @@ def test_killed_worker_is_restarted_with_everything_that_it_acknowledged(tmp_pat
         before = {process.pid for process in processes(server)}
         for process in processes(server):
             os.kill(process.pid, signal.SIGKILL)
-        # A new connection: one whose worker was killed is gone.
+        # A new connection, because connections of the killed worker are closed.
         with _client(server) as other:
             wait_for_restart(server, before, 2)
             assert [_text(other, name) for name in names] == ["kept", "kept"]
@@ -218,7 +218,7 @@ def test_second_server_on_the_same_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_server_starts_after_it_was_killed_with_its_workers(tmp_path: Path) -> None:
-    """Locks and sockets of before are no obstacle, nor is a path that is too long for the address of a socket."""
+    """Leftover locks and sockets, or a path too long for a socket address, do not prevent the start."""
     directory = tmp_path / ("long" * 40)
     directory.mkdir()
     with serve(DS_SERVER__WORKERS="2", directory=directory, **DURABLE) as server:
@@ -234,7 +234,7 @@ def test_names_of_the_tests_belong_to_different_workers() -> None:
 
 
 def test_many_streams_are_followed_by_their_changes() -> None:
-    """The streams are in several processes, so no single one can follow them over one connection."""
+    """The streams are in several processes, so no single process can follow them over one connection."""
     with serve(DS_SERVER__WORKERS="3") as server, Client(server.url) as client:
         for number in range(6):
             client.stream(f"m/{number}").create(body=b"[0]")

@@ -13,12 +13,12 @@ from tests.waiting import wait_until
 
 
 def processes(server: Server) -> list[psutil.Process]:
-    """The worker processes, in the order of their numbers: they are started one after the other."""
+    """The worker processes, ordered by number, which is the order of their start."""
     return sorted(psutil.Process(server.pid).children(), key=lambda process: (process.create_time(), process.pid))
 
 
 def process_of(server: Server, worker: int) -> psutil.Process:
-    """The process of a worker of a durable server, also after restarts."""
+    """The process of a worker of a durable server, even after restarts."""
     store = next(server.directory.rglob(f"workers-*/{worker:02}"))
     return psutil.Process(int((store / LOCK_NAME).read_text()))
 
@@ -31,7 +31,7 @@ def name_in(worker: int, workers: int, prefix: str = "s") -> str:
 
 
 def wait_for_restart(server: Server, pids: set[int], count: int) -> None:
-    """Until there are `count` workers, of which the given ones are replaced."""
+    """Wait until there are `count` workers and the given ones are replaced."""
     wait_until(
         lambda: len(processes(server)) == count and not pids & {process.pid for process in processes(server)},
         what="the workers to be replaced",

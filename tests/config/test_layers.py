@@ -246,7 +246,7 @@ def test_a_long_or_many_lined_value_stays_one_short_line(cwd: Path) -> None:
 
 def test_half_a_tls_pair_is_an_error(cwd: Path) -> None:
     line = refusal(cwd, DS_TLS__CERT_PATH="/cert.pem")
-    assert line == "tls: cert_path and key_path go together: set both or neither (set by DS_TLS__CERT_PATH)"
+    assert line == "tls: set both cert_path and key_path, or neither (set by DS_TLS__CERT_PATH)"
     assert refusal(cwd, DS_TLS__KEY_PATH="/key.pem").endswith("(set by DS_TLS__KEY_PATH)")
     assert load(cwd, DS_TLS__CERT_PATH="/c", DS_TLS__KEY_PATH="/k").settings.tls.enabled
     assert not load(cwd, DS_TLS__CERT_PATH="", DS_TLS__KEY_PATH="").settings.tls.enabled

@@ -78,7 +78,7 @@ def test_scheduled_backup_is_restored_and_old_ones_are_deleted(tmp_path: Path) -
         httpx.put(f"{server.url}/v1/stream/a", headers=headers, content="kept").raise_for_status()
         done = subprocess.run([script, target, *options], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "every checksum and index is right" in done.stdout
+    assert "all checksums and indexes are correct" in done.stdout
     oldest, newest = sorted(path.name for path in target.iterdir())
     assert oldest == "2021-01-01T000000Z", "the newest stay, and nothing of the drill"
     assert (target / newest / "BACKUP").exists()

@@ -1,4 +1,4 @@
-"""The driver that is killed: `headwater sync`'s application, with a job that copies streams to streams beside its own.
+"""The driver that is killed: the application of `headwater sync`, and a job that copies streams to streams.
 
 Run as `python -m tests.kills.application FILE`, the settings file of a pipeline. `HEADWATER_TEST_COPY` adds the copy.
 """

@@ -1,4 +1,4 @@
-"""A driver of a trial: a process group of its own with the JVM and the Python workers, to be killed and suspended."""
+"""A driver of a trial: a separate process group with the JVM and the Python workers, to be killed and suspended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARE_OF_WORKERS = 0.4
 
 
 class Driver:
-    """`directory` has the settings file, checkpoints and log: drivers with the same one have the same checkpoints."""
+    """`directory` has the settings file, checkpoints and log: drivers with the same directory share checkpoints."""
 
     def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
         require_java()
@@ -46,7 +46,7 @@ class Driver:
         return self.process.poll() is not None
 
     def wait_until_ready(self, limit_s: float) -> bool:
-        """Until every job runs; False if that takes longer, or the driver ends before."""
+        """Wait until every job runs; False if that takes longer, or the driver exits before."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline and not self.has_ended:
             with suppress(httpx.HTTPError):
@@ -56,7 +56,7 @@ class Driver:
         return False
 
     def kill_workers(self, rng: random.Random) -> int:
-        """Kill some of Spark's Python processes, which plan and run tasks; how many."""
+        """Kill some of Spark's Python processes, which plan and run tasks; return how many."""
         killed = 0
         for process in self._below():
             with suppress(psutil.Error):
@@ -67,7 +67,7 @@ class Driver:
         return killed
 
     def signal(self, number: signal.Signals) -> None:
-        """To the driver and everything below it."""
+        """Send a signal to the driver and all its descendants."""
         with suppress(psutil.Error):
             for member in [psutil.Process(self.process.pid), *self._below()]:
                 with suppress(psutil.NoSuchProcess):

@@ -1,7 +1,7 @@
-"""What the trials write to streams and tables all the while, through every kill, and an exact record of it.
+"""Write to streams and tables continuously, through every kill, and keep an exact record of it.
 
-Invariant: `Written` has what was acknowledged, each once and in order: an append or a transaction whose answer was lost
-is repeated in a way that has no effect if the first one had.
+Invariant: `Written` has every acknowledged write once, in order: an append or a transaction whose response was lost is
+repeated in a way that has no effect if the first attempt succeeded.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.pipeline.test_fold import event
 FOLDS, LAKE = "folds", "lake"
 IN_BUCKETS = ("s0", "s1", "s2")
 PAUSE_S = 0.25
-"""So that a slow machine, on which drivers take a minute to start, is not left with more than it can copy."""
+"""Limits the backlog on a slow machine, on which drivers take a minute to start."""
 
 Change = tuple[str, str, int | None]
 """Operation, key and new value of a row."""
@@ -68,7 +68,7 @@ class Feeder(threading.Thread):
         self._rng = rng
         self._epoch = epoch
         self._done = threading.Event()
-        self._trouble: BaseException | None = None
+        self._error: BaseException | None = None
         self.written = written
 
     def run(self) -> None:
@@ -81,14 +81,14 @@ class Feeder(threading.Thread):
                     self._change()
                     round_number += 1
         except BaseException as error:
-            self._trouble = error
+            self._error = error
 
     def stop(self) -> None:
-        """After the append or the transaction that is under way, and its acknowledgement."""
+        """Stop after the append or transaction in progress is acknowledged."""
         self._done.set()
         self.join(timeout=120)
         assert not self.is_alive(), "the feeder is stuck"
-        assert self._trouble is None, f"the feeder failed: {self._trouble!r}"
+        assert self._error is None, f"the feeder failed: {self._error!r}"
 
     def _append(self, http: httpx.Client, path: str, seq: int) -> None:
         sent = self.written.streams[path]
@@ -144,4 +144,4 @@ _STATEMENTS = {
     "update": "UPDATE ledger SET n = %(value)s WHERE id = %(key)s::int AND n < %(value)s",
     "delete": "DELETE FROM ledger WHERE id = %(key)s::int",
 }
-"""Each has no effect the second time."""
+"""Each has no effect if it is repeated."""

@@ -1,4 +1,4 @@
-"""What each direction must have delivered, read over plain HTTP, SQL and Parquet: each message once, in order."""
+"""Check what each direction has delivered, over plain HTTP, SQL and Parquet: each message once, in order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.spark.streams import Streams
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Looks at what came of what was written."""
+    """Compares the targets with what was written."""
 
     url: str
     postgres: str
@@ -29,7 +29,7 @@ class Judge:
     http: httpx.Client
 
     def missing(self, written: Written, directions: tuple[str, ...]) -> str:
-        """What has not arrived yet; empty when nothing is missing."""
+        """What has not arrived yet; empty if nothing is missing."""
         for name in directions:
             try:
                 found = _DIRECTIONS[name][0](self, written)
@@ -41,7 +41,7 @@ class Judge:
 
     def judge(self, written: Written, directions: tuple[str, ...], what: str) -> None:
         for path, sent in written.of("/v1/stream/").items():
-            assert self._streams("/v1/stream").messages(path) == sent, f"the source {path} itself is wrong; {what}"
+            assert self._streams("/v1/stream").messages(path) == sent, f"the source stream {path} is wrong; {what}"
         for name in directions:
             _DIRECTIONS[name][1](self, written, f"{name}; {what}")
 
@@ -77,24 +77,24 @@ class Judge:
 
     def changes_missing(self, written: Written) -> str:
         streams = self._streams("/v1/stream")
-        found = self._told() if streams.exists("ledger") else []
+        found = self._table_messages() if streams.exists("ledger") else []
         is_complete = current_rows([change for _, change in found]) == current_rows(written.changes)
         return "" if is_complete else f"{len(found)} messages for {len(written.changes)} changes"
 
     def judge_changes(self, written: Written, what: str) -> None:
-        """First the rows that the table had when it was copied, then every change after that."""
-        found = self._told()
+        """Check that the stream has first the rows that the table had when it was copied, then every later change."""
+        found = self._table_messages()
         copied = [change for is_copy, change in found if is_copy]
         rest = [change for is_copy, change in found if not is_copy]
         assert found[: len(copied)] == [(True, change) for change in copied], f"a copied row after a change; {what}"
         at = len(written.changes) - len(rest)
-        assert at >= 0, f"there twice, or never written; {what}"
+        assert at >= 0, f"duplicated, or never written; {what}"
         judge_order(rest, written.changes[at:], what)
         first = current_rows(written.changes[:at])
         assert sorted(copied) == sorted(("insert", key, value) for key, value in first.items()), f"the copy; {what}"
 
-    def _told(self) -> list[tuple[bool, Change]]:
-        """The messages about the table, and whether each is of the first copy."""
+    def _table_messages(self) -> list[tuple[bool, Change]]:
+        """The messages about the table, and whether each belongs to the first copy."""
         return [
             (
                 "lsn" not in one["headers"],
@@ -155,7 +155,7 @@ def current_rows(changes: list[Change]) -> dict[str, int | None]:
 
 
 def judge_order(found: list[Any], sent: list[Any], what: str) -> None:
-    """Say what is wrong as well as that something is."""
+    """Compare two lists, with an error that says what is wrong."""
     if found == sent:
         return
     seen = [json.dumps(one, sort_keys=True) for one in found]
@@ -165,10 +165,10 @@ def judge_order(found: list[Any], sent: list[Any], what: str) -> None:
     for one in wanted:
         assert seen.count(one) >= wanted.count(one), f"lost: {one}; {what}"
     for one in seen:
-        assert seen.count(one) <= wanted.count(one), f"there twice, or never sent: {one}; {what}"
+        assert seen.count(one) <= wanted.count(one), f"duplicated, or never sent: {one}; {what}"
 
 
 def judge_state(url: str, sent: list[Any], what: str) -> None:
-    """A client that bootstraps has the whole state, whatever was trimmed."""
+    """Check that a client that bootstraps has the whole state, even after trimming."""
     mine = {key: json.loads(entry.value) for key, entry in bootstrapped(url).entries.items()}
     assert mine == entries(sent), f"the state of {url}; {what}"

@@ -1,4 +1,4 @@
-"""The server and the database of a trial: durable, killed and started again on their ports, and restored from backups.
+"""The server and the database of a trial: durable, killed and restarted on their ports, and restored from backups.
 
 Invariant: a backup has everything that was acknowledged before it, and a restore has nothing that was written after it.
 """
@@ -31,7 +31,7 @@ BACKUP_TIMEOUT_S = 240.0
 
 
 class Services:
-    """Both run, except during a call."""
+    """Both are running, except during a call."""
 
     def __init__(self, directory: Path, postgres: LocalPostgres) -> None:
         self._directory = directory
@@ -70,7 +70,7 @@ class Services:
         self.postgres.start()
 
     def restore(self) -> None:
-        """Both die, and come back as they were at the backup."""
+        """Kill both and restore them from the backup."""
         self._end_server()
         self.postgres.kill()
         self._command("restore", "backup", "--force")
@@ -89,7 +89,7 @@ class Services:
         self._port = self._server.port
 
     def _start_postgres(self) -> None:
-        """A killed one holds its memory until its last process has noticed; until then it refuses to start."""
+        """Start Postgres. After a kill it does not start until its last process has released the shared memory."""
 
         def has_started() -> bool:
             try:
@@ -121,7 +121,7 @@ class Services:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """With owners and modes, which Postgres checks."""
+    """Copy with owners and modes, which Postgres checks."""
     subprocess.run(["cp", "-a", str(source), str(target)], check=True, timeout=BACKUP_TIMEOUT_S)
 
 

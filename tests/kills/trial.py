@@ -1,9 +1,9 @@
-"""A pipeline in every direction, fed all the while, and everything that happens to its processes at random moments.
+"""A pipeline in every direction under continuous writes, with random failures of its processes.
 
-Killed with SIGKILL are drivers with all their processes, Spark's Python processes, the server and the database. A
-second driver is started on the same checkpoints, while the first one runs or is suspended (SIGSTOP) and wakes up later.
-Server, database, checkpoints and archive are restored together from a backup. Nothing watches over a driver but the
-trial, which starts the next one, as a supervisor would.
+SIGKILL is sent to drivers with all their processes, Spark's Python processes, the server and the database. A second
+driver is started on the same checkpoints while the first one runs, or is suspended (SIGSTOP) and resumed later. Server,
+database, checkpoints and archive are restored together from a backup. The trial acts as the supervisor and starts the
+next driver.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from tests.waiting import wait_until
 log = logging.getLogger("tests.kills")
 
 READY_TIMEOUT_S = 150.0
-"""What happens to a driver begins then at the latest, whether it is ready or not."""
+"""After this time the failures start, even if the driver is not ready."""
 FINISH_TIMEOUT_S = 900.0
 SUSPENDED_S = {"suspended": (5.0, 45.0), "suspended long": (130.0, 150.0)}
-"""How long a driver sleeps while another one works on its checkpoints: longer than Spark waits for a worker (10 s), or
-longer than every time-out (a request is retried for 120 s, and a batch waits 60 s for the database)."""
+"""How long a driver is suspended while another one uses its checkpoints: longer than Spark waits for a worker (10 s),
+or longer than every timeout (a request is retried for 120 s, and a batch waits 60 s for the database)."""
 KILLED = ("drivers", "workers", "servers", "databases")
 CHANCES = {
-    "workers": 0.40,
+    "workers": 0.24,
     "servers": 0.28,
-    "databases": 0.22,
-    "second drivers": 0.04,
-    "suspended": 0.045,
-    "suspended long": 0.015,
+    "databases": 0.28,
+    "second drivers": 0.10,
+    "suspended": 0.08,
+    "suspended long": 0.02,
 }
-"""Of what happens to a driver, besides that it is killed in the end."""
+"""What can happen to a driver before it is killed."""
 HAPPENED = ("drivers", *CHANCES, "backups", "restores", "not ready", "messages")
 
 Counts = dict[str, int]
 
 
 class Trial:
-    """`counts` has what happened so far."""
+    """A trial; `counts` has the numbers of events so far."""
 
     def __init__(self, directory: Path, running: Services, rng: random.Random, directions: tuple[str, ...]) -> None:
         self._directory = directory
@@ -67,7 +67,7 @@ class Trial:
         return sum(self.counts[name] for name in KILLED)
 
     def round(self, happenings: Iterable[str]) -> None:
-        """One driver, to which these things happen, and which is killed in the end."""
+        """Run one driver, cause these events, and kill it."""
         driver = self._driver()
         try:
             self.counts["not ready"] += not driver.wait_until_ready(READY_TIMEOUT_S)
@@ -88,7 +88,7 @@ class Trial:
             self._kill(driver)
 
     def back_up_or_restore(self) -> None:
-        """While no driver runs: back everything up, or restore all of it from the last backup."""
+        """Back up everything, or restore everything from the last backup, while no driver runs."""
         places = [self._directory / name for name in ("checkpoints", "lake")]
         self._feeder.stop()
         if self._kept is None:
@@ -111,7 +111,7 @@ class Trial:
             self._kept = None
 
     def finish(self, what: str) -> None:
-        """Stop writing, let a last driver deliver everything, and judge."""
+        """Stop writing, let a last driver deliver everything, and check the result."""
         self._feeder.stop()
         written = self._feeder.written
         with httpx.Client(timeout=60.0) as http:
@@ -138,7 +138,7 @@ class Trial:
             self._feeder.stop()
 
     def _second_driver(self, driver: Driver, happening: str) -> Driver:
-        """Start another driver on the same checkpoints, and kill the first one a while later; the other one."""
+        """Start another driver on the same checkpoints and kill the first one later; return the new one."""
         self.counts[happening] += 1
         if happening in SUSPENDED_S:
             driver.signal(signal.SIGSTOP)
@@ -172,8 +172,9 @@ class Trial:
         self.counts["drivers"] += 1
 
 
-def endure(directory: Path, kills: int, seed: int, directions: tuple[str, ...] = ALL) -> Counts:
-    """A trial with at least so many kills; what happened. An assertion error if anything is lost, twice or stuck."""
+def run_kills(directory: Path, kills: int, seed: int, directions: tuple[str, ...] = ALL) -> Counts:
+    """Run a trial with at least this many kills; return the counts. Raises an assertion error if anything is lost,
+    duplicated or stuck."""
     rng = random.Random(seed)
     with services(directory / "server") as running:
         trial = Trial(directory, running, rng, directions)

@@ -15,7 +15,7 @@ from tests.serving import Server, serve
 
 @pytest.fixture(scope="module")
 def cacheable(mode: str) -> Iterator[Server]:
-    """A server with small chunks whose answers may be stored by shared caches."""
+    """A server with small chunks whose responses may be stored by shared caches."""
     with serve(
         DS_STORAGE__MODE=mode,
         DS_HTTP__CACHE_CONTROL="public",
@@ -40,8 +40,8 @@ def test_a_long_poll_with_data_is_cacheable(cacheable: Server) -> None:
         assert max_age(answer.headers["cache-control"]) > 0
 
 
-def test_a_long_poll_without_news_is_not_cacheable(cacheable: Server) -> None:
-    """protocol line 436: 204 is not to be cached."""
+def test_long_poll_without_data_is_not_cacheable(cacheable: Server) -> None:
+    """protocol line 436: 204 must not be cached."""
     with stream_on(cacheable, "quiet") as stream:
         stream.create("data")
         answer = stream.long_poll(stream.tail())

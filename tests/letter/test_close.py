@@ -71,7 +71,7 @@ def test_a_zombie_cannot_close_an_open_stream(stream: Stream) -> None:
 
 
 def test_a_repeated_append_with_data_does_not_close(stream: Stream) -> None:
-    """protocol line 203 (gap G-14): the append is deduplicated; the answer shows that the stream is still open."""
+    """protocol line 203 (gap G-14): the append is deduplicated; the response shows that the stream is still open."""
     stream.create()
     stream.append("a", headers=producer("p", 0, 0))
     answer = stream.close("a", headers=producer("p", 0, 0))
@@ -81,7 +81,7 @@ def test_a_repeated_append_with_data_does_not_close(stream: Stream) -> None:
 
 
 def test_a_retry_after_another_client_closed_is_409_and_a_close_shows_whether_it_was_stored(stream: Stream) -> None:
-    """reference line 670 answers 204 to a repeat; protocol lines 206-208 answer 409 on a closed stream, and rule.
+    """reference line 670 returns 204 for a repeat; protocol lines 206-208 return 409 for a closed stream, and prevail.
 
     docs/clients.md says what producers do in that case: close without data, and check Producer-Seq.
     """
@@ -90,6 +90,6 @@ def test_a_retry_after_another_client_closed_is_409_and_a_close_shows_whether_it
     stream.close()
     assert_problem(stream.post("stored", headers=producer("p", 0, 0)), 409, "stream_closed")
     assert stream.close(headers=producer("p", 0, 0)).headers["producer-seq"] == "0"
-    # This one was too late: Producer-Seq in the answer is lower than its number.
+    # This one was too late: Producer-Seq in the response is lower than its number.
     assert_problem(stream.post("late", headers=producer("p", 0, 1)), 409, "stream_closed")
     assert stream.close(headers=producer("p", 0, 1)).headers["producer-seq"] == "0"

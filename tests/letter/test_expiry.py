@@ -40,7 +40,7 @@ def test_a_conflict_of_expiry_times_names_the_one_that_the_stream_has(stream: St
 
 
 def test_a_long_poll_keeps_a_short_ttl_alive(mode: str) -> None:
-    """newer protocol: a stream with live readers does not expire. A poll on a TTL of 2 s was answered with 404."""
+    """newer protocol: a stream with live readers does not expire. A poll on a TTL of 2 s used to get 404."""
     with (
         serve(moving_time=True, DS_STORAGE__MODE=mode, DS_SERVER__LONG_POLL_TIMEOUT_SECS=str(4 * HOUR_S)) as server,
         stream_on(server, "short") as stream,
@@ -56,7 +56,7 @@ def test_a_long_poll_keeps_a_short_ttl_alive(mode: str) -> None:
         assert stream.head().status_code == 200
 
 
-def test_an_event_reader_keeps_a_short_ttl_alive_and_its_leaving_starts_the_window(mode: str) -> None:
+def test_event_reader_keeps_a_short_ttl_alive_and_its_disconnect_starts_the_window(mode: str) -> None:
     """newer protocol: a stream with live readers does not expire."""
     with expiring(mode) as server, stream_on(server, "short") as stream:
         stream.create(headers={"Stream-TTL": str(HOUR_S)})
@@ -70,7 +70,7 @@ def test_an_event_reader_keeps_a_short_ttl_alive_and_its_leaving_starts_the_wind
         assert stream.head().status_code == 404
 
 
-def test_a_live_reader_does_not_hold_up_an_absolute_expiry(mode: str) -> None:
+def test_live_reader_does_not_delay_an_absolute_expiry(mode: str) -> None:
     """protocol line 84: Stream-Expires-At is an absolute time."""
     with expiring(mode) as server, stream_on(server, "short") as stream:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + HOUR_S))

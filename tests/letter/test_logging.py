@@ -21,7 +21,7 @@ def test_the_reference_servers_module_shows_our_debug_lines(mode: str) -> None:
     assert "/v1/stream/logged" not in server.log()
 
 
-def test_malformed_log_filter_stops_the_start(mode: str, tmp_path: Path) -> None:
+def test_malformed_log_filter_prevents_the_start(mode: str, tmp_path: Path) -> None:
     """reference line 504: configurable levels via RUST_LOG. `bogus` was accepted silently."""
     done = subprocess.run(
         [sys.executable, "-m", "headwater", "serve", "--port", "0"],

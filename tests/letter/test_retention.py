@@ -26,7 +26,7 @@ def trimmed(stream: Stream) -> Stream:
 def test_retention_keeps_the_latest_snapshot_and_what_follows_it(bucket: Bucket) -> None:
     """extensions line 205: /bootstrap can provide a snapshot covering the earliest retained offset; line 144.
 
-    Retention by size deleted the snapshot, and bootstrap answered with the last few messages only.
+    Retention by size used to delete the snapshot, and bootstrap returned only the last few messages.
     """
     folded = bucket.stream("folded").create(headers=DROP)
     folded.publish(folded.append("first"), "state")
@@ -43,7 +43,7 @@ def test_retention_keeps_the_latest_snapshot_and_what_follows_it(bucket: Bucket)
 
 
 def test_bootstrap_reports_missing_history(bucket: Bucket) -> None:
-    """extensions lines 144, 205: without a snapshot nothing covers what retention dropped, and the answer says so."""
+    """extensions lines 144, 205: without a snapshot nothing covers what retention dropped, and the response says so."""
     stream = bucket.stream("unfolded")
     trimmed(stream)
     answer = stream.bootstrap()
@@ -56,10 +56,10 @@ def test_bootstrap_reports_missing_history(bucket: Bucket) -> None:
     assert "stream-earliest-offset" not in folded.bootstrap().headers
 
 
-def test_a_base_reader_begins_at_the_earliest_retained_message(stream: Stream) -> None:
+def test_base_reader_starts_at_the_earliest_retained_message(stream: Stream) -> None:
     """protocol line 350: `-1` is a valid offset that returns data; line 440: an extension must not break base clients.
 
-    `Stream-Earliest-Offset` tells a reader that the beginning was removed (decision P-43); the answer was 410 before.
+    `Stream-Earliest-Offset` shows a reader that the beginning was removed (decision P-43); it used to be 410.
     """
     trimmed(stream)
     earliest = stream.head().headers["stream-earliest-offset"]
@@ -72,7 +72,7 @@ def test_a_base_reader_begins_at_the_earliest_retained_message(stream: Stream) -
         assert answer.headers["cache-control"] == "no-store"
 
 
-def test_a_base_event_reader_begins_at_the_earliest_retained_message(server: Server, stream: Stream) -> None:
+def test_base_event_reader_starts_at_the_earliest_retained_message(server: Server, stream: Stream) -> None:
     """protocol line 350, in SSE."""
     trimmed(stream)
     head = stream.head().headers

@@ -1,4 +1,4 @@
-"""Lines of Spark's processes in our log: times on all of them, and no traceback of a socket that was merely closed."""
+"""Lines of Spark's processes in our log: all have timestamps, and tracebacks of closed sockets are dropped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_socket_closed_by_spark_is_not_reported(block: list[str]) -> None:
     assert fed(OURS, *block, LOG4J) == [OURS, LOG4J]
 
 
-def test_tracebacks_of_two_workers_may_be_mixed() -> None:
+def test_tracebacks_of_two_workers_may_be_interleaved() -> None:
     mixed = [line for pair in zip(CLOSED, CLOSED, strict=True) for line in pair]
     assert fed(*mixed, OURS) == [OURS]
     assert fed(CLOSED[0], OURS, *CLOSED[1:]) == [OURS]
@@ -62,8 +62,8 @@ def test_any_other_traceback_is_logged_with_its_time(block: list[str]) -> None:
     assert all(found and found[1] == "ERROR" for found in lines)
 
 
-def test_lines_without_a_time_get_one_and_others_stay_as_they_are() -> None:
-    banner, trace = "Setting default log level to", "\tat org.apache.spark.Some(Some.scala:1)"
+def test_lines_without_a_timestamp_get_one_and_others_are_unchanged() -> None:
+    banner, trace = "Picked up JAVA_TOOL_OPTIONS: -Xmx1g", "\tat org.apache.spark.Some(Some.scala:1)"
     lines = fed(OURS, banner, LOG4J, trace, "", OURS)
     assert (lines[0], lines[2], lines[4]) == (OURS, LOG4J, OURS)
     assert [TIMED.fullmatch(lines[place])[2] for place in (1, 3)] == [banner, trace]  # type: ignore[index]
@@ -84,3 +84,17 @@ print("afterwards", file=sys.stderr)
     lines = done.stderr.splitlines()
     assert [line.partition("spark: ")[2] for line in lines[:3]] == ["kept", "own", "Traceback (most recent call last):"]
     assert lines[3:] == ["afterwards"]
+
+
+def test_banner_of_spark_is_dropped() -> None:
+    lines = StderrLines()
+    for line in (
+        "WARNING: Using incubator modules: jdk.incubator.vector",
+        "Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties",
+        'Setting default log level to "WARN".',
+        "To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).",
+        "26/11/17 23:39:21 WARN NativeCodeLoader: Unable to load native-hadoop library for your platform...",
+        'Setting Spark log level to "FATAL".',
+    ):
+        assert lines.feed(line) == [], line
+    assert lines.feed("26/11/17 23:39:21 WARN Something: else") != []

@@ -181,7 +181,7 @@ def test_reading_repeats_until_the_slot_is_advanced_and_start_and_end_hold(conne
     state = slots.state(connection, SLOT)
     assert state is not None
     assert state.confirmed_lsn == found[2].end_lsn
-    with pytest.raises(slots.SlotLostError, match="another client advanced it"):
+    with pytest.raises(slots.SlotLostError, match="another client advanced"):
         slots.check(state, SLOT, start)
     assert slots.drop(connection, SLOT)
     with pytest.raises(slots.SlotLostError, match="does not exist"):

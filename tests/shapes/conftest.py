@@ -1,4 +1,4 @@
-"""One running Shape API for the tests of this directory; each test has tables of its own."""
+"""One running Shape API for the tests of this directory; each test has its own tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="session")
 def running() -> Iterator[Shapes]:
-    """Postgres, a stream server and `headwater shapes`, for all tests that leave them running."""
+    """Postgres, a stream server and `headwater shapes`, for all tests that do not stop them."""
     with shapes(", ".join(TABLES)) as started:
         yield started
 

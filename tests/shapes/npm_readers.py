@@ -1,6 +1,6 @@
 """The real npm clients in a Node.js process, driven from a test.
 
-Invariant: a command that fails there raises here, and waiting ends by the reader holding what SQL says.
+Invariant: a command that fails there raises an error here, and waiting ends when the reader has the rows of a query.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Readers:
         self.ask("open", id=name, url=url, params=params, columns=columns, **more)
 
     def wait(self, names: Sequence[str], rows: Sequence[Sequence[Any]], timeout_s: float = TIMEOUT_S) -> None:
-        """Wait until all of them hold exactly these rows."""
+        """Wait until all of these readers have exactly these rows."""
         ordered = sorted((list(row) for row in rows), key=lambda row: row[0])
         text = json.dumps(ordered, separators=(",", ":"), ensure_ascii=False)
         wanted = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

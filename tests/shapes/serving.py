@@ -1,6 +1,6 @@
-"""A real `headwater shapes` for a test, as a child process, with a stream server and a Postgres of its own.
+"""A real `headwater shapes` for a test, as a child process, with its own stream server and Postgres.
 
-Invariant: when the `with` block is left, every child is gone; a test may kill and start each of them meanwhile.
+Invariant: all children have exited after the `with` block; a test may kill and restart each of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.serving import Server, server_environment
 
 
 class Child:
-    """A `headwater` command on a port of its own, that can be killed and started again."""
+    """A `headwater` command on its own port, which can be killed and restarted."""
 
     def __init__(self, command: str, directory: Path, settings: dict[str, str]) -> None:
         self.port = free_port()
@@ -80,12 +80,12 @@ class Shapes(Child):
         return self.process.log() if self.process is not None else ""
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Run a statement in a transaction of its own."""
+        """Run a statement in its own transaction."""
         with psycopg.connect(self.postgres.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), parameters or None)
             return cursor.fetchall() if cursor.description is not None else []
 
-    # -- the API, by hand ----------------------------------------------------------------------------------------
+    # -- requests to the API -------------------------------------------------------------------------------------
 
     def get(self, **query: Any) -> httpx.Response:
         return self.http.get(self.url, params={"offset": "-1", **query})
@@ -98,7 +98,7 @@ class Shapes(Child):
 
 
 class Reading:
-    """A reader of one shape that folds what it gets."""
+    """A reader of one shape that folds its messages."""
 
     def __init__(self, shapes: Shapes, query: dict[str, Any]) -> None:
         self._shapes = shapes
@@ -149,7 +149,7 @@ class Reading:
             self.step()
 
     def live(self, until: Any = None) -> None:
-        """One long-poll, or as many as it takes until a condition holds."""
+        """Send one long-poll, or as many as needed until a condition holds."""
         while True:
             response = self.step(live="true", cursor=self.cursor)
             if response.status_code == 409:
@@ -162,7 +162,7 @@ class Reading:
 
 @contextmanager
 def shapes(tables: str, **settings: str) -> Iterator[Shapes]:
-    """All three, running."""
+    """Run all three."""
     with tempfile.TemporaryDirectory(prefix="headwater-shapes-") as temporary, database() as postgres:
         directory = Path(temporary)
         storage = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": str(directory / "streams")}

@@ -1,6 +1,6 @@
 """Many readers of a few shapes of one table, while rows change and processes are killed.
 
-Invariant: at the end every reader holds what SQL says; a reader that missed a change or got one twice does not.
+Invariant: at the end every reader has the rows of a query, so no reader missed a change or applied one twice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.shapes.serving import Shapes
 
 TABLE = "storm"
 SHAPES: list[tuple[dict[str, Any], str, tuple[str, ...]]] = [
-    # What the client asks for, what SQL selects, and the columns that are compared.
+    # The parameters of the client, the condition in SQL, and the columns that are compared.
     ({}, "true", ("id", "title", "n")),
     ({"where": "n < 500"}, "n < 500", ("id", "title", "n")),
     ({"where": "title LIKE $1", "params": ["%7%"]}, "title LIKE '%7%'", ("id", "title", "n")),
@@ -51,7 +51,7 @@ def wait_for_all(running: Shapes, readers: Readers, names: list[str], timeout_s:
 
 
 class Writer:
-    """Changes rows, one small transaction after another; what was not committed is tried again."""
+    """Changes rows in small transactions; a transaction that was not committed is retried."""
 
     def __init__(self, url: str, changes: int, seed: int) -> None:
         self._url = url

@@ -1,4 +1,4 @@
-"""The Shape API as a client sees it: offsets, handles, headers, live reads, subsets, and what is refused."""
+"""The Shape API as a client sees it: offsets, handles, headers, live reads, subsets, and errors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_changes_have_lsn_txid_and_the_last_one_is_marked(running: Shapes, table
     assert int(control["headers"]["global_last_seen_lsn"]) > int(delete["headers"]["lsn"])
 
 
-def test_a_large_table_arrives_in_chunks_each_with_its_own_url(running: Shapes, table: Table) -> None:
+def test_large_table_is_sent_in_chunks_with_separate_urls(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS), 20_000)
     reading = running.everything(table=name)
     assert len(reading.rows) == 20_000
@@ -93,7 +93,7 @@ def test_events_carry_changes_and_up_to_date(running: Shapes, table: Table) -> N
         insert, current = next(events), next(events)
         assert insert["value"] == {"id": "4", "title": "four", "n": "4"}
         assert current["headers"]["control"] == "up-to-date"
-        # The client continues at an offset that it makes of this LSN, and must not get the insert again.
+        # The client continues at an offset that it derives from this LSN, and must not get the insert again.
         reading.offset = f"{current['headers']['global_last_seen_lsn']}_0"
         running.sql(f"INSERT INTO {name} VALUES (5, 'five', 5)")
         assert next(events)["value"]["id"] == "5"
@@ -128,7 +128,7 @@ def test_changes_only_has_no_snapshot(running: Shapes, table: Table) -> None:
     assert [row["id"] for row in reading.rows.values()] == ["10"]
 
 
-def test_replica_full_sends_whole_rows_and_what_changed_before(running: Shapes, table: Table) -> None:
+def test_replica_full_sends_whole_rows_and_old_values(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS))
     reading = running.everything(table=name, replica="full")
     running.sql(f"UPDATE {name} SET title = 'x' WHERE id = 1")
@@ -140,7 +140,7 @@ def test_replica_full_sends_whole_rows_and_what_changed_before(running: Shapes, 
     assert delete["value"] == {"id": "2", "title": "t2", "n": "2"}
 
 
-def test_columns_are_those_that_were_asked_for(running: Shapes, table: Table) -> None:
+def test_only_requested_columns_are_sent(running: Shapes, table: Table) -> None:
     name = filled(running, table('id int PRIMARY KEY, "Title, x" text, n int'))
     reading = running.everything(table=name, columns='id,"Title, x"')
     assert reading.rows[f'"public"."{name}"/"1"'] == {"id": "1", "Title, x": "t1"}
@@ -148,7 +148,7 @@ def test_columns_are_those_that_were_asked_for(running: Shapes, table: Table) ->
     running.sql(f"UPDATE {name} SET \"Title, x\" = 'new' WHERE id = 1")
     reading.live(lambda one: any("lsn" in message["headers"] for message in one.messages))
     changes = [message["value"] for message in reading.messages if "lsn" in message["headers"]]
-    assert changes == [{"id": "1", "Title, x": "new"}], "a change of a column that is not there is not a change"
+    assert changes == [{"id": "1", "Title, x": "new"}], "a change of a column outside the shape is not sent"
 
 
 def test_a_changed_key_is_a_delete_and_an_insert(running: Shapes, table: Table) -> None:
@@ -172,7 +172,7 @@ def test_a_table_without_a_key_is_keyed_by_all_its_columns(running: Shapes, tabl
     assert list(reading.rows) == [f'"public"."{name}"/"z"/"x//y"']
 
 
-def test_rows_move_in_and_out_of_a_condition(running: Shapes, table: Table) -> None:
+def test_rows_that_start_or_stop_matching_are_inserted_or_deleted(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS), 10)
     reading = running.everything(table=name, where="n > $1", **{"params[1]": "8"})
     assert {row["id"] for row in reading.rows.values()} == {"9", "10"}
@@ -195,7 +195,7 @@ def test_a_rolled_back_transaction_is_never_seen(running: Shapes, table: Table) 
 # -- caches ------------------------------------------------------------------------------------------------------
 
 
-def test_responses_say_how_long_they_may_be_kept(running: Shapes, table: Table) -> None:
+def test_responses_have_cache_control(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS))
     first = running.get(table=name)
     assert first.headers["cache-control"] == ("public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746")
@@ -216,7 +216,7 @@ def test_responses_say_how_long_they_may_be_kept(running: Shapes, table: Table) 
 # -- other shapes and other handles ------------------------------------------------------------------------------
 
 
-def test_an_unknown_handle_is_sent_to_the_current_one(running: Shapes, table: Table) -> None:
+def test_unknown_handle_is_redirected_to_the_current_one(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS))
     moved = running.get(table=name, handle="123-456", offset="0_inf")
     assert moved.status_code == 409
@@ -226,7 +226,7 @@ def test_an_unknown_handle_is_sent_to_the_current_one(running: Shapes, table: Ta
     assert fresh.headers["electric-handle"] == moved.headers["electric-handle"] != "123-456"
 
 
-def test_a_handle_of_another_definition_is_sent_to_its_own(running: Shapes, table: Table) -> None:
+def test_handle_of_another_definition_is_redirected(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS))
     whole = running.get(table=name).headers["electric-handle"]
     other = running.get(table=name, where="n = 1", handle=whole, offset="0_inf")
@@ -234,7 +234,7 @@ def test_a_handle_of_another_definition_is_sent_to_its_own(running: Shapes, tabl
     assert other.headers["electric-handle"] != whole
 
 
-def test_a_deleted_shape_gets_a_handle_that_never_existed(running: Shapes, table: Table) -> None:
+def test_deleted_shape_gets_a_new_handle(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS))
     reading = running.everything(table=name)
     old = reading.handle
@@ -243,7 +243,7 @@ def test_a_deleted_shape_gets_a_handle_that_never_existed(running: Shapes, table
     assert running.http.delete(running.url, params={"table": name, "handle": old}).status_code == 202
     waiting.join(30)
     assert reading.last is not None
-    assert reading.last.status_code == 409, "the waiting reader learns it at once"
+    assert reading.last.status_code == 409, "the waiting reader is notified immediately"
     assert reading.last.headers["electric-handle"] != old
     reading.catch_up()
     assert reading.handle != old
@@ -283,7 +283,7 @@ def test_equal_definitions_share_a_shape(running: Shapes, table: Table) -> None:
 # -- subsets -----------------------------------------------------------------------------------------------------
 
 
-def test_subsets_by_post_and_by_get_are_alike(running: Shapes, table: Table) -> None:
+def test_subsets_by_post_and_by_get_are_the_same(running: Shapes, table: Table) -> None:
     name = filled(running, table(ITEMS), 20)
     base: dict[str, Any] = {"table": name, "offset": "now", "log": "changes_only"}
     body: dict[str, Any] = {"where": "n > $1", "params": {"1": 5}, "order_by": "n DESC", "limit": 3, "offset": 1}
@@ -311,7 +311,7 @@ def test_a_subset_stays_within_its_shape(running: Shapes, table: Table) -> None:
 
 
 def test_a_subset_and_the_log_meet_without_a_gap(running: Shapes, table: Table) -> None:
-    """A transaction that the subset did not see has an xid that its metadata tells apart, and is in the log."""
+    """The metadata identifies transactions that the subset did not see; they are in the log."""
     import psycopg
 
     name = filled(running, table(ITEMS), 2)
@@ -333,7 +333,7 @@ def test_a_subset_and_the_log_meet_without_a_gap(running: Shapes, table: Table) 
     assert int(late["headers"]["lsn"]) >= int(metadata["database_lsn"])
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ def test_a_subset_and_the_log_meet_without_a_gap(running: Shapes, table: Table) 
         ({"params": "x", "where": "n = $1"}, "params"),
     ],
 )
-def test_invalid_requests_are_400_in_electrics_form(
+def test_invalid_requests_are_400_in_electrics_format(
     running: Shapes, refused_table: str, query: dict[str, str], parameter: str
 ) -> None:
     response = running.get(**{"table": refused_table, **query})
@@ -394,7 +394,7 @@ def test_a_missing_offset_is_400(running: Shapes, refused_table: str) -> None:
     assert list(response.json()["errors"]) == ["offset"]
 
 
-def test_a_parameter_that_is_sent_twice_is_400(running: Shapes, refused_table: str) -> None:
+def test_repeated_parameter_is_400(running: Shapes, refused_table: str) -> None:
     response = running.http.get(f"{running.url}?table={refused_table}&table=other&offset=-1")
     assert response.status_code == 400
 
@@ -436,6 +436,6 @@ def test_pages_of_allowed_origins_can_read_every_header(running: Shapes, refused
 
 
 def test_a_foreign_host_name_is_refused(running: Shapes, refused_table: str) -> None:
-    """A page of another site whose name leads to this machine must not read tables."""
+    """A page of another site whose name resolves to this machine must not read tables (DNS rebinding)."""
     query = {"table": refused_table, "offset": "-1"}
     assert running.http.get(running.url, params=query, headers={"Host": "evil.example"}).status_code == 421

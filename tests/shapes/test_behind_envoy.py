@@ -1,4 +1,4 @@
-"""Shapes behind Envoy: the same tokens and scopes as streams, and live reads that pass unbuffered."""
+"""Shapes behind Envoy: the same tokens and scopes as streams, and unbuffered live reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_token_with_the_scope_to_read_gets_shapes_and_subsets(proxy: Proxied) 
     assert ask(proxy, "POST", reads).status_code == 200
 
 
-def test_other_tokens_do_not(proxy: Proxied) -> None:
+def test_tokens_without_the_read_scope_are_rejected(proxy: Proxied) -> None:
     assert ask(proxy, "GET", None).status_code == 401
     assert ask(proxy, "POST", None).status_code == 401
     for token in (
@@ -47,7 +47,7 @@ def test_other_tokens_do_not(proxy: Proxied) -> None:
         assert ask(proxy, "GET", token).status_code == 403
         assert ask(proxy, "POST", token).status_code == 403
     assert ask(proxy, "DELETE", proxy.token(scope="streams:read streams:write")).status_code == 403
-    # The streams of the logs are reserved names.
+    # The streams of the logs have reserved names.
     handle = ask(proxy, "GET", proxy.token(scope="streams:read")).headers["electric-handle"]
     log = f"{proxy.url}/v1/stream/__shapes__/{handle}/snapshot"
     for scope, status in (("streams:read", 403), ("streams:admin", 200)):

@@ -1,4 +1,4 @@
-"""What clients can make grow, and what the database does not allow."""
+"""Limits on what clients can make grow, and restrictions of the database."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stored(small: Shapes) -> set[str]:
     return {row[0] for row in small.sql("SELECT handle FROM headwater.shapes WHERE state = 'complete'")}
 
 
-def test_an_unused_shape_makes_room_and_its_streams_are_deleted(small: Shapes) -> None:
+def test_unused_shape_is_evicted_and_its_streams_are_deleted(small: Shapes) -> None:
     first = small.everything(table="items", where="n = 0")
     stream = f"{small.streams_url}/v1/stream/__shapes__/{first.handle}/changes"
     assert small.http.head(stream).status_code == 200
@@ -60,7 +60,7 @@ def test_an_idle_shape_is_dropped(small: Shapes) -> None:
         pass
 
 
-def test_a_log_that_grows_too_large_is_started_over(small: Shapes) -> None:
+def test_shape_with_a_log_that_grows_too_large_is_replaced(small: Shapes) -> None:
     reading = small.everything(table="items")
     old = reading.handle
     with psycopg.connect(small.postgres.url, autocommit=True) as connection:
@@ -69,8 +69,8 @@ def test_a_log_that_grows_too_large_is_started_over(small: Shapes) -> None:
     reading.live(lambda one: one.handle != old and one.rows['"public"."items"/"1"']["title"] == "change 299")
 
 
-def test_a_slow_reader_gets_what_is_no_longer_in_memory(small: Shapes) -> None:
-    """More changes than the tail holds, read from any offset, are the same changes."""
+def test_slow_reader_gets_changes_that_are_no_longer_in_memory(small: Shapes) -> None:
+    """More changes than fit in the tail are the same when read from any offset."""
     reading = small.everything(table="items", where="id = 2", replica="full")
     start, handle = reading.offset, reading.handle
     with psycopg.connect(small.postgres.url, autocommit=True) as connection:
@@ -96,15 +96,15 @@ def test_a_subset_beyond_the_limit_is_refused(small: Shapes) -> None:
     assert small.http.post(small.url, params=query, json={"order_by": "n", "limit": 3}).status_code == 200
 
 
-def test_the_secret_is_asked_for(small: Shapes) -> None:
+def test_secret_is_required(small: Shapes) -> None:
     for given in ({"secret": "wrong"}, {"secret": ""}):
         refused = small.http.get(small.url, params={"table": "items", "offset": "-1", **given})
         assert refused.status_code == 401
         assert "secret" in refused.json()["message"]
 
 
-def test_a_table_of_another_owner_is_refused_with_the_statement_to_run(small: Shapes) -> None:
-    """The role may publish the table (its group owns the publication), but not alter it."""
+def test_error_for_a_table_of_another_owner_has_the_statement_to_run(small: Shapes) -> None:
+    """The role can publish the table (its group owns the publication), but cannot alter it."""
     small.sql("CREATE ROLE plain LOGIN REPLICATION")
     small.sql("GRANT CREATE ON DATABASE durable_streams TO plain; GRANT USAGE ON SCHEMA public TO plain")
     small.sql(f"CREATE TABLE foreign_items ({ITEMS}); GRANT SELECT ON foreign_items TO plain")
@@ -139,15 +139,15 @@ def test_a_table_of_another_owner_is_refused_with_the_statement_to_run(small: Sh
         other.kill()
 
 
-def test_generated_columns_that_are_not_published_are_refused_unless_left_out(small: Shapes) -> None:
-    """Before Postgres 18 no generated column is published, and then only stored ones are."""
+def test_unpublished_generated_columns_are_rejected_unless_excluded(small: Shapes) -> None:
+    """Postgres before 18 publishes no generated columns, and later releases only stored ones."""
     kind = "VIRTUAL" if small.sql("SHOW server_version_num")[0][0] >= "180000" else "STORED"
     small.sql(f"CREATE TABLE wide (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) {kind})")
     assert list(small.get(table="wide").json()["errors"]) == ["columns"]
     assert small.get(table="wide", columns="id").status_code == 200
 
 
-def test_a_lost_slot_starts_every_shape_over(small: Shapes) -> None:
+def test_lost_slot_replaces_every_shape(small: Shapes) -> None:
     reading = small.everything(table="items", where="n > 190")
     old = reading.handle
     small.stop()

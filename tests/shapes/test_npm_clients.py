@@ -49,7 +49,7 @@ def test_a_shape_follows_inserts_updates_and_deletes(
 
 
 @pytest.mark.parametrize("sse", [False, True], ids=["long-poll", "sse"])
-def test_a_shape_with_a_condition_follows_rows_in_and_out(
+def test_shape_with_a_condition_follows_rows_that_start_or_stop_matching(
     running: Shapes, readers: Readers, table: Table, sse: bool
 ) -> None:
     name = filled(running, table(ITEMS), 100)
@@ -109,7 +109,7 @@ def test_on_demand_collections_of_tanstack_db(running: Shapes, readers: Readers,
     readers.ask("collection", id=name, syncMode="on-demand", subsetMethod=method, **arguments)
     readers.ask("query", id=f"{name}-query", of=name, at_least=290, columns=["id", "title", "n"])
     readers.wait_for_sql(running, f"{name}-query", selected)
-    assert len(readers.ask("rows", id=name)) == 11, "only what was asked for was loaded"
+    assert len(readers.ask("rows", id=name)) == 11, "only the requested rows were loaded"
     running.sql(f"UPDATE {name} SET title = 'changed' WHERE n > 295")
     running.sql(f"INSERT INTO {name} VALUES (1000, 'new', 1000)")
     running.sql(f"DELETE FROM {name} WHERE n = 290")
@@ -122,7 +122,7 @@ def test_on_demand_collections_of_tanstack_db(running: Shapes, readers: Readers,
 
 
 TYPES = {
-    # The type, what SQL gets, and what the client makes of it.
+    # The type, the value in SQL, and the value in the client.
     "i2": ("int2", "-32768", -32768),
     "i4": ("int4", "2147483647", 2147483647),
     "i8": ("int8", "9007199254740993", "9007199254740993n"),
@@ -153,7 +153,7 @@ TYPES = {
 }
 
 
-def test_every_type_arrives_alike_in_the_snapshot_and_live(running: Shapes, readers: Readers, table: Table) -> None:
+def test_every_type_is_the_same_in_the_snapshot_and_live(running: Shapes, readers: Readers, table: Table) -> None:
     columns = ", ".join(f"{column} {kind}" for column, (kind, _, _) in TYPES.items())
     name = table(f"id int PRIMARY KEY, {columns}")
     places = ", ".join(["%s"] * (len(TYPES) + 1))
@@ -169,8 +169,8 @@ def test_every_type_arrives_alike_in_the_snapshot_and_live(running: Shapes, read
     readers.ask("close", id=name)
 
 
-def test_large_values_that_do_not_change_stay_whole(running: Shapes, readers: Readers, table: Table) -> None:
-    """A value beside the row (TOAST) is not in the log of an update that leaves it alone."""
+def test_unchanged_large_values_are_kept(running: Shapes, readers: Readers, table: Table) -> None:
+    """A TOASTed value is not in the WAL of an update that does not change it."""
     name = table("id int PRIMARY KEY, title text, n int")
     running.sql(f"ALTER TABLE {name} ALTER COLUMN title SET STORAGE EXTERNAL")
     running.sql(f"INSERT INTO {name} VALUES (1, repeat('x', 3000000), 1)")
@@ -197,7 +197,7 @@ def test_100_000_rows(running: Shapes, readers: Readers, table: Table) -> None:
     readers.ask("close", id=name)
 
 
-def test_a_refused_shape_is_an_error_of_the_client(running: Shapes, readers: Readers) -> None:
+def test_rejected_shape_is_an_error_in_the_client(running: Shapes, readers: Readers) -> None:
     readers.open("refused", running.url, {"table": "unheard_of"})
     while not (errors := readers.ask("errors")):
         pass

@@ -1,4 +1,4 @@
-"""Shapes through restarts and kills of every part, with readers that must end with what SQL says."""
+"""Shapes during restarts and kills of every process, with readers that must end with the rows of a query."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ITEMS = "id int PRIMARY KEY, title text, n int"
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Shapes]:
-    """Processes that these tests may kill."""
+    """Separate processes, which these tests may kill."""
     with shapes("storm, kept, later, things", DS_SHAPES__SSE_TIMEOUT_SECS="5") as started:
         started.sql(f"CREATE TABLE kept ({ITEMS})")
         started.sql("INSERT INTO kept SELECT i, 't' || i, i FROM generate_series(1, 100) i")
@@ -85,11 +85,11 @@ def test_readers_match_sql_after_kills(own: Shapes, long: bool) -> None:
         writer.join()
         storms.wait_for_all(own, readers, names, 300)
         events = [readers.ask("events", id=name) for name in names]
-    assert not any("must-refetch" in one for one in events), "no kill costs a snapshot"
+    assert not any("must-refetch" in one for one in events), "no kill causes a new snapshot"
 
 
 def test_conditions_hold_through_random_changes(own: Shapes) -> None:
-    """Random conditions as shapes, random changes of rows: each shape ends with what Postgres selects."""
+    """Random conditions and random changes: each shape ends with the rows that Postgres selects."""
     own.sql(TABLE.format(table="things"))
     chance = random.Random(77)
     readings = []
@@ -127,18 +127,18 @@ def _change(connection: psycopg.Connection[tuple[object, ...]], chance: random.R
         connection.execute(f"DELETE FROM things WHERE mod(id, 11) = {number % 11}".encode())
 
 
-def test_the_stream_server_may_be_killed(own: Shapes) -> None:
+def test_changes_arrive_after_a_kill_of_the_stream_server(own: Shapes) -> None:
     reading = own.everything(table="kept")
     count = len(reading.rows)
     own.streams.kill()
-    own.sql("INSERT INTO kept VALUES (1000, 'while it was gone', 1)")
+    own.sql("INSERT INTO kept VALUES (1000, 'while it was down', 1)")
     own.streams.start()
     reading.live(lambda one: len(one.rows) == count + 1)
     fresh = own.everything(table="kept")
     assert fresh.rows == reading.rows
 
 
-def test_without_a_list_of_tables_it_does_not_start() -> None:
+def test_start_without_a_list_of_tables_fails() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "headwater", "shapes"],
         env=server_environment(),
@@ -150,7 +150,7 @@ def test_without_a_list_of_tables_it_does_not_start() -> None:
     assert "shapes.tables" in done.stderr
 
 
-def test_a_stopped_process_ends_cleanly_and_leaves_the_slot(own: Shapes) -> None:
+def test_stopped_process_exits_cleanly_and_keeps_the_slot(own: Shapes) -> None:
     assert own.stop() == 0
     assert own.sql("SELECT active FROM pg_replication_slots WHERE slot_name = 'headwater_shapes'") == [(False,)]
     own.start()

@@ -1,4 +1,4 @@
-"""Tables of other kinds: partitioned ones, and those with generated columns."""
+"""Partitioned tables, and tables with generated columns."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TABLES = "events,events_1,lone,lone_1,stored,virtual"
 
 @pytest.fixture(scope="module")
 def newest() -> Iterator[Shapes]:
-    """Shapes of Postgres 18, which publishes generated columns."""
+    """Shapes on Postgres 18, which publishes generated columns."""
     with packaged_release(), shapes(TABLES) as running:
         yield running
 
 
 @pytest.fixture
 def events(newest: Shapes) -> Iterator[Shapes]:
-    """A table with two partitions, whose columns are in another order than its own."""
+    """A table with two partitions, one of which has its columns in another order."""
     newest.sql("CREATE TABLE events (id int, part int, title text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)")
     newest.sql("CREATE TABLE events_1 PARTITION OF events FOR VALUES IN (1)")
     newest.sql("CREATE TABLE events_2 (title text, part int NOT NULL, id int NOT NULL, PRIMARY KEY (id, part))")
@@ -64,7 +64,7 @@ def test_conditions_hold_across_partitions(events: Shapes) -> None:
 def test_rows_of_a_new_partition_arrive(events: Shapes, where: str | None) -> None:
     reading = events.everything(table="events", **({"where": where} if where else {}))
     events.sql("CREATE TABLE events_3 PARTITION OF events FOR VALUES IN (3); INSERT INTO events VALUES (6, 3, 'x')")
-    # It does not have the identity of its table yet, so the old row of this change is not sent.
+    # It does not have the replica identity of its table yet, so the old row of this change is not sent.
     events.sql("UPDATE events SET title = 'xx' WHERE id = 6")
     follow(reading, "a", "b", "xx")
     events.sql("UPDATE events SET title = 'xxx' WHERE id = 6")
@@ -75,7 +75,7 @@ def test_rows_of_a_new_partition_arrive(events: Shapes, where: str | None) -> No
     "statement",
     ["TRUNCATE events_2", "ALTER TABLE events DETACH PARTITION events_2; DROP TABLE events_2", "DROP TABLE events_2"],
 )
-def test_rows_that_leave_with_a_partition_leave_the_shape(events: Shapes, statement: str) -> None:
+def test_rows_of_a_removed_partition_leave_the_shape(events: Shapes, statement: str) -> None:
     reading = events.everything(table="events")
     events.sql(statement)
     follow(reading, "a")
@@ -110,7 +110,7 @@ def test_a_partition_alone_is_served_unless_its_table_is_published(newest: Shape
 
 
 def test_stored_generated_columns_are_served(newest: Shapes) -> None:
-    """Postgres refuses changes of such a table with REPLICA IDENTITY FULL unless the column is published."""
+    """Postgres rejects changes of such a table with REPLICA IDENTITY FULL unless the column is published."""
     newest.sql("CREATE TABLE stored (id int PRIMARY KEY, n int, title text GENERATED ALWAYS AS (n::text) STORED)")
     newest.sql("INSERT INTO stored VALUES (1, 1), (2, 20)")
     every = newest.everything(table="stored")
@@ -123,7 +123,7 @@ def test_stored_generated_columns_are_served(newest: Shapes) -> None:
     assert list(some.rows) == ['"public"."stored"/"4"']
 
 
-def test_another_publication_that_would_make_changes_fail_is_named(newest: Shapes) -> None:
+def test_conflicting_publication_is_reported(newest: Shapes) -> None:
     newest.sql("CREATE TABLE lone (id int PRIMARY KEY, n int, title text GENERATED ALWAYS AS (n::text) STORED)")
     newest.sql("CREATE PUBLICATION other FOR TABLE lone")
     refused = newest.get(table="lone", where="n = 1")
@@ -137,7 +137,7 @@ def test_another_publication_that_would_make_changes_fail_is_named(newest: Shape
     follow(reading)
 
 
-def test_a_virtual_generated_column_does_not_make_changes_fail(newest: Shapes) -> None:
+def test_virtual_generated_column_does_not_break_changes(newest: Shapes) -> None:
     newest.sql("CREATE TABLE virtual (id int PRIMARY KEY, title text, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL)")
     newest.sql("INSERT INTO virtual VALUES (1, 'a')")
     reading = newest.everything(table="virtual", columns="id,title")

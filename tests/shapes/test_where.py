@@ -1,4 +1,4 @@
-"""Conditions: what is parsed, what is refused, and that Postgres itself agrees with every answer."""
+"""Conditions: valid and invalid ones, and that Postgres agrees with every result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwater.postgres.catalog import TableName
 from headwater.postgres.connections import Connection, connect
 from headwater.shapes.definition import filter_of
 from headwater.shapes.errors import InvalidShapeError
-from headwater.shapes.snapshot import at_one_moment, read_rows
+from headwater.shapes.snapshot import consistent_snapshot, read_rows
 from headwater.shapes.table import Table, describe
 from headwater.shapes.where import UnsupportedError, parse_order
 from headwater.shapes.where.evaluator import _like
@@ -44,17 +44,17 @@ def table(connection: Connection) -> Table:
 
 @pytest.fixture(scope="module")
 def rows(connection: Connection, table: Table) -> list[dict[str, str | None]]:
-    with at_one_moment(connection):
+    with consistent_snapshot(connection):
         return list(read_rows(connection, table.name, ["id", *COLUMNS], []))
 
 
-def told_by_postgres(connection: Connection, text: str, parameters: dict[str, str]) -> set[str]:
-    """Which rows the condition selects when Postgres reads it itself."""
+def selected_by_postgres(connection: Connection, text: str, parameters: dict[str, str]) -> set[str]:
+    """The rows that Postgres selects with the text of the condition."""
 
     def quoted(found: re.Match[str]) -> str:
         return "'" + parameters[found[1]].replace("'", "''") + "'"
 
-    # ILIKE, lower() and upper() fold ASCII letters only, as they do with COLLATE "C", which the columns have.
+    # ILIKE, lower() and upper() fold only ASCII letters, as with COLLATE "C", which the columns have.
     query = f"SELECT id::text FROM things WHERE {re.sub(r'[$]([0-9]+)', quoted, text)}"
     return {row[0] for row in connection.execute(query.encode())}
 
@@ -68,11 +68,11 @@ def test_rendered_and_evaluated_conditions_select_what_postgres_selects(
     for _ in range(CONDITIONS // 4):
         made = Conditions(chance)
         text = made.condition()
-        expected = told_by_postgres(connection, text, made.parameters)
+        expected = selected_by_postgres(connection, text, made.parameters)
         condition = filter_of(connection, table, text, made.parameters, "where")
         evaluated = {row["id"] for row in rows if condition.predicate(row)}
         assert evaluated == expected, text
-        with at_one_moment(connection):
+        with consistent_snapshot(connection):
             rendered = {row["id"] for row in read_rows(connection, table.name, ["id"], [condition.rendered])}
         assert rendered == expected, text
         selective += 0 < len(expected) < ROWS
@@ -114,7 +114,7 @@ def test_rendered_and_evaluated_conditions_select_what_postgres_selects(
 )
 def test_unsupported_conditions_say_why(connection: Connection, table: Table, text: str, reason: str) -> None:
     if not reason:
-        # A number beyond bigint is numeric, as in Postgres, and equals no integer.
+        # A number beyond bigint is numeric, as in Postgres, and does not equal any integer.
         assert filter_of(connection, table, text, {}, "where").rendered.sql
         return
     with pytest.raises(InvalidShapeError, match=reason) as refused:
@@ -127,11 +127,11 @@ def test_text_of_a_parameter_is_never_sql(connection: Connection, table: Table) 
     condition = filter_of(connection, table, "label = $1 OR label = '''; DROP TABLE things'", {"1": evil}, "where")
     assert "DROP" not in condition.rendered.sql
     assert evil in condition.rendered.parameters
-    with at_one_moment(connection):
+    with consistent_snapshot(connection):
         assert list(read_rows(connection, table.name, ["id"], [condition.rendered])) == []
 
 
-def test_the_same_condition_in_other_words_is_the_same_shape(connection: Connection, table: Table) -> None:
+def test_equivalent_conditions_are_the_same_shape(connection: Connection, table: Table) -> None:
     def identity(text: str, **parameters: str) -> str:
         return filter_of(connection, table, text, parameters, "where").identity
 
@@ -165,7 +165,7 @@ def test_order_by_accepts_columns_only() -> None:
 
 
 def test_a_condition_never_fails_on_a_row(connection: Connection, table: Table) -> None:
-    """What passes the check can be evaluated on every row, so that no change can stop a shape."""
+    """A valid condition can be evaluated on every row, so that no change can break a shape."""
     with pytest.raises(psycopg.Error):
         connection.execute("SELECT 'abc'::text::int")
     with pytest.raises(InvalidShapeError):

@@ -1,6 +1,6 @@
 """A real Envoy for a test, with the configuration of the stack, in front of a real server or an echo server.
 
-Invariant: when the `with` block is left, Envoy and everything behind it are gone.
+Invariant: after the `with` block, Envoy and the servers behind it have exited.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ START_TIMEOUT_SECS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back over a raw connection."""
+    """A response received over a raw connection."""
 
     status: int
     headers: dict[str, str]
@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def code(self) -> str:
-        """The `code` of a refusal that the policy or the server wrote; empty for Envoy's own."""
+        """The error `code` from the policy or the server; empty for Envoy's own responses."""
         try:
             return str(json.loads(self.body).get("code", ""))
         except ValueError:
@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Proxied:
-    """Envoy at `url`; tokens by `token()`; requests to the letter by `raw()`."""
+    """Envoy at `url`; `token()` creates tokens, `raw()` sends exact requests."""
 
     port: int
     admin_port: int
@@ -76,7 +76,7 @@ class Proxied:
         return mint(self.ring, claims, alg, frozenset(flaws))
 
     def signed(self, **claims: object) -> str:
-        """A token whose claims are exactly these on top of the good ones, whatever their types."""
+        """A token with exactly these claims added to the valid ones, of any type."""
         auth = self.settings.auth
         kid, key = self.ring.signing_key(Algorithm.ES256)
         good = {"iss": auth.issuer, "aud": auth.audience_list[0], "sub": "alice", "exp": int(time.time()) + 3600}
@@ -85,7 +85,7 @@ class Proxied:
     def raw(
         self, method: str, target: str, *lines: str, token: str | None = None, body: bytes = b"", port: int = 0
     ) -> Answer:
-        """One HTTP/1.1 request with the target and header lines exactly as given."""
+        """Send one HTTP/1.1 request with exactly this target and these header lines."""
         head = [f"{method} {target} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(body)}"]
         if token is not None:
             head.append(f"Authorization: Bearer {token}")
@@ -93,7 +93,7 @@ class Proxied:
         with socket.create_connection(("127.0.0.1", port or self.port), timeout=20) as connection:
             connection.sendall(request)
             received = b""
-            # Envoy may hold a finished connection for a second; its end is not what is waited for.
+            # Envoy may keep a finished connection open for a second, so do not wait for its end.
             while not _is_whole(received, method) and (piece := connection.recv(65536)):
                 received += piece
         return parse(received)
@@ -139,7 +139,7 @@ def proxied(
     shapes: int | None = None,
     **env: str,
 ) -> Iterator[Proxied]:
-    """Envoy in front of the server at this port of this machine, with the settings of these DS_… variables."""
+    """Envoy in front of the server at this local port, with the settings of these DS_… variables."""
     with tempfile.TemporaryDirectory(prefix="headwater-envoy-") as temporary:
         directory = Path(temporary)
         port, admin = free_port(), free_port()
@@ -187,15 +187,19 @@ def wait_for(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 @contextmanager
 def echoing() -> Iterator[int]:
-    """The port of a server that answers every request with what it got, as JSON."""
+    """Run a server that returns every request as JSON; yields its port."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def _answer(self) -> None:
             self.rfile.read(int(self.headers.get("content-length") or 0))
-            told = {"method": self.command, "path": self.path, "headers": [list(item) for item in self.headers.items()]}
-            body = json.dumps(told).encode()
+            request = {
+                "method": self.command,
+                "path": self.path,
+                "headers": [list(item) for item in self.headers.items()],
+            }
+            body = json.dumps(request).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -1,6 +1,6 @@
 """A stack for a test, started with `headwater up --detach` and stopped with `headwater down`.
 
-Invariant: when the `with` block is left nothing of the stack runs any more; what does, fails the test.
+Invariant: after the `with` block no process of the stack is running; one that is fails the test.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Stack:
         return status
 
     def note(self) -> dict[str, Any]:
-        """Remember every process, to see later that it is gone."""
+        """Record every process, to check later that it has exited."""
         status: dict[str, Any] = json.loads((self.data / "run" / "state.json").read_bytes())
         for one in (status, *status["parts"]):
             if one["pid"]:
@@ -77,7 +77,7 @@ class Stack:
         return found
 
     def kill(self, name: str) -> int:
-        """kill -9 of one part; the id that it had."""
+        """kill -9 one service; return its process id."""
         pid: int = self.part(name)["pid"]
         os.kill(pid, signal.SIGKILL)
         return pid
@@ -107,7 +107,7 @@ class Stack:
 
 @contextmanager
 def stack(directory: Path, **env: str) -> Iterator[Stack]:
-    """Everything that is needed to start one, on free ports; ends what was started."""
+    """Prepare a stack on free ports; stop it at the end of the block."""
     ports = {name: free_port() for name in ("server", "proxy", "postgres", "adminer", "shapes", "sync")}
     environment = server_environment(
         **{

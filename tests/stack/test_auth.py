@@ -60,7 +60,7 @@ def test_valid_token_of_each_algorithm_is_accepted(proxy: Proxied, algorithm: Al
 def test_each_flaw_is_refused(proxy: Proxied, behind: Server, flaw: TokenFlaw, algorithm: Algorithm) -> None:
     name = f"/v1/stream/flaw-{flaw}-{algorithm}"
     answer = proxy.raw("PUT", name, TEXT, token=proxy.token(flaw, alg=algorithm))
-    # A wrong audience is Envoy's 403: the token is good, but for somebody else.
+    # Envoy returns 403 for a wrong audience: the token is valid, but not for this service.
     wrong_audience = flaw in {TokenFlaw.WRONG_AUDIENCE, TokenFlaw.NO_AUDIENCE}
     assert answer.status == (403 if wrong_audience else 401)
     if answer.status == 401:
@@ -79,12 +79,12 @@ def test_subject_that_is_not_a_plain_header_value_is_refused(proxy: Proxied, sub
 
 
 @pytest.mark.parametrize("header", ["", "garbage", "Basic YTpi", "Bearer", "Bearer ", "Bearer a.b.c", "Bearer ..."])
-def test_anything_but_a_token_is_refused(proxy: Proxied, header: str) -> None:
+def test_other_credentials_are_rejected(proxy: Proxied, header: str) -> None:
     lines = [f"Authorization: {header}"] if header else []
     assert proxy.raw("PUT", "/v1/stream/nobody", TEXT, *lines).status == 401
 
 
-def test_health_and_the_stream_browser_are_open_and_nothing_else_is(proxy: Proxied) -> None:
+def test_only_health_and_the_stream_browser_are_public(proxy: Proxied) -> None:
     health = proxy.raw("GET", "/healthz")
     assert (health.status, health.body) == (200, b"ok")
     assert proxy.raw("GET", "/").status == 307, "leads to the stream browser, which asks for a token"
@@ -115,7 +115,7 @@ def test_health_and_the_stream_browser_are_open_and_nothing_else_is(proxy: Proxi
         "/ui/../v1/stream/x",
     ],
 )
-def test_no_spelling_of_a_path_gets_round_the_token(proxy: Proxied, target: str) -> None:
+def test_no_encoding_of_a_path_bypasses_authentication(proxy: Proxied, target: str) -> None:
     for method in ("GET", "POST", "PUT", "DELETE"):
         answer = proxy.raw(method, target, TEXT)
         assert answer.status in {400, 401, 404}, (method, answer)
@@ -124,15 +124,15 @@ def test_no_spelling_of_a_path_gets_round_the_token(proxy: Proxied, target: str)
 
 def test_no_client_can_forge_the_subject(echo: Proxied) -> None:
     def seen(*lines: str, target: str = "/v1/stream/x", token: str | None = None) -> list[str]:
-        told = json.loads(echo.raw("GET", target, *lines, token=token).body)
+        seen_headers = json.loads(echo.raw("GET", target, *lines, token=token).body)
         names = {"x-jwt-sub", "x_jwt_sub", "authorization"}
-        return [f"{name}: {value}" for name, value in told["headers"] if name.lower() in names]
+        return [f"{name}: {value}" for name, value in seen_headers["headers"] if name.lower() in names]
 
     token = echo.token(sub="alice")
     forged = ("X-JWT-Sub: root", "x-jwt-sub: root", "X-Jwt-SUB: admin", "X_JWT_Sub: root")
     assert seen(token=token) == ["x-jwt-sub: alice"]
     assert seen(*forged, token=token) == ["x-jwt-sub: alice"]
-    # Where no token is asked for, nobody is named.
+    # Without authentication there is no subject.
     assert seen(*forged, target="/healthz") == []
     assert seen("Connection: close, X-JWT-Sub", *forged, token=token) in (["x-jwt-sub: alice"], [])
 
@@ -158,7 +158,7 @@ def test_two_tokens_in_one_request_are_refused(echo: Proxied, second: str) -> No
 
 
 def test_a_live_read_ends_when_its_token_expires() -> None:
-    """The clock skew (1 s here) is still granted; the server itself would continue for minutes."""
+    """The clock skew (1 s here) is tolerated; the server itself would continue for minutes."""
     with (
         serve() as server,
         proxied(server.port, DS_AUTH__CLOCK_SKEW_SECS="1", DS_HTTP__CORS_ORIGINS=APP) as proxy,
@@ -186,7 +186,7 @@ def test_a_live_read_ends_when_its_token_expires() -> None:
             assert expiry <= time.time() < expiry + 40
 
 
-def test_a_preflight_passes_and_refusals_can_be_read_in_browsers(proxy: Proxied) -> None:
+def test_preflight_passes_and_browsers_can_read_errors(proxy: Proxied) -> None:
     origin = f"Origin: {APP}"
     preflight = proxy.raw("OPTIONS", "/v1/stream/x", origin, "Access-Control-Request-Method: PUT")
     assert preflight.status == 204
@@ -200,7 +200,7 @@ def test_a_preflight_passes_and_refusals_can_be_read_in_browsers(proxy: Proxied)
         assert refused.headers["access-control-allow-origin"] == APP
 
 
-def test_server_sent_events_pass_at_once_and_end_soon_after_their_token(proxy: Proxied) -> None:
+def test_server_sent_events_are_not_buffered_and_end_soon_after_their_token(proxy: Proxied) -> None:
     token = proxy.token(ttl=1)
     forever = proxy.token()
     proxy.raw("PUT", "/v1/stream/live", TEXT, token=forever)
@@ -208,7 +208,7 @@ def test_server_sent_events_pass_at_once_and_end_soon_after_their_token(proxy: P
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.stream("GET", f"{proxy.url}/v1/stream/live?offset=-1&live=sse", headers=headers) as answer:
         assert answer.status_code == 200
-        # Each event is written after the one before it was read: none waits in the proxy for more to come.
+        # Each event is written after the previous one was read, so the proxy does not buffer events.
         # The server ends it after its reconnect interval (2 s here).
         for line in answer.iter_lines():
             value = line.removeprefix("data:")
@@ -217,11 +217,11 @@ def test_server_sent_events_pass_at_once_and_end_soon_after_their_token(proxy: P
                 if len(events) < 3:
                     proxy.raw("POST", "/v1/stream/live", TEXT, token=forever, body=f"{len(events)}".encode())
     assert events
-    # By then the token has expired, and its skew passed.
+    # By then the token has expired, including the clock skew.
     wait_until(lambda: proxy.raw("GET", "/v1/stream/live?offset=-1&live=sse", token=token).status == 401)
 
 
-def test_a_long_poll_is_left_to_the_server(proxy: Proxied) -> None:
+def test_proxy_does_not_end_a_long_poll(proxy: Proxied) -> None:
     token = proxy.token()
     proxy.raw("PUT", "/v1/stream/quiet", TEXT, token=token)
     began = time.monotonic()
@@ -229,7 +229,7 @@ def test_a_long_poll_is_left_to_the_server(proxy: Proxied) -> None:
     assert time.monotonic() - began > 0.9
 
 
-def test_rotation_refuses_no_token_until_old_keys_are_retired(behind: Server, tmp_path: Path) -> None:
+def test_tokens_stay_valid_after_a_rotation_until_old_keys_are_retired(behind: Server, tmp_path: Path) -> None:
     ring = KeyRing(tmp_path / "keys")
     with proxied(behind.port, ring=ring, DS_AUTH__JWKS_REFRESH_SECS="0.5") as proxy:
 
@@ -274,7 +274,7 @@ def test_keys_can_be_fetched_from_an_identity_provider_over_tls(behind: Server, 
             assert proxy.raw("GET", "/v1/stream/x", token=proxy.token(TokenFlaw.EXPIRED)).status == 401
         with proxied(behind.port, jwks=keys, ring=theirs) as proxy:
             refused = proxy.raw("GET", "/v1/stream/x", token=proxy.token())
-            assert refused.status == 401, "who says to be the provider, and cannot prove it, is not believed"
+            assert refused.status == 401, "a provider with an untrusted certificate is rejected"
 
 
 def test_issuer_and_audience_are_settings(behind: Server) -> None:
@@ -302,6 +302,10 @@ def test_tls_at_the_proxy_and_at_the_server(tmp_path: Path) -> None:
         trusted = ssl.create_default_context(cafile=str(certificate.cert_path))
         assert httpx.put(url, headers=headers, verify=trusted).status_code == 201
         assert httpx.get(url, verify=trusted).status_code == 401
-        for options, told in ((["--http2"], "2 401"), (["--http1.1"], "1.1 401"), (["--tls-max", "1.1"], "0 000")):
+        for options, printed in (
+            (["--http2"], "2 401"),
+            (["--http1.1"], "1.1 401"),
+            (["--tls-max", "1.1"], "0 000"),
+        ):
             asked = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_version} %{http_code}", "--cacert", cert, *options]
-            assert subprocess.run([*asked, url], capture_output=True, text=True, timeout=20).stdout == told
+            assert subprocess.run([*asked, url], capture_output=True, text=True, timeout=20).stdout == printed

@@ -25,7 +25,7 @@ _VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?:(:?[-?])([^}]*))?\}|\$(\w+)")
 
 
 def interpolated(value: Any, environ: dict[str, str]) -> Any:
-    """The file as Compose sees it: variables are filled in everywhere before profiles choose services."""
+    """The file as Compose sees it: variables are substituted everywhere before profiles select services."""
     if isinstance(value, dict):
         return {key: interpolated(below, environ) for key, below in value.items()}
     if isinstance(value, list):
@@ -70,7 +70,7 @@ def of_profile(services: dict[str, Any], *profiles: str) -> set[str]:
     }
 
 
-def test_profiles_are_the_seeds(services: dict[str, Any]) -> None:
+def test_profiles_have_the_services_of_the_reference(services: dict[str, Any]) -> None:
     default = {"envoy-config", "server", "envoy"}
     assert of_profile(services) == default
     assert of_profile(services, "sync") == default | {"postgres", "sync", "shapes"}
@@ -78,12 +78,12 @@ def test_profiles_are_the_seeds(services: dict[str, Any]) -> None:
     assert of_profile(services, "electric") == default | {"postgres", "electric"}
 
 
-def test_services_have_the_names_of_the_parts_of_headwater_up(services: dict[str, Any]) -> None:
+def test_services_have_the_names_of_headwater_up(services: dict[str, Any]) -> None:
     parts = {"server", "envoy", "postgres", "shapes", "sync", "adminer", "heartbeat"}
     assert set(services) - {"envoy-config", "electric"} == parts
 
 
-def test_the_registry_is_on_so_that_streams_list_themselves_in_the_dev_profile(services: dict[str, Any]) -> None:
+def test_registry_is_enabled_in_the_dev_profile(services: dict[str, Any]) -> None:
     assert services["server"]["environment"]["DS_REGISTRY__ENABLED"] == "true"
 
 
@@ -101,7 +101,7 @@ def test_host_ports_are_those_of_the_settings(services: dict[str, Any]) -> None:
         ("adminer", settings.stack.adminer_port),
         ("shapes", settings.shapes.port),
     }
-    # Only what asks for a token is open to the network.
+    # Only ports that require a token are open to the network.
     assert [key for key, address in published.items() if address != ["127.0.0.1"]] == [("envoy", settings.proxy.port)]
 
 
@@ -112,10 +112,8 @@ def test_versions_and_secrets_are_as_required(services: dict[str, Any]) -> None:
     assert "wal_level=logical" in services["postgres"]["command"]
 
 
-def test_electric_has_a_secret_of_its_installation_and_the_sync_knows_it(
-    services: dict[str, Any], tmp_path: Path
-) -> None:
-    """Nothing must be set, nothing is the same twice, and Electric is never started without a secret."""
+def test_electric_and_the_sync_share_a_secret_per_installation(services: dict[str, Any], tmp_path: Path) -> None:
+    """No variable must be set, each installation has its own secret, and Electric never starts without one."""
     electric, sync, config = services["electric"], services["sync"], services["envoy-config"]
     assert "ELECTRIC_INSECURE" not in COMPOSE.read_text(encoding="utf-8")
     assert "ELECTRIC_SECRET" not in electric["environment"]
@@ -126,7 +124,7 @@ def test_electric_has_a_secret_of_its_installation_and_the_sync_knows_it(
     assert electric["depends_on"]["envoy-config"]["condition"] == "service_completed_successfully"
     for body in (electric, sync, config):
         assert any(volume.startswith("stack:/stack") for volume in body["volumes"])
-    # What Compose hands to the shell, run with another program in Electric's place.
+    # Run the shell command from Compose, with another program in place of Electric.
     shell, flag, line = electric["entrypoint"]
     secret = tmp_path / "electric-secret"
     line = line.replace("/app/bin/entrypoint start", "printenv ELECTRIC_SECRET").replace(kept, str(secret))
@@ -155,20 +153,22 @@ def test_electric_has_a_secret_of_its_installation_and_the_sync_knows_it(
     assert install(tmp_path, ELECTRIC_SECRET="chosen") == "chosen"
 
 
-def test_every_reference_leads_somewhere(services: dict[str, Any]) -> None:
+def test_every_reference_in_the_compose_file_is_defined(services: dict[str, Any]) -> None:
     volumes = yaml.safe_load(COMPOSE.read_text(encoding="utf-8"))["volumes"]
     for body in services.values():
         for needed in body.get("depends_on", ()):
             assert needed in services
             profiles = services[needed].get("profiles")
-            assert not profiles or set(body["profiles"]) <= set(profiles), "a profile would lack what it depends on"
+            assert not profiles or set(body["profiles"]) <= set(profiles), (
+                "a service would depend on one that is not in its profile"
+            )
         for volume in body.get("volumes", ()):
             assert volume.split(":")[0] in volumes
         for url in re.findall(r"(?:@|//)([a-z-]+):\d+", json.dumps(body)):
             assert url in services
 
 
-def test_what_containers_run_exists(services: dict[str, Any]) -> None:
+def test_commands_of_containers_exist(services: dict[str, Any]) -> None:
     for name in ("envoy-config", "shapes", "sync", "heartbeat"):
         program, *arguments = services[name]["command"]
         if program == "headwater":
@@ -186,9 +186,7 @@ def test_what_containers_run_exists(services: dict[str, Any]) -> None:
             assert (REPOSITORY / "src" / f"{arguments[1].replace('.', '/')}.py").is_file()
 
 
-def test_the_service_envoy_config_writes_a_configuration_that_envoy_takes(
-    services: dict[str, Any], tmp_path: Path
-) -> None:
+def test_service_envoy_config_writes_a_valid_configuration(services: dict[str, Any], tmp_path: Path) -> None:
     command = [argument.replace("/stack", str(tmp_path)) for argument in services["envoy-config"]["command"][1:]]
     environment = services["envoy-config"]["environment"]
     done = subprocess.run(
@@ -203,10 +201,10 @@ def test_the_service_envoy_config_writes_a_configuration_that_envoy_takes(
     config = tmp_path / "envoy.json"
     validate(find_envoy(Settings()), config)
     written = config.read_text()
-    # A host name is resolved; keys are inside, and only their public half.
+    # A host name is resolved, and only public keys are included.
     assert "STRICT_DNS" in written
     assert "inline_string" in written
-    assert "admin" not in json.loads(written), "the admin interface can stop Envoy and asks for no token"
+    assert "admin" not in json.loads(written), "the admin interface can stop Envoy and requires no token"
     assert "PRIVATE" not in written
     assert '\\"d\\"' not in written
 
@@ -226,7 +224,7 @@ def test_image_is_built_in_stages_and_runs_unprivileged() -> None:
     for source in re.findall(r"(?m)^COPY (?!--from)(.+) \S+$", text):
         for path in source.split():
             assert f"!{path.rstrip('/')}" in ignored, f"{path} is not sent to the builder"
-    # Every variable that it sets is a setting.
+    # Every variable in it is a setting.
     from headwater.config import load_settings
 
     variables = dict(re.findall(r"(DS_\w+)=(\S+)", text))

@@ -12,7 +12,7 @@ from tests.vitest_run import describe_failures, run_vitest
 
 @pytest.mark.timeout(240)
 def test_the_whole_suite_passes_through_envoy_with_a_token() -> None:
-    """Not on a listener of its own without authentication: the one that clients use, where a token is asked for."""
+    """The suite uses the listener that clients use, which requires a token."""
     waits = {"DS_SERVER__LONG_POLL_TIMEOUT_SECS": str(LONG_POLL_TIMEOUT_SECS)}
     with serve(**SETTINGS) as server, proxied(server.port, **waits) as proxy:  # type: ignore[arg-type]
         cases = run_vitest(
@@ -25,7 +25,7 @@ def test_the_whole_suite_passes_through_envoy_with_a_token() -> None:
             timeout_secs=220,
         )
         refused = proxy.raw("PUT", "/v1/stream/without-a-token", "Content-Type: text/plain")
-    assert refused.status == 401, "the suite ran at a door that was open"
+    assert refused.status == 401, "the listener did not require a token"
     assert len(cases) == DISCOVERED
     assert not [case for case in cases if case.status == "failed"], describe_failures(cases)
     assert sum(case.status == "passed" for case in cases) == DISCOVERED

@@ -51,7 +51,7 @@ def test_connections_without_the_password_are_refused() -> None:
                 psycopg.connect(running.url.replace("of-this-test", "wrong"), connect_timeout=5).close()
 
 
-def test_binaries_are_where_pg_bin_says_or_it_is_an_error() -> None:
+def test_invalid_pg_bin_is_an_error() -> None:
     found = find_binaries()
     assert find_binaries({"PG_BIN": str(found)}) == found
     with pytest.raises(LocalPostgresError, match="PG_BIN=/nowhere"):
@@ -63,12 +63,12 @@ def test_failed_start_reports_the_message_of_postgres() -> None:
         pass
 
 
-def test_a_directory_that_its_user_cannot_enter_is_named() -> None:
+def test_inaccessible_data_directory_is_reported() -> None:
     with tempfile.TemporaryDirectory(prefix="headwater-pg-") as closed:
         inner = LocalPostgres(Path(closed) / "database", sync=False)
         if os.geteuid() == 0:
             with pytest.raises(LocalPostgresError, match=r"cannot access .*chmod o\+x"):
                 inner.start()
-        else:  # Who runs the tests runs Postgres, and may enter.
+        else:  # Postgres runs as the user of the tests, who has access.
             with inner:
                 assert show(inner, "wal_level") == "logical"

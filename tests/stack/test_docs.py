@@ -17,7 +17,7 @@ MARK = "tests/stack/test_docs.py"
 
 
 def commands_of(page: Path) -> list[tuple[Block, tuple[str, ...]]]:
-    """The blocks that are run here, each with the output that the page promises right after it."""
+    """The blocks to run, each with the expected output that follows it on the page."""
     found = blocks(page)
     chosen = []
     for block, after in zip(found, [*found, None][1:], strict=True):
@@ -54,11 +54,11 @@ def test_the_commands_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> N
                 assert done.stdout.split() == " ".join(promised).split(), where
 
 
-def test_the_pages_hold_commands() -> None:
+def test_pages_contain_commands() -> None:
     assert [page.stem for page in PAGES if commands_of(page)] == ["auth", "index"]
 
 
-def test_the_port_map_names_the_settings_and_their_defaults() -> None:
+def test_table_of_ports_has_the_settings_and_their_defaults() -> None:
     from headwater.config.describe import described_settings
 
     known = {setting.variable: setting.default for setting in described_settings()}

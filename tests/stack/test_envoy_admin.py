@@ -18,7 +18,7 @@ from tests.stack.stacks import stack
 
 
 @pytest.mark.timeout(180)
-def test_the_admin_interface_is_a_private_socket_also_below_a_long_path(tmp_path: Path) -> None:
+def test_admin_interface_is_a_private_socket_even_with_a_long_path(tmp_path: Path) -> None:
     deep = tmp_path / ("long" * 15) / ("longer" * 15)
     deep.mkdir(parents=True)
     with stack(deep) as made:
@@ -30,7 +30,7 @@ def test_the_admin_interface_is_a_private_socket_also_below_a_long_path(tmp_path
         assert json.loads((made.data / "run" / "envoy.json").read_bytes())["admin"]["address"].keys() == {"pipe"}
 
 
-def test_an_admin_port_only_reads() -> None:
+def test_admin_port_is_read_only() -> None:
     with serve() as server, proxied(server.port) as proxy:
         admin = f"http://127.0.0.1:{proxy.admin_port}"
         for path in ("/ready", "/stats/prometheus", "/stats?filter=http", "/clusters"):
@@ -47,9 +47,7 @@ def test_an_admin_port_only_reads() -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-def test_a_configuration_for_elsewhere_opens_an_admin_port_only_when_asked_and_on_loopback(
-    tmp_path: Path, host: str
-) -> None:
+def test_written_configuration_has_an_admin_port_only_on_request_and_on_loopback(tmp_path: Path, host: str) -> None:
     def written(**env: str) -> dict[str, object]:
         file = tmp_path / "envoy.json"
         command = ["up", "--write-envoy-config", str(file), "--upstream", "server:4437", "--data-dir", str(tmp_path)]

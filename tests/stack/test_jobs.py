@@ -41,7 +41,7 @@ def test_last_state_of_each_job_is_reported() -> None:
     assert "The slot is gone." in shown
 
 
-def test_a_server_that_does_not_answer_is_said() -> None:
+def test_unreachable_server_is_reported() -> None:
     with serve(DS_STORAGE__MODE="memory") as server:
         url = server.url
     with pytest.raises(ClientError):

@@ -1,4 +1,4 @@
-"""Names of the reference system: each make target prints its name here, and the page lists all of them."""
+"""Names of the reference system: each old make target prints the new name, and the page lists all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_old_make_target_fails_with_its_new_name(target: str) -> None:
     assert f"`make {target}`" in PAGE
 
 
-def test_what_the_page_and_the_old_targets_lead_to_is_there() -> None:
+def test_targets_named_on_the_page_exist() -> None:
     targets = set(re.findall(r"(?m)^([a-z-]+):.*## ", MAKEFILE))
     for name in re.findall(r"`make ([a-z-]+)", PAGE.replace("`make docs`, then", "`make docs`")):
         assert name in targets or name in OLD_TARGETS, name

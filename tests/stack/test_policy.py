@@ -12,7 +12,7 @@ import pytest
 from tests.serving import Server, serve
 from tests.stack.proxying import Answer, Proxied, proxied
 
-# What is started for the module is started once, in one worker.
+# The services of this module are started once, in one test worker.
 TEXT = "Content-Type: text/plain"
 SECRET = b"a secret of tenant-b"
 READ, WRITE, ADMIN = "streams:read", "streams:write", "streams:admin"
@@ -56,7 +56,7 @@ def strict(behind: Server) -> Iterator[Proxied]:
         (ADMIN, {"PUT", "POST", "GET", "HEAD", "DELETE"}),
     ],
 )
-def test_a_scope_allows_what_it_names(strict: Proxied, behind: Server, scope: str, may: set[str]) -> None:
+def test_scope_allows_its_methods(strict: Proxied, behind: Server, scope: str, may: set[str]) -> None:
     name = f"/v1/stream/tenant-a/scoped-{len(scope)}"
     httpx.put(f"{behind.url}{name}", headers={"Content-Type": "text/plain"})
     token = strict.token(scope=scope, ns="tenant-a")
@@ -66,7 +66,7 @@ def test_a_scope_allows_what_it_names(strict: Proxied, behind: Server, scope: st
 
 
 @pytest.mark.parametrize("method", ["get", "PATCH", "PURGE", "TRACE", "X-GET"])
-def test_other_methods_need_the_scope_to_write_and_then_the_server_refuses_them(strict: Proxied, method: str) -> None:
+def test_other_methods_need_the_write_scope_and_are_rejected_by_the_server(strict: Proxied, method: str) -> None:
     reader = strict.token(scope=READ, ns="tenant-a")
     assert strict.raw(method, "/v1/stream/tenant-a/mine", token=reader).status in {400, 403, 405}
 
@@ -74,13 +74,13 @@ def test_other_methods_need_the_scope_to_write_and_then_the_server_refuses_them(
 @pytest.mark.parametrize(
     "line", ["X-HTTP-Method-Override: DELETE", "X-Original-URL: /v1/stream/tenant-b/theirs", "X-Rewrite-URL: /metrics"]
 )
-def test_headers_that_rename_a_request_mean_nothing(strict: Proxied, behind: Server, line: str) -> None:
+def test_method_and_path_override_headers_are_ignored(strict: Proxied, behind: Server, line: str) -> None:
     answer = strict.raw("GET", "/v1/stream/tenant-a/mine", line, token=strict.token(scope=READ, ns="tenant-a"))
     assert answer.status == 200
     assert httpx.head(f"{behind.url}/v1/stream/tenant-a/mine").status_code == 200
 
 
-def test_a_namespace_can_be_demanded(strict: Proxied) -> None:
+def test_namespace_can_be_required(strict: Proxied) -> None:
     assert strict.raw("GET", "/v1/stream/tenant-a/mine", token=strict.token(scope=READ)).code == "no_namespace"
     assert strict.raw("GET", "/v1/stream/tenant-a/mine", token=strict.token(scope=ADMIN)).status == 200
 
@@ -155,19 +155,19 @@ def test_a_namespaced_token_works_in_its_namespace_on_both_surfaces(proxy: Proxi
     ],
 )
 @pytest.mark.parametrize("scope", ["", ADMIN])
-def test_no_spelling_leads_out_of_the_namespace(proxy: Proxied, target: str, scope: str) -> None:
+def test_no_encoding_of_a_path_leaves_the_namespace(proxy: Proxied, target: str, scope: str) -> None:
     token = proxy.token(ns="tenant-a", scope=scope)
-    # Also below another root, which is an alias of the first one.
+    # The same under another root, which is an alias of the first one.
     for spelling in dict.fromkeys((target, target.replace("/v1/stream/", "/streams/", 1))):
         for method in ("GET", "PUT", "POST", "DELETE"):
             answer = proxy.raw(method, spelling, TEXT, token=token, body=b"{}" if method == "POST" else b"")
             inside = "/tenant-a/%252e" in spelling
-            # A doubly encoded dot is a name of its own, within the namespace.
+            # A doubly encoded dot is a different name, within the namespace.
             assert answer.status in ({201, 204, 404, 200, 400} if inside else {400, 403}), (method, spelling, answer)
             assert SECRET not in answer.body
 
 
-def test_their_streams_are_still_as_they_were(behind: Server) -> None:
+def test_streams_of_the_other_tenant_are_unchanged(behind: Server) -> None:
     for path in ("/v1/stream/tenant-b/theirs", "/ds/tenant-b/notes"):
         assert httpx.get(f"{behind.url}{path}?offset=-1").content == SECRET
 
@@ -202,12 +202,12 @@ def test_fork_cannot_read_outside_the_namespace(proxy: Proxied, source: str) -> 
         (f"Stream-Forked-From: /v1/stream/tenant-a/mine,{source}",),
     ):
         answer = proxy.raw("PUT", "/v1/stream/tenant-a/stolen", TEXT, *lines, token=token)
-        # A comma is part of a name: that one stream is in the namespace, and does not exist.
+        # A comma is part of a name: this is one stream in the namespace, which does not exist.
         assert answer.status in {400, 403} or (answer.status == 404 and "," in lines[0]), (lines, answer)
     assert proxy.raw("GET", "/v1/stream/tenant-a/stolen", token=token).status == 404
 
 
-def test_a_fork_within_the_namespace_works_and_takes_the_scope_to_read(proxy: Proxied, strict: Proxied) -> None:
+def test_fork_within_the_namespace_needs_the_read_scope(proxy: Proxied, strict: Proxied) -> None:
     line = "Stream-Forked-From: /v1/stream/tenant-a/mine"
     fork = proxy.raw("PUT", "/v1/stream/tenant-a/fork", TEXT, line, token=proxy.token(ns="tenant-a"))
     assert fork.status == 201
@@ -219,14 +219,14 @@ def test_a_fork_within_the_namespace_works_and_takes_the_scope_to_read(proxy: Pr
     "claim",
     ["", "/", "..", "a/../b", "a//b", "/tenant-b", "tenant-b/", False, True, None, 0, ["tenant-b"], {"ns": "tenant-b"}],
 )
-def test_a_namespace_that_is_not_a_name_reaches_nothing(proxy: Proxied, claim: object) -> None:
+def test_invalid_namespace_claim_allows_nothing(proxy: Proxied, claim: object) -> None:
     token = proxy.signed(ns=claim)
     for target in ("/v1/stream/tenant-b/theirs", "/v1/stream/tenant-a/mine", "/ds/tenant-b/notes"):
         assert proxy.raw("GET", target, token=token).status == 403
 
 
 @pytest.mark.parametrize("claim", [{"admin": ADMIN}, {"1": ADMIN}, [ADMIN, 7], [None, ADMIN], [[ADMIN]], True, 7])
-def test_a_scope_of_another_type_is_refused(proxy: Proxied, strict: Proxied, claim: object) -> None:
+def test_scope_of_another_type_is_rejected(proxy: Proxied, strict: Proxied, claim: object) -> None:
     for door in (proxy, strict):
         answer = door.raw("GET", "/v1/stream/__registry__", token=door.signed(scope=claim))
         assert (answer.status, answer.code) == (403, "bad_scope")
@@ -279,7 +279,7 @@ def test_a_namespaced_token_lists_and_follows_its_own_streams(proxy: Proxied, st
     ],
 )
 def test_nothing_outside_the_namespace_is_followed(proxy: Proxied, body: dict[str, Any]) -> None:
-    """Also if the client sends the headers that only the proxy may set."""
+    """Even if the client sends the headers that only the proxy may set."""
     for scope in ("", ADMIN):
         for lines in ((), ("x-headwater-namespace: tenant-b", "x-headwater-reserved: allow")):
             answer = follow(proxy, proxy.token(ns="tenant-a", scope=scope), *lines, **body)
@@ -295,14 +295,14 @@ def test_nothing_outside_the_namespace_is_listed(proxy: Proxied, prefix: str) ->
             assert (answer.status, answer.code) == (403, "outside_namespace")
 
 
-def test_an_id_belongs_to_the_token_that_asked_for_it(proxy: Proxied) -> None:
+def test_follow_id_belongs_to_its_token(proxy: Proxied) -> None:
     session = json.loads(follow(proxy, proxy.token(ns="tenant-b"), prefix="tenant-b/").body)["id"]
     for token in (proxy.token(ns="tenant-a"), proxy.token(), proxy.token(ns="tenant-b", sub="mallory")):
         assert proxy.raw("GET", f"/v1/stream/__ds/follow/{session}", token=token).status == 404
     assert proxy.raw("GET", f"/v1/stream/__ds/follow/{session}").status == 401
 
 
-def test_without_a_namespace_streams_are_named_and_only_an_administrator_uses_a_prefix(proxy: Proxied) -> None:
+def test_without_namespaces_only_administrators_can_follow_a_prefix(proxy: Proxied) -> None:
     assert follow(proxy, proxy.token(), streams={"tenant-a/mine": "-1"}).status == 201
     assert follow(proxy, proxy.token(), streams={"__registry__": "-1"}).status == 403
     assert follow(proxy, proxy.token(), prefix="tenant-a/").status == 403
@@ -336,7 +336,7 @@ def test_without_a_namespace_streams_are_named_and_only_an_administrator_uses_a_
         "/readyz",
     ],
 )
-def test_reserved_names_are_closed_to_ordinary_tokens(proxy: Proxied, target: str) -> None:
+def test_ordinary_tokens_cannot_access_reserved_names(proxy: Proxied, target: str) -> None:
     for method in ("GET", "PUT", "DELETE"):
         answer = proxy.raw(method, target, TEXT, token=proxy.token(scope=f"{READ} {WRITE}"))
         assert answer.status in {400, 403}, (method, answer)
@@ -352,8 +352,8 @@ def test_reserved_names_can_be_opened(behind: Server) -> None:
         assert proxy.raw("GET", "/metrics", token=proxy.token()).status == 403
 
 
-def test_workers_speak_with_the_token_of_their_wake(proxy: Proxied) -> None:
-    """Ack, release and callback carry a token that the server gave out and checks; it refuses any other."""
+def test_workers_use_the_token_of_their_wake(proxy: Proxied) -> None:
+    """Ack, release and callback use a token that the server issued and checks; it rejects any other."""
     for action in ("ack", "release", "callback"):
         body = b'{"wake_id":"w","generation":1}'
         answer = proxy.raw(
@@ -361,7 +361,7 @@ def test_workers_speak_with_the_token_of_their_wake(proxy: Proxied) -> None:
             token="not-a-jwt", body=body,
         )  # fmt: skip
         assert answer.status in {401, 404}
-        assert b'"error"' in answer.body, "this was answered by the proxy, not by the server"
+        assert b'"error"' in answer.body, "the response is from the proxy, not from the server"
         assert proxy.raw("GET", f"/v1/stream/__ds/subscriptions/none/{action}").status == 401
     assert "keys" in json.loads(proxy.raw("GET", "/v1/stream/__ds/jwks.json").body)
 
@@ -381,8 +381,8 @@ def test_each_subject_has_its_own_rate(behind: Server) -> None:
         assert [answer.status for answer in answers[:6]] == [200] * 6
         assert refused
         assert all(answer.headers["retry-after"] == "1" for answer in refused)
-        # Another name in a header, another path and another token of the same subject are still the same subject: at
-        # most one of many passes, by the token that comes in with each second.
+        # A forged header, another path or another token of the same subject does not change the subject: at most one of
+        # many requests passes, because the bucket gets one token per second.
         attempts = [
             ask("greedy", "X-JWT-Sub: modest"),
             ask("greedy", target="/ds/tenant-a/notes"),
@@ -397,7 +397,7 @@ def test_each_subject_has_its_own_rate(behind: Server) -> None:
 # --- the script itself
 
 
-def test_a_policy_that_breaks_refuses(behind: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_policy_rejects_requests(behind: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     from headwater.stack import envoy
     from headwater.stack.policy import policy_script
 

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from headwater.stack.heartbeat import Heartbeat
+from tests.otel.receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from tests.serving import Server
 from tests.stack.stacks import Stack, stack
 from tests.stack.test_up import write_and_kill
@@ -26,9 +27,15 @@ def rows(made: Stack, query: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def receiver() -> Iterator[OtlpReceiver]:
+    with otlp_receiver() as receiving:
+        yield receiving
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, receiver: OtlpReceiver) -> Iterator[Stack]:
     directory = tmp_path_factory.mktemp("dev")
-    # As root, Postgres runs as another user, who must get to its directory.
+    # As root, Postgres runs as another user, who needs access to its directory.
     for parent in (directory, *directory.parents):
         if parent.is_relative_to(tmp_path_factory.getbasetemp().parent):
             parent.chmod(0o755)
@@ -38,6 +45,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         DS_STACK__START_TIMEOUT_SECS="300",
         DS_SERVER__LONG_POLL_TIMEOUT_SECS="2",
         DS_STACK__RESTART_DELAY_SECS="0.2",
+        DS_OTEL__ENDPOINT=receiver.url,
+        OTEL_BSP_SCHEDULE_DELAY="50",
     ) as made:
         made.up("--profile", "dev")
         yield made
@@ -45,7 +54,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_all_parts_start_or_report_why_not(running: Stack) -> None:
+def test_all_services_start_or_report_why_not(running: Stack) -> None:
     status = running.status()
     names = [part["name"] for part in status["parts"]]
     assert names == ["server", "envoy", "postgres", "shapes", "sync", "adminer", "heartbeat"]
@@ -58,7 +67,7 @@ def test_all_parts_start_or_report_why_not(running: Stack) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_heartbeat_moves_both_ways(running: Stack) -> None:
+def test_heartbeat_passes_in_both_directions(running: Stack) -> None:
     with running.client(running.token()) as client:
 
         def arrived() -> tuple[int, int]:
@@ -74,7 +83,31 @@ def test_the_heartbeat_moves_both_ways(running: Stack) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_nothing_acknowledged_is_lost_when_any_part_is_killed(running: Stack) -> None:
+def test_traced_event_is_followed_through_envoy_and_spark_into_postgres(running: Stack, receiver: OtlpReceiver) -> None:
+    trace, sender = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    traceparent = f"00-{trace}-{sender}-01"
+    event = {"type": "message", "key": "traced", "traceparent": traceparent}
+    with running.client(running.token()) as client:
+        answer = client.post("/v1/stream/session-events", json=event, headers={"traceparent": traceparent})
+        assert answer.status_code == 204, answer.text
+    query = "SELECT count(*) FROM session_events WHERE event_key = 'traced'"
+    wait_until(lambda: rows(running, query) == 1, limit_s=MOVES_WITHIN_SECS, every_s=0.5)
+
+    def span_of(service: str) -> ReceivedSpan:
+        return receiver.wait_for_span(
+            lambda span: span.service == service and span.trace_id == trace, f"a span of {service}"
+        )
+
+    spans = {service: span_of(service) for service in ("headwater-envoy", "headwater", "headwater-sync")}
+    assert spans["headwater-envoy"].parent_id == sender
+    assert spans["headwater"].parent_id == spans["headwater-envoy"].span_id
+    assert spans["headwater-sync"].parent_id == sender
+    assert spans["headwater-sync"].span.name == "load session_events"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_no_acknowledged_write_is_lost_when_any_service_is_killed(running: Stack) -> None:
     write_and_kill(running, ["heartbeat", "sync", "shapes", "postgres", "envoy", "server"])
 
 
@@ -94,7 +127,7 @@ def test_failed_heartbeat_is_reported_and_the_next_one_is_sent(
     assert events[-1]["value"]["tick"] == 2
 
 
-def test_nothing_is_started_that_settings_do_not_allow(tmp_path: Path) -> None:
+def test_invalid_settings_prevent_the_start(tmp_path: Path) -> None:
     with stack(tmp_path, DS_PROXY__ENVOY_PATH="/nowhere/envoy") as made:
         done = made.run("up")
         assert done.returncode == 1

@@ -25,7 +25,7 @@ from tests.serving import server_environment
 
 @pytest.fixture
 def stack_directory() -> Iterator[StackDirectory]:
-    # Not pytest's tmp_path: as root, Postgres runs as another user, who must get there.
+    # Not pytest's tmp_path: as root, Postgres runs as another user, who needs access.
     root = Path(tempfile.mkdtemp(prefix="headwater-roles-"))
     root.chmod(0o755)
     try:
@@ -44,7 +44,7 @@ def as_in_the_stack(directory: StackDirectory, port: int, chosen: str = "") -> L
     )  # fmt: skip
 
 
-def test_passwords_are_random_private_and_stay(tmp_path: Path) -> None:
+def test_passwords_are_random_private_and_persistent(tmp_path: Path) -> None:
     first = resolve_credentials(tmp_path / "one" / "postgres.json", "")
     second = resolve_credentials(tmp_path / "two" / "postgres.json", "")
     assert len({first.superuser, first.pipeline, second.superuser, second.pipeline}) == 4
@@ -57,7 +57,7 @@ def test_passwords_are_random_private_and_stay(tmp_path: Path) -> None:
     assert stored_credentials(file) == chosen
 
 
-def test_the_pipelines_role_is_not_a_superuser_and_can_do_all_that_the_pipeline_does(
+def test_pipeline_role_is_sufficient_and_not_a_superuser(
     stack_directory: StackDirectory,
 ) -> None:
     with as_in_the_stack(stack_directory, free_port()) as running, connect(running.pipeline_url) as connection:
@@ -76,12 +76,12 @@ def test_the_pipelines_role_is_not_a_superuser_and_can_do_all_that_the_pipeline_
         connection.execute("INSERT INTO items (title) VALUES ('one')")
         end = slots.flushed_lsn(connection)
         assert slots.messages(connection, "of_this_test", "of_this_test", end)
-        slots.let_restart_move(connection)
+        slots.advance_restart_point(connection)
         slots.advance(connection, "of_this_test", end)
         assert slots.drop(connection, "of_this_test")
 
 
-def test_a_table_of_the_superuser_is_refused_with_the_statement_that_helps(stack_directory: StackDirectory) -> None:
+def test_error_for_a_table_of_the_superuser_has_the_statement_to_run(stack_directory: StackDirectory) -> None:
     with (
         as_in_the_stack(stack_directory, free_port()) as running,
         psycopg.connect(running.url, autocommit=True) as superuser,
@@ -119,7 +119,7 @@ def test_data_made_with_the_former_password_is_migrated(stack_directory: StackDi
                 slots.publish(connection, "headwater_items", [table_name("items")], full_rows=True)
 
 
-def test_a_password_that_was_stored_and_never_reached_the_database_reaches_it_later(
+def test_stored_password_is_set_in_the_database_after_a_crash(
     stack_directory: StackDirectory,
 ) -> None:
     port = free_port()
@@ -152,9 +152,9 @@ def test_headwater_psql_opens_a_shell_with_the_stored_password(stack_directory: 
     assert "headwater up --profile sync" in missing.stderr
     with as_in_the_stack(stack_directory, port) as running:
         asked = ("--", "-Atc", "SELECT current_user, (SELECT rolsuper FROM pg_roles WHERE rolname = current_user)")
-        for role, told in (("postgres", "postgres|t"), ("headwater", "headwater|f")):
+        for role, expected in (("postgres", "postgres|t"), ("headwater", "headwater|f")):
             done = psql("--role", role, *asked)
-            assert (done.returncode, done.stdout.strip()) == (0, told), done.stderr
+            assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
         assert psql("-c", "SELECT 1").returncode == 0
         assert psql("--", "-c", "SELECT nothing").returncode == 1
         assert psql("--print-url", "--role", "headwater").stdout.strip() == running.pipeline_url

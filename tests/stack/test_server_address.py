@@ -1,4 +1,4 @@
-"""The server address for the other services: a name that its certificate has, and the trusted certificates."""
+"""The server address for the other services: a name in its certificate, and the trusted certificates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def tls(directory: Path, **env: str) -> dict[str, str]:
     return {"DS_TLS__CERT_PATH": str(made.cert_path), "DS_TLS__KEY_PATH": str(made.key_path), **env}
 
 
-def test_without_tls_it_is_http() -> None:
+def test_without_tls_the_address_is_http() -> None:
     found = server_address(settings_of(DS_SERVER__HOST="0.0.0.0"))
     assert found == ServerAddress("http://127.0.0.1:4437")
     assert found.environment == {"DS_SERVER_URL": "http://127.0.0.1:4437"}
 
 
-def test_with_tls_it_is_https_by_a_name_of_the_certificate_which_is_trusted_if_self_signed(tmp_path: Path) -> None:
+def test_with_tls_the_address_uses_a_name_of_the_certificate_which_is_trusted_if_self_signed(tmp_path: Path) -> None:
     variables = tls(tmp_path)
     found = server_address(settings_of(**variables, DS_SERVER__HOST="0.0.0.0"))
     assert found == ServerAddress("https://127.0.0.1:4437", tmp_path / "server.crt")
@@ -39,7 +39,7 @@ def test_with_tls_it_is_https_by_a_name_of_the_certificate_which_is_trusted_if_s
         server_address(settings_of(**variables, DS_STACK__SERVER_CA_PATH="/nowhere"))
 
 
-def test_a_probe_and_the_commands_verify_the_server(tmp_path: Path) -> None:
+def test_probe_and_commands_verify_the_certificate(tmp_path: Path) -> None:
     made = make_certificate(tmp_path)
     with serve(DS_TLS__CERT_PATH=str(made.cert_path), DS_TLS__KEY_PATH=str(made.key_path)) as server:
         url = f"https://127.0.0.1:{server.port}"

@@ -47,7 +47,7 @@ def directory(tmp_path: Path) -> Iterator[StackDirectory]:
 
 
 class Watch:
-    """Sees every state that is published, and ends the supervisor when a condition holds."""
+    """Receives every published state, and stops the supervisor when a condition holds."""
 
     def __init__(self, enough: Callable[[StackStatus], bool]) -> None:
         self.states: list[tuple[str, str]] = []
@@ -81,20 +81,20 @@ def supervise(
     return supervisor, watch
 
 
-def test_parts_start_in_order_when_the_one_before_is_ready_and_end_in_reverse(
+def test_services_start_in_order_after_the_previous_is_ready_and_stop_in_reverse(
     directory: StackDirectory, tmp_path: Path
 ) -> None:
     ready = tmp_path / "ready"
-    told = tmp_path / "told"
+    events = tmp_path / "events"
     script = (
         "import pathlib, signal, sys, time\n"
-        f"told = pathlib.Path({str(told)!r})\n"
+        f"events = pathlib.Path({str(events)!r})\n"
         "name = {name!r}\n"
         "def end(*_):\n"
-        "    told.open('a').write(f'-{{name}} ')\n"
+        "    events.open('a').write(f'-{{name}} ')\n"
         "    sys.exit()\n"
         "signal.signal(signal.SIGTERM, end)\n"
-        "told.open('a').write(f'+{{name}} ')\n"
+        "events.open('a').write(f'+{{name}} ')\n"
         "time.sleep({wait})\n"
         f"pathlib.Path({str(ready)!r} + name).touch()\n"
         "time.sleep(600)\n"
@@ -106,13 +106,13 @@ def test_parts_start_in_order_when_the_one_before_is_ready_and_end_in_reverse(
     parts.append(UnavailableService("d", "not here"))
     supervisor, watch = supervise(directory, parts, lambda status: status.phase == "up")
     supervisor.run()
-    assert told.read_text().split() == ["+a", "+b", "+c", "-c", "-b", "-a"]
+    assert events.read_text().split() == ["+a", "+b", "+c", "-c", "-b", "-a"]
     assert supervisor.status.phase == "stopped"
     assert [one.state for one in supervisor.status.parts] == ["stopped", "stopped", "stopped", "absent"]
     assert not [identity for identity in watch.pids if identity.is_alive]
 
 
-def test_a_crashed_part_is_started_again_ever_later(directory: StackDirectory, tmp_path: Path) -> None:
+def test_crashed_service_is_restarted_with_growing_delays(directory: StackDirectory, tmp_path: Path) -> None:
     starts = tmp_path / "starts"
     script = f"import time; open({str(starts)!r}, 'a').write(f'{{time.time()}} '); time.sleep(0.05)"
     supervisor, watch = supervise(
@@ -128,7 +128,7 @@ def test_a_crashed_part_is_started_again_ever_later(directory: StackDirectory, t
     assert ("crasher", "restarting") in watch.states
 
 
-def test_start_that_keeps_failing_is_given_up_with_the_end_of_its_log(directory: StackDirectory) -> None:
+def test_startup_fails_with_the_end_of_the_log_of_a_failing_service(directory: StackDirectory) -> None:
     script = "print('the disk is on fire', flush=True); raise SystemExit(7)"
     broken = part("broken", script, lambda: "not ready")
     supervisor, watch = supervise(directory, [part("fine", SLEEP), broken], never, restart_delay_secs=0.05)
@@ -138,14 +138,14 @@ def test_start_that_keeps_failing_is_given_up_with_the_end_of_its_log(directory:
     assert not [identity for identity in watch.pids if identity.is_alive]
 
 
-def test_a_part_that_is_never_ready_is_given_up(directory: StackDirectory) -> None:
-    slow = part("slow", SLEEP, lambda: "its door is closed")
+def test_startup_fails_if_a_service_never_becomes_ready(directory: StackDirectory) -> None:
+    slow = part("slow", SLEEP, lambda: "its port is closed")
     supervisor, _ = supervise(directory, [slow], never, restart_delay_secs=0.05, start_timeout_secs=0.2)
-    with pytest.raises(StackStartError, match=r"not ready within 0\.2 s: its door is closed"):
+    with pytest.raises(StackStartError, match=r"not ready within 0\.2 s: its port is closed"):
         supervisor.run()
 
 
-def test_a_part_that_does_not_end_is_killed_with_its_children(directory: StackDirectory, tmp_path: Path) -> None:
+def test_service_that_does_not_stop_is_killed_with_its_children(directory: StackDirectory, tmp_path: Path) -> None:
     child = tmp_path / "child"
     script = (
         "import pathlib, signal, subprocess, sys, time\n"
@@ -173,7 +173,7 @@ def test_a_part_that_does_not_end_is_killed_with_its_children(directory: StackDi
     assert not [identity for identity in watch.pids if identity.is_alive]
 
 
-def test_a_part_that_no_longer_answers_is_shown_as_unready(directory: StackDirectory) -> None:
+def test_service_that_stops_responding_is_shown_as_not_ready(directory: StackDirectory) -> None:
     answers = iter(["", "gone quiet", "gone quiet"])
     supervisor, watch = supervise(
         directory,
@@ -184,7 +184,7 @@ def test_a_part_that_no_longer_answers_is_shown_as_unready(directory: StackDirec
     assert ("quiet", "unready") in watch.states
 
 
-def test_taken_ports_are_named_with_who_holds_them(directory: StackDirectory) -> None:
+def test_ports_in_use_are_reported_with_their_process(directory: StackDirectory) -> None:
     port = free_port()
     script = (
         f"import socket, time; s = socket.create_server(('127.0.0.1', {port})); print('x', flush=True); time.sleep(60)"
@@ -206,7 +206,7 @@ def test_taken_ports_are_named_with_who_holds_them(directory: StackDirectory) ->
     assert "unknown process" in port_user(port)
 
 
-def test_parts_end_with_a_killed_supervisor(tmp_path: Path) -> None:
+def test_services_exit_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -231,14 +231,14 @@ def test_parts_end_with_a_killed_supervisor(tmp_path: Path) -> None:
     finally:
         supervisor.kill()
         supervisor.wait()
-    assert long.wait(60), "a part outlived its supervisor"
+    assert long.wait(60), "a service outlived its supervisor"
     truth = current_status(directory)
     assert truth is not None
     assert (truth.phase, truth.parts[0].state) == ("failed", "failed")
     assert not directory.is_supervised
 
 
-def test_only_leftover_processes_of_a_killed_supervisor_are_ended(directory: StackDirectory) -> None:
+def test_only_leftover_processes_of_a_killed_supervisor_are_stopped(directory: StackDirectory) -> None:
     ours, theirs = (subprocess.Popen([sys.executable, "-c", SLEEP], start_new_session=True) for _ in range(2))
     reaper = threading.Thread(target=ours.wait)
     reaper.start()
@@ -247,7 +247,7 @@ def test_only_leftover_processes_of_a_killed_supervisor_are_ended(directory: Sta
         one, other = supervisor.status.parts
         identity = identity_of(ours.pid)
         one.pid, one.started = identity.pid, identity.started
-        # The same number, but of a process that began at another time: somebody else's by now.
+        # The same id with another start time: an unrelated process.
         other.pid, other.started = theirs.pid, identity_of(theirs.pid).started - 1
         directory.write(supervisor.status)
         assert stop_leftovers(directory, 5) == ["a"]

@@ -34,7 +34,7 @@ def parts(token: str) -> tuple[dict[str, Any], dict[str, Any], bytes]:
 
 
 def verify(token: str, jwks: dict[str, Any]) -> None:
-    """Check a token against published keys, by means of its own; raises InvalidSignature or StopIteration."""
+    """Check a token against published keys, independently of our code; raises InvalidSignature or StopIteration."""
     header, _, signature = parts(token)
     jwk = next(key for key in jwks["keys"] if key["kid"] == header["kid"])
     assert jwk["alg"] == header["alg"]
@@ -77,7 +77,7 @@ def test_a_token_is_verified_by_the_published_key(ring: KeyRing, algorithm: Algo
     assert "ns" not in payload
 
 
-def test_private_keys_are_for_their_owner_only_and_never_published(ring: KeyRing) -> None:
+def test_private_keys_are_readable_only_by_their_owner_and_not_published(ring: KeyRing) -> None:
     for path in ring.directory.glob("*.pem"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert len(list(ring.directory.glob("*.pem"))) == len(Algorithm)
@@ -85,7 +85,7 @@ def test_private_keys_are_for_their_owner_only_and_never_published(ring: KeyRing
         assert not {"d", "p", "q", "dp", "dq", "qi", "k"} & key.keys()
 
 
-def test_keys_are_made_once(ring: KeyRing) -> None:
+def test_keys_are_created_once(ring: KeyRing) -> None:
     before = jwks_of(ring)
     ring.ensure()
     assert jwks_of(ring) == before
@@ -93,7 +93,7 @@ def test_keys_are_made_once(ring: KeyRing) -> None:
 
 @pytest.mark.parametrize("flaw", [TokenFlaw.FOREIGN_KEY, TokenFlaw.TAMPERED])
 @pytest.mark.parametrize("algorithm", list(Algorithm))
-def test_a_token_with_a_wrong_signature_keeps_the_key_id_of_a_good_one(
+def test_token_with_a_wrong_signature_has_the_key_id_of_a_valid_one(
     ring: KeyRing, flaw: TokenFlaw, algorithm: Algorithm
 ) -> None:
     token = mint(ring, CLAIMS, algorithm, frozenset({flaw}))
@@ -101,7 +101,7 @@ def test_a_token_with_a_wrong_signature_keeps_the_key_id_of_a_good_one(
         verify(token, jwks_of(ring))
 
 
-def test_other_flaws_are_signed_by_the_right_key(ring: KeyRing) -> None:
+def test_tokens_with_other_flaws_have_a_valid_signature(ring: KeyRing) -> None:
     now = time.time()
     for flaw, wrong in (
         (TokenFlaw.EXPIRED, lambda payload: payload["exp"] < now - 600),
@@ -117,7 +117,7 @@ def test_other_flaws_are_signed_by_the_right_key(ring: KeyRing) -> None:
         assert wrong(parts(token)[1]), flaw
 
 
-def test_a_rotation_keeps_old_tokens_good_until_old_keys_are_retired(tmp_path: Path) -> None:
+def test_old_tokens_stay_valid_after_a_rotation_until_old_keys_are_retired(tmp_path: Path) -> None:
     ring = KeyRing(tmp_path)
     old = mint(ring, CLAIMS, Algorithm.EDDSA)
     ring.rotate()
@@ -143,7 +143,7 @@ def run_token(tmp_path: Path, *arguments: str, **env: str) -> subprocess.Complet
     )
 
 
-def test_the_command_prints_a_token_and_nothing_else(tmp_path: Path) -> None:
+def test_command_prints_only_a_token(tmp_path: Path) -> None:
     done = run_token(
         tmp_path, "--sub", "bob", "--scope", "streams:read", "--scope", "streams:write", "--ns", "team-a", "--ttl", "60"
     )
@@ -164,7 +164,7 @@ def test_the_command_rotates_and_prints_public_keys(tmp_path: Path) -> None:
     assert len(json.loads(shown.stdout)["keys"]) == 2 * len(Algorithm)
 
 
-def test_the_command_mints_nothing_for_an_identity_provider(tmp_path: Path) -> None:
+def test_command_creates_no_tokens_for_an_identity_provider(tmp_path: Path) -> None:
     done = run_token(tmp_path, DS_AUTH__JWKS_URL="https://id.example.com/jwks.json")
     assert done.returncode == 2
     assert "id.example.com" in done.stderr

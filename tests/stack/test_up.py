@@ -17,7 +17,7 @@ import pytest
 from tests.stack.stacks import Stack, identity, stack
 from tests.waiting import wait_until
 
-# What is started for the module is started once, in one worker.
+# The services of this module are started once, in one test worker.
 # Seed 000, "Quick test", line by line; only the start and the minting of the token are our commands.
 QUICK_TEST = """
 curl -s http://localhost:8080/healthz
@@ -64,7 +64,7 @@ def test_the_quick_test_passes_line_by_line(running: Stack) -> None:
     assert quick_test(running) == QUICK_ANSWERS
 
 
-def test_status_names_every_part_with_its_process_port_and_log(running: Stack) -> None:
+def test_status_lists_every_service_with_its_process_port_and_log(running: Stack) -> None:
     done = running.run("status")
     assert done.returncode == 0, done.stdout
     status = running.status()
@@ -77,7 +77,7 @@ def test_status_names_every_part_with_its_process_port_and_log(running: Stack) -
         assert str(part["port"]) in done.stdout
 
 
-def test_second_up_names_the_first(running: Stack) -> None:
+def test_error_of_a_second_up_names_the_first(running: Stack) -> None:
     for arguments in (("up",), ("up", "--detach")):
         done = running.run(*arguments)
         assert done.returncode == 1
@@ -85,7 +85,7 @@ def test_second_up_names_the_first(running: Stack) -> None:
         assert "headwater down" in done.stderr
 
 
-def test_logs_are_printed_whole_or_by_part_and_followed(running: Stack) -> None:
+def test_logs_are_printed_for_all_or_one_service_and_followed(running: Stack) -> None:
     token = running.token()
     with running.client(token) as client:
         client.get("/v1/stream/in-the-log")
@@ -105,7 +105,7 @@ def test_logs_are_printed_whole_or_by_part_and_followed(running: Stack) -> None:
         assert following.stdout is not None
 
         def ask() -> None:
-            # Again and again: when the command is ready to follow is not told.
+            # Repeatedly, because the command does not report when it is ready to follow.
             def ask_once() -> bool:
                 with running.client(token) as client:
                     client.get("/v1/stream/followed")
@@ -158,7 +158,7 @@ class Tail(threading.Thread):
 
 
 def write_and_kill(running: Stack, parts: list[str]) -> None:
-    """A client writes and another tails while each part is killed in turn; nothing acknowledged may be lost."""
+    """Write and tail while each service is killed in turn; no acknowledged write may be lost."""
     token = running.token()
     name = f"killed-{'-'.join(parts)}"
     with running.client(token) as client:
@@ -208,31 +208,31 @@ def write_and_kill(running: Stack, parts: list[str]) -> None:
     wait_until(lambda: len(tail.messages), lambda count: count >= len(acknowledged))
     tail.ended.set()
     tail.join(15)
-    # Exactly what was acknowledged, in order; the producer's numbers keep repeats out. One more may have been
-    # written whose answer was lost with the connection.
+    # Exactly the acknowledged writes, in order; the producer's sequence numbers prevent duplicates. One more may have
+    # been written whose response was lost with the connection.
     assert acknowledged == list(range(len(acknowledged)))
     assert tail.messages[: len(acknowledged)] == acknowledged
     assert len(tail.messages) <= len(acknowledged) + 1
     assert tail.resumed
 
 
-def test_nothing_acknowledged_is_lost_when_parts_are_killed(running: Stack) -> None:
+def test_no_acknowledged_write_is_lost_when_services_are_killed(running: Stack) -> None:
     write_and_kill(running, ["server", "envoy"])
 
 
-def test_everything_ends_with_a_killed_supervisor_and_the_next_one_starts(running: Stack) -> None:
+def test_services_exit_with_a_killed_supervisor_and_the_next_one_starts(running: Stack) -> None:
     status = running.note()
     os.kill(status["pid"], signal.SIGKILL)
     for found in running.seen:
-        assert found.wait(15), "something outlived the supervisor"
-    told = running.run("status")
-    assert told.returncode == 3
-    assert "killed" in told.stdout
+        assert found.wait(15), "a process outlived the supervisor"
+    shown = running.run("status")
+    assert shown.returncode == 3
+    assert "killed" in shown.stdout
     running.up()
     assert quick_test(running)[:1] == ["ok"]
 
 
-def test_down_ends_everything_and_the_streams_are_there_again_after_the_next_up(running: Stack) -> None:
+def test_down_stops_everything_and_streams_survive_until_the_next_up(running: Stack) -> None:
     token = running.token()
     with running.client(token) as client:
         client.put("/v1/stream/kept", content=b"still here", headers={"Content-Type": "text/plain"})
@@ -246,27 +246,27 @@ def test_down_ends_everything_and_the_streams_are_there_again_after_the_next_up(
         assert client.get("/v1/stream/kept").content == b"still here"
 
 
-def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
     with stack(tmp_path) as made:
         process = subprocess.Popen(
             made.command("up"), cwd=tmp_path, env=made.environment, stderr=subprocess.PIPE, text=True
         )
         assert process.stderr is not None
-        told = []
+        shown = []
         for line in process.stderr:
-            told.append(line)
+            shown.append(line)
             if "the stack is up" in line:
                 break
         made.note()
         assert len(made.seen) == 3
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0, told
+        assert process.wait(60) == 0, shown
         assert "the stack is down" in process.stderr.read()
         process.stderr.close()
         assert not made.left_over()
 
 
-def test_a_taken_port_is_named_with_its_holder(tmp_path: Path, running: Stack) -> None:
+def test_port_in_use_is_reported_with_its_process(tmp_path: Path, running: Stack) -> None:
     with stack(tmp_path, DS_PROXY__PORT=str(running.ports["proxy"])) as made:
         for arguments in (("up",), ("up", "--detach")):
             done = made.run(*arguments)
@@ -276,7 +276,7 @@ def test_a_taken_port_is_named_with_its_holder(tmp_path: Path, running: Stack) -
             )
 
 
-def test_up_refuses_a_server_port_of_0(tmp_path: Path) -> None:
+def test_server_port_0_is_rejected(tmp_path: Path) -> None:
     with stack(tmp_path, DS_SERVER__PORT="0") as made:
         done = made.run("up")
         assert done.returncode == 2

@@ -45,7 +45,7 @@ def test_trial_certificate_is_kept_and_renewed_in_time(tmp_path: Path) -> None:
     now = datetime.now(UTC)
     files = trial_certificate(tmp_path / "tls", now)
     first = files.certificate.read_bytes()
-    assert files.key.stat().st_mode & 0o077 == 0, "only the owner reads the key"
+    assert files.key.stat().st_mode & 0o077 == 0, "only the owner can read the key"
     names = x509.load_pem_x509_certificate(first).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert "localhost" in names.get_values_for_type(x509.DNSName)
     assert trial_certificate(tmp_path / "tls", now + timedelta(days=60)).certificate.read_bytes() == first
@@ -72,7 +72,7 @@ def test_chromium_follows_twenty_streams_of_one_origin_at_once(running: Stack, p
                 f"/v1/stream/tls/{number}", headers={"Content-Type": "text/plain"}, content="hello"
             ).raise_for_status()
         located = http.put("/v1/stream/tls/located", headers={"Content-Type": "text/plain"}).headers["location"]
-        assert located == f"{url}/v1/stream/tls/located", "the server knows from Envoy that it is https"
+        assert located == f"{url}/v1/stream/tls/located", "Envoy tells the server that the client uses https"
     browser = playwright.chromium.launch(executable_path=chromium(), headless=True, args=list(FLAGS))
     try:
         page = browser.new_context(ignore_https_errors=True).new_page()
@@ -80,5 +80,5 @@ def test_chromium_follows_twenty_streams_of_one_origin_at_once(running: Stack, p
         found = page.evaluate(FOLLOW, [url, token, READERS])
     finally:
         browser.close()
-    assert found["open"] == READERS, "over HTTP/1.1 a browser opens six connections, and the others wait"
+    assert found["open"] == READERS, "over HTTP/1.1 a browser opens only six connections"
     assert found["protocol"] == "h2"

@@ -1,4 +1,4 @@
-"""A stack whose server has several workers, and the conversion of directories that earlier releases divided."""
+"""A stack whose server has several workers, and the conversion of sharded directories of earlier releases."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _join(directory: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("mode", ["file-durable", pytest.param("acid", marks=pytest.mark.long)])
-def test_directories_of_shards_are_joined_by_one_command(tmp_path: Path, mode: str) -> None:
-    """What an earlier release made for `headwater up --shards 2`: a manifest, and one store per process."""
+def test_sharded_directory_is_joined_by_one_command(tmp_path: Path, mode: str) -> None:
+    """The layout of `headwater up --shards 2` of an earlier release: a manifest, and one store per process."""
     settings = {"DS_STORAGE__MODE": mode, "DS_SUBSCRIPTIONS__ENABLED": "false"}
     (tmp_path / "manifest.json").write_text(json.dumps({"shards": 2, "version": 1}))
     for shard in range(2):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from tests.serving import Server
 from tests.ui.conftest import Watched
@@ -126,6 +126,9 @@ def test_on_a_phone(browser: Browser, shop: Server, screenshot: Keep) -> None:
     expect(ui.page.locator("#stream-title")).to_be_visible()
     ui.reader("live")
     assert overflow(ui.page) == 0
+    top = ui.page.locator("#messages").bounding_box()
+    assert top is not None
+    assert top["y"] < 300, "two thirds of the screen are for messages"
     screenshot(ui.page, "phone-stream")
     ui.messages.nth(3).tap()
     expect(ui.page.locator("#detail")).to_be_visible()
@@ -133,7 +136,50 @@ def test_on_a_phone(browser: Browser, shop: Server, screenshot: Keep) -> None:
     ui.page.locator("#detail").get_by_title("Close (Esc)").tap()
     ui.page.get_by_title("All streams").tap()
     expect(ui.page.locator("#main")).to_be_hidden()
+    ui.open("#/subscription/billing")
+    lag = ui.page.locator("#cursors tr[data-stream] .badge").bounding_box()
+    assert lag is not None
+    assert lag["x"] + lag["width"] < 390, "the lag can be read without scrolling"
     context.close()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_hex_has_its_characters_beside_it_on_every_screen(browser: Browser, shop: Server, width: int) -> None:
+    with browser.new_context(viewport={"width": width, "height": 720}) as context:
+        ui = Pages(context.new_page(), shop.url)
+        ui.open_stream("images/logo")
+        ui.reader("live")
+        ui.messages.first.click()
+        body = ui.page.locator("#detail-body")
+        expect(body).to_contain_text("40 41 42 43 44 45 46 47  @ABCDEFG")
+        assert body.evaluate("body => body.scrollWidth - body.clientWidth") == 0
+
+
+def test_the_start_page_counts_the_streams_of_the_list(watched: Watched, shop: Server) -> None:
+    """The metrics, which arrive first, count streams of the server itself too, which the list does not show."""
+    ui = Pages(watched.page(), shop.url)
+    metrics: list[Route] = []
+    listings: list[Route] = []
+
+    def answer_once(route: Route) -> None:
+        metrics.append(route)
+        if len(metrics) == 1:
+            route.continue_()
+
+    def hold(route: Route) -> None:
+        listings.append(route)
+
+    ui.page.route("**/metrics", answer_once)
+    ui.page.route("**/__ds/streams*", hold)
+    ui.open()
+    streams = ui.page.locator("#numbers .tile").first
+    expect(streams).to_be_visible()
+    ui.page.unroute("**/__ds/streams*")
+    for route in listings:
+        route.continue_()
+    expect(ui.stream("archive/2025")).to_contain_text("closed")
+    listed = ui.page.locator("#stream-count").inner_text().removesuffix(" streams")
+    expect(streams.locator("b")).to_have_text(listed)
 
 
 def test_everything_can_be_reached_without_a_mouse(watched: Watched, shop: Server) -> None:

@@ -43,7 +43,7 @@ def test_the_whole_stream_is_searched_on_the_server(ui: Pages, http: httpx.Clien
     ui.open_stream("find/whole")
     ui.loaded(100)
     ui.page.locator("#search").fill("n=7")
-    expect(ui.page.locator("#found")).to_have_text("0 found of 100 loaded")
+    expect(ui.page.locator("#found")).to_have_text("0 found of 100 loaded; Enter searches all")
     ui.page.locator("#search").fill("user.name=ann total<20")
     ui.page.locator("#search").press("Enter")
     expect(ui.page.locator("#found")).to_have_text("4 found in the whole stream")

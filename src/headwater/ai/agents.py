@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headwater.ai.retried_appends import RetriedAppends
 from headwater.ai.sources import plain
 from headwater.client.asynchronous import AsyncStream
 from headwater.client.results import BEGINNING
@@ -21,6 +22,7 @@ class DurableSession:
     def __init__(self, session_id: str, stream: AsyncStream) -> None:
         self.session_id = session_id
         self._stream = stream
+        self._appends = RetriedAppends(stream)
         self._items: list[Any] = []
         self._offset = ""
 
@@ -49,7 +51,7 @@ class DurableSession:
 
     async def _append(self, event: dict[str, Any]) -> None:
         await self._create()
-        await self._stream.append(event)
+        await self._appends.append(event)
 
     async def _catch_up(self) -> None:
         """Apply what was appended since the last call, by this process or another one."""

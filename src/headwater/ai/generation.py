@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from headwater.client import (
     ClientError,
     ConflictError,
+    LeaseNotFoundError,
     LeaseUnsupportedError,
     ProducerFencedError,
     StreamClosedError,
@@ -231,22 +232,35 @@ class Generation:
         return None
 
 
-async def stop_generation(stream: AsyncStream, reason: str = "stopped", *, event_format: EventFormat = AI_SDK) -> bool:
+async def stop_generation(
+    stream: AsyncStream, reason: str = "stopped", *, event_format: EventFormat = AI_SDK, close: bool = True
+) -> bool:
     """Stop the generation that writes to a stream, in whichever process it runs. Whether it was running.
 
     In another process, the writer is fenced at once and ends when it writes its next event or renews its lease.
+    `event_format` and `close` are those of the generation: with `close=False` the stream stays open.
     """
     running = _state().generations.get(stream.url)
     if running is not None:
         await running.stop(reason)
         return running.outcome == "stopped"
     try:
-        if (await stream.head()).closed:
+        info = await stream.head()
+        if info.closed:
             return False
+        last, holder = event_format.stopped(reason), uuid.uuid4().hex
+        takes_lease = not close and "lease" in info.extensions
+        if takes_lease:
+            await stream.lease()
+            await stream.acquire_lease(holder, final=last, close=False, producer_id=PRODUCER_ID, take_over=True)
         async with stream.producer(PRODUCER_ID) as producer:
-            await producer.append(event_format.stopped(reason))
-            await producer.close_stream()
-    except (StreamNotFoundError, StreamClosedError):
+            await producer.append(last)
+            if close:
+                await producer.close_stream()
+        if takes_lease:
+            with contextlib.suppress(ConflictError):
+                await stream.release_lease(holder)
+    except (StreamNotFoundError, StreamClosedError, LeaseNotFoundError):
         return False
     return True
 

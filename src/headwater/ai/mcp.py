@@ -35,6 +35,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.types import INTERNAL_ERROR, ErrorData, JSONRPCError, JSONRPCMessage
 from pydantic import TypeAdapter
 
+from headwater.ai.retried_appends import RetriedAppends
 from headwater.client import StreamNotFoundError
 from headwater.client.asynchronous import AsyncClient, AsyncStream
 
@@ -61,20 +62,22 @@ class DurableEventStore(EventStore):
         self._client = client
         self._root = f"{prefix.strip('/')}/{_path_safe(self.session)}"
         self._ttl_s = ttl_s
-        self._created: set[str] = set()
+        self._appends: dict[str, RetriedAppends] = {}
+        """By the id of their stream, those that this process has created."""
         self._started_ns = time.time_ns()
         self._numbers = itertools.count()
 
     async def store_event(self, stream_id: StreamId, message: JSONRPCMessage | None) -> EventId:
-        stream = self._stream(stream_id)
-        if stream_id not in self._created:
+        appends = self._appends.get(stream_id)
+        if appends is None:
+            stream = self._stream(stream_id)
             await stream.create(ttl_s=self._ttl_s)
-            self._created.add(stream_id)
+            appends = self._appends.setdefault(stream_id, RetriedAppends(stream))
         number = f"{self._started_ns:x}-{next(self._numbers):x}"
         stored = None
         if message is not None:
             stored = _messages.dump_python(message, mode="json", by_alias=True, exclude_none=True)
-        await stream.append({"id": number, "message": stored})
+        await appends.append({"id": number, "message": stored})
         return f"{_path_safe(stream_id)}.{number}"
 
     async def replay_events_after(self, last_event_id: EventId, send_callback: EventCallback) -> StreamId | None:
@@ -93,7 +96,7 @@ class DurableEventStore(EventStore):
                 is_answered = is_answered or (stored is not None and "method" not in stored)
         except StreamNotFoundError:
             return None
-        if found and not is_answered and stream_id != GET_STREAM_KEY and stream_id not in self._created:
+        if found and not is_answered and stream_id != GET_STREAM_KEY and stream_id not in self._appends:
             # The process that had the call is gone.
             request_id = int(stream_id) if stream_id.isdecimal() else stream_id
             ended = JSONRPCError(

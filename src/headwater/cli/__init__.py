@@ -1,8 +1,8 @@
-"""The `headwater` command: a table of the commands, one module each, and the reporting of their errors.
+"""The `headwater` command: a table of the commands, each in its own module, and error reporting.
 
 Invariant: a usage error is one line on stderr and exit code 2, a runtime error one line and exit code 1. The stream
 commands also use 3 (not found), 4 (conflict) and 5 (access denied). To add a command, write a module and add a row to
-the table. Only the module of the command that runs is imported: all of them take half a second.
+the table. Only the module of the command that runs is imported: importing all of them takes half a second.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headwater.printable import printable
 
 
 class CommandEntry(NamedTuple):
-    """Where a command is: `headwater.cli.MODULE.ATTRIBUTE` is a function, or a group of commands."""
+    """The location of a command: `headwater.cli.MODULE.ATTRIBUTE` is a function, or a group of commands."""
 
     module: str
     attribute: str
     panel: str | None = None
     passes_options: bool = False
-    """Options that are not known go to the command, for another program."""
+    """Whether unknown options are passed to the command, for another program."""
 
 
 _COMMANDS: Final = {

@@ -1,8 +1,8 @@
-"""Input to appends: lines into batches, batches into requests, exactly once with a producer.
+"""Append input: split it into lines, lines into batches, and send each batch, exactly once with a producer.
 
-With a producer, batches are cut by count and size only, never by time. The same input then makes the same batches with
-the same sequence numbers, and a run that broke off can be run again: the server answers a batch that it has with 204
-and a digest, which shows whether the batch is the same.
+With a producer, batches are split only by count and size, never by time. The same input then gives the same batches
+with the same sequence numbers, so an interrupted run can be repeated: for a batch that it already has, the server
+returns 204 and a digest, which shows whether the batch is the same.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 LINES_MAX: Final = 500
 BYTES_MAX: Final = 1_000_000
 LINGER_S: Final = 0.05
-"""How long a line may wait for others when the input is slow."""
+"""How long a line waits for others if the input is slow."""
 ATTEMPTS_MAX: Final = 8
 FIRST_DELAY_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Exactly:
-    """The producer id and epoch by which the server recognizes repeats."""
+    """The producer id and epoch that let the server recognize repeated appends."""
 
     producer: str
     epoch: int
@@ -41,7 +41,7 @@ class Exactly:
 def bodies_of(
     messages: list[str] | None, stdin: BinaryIO, *, is_json: bool, raw: bool, most: int | None, steady: bool
 ) -> Iterator[bytes]:
-    """The bodies of the appends. Messages of the command line to a stream without JSON are one append each."""
+    """The bodies of the appends. Each message from the command line to a stream that is not JSON is one append."""
     if messages and not is_json:
         return (message.encode() for message in messages)
     parts = (message.encode() for message in messages) if messages else _lines_of(stdin, is_json=is_json, raw=raw)
@@ -49,13 +49,13 @@ def bodies_of(
 
 
 def check_messages(messages: list[str]) -> None:
-    """Check messages of the command line before anything is sent."""
+    """Check messages from the command line before anything is sent."""
     for message in messages:
         _check_json(message.encode(), f"message {message[:80]!r}")
 
 
 def _lines_of(stdin: BinaryIO, *, is_json: bool, raw: bool) -> Iterator[bytes]:
-    """The input piece by piece: lines, or chunks of bytes."""
+    """Read the input as lines, or as chunks of bytes."""
     if raw:
         if is_json:
             content = stdin.read()
@@ -74,21 +74,21 @@ def _lines_of(stdin: BinaryIO, *, is_json: bool, raw: bool) -> Iterator[bytes]:
 
 
 def _check_json(text: bytes, name: str) -> None:
-    """Check before sending: the server would name the byte in a batch, not the line."""
+    """Check before sending, because the server would report the byte in a batch, not the line."""
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, RecursionError) as error:
         raise CommandError(
-            f"{name} is not valid JSON: {error} (text goes to a stream with --type text/plain)", USAGE
+            f"{name} is not valid JSON: {error} (for text, create the stream with --type text/plain)", USAGE
         ) from None
 
 
 def batches(parts: Iterable[bytes], *, is_json: bool, most: int | None, steady: bool) -> Iterator[bytes]:
-    """The bodies of the appends. `steady` cuts by count and size only."""
+    """The bodies of the appends. `steady` splits only by count and size."""
     most = LINES_MAX if most is None else most
     held: list[bytes] = []
     size = 0
-    for part in parts if steady else _as_they_come(parts):
+    for part in parts if steady else _with_pauses(parts):
         if part is not None:
             held.append(part)
             size += len(part)
@@ -102,14 +102,14 @@ def batches(parts: Iterable[bytes], *, is_json: bool, most: int | None, steady: 
 def _joined(parts: list[bytes], *, is_json: bool) -> bytes:
     if not is_json:
         return b"".join(parts)
-    # An array is taken apart by the server: one that is a message goes inside of another.
+    # The server splits an array into messages, so a message that is an array is wrapped in another array.
     if len(parts) == 1:
         return b"[" + parts[0] + b"]" if parts[0].lstrip().startswith(b"[") else parts[0]
     return b"[" + b",".join(parts) + b"]"
 
 
-def _as_they_come(parts: Iterable[bytes]) -> Iterator[bytes | None]:
-    """The parts, with None wherever the input made a pause: time to send what there is."""
+def _with_pauses(parts: Iterable[bytes]) -> Iterator[bytes | None]:
+    """The parts, with None for each pause of the input, at which the collected parts are sent."""
     arrived: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=4 * LINES_MAX)
 
     def read() -> None:
@@ -135,7 +135,7 @@ def _as_they_come(parts: Iterable[bytes]) -> Iterator[bytes | None]:
 
 
 class Appender:
-    """Appends to one stream, one request after the other. With a producer, failed requests are sent again."""
+    """Appends to one stream, one request at a time. With a producer, failed requests are retried."""
 
     def __init__(self, stream: Stream, exactly: Exactly | None) -> None:
         self._stream = stream
@@ -143,7 +143,7 @@ class Appender:
         self._seq = 0
 
     def append(self, content: bytes) -> str:
-        """Append one body; the offset after it, or empty if the server does not send one (for a duplicate)."""
+        """Append one body; return the offset after it, or empty if the server sends none (for a duplicate)."""
         from headwater.client import ProducerStamp
 
         if self._exactly is None:
@@ -160,7 +160,7 @@ class Appender:
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
-        """Say what a refusal means to a producer."""
+        """Explain errors in terms of the producer options."""
         from headwater.client import ProducerFencedError, ProducerGapError, ResponseError
 
         assert self._exactly is not None
@@ -169,7 +169,7 @@ class Appender:
             yield
         except ProducerFencedError as error:
             raise CommandError(
-                f"{who}: fenced by epoch {error.current_epoch}; a newer run has taken over (--epoch)", CONFLICT
+                f"{who}: fenced by epoch {error.current_epoch} of a newer run (--epoch)", CONFLICT
             ) from None
         except ProducerGapError as error:
             raise CommandError(
@@ -181,12 +181,12 @@ class Appender:
             raise
 
     def _check_repeat(self, result: AppendResult, content: bytes) -> None:
-        """A duplicate whose digest differs is not a repeat of this input."""
+        """Raise an error for a duplicate whose digest differs from that of this input."""
         from headwater.client import digest_of
 
         if result.digest is not None and result.digest != digest_of(content):
             raise CommandError(
-                f"seq {self._seq} of this producer and epoch holds something else: the input or --batch has changed"
-                " since; use another --producer or a higher --epoch",
+                f"seq {self._seq} of this producer and epoch has other content: the input or --batch has changed;"
+                " use another --producer or a higher --epoch",
                 CONFLICT,
             )

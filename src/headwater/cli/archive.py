@@ -60,31 +60,39 @@ def run(
     bucket: Bucket = "",
     prefix: Prefix = "",
     form: Annotated[
-        ArchiveFormat, typer.Option("--format", hidden=True, help="Not used: an archive is a Delta table.")
+        ArchiveFormat, typer.Option("--format", hidden=True, help="Ignored: an archive is always a Delta table.")
     ] = ArchiveFormat.DELTA,
-    shards: Annotated[int, typer.Option("--shards", min=1, help="Directories that a day's streams are spread to.")] = 8,
+    shards: Annotated[
+        int, typer.Option("--shards", min=1, help="Directories that a day's streams are spread over.")
+    ] = 8,
     on_gone: Annotated[
         OnGone, typer.Option("--on-gone", help="What to do when messages were deleted before they were archived.")
     ] = OnGone.FAIL,
     trim: Annotated[
-        TrimBy, typer.Option("--trim", help="Let the server delete what is archived, by a snapshot of this kind.")
+        TrimBy, typer.Option("--trim", help="Let the server delete archived messages, with this kind of snapshot.")
     ] = TrimBy.NEVER,
     trim_after: Annotated[
-        float, typer.Option("--trim-after", metavar="SECONDS", min=0, help="Only what was archived so long ago.")
+        float,
+        typer.Option(
+            "--trim-after", metavar="SECONDS", min=0, help="Trim only what was archived at least this long ago."
+        ),
     ] = 0.0,
     compact_every: Annotated[
         float,
-        typer.Option("--compact-every", metavar="SECONDS", min=0, help="Compact and vacuum so often; 0 is never."),
+        typer.Option(
+            "--compact-every", metavar="SECONDS", min=0, help="Interval of compaction and vacuum; 0 disables them."
+        ),
     ] = 3600.0,
     keep: Annotated[
-        float, typer.Option("--keep", metavar="SECONDS", min=0, help="Keep files that a compaction replaced so long.")
+        float,
+        typer.Option("--keep", metavar="SECONDS", min=0, help="How long to keep files that a compaction replaced."),
     ] = 7 * 86400.0,
     once: Once = False,
     name: JobName = "archive",
     tasks: Tasks = 2,
     checkpoints: Annotated[
         str,
-        typer.Option("--checkpoints", metavar="DIR", help="Where the checkpoint is.", show_default="in LAKE"),
+        typer.Option("--checkpoints", metavar="DIR", help="The checkpoint directory.", show_default="in LAKE"),
     ] = "",
     master: Master = "local[2]",
     progress: Progress = None,
@@ -129,10 +137,10 @@ def run(
 @app.command()
 def compact(
     lake: Lake,
-    target_mb: Annotated[int, typer.Option("--target-mb", min=1, help="How large files may become.")] = 256,
+    target_mb: Annotated[int, typer.Option("--target-mb", min=1, help="Target size of merged files.")] = 256,
     keep: Annotated[
         float,
-        typer.Option("--keep", metavar="SECONDS", min=0, help="Keep replaced files so long; rounded up to hours."),
+        typer.Option("--keep", metavar="SECONDS", min=0, help="How long to keep replaced files; rounded up to hours."),
     ] = 3600.0,
 ) -> None:
     """Merge small files and delete replaced ones. May run while an archive is being written."""
@@ -141,14 +149,14 @@ def compact(
     with _archive_errors():
         table = ArchiveTable(lake)
         replaced, by = table.compact(target_mb * 1024 * 1024)
-        typer.echo(f"{replaced} files became {by}, deleted {table.vacuum(keep)}")
+        typer.echo(f"compacted {replaced} files into {by}, deleted {table.vacuum(keep)}")
 
 
 @app.command()
 def show(
-    lake: Lake, as_json: Annotated[bool, typer.Option("--json", help="As JSON lines, one per stream.")] = False
+    lake: Lake, as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines, one per stream.")] = False
 ) -> None:
-    """Print what an archive holds and up to which offset each stream is archived."""
+    """Print the contents of an archive, and the offset up to which each stream is archived."""
     from headwater.pipeline.archive.table import ArchiveTable
 
     with _archive_errors():

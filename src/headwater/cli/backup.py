@@ -1,4 +1,4 @@
-"""`headwater backup` and `headwater restore`: a consistent copy of the data directory, and back."""
+"""`headwater backup` and `headwater restore`: take a consistent copy of the data directory, and restore it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def backup(
     mode: Mode = None,
     directory: DataDirectory = None,
 ) -> None:
-    """Copy the data directory into DIR, as of one moment, while the server runs or not; then check the copy."""
+    """Copy the data directory into DIR as a consistent backup, then check it. The server may be running."""
     store = locate_store(profile, config_file, mode, directory)
 
     from headwater.storage.offline.backup import take_backup
@@ -44,7 +44,7 @@ def restore(
     config_file: ConfigFile = None,
     mode: Mode = None,
     directory: DataDirectory = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the store that is in the data directory.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the existing store in the data directory.")] = False,
 ) -> None:
     """Restore the backup in DIR into the data directory; every file is verified against its checksum."""
     store = locate_store(profile, config_file, mode, directory)
@@ -58,20 +58,20 @@ def restore(
         found = read_backup(source)
         if store.mode is not None and FAMILY_OF_MODE[store.mode] != found.family:
             raise CommandError(
-                f"{source} is a backup of a store of the family {found.family}, and storage.mode is {store.mode};"
+                f"{source} is a backup of a store of the family {found.family}, but storage.mode is {store.mode};"
                 " restore it with --mode, or convert it to another mode with `headwater store copy`"
             )
         try:
             restore_backup(source, store.directory, replace=force)
         except StoreExistsError as error:
-            raise StorageError(f"{error} Give --force to replace it.") from None
+            raise StorageError(f"{error} Use --force to replace it.") from None
     typer.echo(f"{store.directory}: restored {len(found.files)} files, {found.size} bytes, as of {found.taken}")
     _check(store.directory, "the backup is restored as it was taken, but its store is damaged")
 
 
 @contextmanager
 def _held(store: StoreLocation) -> Iterator[None]:
-    """Keep the files of the store: the running server holds them, or the directory is locked."""
+    """Keep the files of the store unchanged: the running server defers deletions, or the directory is locked."""
     from headwater.storage.filesystem import RealFilesystem
     from headwater.storage.offline.families import locked
     from headwater.storage.worker_stores import store_directories
@@ -80,7 +80,7 @@ def _held(store: StoreLocation) -> Iterator[None]:
         for directory in store_directories(store.directory):
             server = held.enter_context(running_server(directory))
             if server is not None:
-                server.ask("hold")
+                server.request("hold")
             else:
                 held.enter_context(locked(RealFilesystem(), directory))
         yield

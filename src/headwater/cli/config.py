@@ -17,7 +17,7 @@ from headwater.config.describe import shown
 app = typer.Typer(help="Show the settings.", no_args_is_help=False)
 
 _SECRETS = frozenset(("auth.token", "stack.postgres_password", "cluster.postgres_url", "cluster.secret"))
-_PIPE_WIDTH = 200  # columns; without a terminal, lines must not be cut to a guessed width
+_PIPE_WIDTH = 200  # columns; without a terminal, lines must not be truncated to a guessed width
 
 
 class OutputFormat(StrEnum):

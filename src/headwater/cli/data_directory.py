@@ -66,14 +66,14 @@ class RunningServer:
         self._connection = connection
         self._lines = connection.makefile("rb")
 
-    def ask(self, question: str) -> dict[str, Any]:
+    def request(self, command: str) -> dict[str, Any]:
         try:
-            self._connection.sendall(msgspec.json.encode({"ask": question}) + b"\n")
+            self._connection.sendall(msgspec.json.encode({"ask": command}) + b"\n")
             line = self._lines.readline()
         except OSError as error:
-            raise CommandError(f"The server that has the directory open does not answer: {error}") from None
+            raise CommandError(f"The server that has the directory open does not respond: {error}") from None
         if not line.endswith(b"\n"):
-            raise CommandError("The server that has the directory open closed the connection before it answered.")
+            raise CommandError("The server that has the directory open closed the connection without a response.")
         answer: dict[str, Any] = msgspec.json.decode(line)
         if "error" in answer:
             raise CommandError(f"The server that has the directory open reports: {answer['error']}")
@@ -82,7 +82,7 @@ class RunningServer:
 
 @contextmanager
 def running_server(directory: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> Iterator[RunningServer | None]:
-    """Connect to the server that has a directory open; yields None when there is none."""
+    """Connect to the server that has a directory open; yields None if there is none."""
     from headwater.storage import control_socket
 
     try:
@@ -98,7 +98,7 @@ def running_server(directory: Path, timeout_s: float = ANSWER_TIMEOUT_S) -> Iter
 
 @contextmanager
 def paused_server(directory: Path) -> Iterator[bool]:
-    """Have the store of a directory closed meanwhile, by the server that has it open; yields whether there is one."""
+    """Pause the server that has a directory open, so that its store is closed; yields whether there is one."""
     from headwater.storage.worker_stores import store_directories
 
     stores = store_directories(directory)
@@ -108,7 +108,7 @@ def paused_server(directory: Path) -> Iterator[bool]:
         return
     with running_server(stores[0], PAUSE_TIMEOUT_S) as server:
         if server is not None:
-            server.ask("pause")
+            server.request("pause")
         yield server is not None
 
 
@@ -133,7 +133,7 @@ def require_no_server(directory: Path) -> None:
     for store in store_directories(directory):
         with running_server(store) as server:
             if server is not None:
-                pid = server.ask("hold")["pid"]
+                pid = server.request("hold")["pid"]
                 raise CommandError(
                     f"{directory} is open in the server with process id {pid}. Stop the server first, or make a copy"
                     " with `headwater backup DIR` and use the copy."

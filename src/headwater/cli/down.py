@@ -55,7 +55,7 @@ def down(
 
 
 def _mark_stopped(directory: StackDirectory) -> None:
-    """Record in the state file that nothing runs any more."""
+    """Record in the state file that all services are stopped."""
     status = directory.read()
     if status is None:
         return

@@ -1,4 +1,4 @@
-"""`headwater tail` of several streams, or of all with a prefix: one connection, and each message with its stream."""
+"""`headwater tail` of several streams, or of all with a prefix, over one connection."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class NamedMessagePrinter:
-    """Prints one JSON object per line: the stream, and its message as JSON, text, or base64 where it is neither."""
+    """Prints one JSON object per line: the stream, and the message as JSON, text, or else base64."""
 
     def __init__(self, *, pretty: bool, limit: int | None) -> None:
         self._indent = 2 if pretty else 0
         self._left = limit
 
     def print(self, name: str, batch: Batch) -> bool:
-        """Print what the limit leaves room for; whether more may be printed."""
+        """Print messages up to the limit; return whether more may be printed."""
         messages = batch.messages if self._left is None else batch.messages[: self._left]
         for message in messages:
             sys.stdout.buffer.write(self._line(name, message, batch.is_json))
@@ -51,15 +51,15 @@ def _member(message: bytes, is_json: bool) -> bytes:
 
 
 def offsets_of(client: Client, names: list[str], start: str) -> dict[str, str]:
-    """Where to begin in the named streams, which must exist."""
+    """The start offsets of the named streams, which must exist."""
     if start not in {"-1", "now"}:
-        raise CommandError(f"--from: {start!r} is an offset of one stream; use now or -1 for several", USAGE)
+        raise CommandError(f"--from: {start!r} is an offset of a single stream; use now or -1 for several", USAGE)
     found = {}
     for name in names:
         stream = stream_named(client, name)
         path = stream.url.removeprefix(client.base_url)
         if path == stream.url:
-            raise CommandError(f"{name!r} is on another server than --url; follow the streams of one server", USAGE)
+            raise CommandError(f"{name!r} is not on the server of --url; all streams must be on one server", USAGE)
         found[unquote(path).removeprefix(STREAM_ROOT)] = stream.head().next_offset if start == "now" else start
     return found
 
@@ -75,6 +75,7 @@ def print_many(
             if not printer.print(found.name, found.batch):
                 return
     except ResponseError as error:
-        if "/__ds/" in str(error) and error.status in {404, 405, 501}:
+        # A server that supports following reports a missing stream with this code.
+        if error.code != "stream_not_found" and error.status in {404, 405, 501}:
             raise CommandError(f"this server cannot follow several streams over one connection: {error}") from None
         raise

@@ -1,9 +1,9 @@
-"""Ctrl-C that ends a blocking call at once.
+"""Make Ctrl-C end a blocking call immediately.
 
-Python checks for signals between instructions, and a signal interrupts a system call that has begun. One that arrives
-after the last check and before the call blocks is seen only when the call returns: on a quiet stream minutes later. A
-thread that is woken by every signal therefore interrupts the main thread until it has seen Ctrl-C. Invariant:
-when the block is left, signals are handled as before.
+Python checks for signals between instructions, and a signal interrupts a blocking system call. A signal that arrives
+after the last check and before the call blocks is noticed only when the call returns: on a quiet stream, minutes later.
+Therefore a thread that every signal wakes up interrupts the main thread until it has noticed Ctrl-C. Invariant: after
+the block, signals are handled as before.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from types import FrameType
 from typing import Final
 
 _NUDGE: Final = signal.SIGURG
-"""Ignored by default and not used elsewhere: it only interrupts a system call."""
+"""A signal that is ignored by default and not used elsewhere; it only interrupts system calls."""
 _NUDGE_INTERVAL_S: Final = 0.05
 _REPEAT_AFTER_S: Final = 2.0
-"""An interrupt may be raised where exceptions are dropped, such as in `__del__`; so long the block may take to end."""
+"""How long the block may take to end before Ctrl-C is raised again: Python drops exceptions in `__del__`."""
 
 
 @contextmanager
 def prompt_interrupts() -> Iterator[None]:
-    """Within the block, raise KeyboardInterrupt soon after Ctrl-C, whatever the main thread is doing."""
+    """Within the block, raise KeyboardInterrupt promptly after Ctrl-C, whatever the main thread is doing."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield  # Another handler decides what Ctrl-C does, or it is ignored (nohup).
@@ -69,7 +69,7 @@ def _watch(wakes: socket.socket, main_thread: int, seen: threading.Event, left: 
 
 
 def _start_without_signals(thread: threading.Thread) -> None:
-    """Signals are for the main thread, whose system call they interrupt; a thread inherits the mask of its starter."""
+    """Start a thread with all signals blocked, so that signals interrupt system calls of the main thread."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, _NUDGE})
     try:
         thread.start()
@@ -78,4 +78,4 @@ def _start_without_signals(thread: threading.Thread) -> None:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """Handled, so that a system call is interrupted, and nothing more."""
+    """Do nothing: having a handler is enough for the signal to interrupt a system call."""

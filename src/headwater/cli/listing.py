@@ -1,4 +1,4 @@
-"""`headwater ls` and `headwater head`: list streams, and describe one."""
+"""`headwater ls` and `headwater head`: list streams, and describe a stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headwater.cli.errors import CommandError
-from headwater.cli.output import readers_may_leave
+from headwater.cli.output import quiet_broken_pipe
 from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Name, Token, Url, connected, stream_named
 from headwater.printable import printable, printable_json
 
@@ -18,21 +18,24 @@ if TYPE_CHECKING:
 
     from headwater.client import Client, StreamEntry
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON lines.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
 
 
 def ls(
     prefix: Annotated[
-        str, typer.Argument(metavar="[PREFIX]", help="Only names that begin so; /ds lists buckets, /ds/ID one of them.")
+        str,
+        typer.Argument(
+            metavar="[PREFIX]", help="Only names with this prefix; /ds lists buckets, /ds/ID the streams of one."
+        ),
     ] = "",
-    long: Annotated[bool, typer.Option("--long", "-l", help="With type and time of creation.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Also print type and creation time.")] = False,
     as_json: AsJson = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
     """List the streams, the buckets, or the streams of a bucket."""
-    with readers_may_leave(), connected(url, token, ca_file) as client:
+    with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         for entry in _entries(client, prefix):
             if as_json:
                 typer.echo(printable_json(json.dumps(entry, ensure_ascii=False)))
@@ -77,10 +80,10 @@ def _entries(client: Client, prefix: str) -> Iterator[dict[str, Any]]:
 
 
 def _registered(client: Client, prefix: str) -> list[StreamEntry]:
-    """From the listing of the server, or else from its registry."""
+    """The streams from the server's listing, or from its registry."""
     from headwater.client import StreamNotFoundError
 
     try:
         return client.streams(prefix)
     except StreamNotFoundError:
-        raise CommandError(f"{client.base_url} has neither a listing nor a registry of its streams", MISSING) from None
+        raise CommandError(f"{client.base_url} has neither a stream listing nor a registry", MISSING) from None

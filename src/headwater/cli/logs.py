@@ -11,7 +11,7 @@ import typer
 
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.options import ConfigFile, settings_from
-from headwater.cli.output import readers_may_leave
+from headwater.cli.output import quiet_broken_pipe
 from headwater.cli.token import StackDirectory as DirectoryOption
 from headwater.printable import printable
 from headwater.stack.state import StackDirectory
@@ -35,7 +35,7 @@ def logs(
         available = ", ".join(log.stem for log in known)
         hint = f"available: {available}" if available else "`headwater up` starts a stack"
         raise CommandError(f"no log of {service or 'a stack'} in {directory.logs}; {hint}", USAGE)
-    with readers_may_leave():
+    with quiet_broken_pipe():
         files = [_LogFile(log, f"{log.stem} | " if len(chosen) > 1 else "", lines) for log in chosen]
         while follow:
             time.sleep(_POLL_S)
@@ -55,7 +55,7 @@ class _LogFile:
     def print_new(self) -> None:
         for line in self._file:
             self._print(line)
-        # After a rotation, the name belongs to a new file.
+        # After a rotation, the name refers to a new file.
         try:
             renamed = self._path.stat().st_ino != _inode(self._file)
         except FileNotFoundError:

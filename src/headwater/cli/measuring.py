@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url, connected, errors_end_the_command
+from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url, client_errors, connected
 from headwater.printable import printable
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def ping(
 
     times_s = []
     with connected(url, token, ca_file) as client:
-        # No stream has this name, so a server of the protocol responds with 404.
+        # There is no stream with this name, so a Durable Streams server responds with 404.
         stream = client.stream(f"ping-{secrets.token_hex(8)}")
         for _ in range(count):
             began = time.perf_counter()
@@ -51,7 +51,7 @@ def bench(
 ) -> None:
     """Append for some seconds to a temporary stream, read it back, and print rates and percentiles.
 
-    The load comes from one Python process, so a fast server is limited by this command; compare runs, not products.
+    One Python process produces the load, so this command can be the bottleneck: compare runs, not products.
     """
     from headwater.client import NO_RETRY, AsyncClient, Policy
 
@@ -66,9 +66,9 @@ def bench(
             finally:
                 await stream.delete(missing_ok=True)
 
-    # Check the address before the measurement, with its error messages.
+    # Check the address before the measurement, with readable errors.
     ping(count=1, url=url, token=token, ca_file=ca_file)
-    with errors_end_the_command(url):
+    with client_errors(url):
         asyncio.run(measure())
 
 

@@ -59,7 +59,7 @@ def settings_from(
 
 
 def require_otel(settings: Settings) -> None:
-    """Check that OpenTelemetry is installed if it is on, before a process starts that needs it."""
+    """Check that OpenTelemetry is installed if it is enabled, before starting a process that needs it."""
     if settings.otel.endpoint and find_spec("opentelemetry.sdk") is None:
         raise CommandError(
             "otel.endpoint is set, but OpenTelemetry is not installed: pip install 'headwater[otel]'", USAGE

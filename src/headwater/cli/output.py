@@ -1,6 +1,6 @@
-"""What the stream commands print: messages to stdout as JSON lines or raw bytes, and a progress bar to stderr.
+"""Output of the stream commands: messages to stdout as JSON lines or raw bytes, and a progress bar to stderr.
 
-Invariant: stdout carries nothing but messages, so that it can be piped; what is meant for eyes goes to stderr.
+Invariant: only messages are written to stdout, so that it can be piped; everything else goes to stderr.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import msgspec
 
 class Progress(Protocol):
     def __call__(self, advance: int, total: int | None = None) -> None:
-        """So many bytes more; `total` once it is known."""
+        """Advance by a number of bytes; `total` is passed once it is known."""
 
 
 class MessagePrinter:
-    """Prints messages to stdout: JSON as one line each, to the byte unless a message spans lines; others unchanged.
+    """Prints messages to stdout: JSON as one line each, unchanged unless a message spans lines; others unchanged.
 
-    `pretty` indents JSON. On a terminal, text that does not end its line gets a line end.
+    `pretty` indents JSON. On a terminal, text without a final line end gets one.
     """
 
     def __init__(self, *, is_json: bool, raw: bool, pretty: bool, limit: int | None) -> None:
@@ -37,7 +37,7 @@ class MessagePrinter:
         return self._left == 0
 
     def print(self, messages: list[bytes]) -> bool:
-        """Print what the limit leaves room for; whether that was all of them."""
+        """Print messages up to the limit; return whether all were printed."""
         chosen = messages if self._left is None else messages[: self._left]
         if self._left is not None:
             self._left -= len(chosen)
@@ -57,7 +57,7 @@ class MessagePrinter:
 
 @contextmanager
 def progress_bar(what: str, wanted: bool | None) -> Iterator[Progress]:
-    """A bar on stderr: when asked for, or when it is a terminal and stdout is not."""
+    """A progress bar on stderr: if requested, or if stderr is a terminal and stdout is not."""
     shown = wanted if wanted is not None else sys.stderr.isatty() and not sys.stdout.isatty()
     if not shown:
         yield _silent
@@ -90,10 +90,10 @@ def _silent(advance: int, total: int | None = None) -> None:
 
 
 @contextmanager
-def readers_may_leave() -> Iterator[None]:
-    """`headwater read … | head` is not an error: the reader of our output may stop."""
+def quiet_broken_pipe() -> Iterator[None]:
+    """Exit quietly if the reader of stdout closes the pipe, as in `headwater read … | head`."""
     try:
         yield
     except BrokenPipeError:
-        # Python would complain once more when it closes stdout.
+        # Otherwise Python prints another error when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -44,7 +44,7 @@ def psql(
     if credentials is None:
         raise CommandError(f"{directory.root} has no database; `headwater up --profile sync` creates one", USAGE)
     password = credentials.password_of(role.value)
-    # The port of the running database, also if this shell has other settings than the one that started it.
+    # The port of the running database, even if this shell has other settings than the one that started it.
     running = current_status(directory)
     ports = [part.port for part in running.parts if part.name == "postgres" and part.port] if running else []
     port = ports[0] if ports else settings.stack.postgres_port

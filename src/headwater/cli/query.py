@@ -13,13 +13,13 @@ from typing import Annotated, Any, Final
 import typer
 
 from headwater.cli.errors import USAGE, CommandError
-from headwater.cli.output import readers_may_leave
+from headwater.cli.output import quiet_broken_pipe
 from headwater.cli.remote import DEFAULT_URL, MISSING, CaFile, Token, Url, connected
 from headwater.cli.running import Master, stream_root
 from headwater.printable import printable
 
 TABLE_ROWS: Final = 1000
-"""Most rows of a printed table without --limit."""
+"""The most rows of a printed table without --limit."""
 
 
 class QueryEngine(StrEnum):
@@ -34,13 +34,13 @@ class Style(StrEnum):
 
 
 def query(
-    text: Annotated[str, typer.Argument(metavar="SQL", help="Such as: SELECT count(*) FROM stream('chat/1')")],
+    text: Annotated[str, typer.Argument(metavar="SQL", help="For example: SELECT count(*) FROM stream('chat/1')")],
     style: Annotated[Style, typer.Option("--format", help="How to print the rows.")] = Style.TABLE,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, metavar="N", help="Print N rows at most; 0 is all.")
+        int, typer.Option("--limit", "-n", min=0, metavar="N", help="Print at most N rows; 0 prints all.")
     ] = 0,
     engine: Annotated[
-        QueryEngine, typer.Option("--engine", help="auto answers small questions about single streams without Spark.")
+        QueryEngine, typer.Option("--engine", help="auto runs small queries over single streams without Spark.")
     ] = QueryEngine.AUTO,
     master: Master = "local[2]",
     url: Url = DEFAULT_URL,
@@ -49,19 +49,20 @@ def query(
 ) -> None:
     """Run SQL over stream('name'), streams('prefix'), archive('lake'), snapshot('name') and state('name').
 
-    Names are as in other commands: chat/1 is a stream of /v1/stream/, /ds/bucket/chat-1 one of a bucket. stream() takes
-    a schema for the fields of JSON messages as its second text: stream('orders', 'id long, total double').
+    Names are as in other commands: chat/1 is a stream of /v1/stream/, /ds/bucket/chat-1 a stream of a bucket. The
+    second argument of stream() is a schema for the fields of JSON messages: stream('orders', 'id long, total double').
     """
-    if engine is QueryEngine.AUTO and _answered_quickly(text, style, limit, url, token, ca_file):
+    if engine is QueryEngine.AUTO and _run_without_spark(text, style, limit, url, token, ca_file):
         return
     from headwater.pipeline.job import JobEnvironment
     from headwater.pipeline.session import SparkMissingError, spark_session
+    from headwater.pipeline.stderr_lines import tidy_stderr
 
     if sys.stderr.isatty():
-        typer.echo("headwater: starting Spark, which takes some seconds", err=True)
+        typer.echo("headwater: starting Spark, which takes several seconds", err=True)
     environment = JobEnvironment(stream_root(url), "", token, ca_file=str(ca_file or ""))
     try:
-        with readers_may_leave(), spark_session("headwater query", master) as spark:
+        with quiet_broken_pipe(), tidy_stderr(on_terminal=True), spark_session("headwater query", master) as spark:
             from headwater.pipeline.query import QueryViews
 
             try:
@@ -76,7 +77,7 @@ def query(
 
 
 def _failure(error: Exception) -> Exception:
-    """The error as one line, for errors of the query or of the server."""
+    """The error as one line, if it is an error of the query or of the server."""
     from pyspark.errors import PySparkException
 
     from headwater.pipeline.archive.errors import ArchiveError
@@ -95,11 +96,11 @@ def _failure(error: Exception) -> Exception:
     return error
 
 
-def _answered_quickly(text: str, style: Style, limit: int, url: str, token: str, ca_file: Path | None) -> bool:
-    """Print the answer of a small question. False if it is one for Spark."""
+def _run_without_spark(text: str, style: Style, limit: int, url: str, token: str, ca_file: Path | None) -> bool:
+    """Run a small query without Spark and print its rows. False if the query needs Spark."""
     from headwater.pipeline.quick_query import NotSimpleError, answer
 
-    with readers_may_leave(), connected(url, token, ca_file) as client:
+    with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         try:
             found = answer(text, client, _most(style, limit))
         except NotSimpleError:
@@ -109,7 +110,7 @@ def _answered_quickly(text: str, style: Style, limit: int, url: str, token: str,
 
 
 def _most(style: Style, limit: int) -> int:
-    """Rows to ask for, 0 for all. A table takes one more than it prints, to say that there are more."""
+    """Number of rows to fetch, 0 for all. A table fetches one more than it prints, to know whether there are more."""
     if style is Style.TABLE:
         return (limit or TABLE_ROWS) + 1
     return limit
@@ -132,7 +133,7 @@ def _print(columns: list[str], rows: Iterator[Sequence[Any]], style: Style, limi
 
 
 def _record(columns: list[str], row: Sequence[Any]) -> dict[str, Any]:
-    as_dict = getattr(row, "asDict", None)  # a row of Spark may hold rows
+    as_dict = getattr(row, "asDict", None)  # a row of Spark may contain rows
     return as_dict(recursive=True) if as_dict is not None else dict(zip(columns, row, strict=True))
 
 
@@ -150,7 +151,7 @@ def _print_table(columns: list[str], rows: list[Sequence[Any]], most: int) -> No
         table.add_row(*(Text(printable(_cell(value))) for value in row))
     console.print(table)
     if len(rows) > most:
-        sys.stderr.write(f"headwater: only the first {most} rows; --limit, or --format json for all\n")
+        sys.stderr.write(f"headwater: showing only the first {most} rows; use --limit, or --format json for all\n")
 
 
 def _cell(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`headwater read` and `headwater tail`: print what a stream holds, and what is appended."""
+"""`headwater read` and `headwater tail`: print the messages of a stream, and follow new ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.following import NamedMessagePrinter, offsets_of, print_many
-from headwater.cli.output import MessagePrinter, progress_bar, readers_may_leave
+from headwater.cli.output import MessagePrinter, progress_bar, quiet_broken_pipe
 from headwater.cli.remote import DEFAULT_URL, CaFile, Name, ShowProgress, Token, Url, connected, stream_named
 from headwater.cli.resume import ResumeFile
 from headwater.printable import printable
@@ -26,12 +26,10 @@ Resume = Annotated[
     Path | None,
     typer.Option("--resume", metavar="FILE", help="Continue where the last run with this file ended."),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="Bytes as they arrive; JSON as arrays instead of lines.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Print the bytes as received; JSON as arrays instead of lines.")]
 Since = Annotated[
     str | None,
-    typer.Option(
-        "--since", metavar="TIME", help="Messages from this time on: 2026-01-31T12:00:00Z, 12:30, 10m, 2h, 1d."
-    ),
+    typer.Option("--since", metavar="TIME", help="Start at this time: 2026-01-31T12:00:00Z, 12:30, 10m, 2h, 1d."),
 ]
 Pretty = Annotated[bool, typer.Option("--pretty", help="Indent JSON messages.")]
 
@@ -50,7 +48,9 @@ def read(
     limit: Annotated[
         int | None, typer.Option("--limit", "-n", min=1, metavar="N", help="Stop after N messages.")
     ] = None,
-    last: Annotated[int | None, typer.Option("--last", min=1, metavar="N", help="Only the last N messages.")] = None,
+    last: Annotated[
+        int | None, typer.Option("--last", min=1, metavar="N", help="Print only the last N messages.")
+    ] = None,
     since: Since = None,
     raw: Raw = False,
     pretty: Pretty = False,
@@ -60,15 +60,18 @@ def read(
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Print what a stream holds: JSON as one message per line, anything else unchanged."""
+    """Print the messages of a stream: JSON as one message per line, anything else unchanged."""
     if resume is not None and limit is not None:
-        raise CommandError("--resume and --limit: offsets are known after pages, not after each message", USAGE)
+        raise CommandError(
+            "--resume cannot be combined with --limit: offsets are known only after pages, not after each message",
+            USAGE,
+        )
     at = since_time(since) if since is not None else None
     _check_start(
         {"--from": start != "-1", "--last": last is not None, "--since": at is not None, "--resume": resume is not None}
     )
     _check_style(raw, pretty)
-    with readers_may_leave(), connected(url, token, ca_file) as client:
+    with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         source = stream_named(client, stream)
         saved = ResumeFile(resume, source.url) if resume is not None else None
         offset = (saved.offset() if saved is not None else None) or start
@@ -91,7 +94,7 @@ def read(
 
 
 def _bytes_ahead(info: StreamInfo, offset: str) -> int | None:
-    """How many bytes there are to read, where the offsets of the server say so."""
+    """How many bytes there are to read, if the server's offsets contain that."""
     tail = _OFFSET.fullmatch(info.next_offset)
     start = _OFFSET.fullmatch(offset)
     if tail is None or not info.extensions:
@@ -108,7 +111,9 @@ def tail(
     ] = None,
     prefix: Annotated[
         str | None,
-        typer.Option("--prefix", metavar="PREFIX", help="All streams whose names begin so, also those created later."),
+        typer.Option(
+            "--prefix", metavar="PREFIX", help="Follow all streams with this prefix, including those created later."
+        ),
     ] = None,
     start: Annotated[
         str, typer.Option("--from", metavar="OFFSET", help="now, -1, or an offset that the server returned.")
@@ -125,14 +130,15 @@ def tail(
     pretty: Pretty = False,
     live: Annotated[Live, typer.Option("--live", help="How to wait for new messages.")] = Live.AUTO,
     resume: Resume = None,
-    retry: Annotated[bool, typer.Option("--retry/--no-retry", help="Try again when the connection breaks.")] = True,
+    retry: Annotated[bool, typer.Option("--retry/--no-retry", help="Reconnect when the connection breaks.")] = True,
     url: Url = DEFAULT_URL,
     token: Token = "",
     ca_file: CaFile = None,
 ) -> None:
-    """Follow a stream until it is closed or Ctrl-C: new messages, and with -n the last ones before them.
+    """Follow a stream until it is closed or Ctrl-C: print new messages, and with -n the last ones before them.
 
-    Several streams, or all with --prefix, are followed over one connection: a JSON object with "stream" per message.
+    Several streams, or all with --prefix, are followed over one connection; each message is printed as a JSON object
+    with "stream".
     """
     from headwater.client import ENDLESS_RETRY, NO_RETRY, ClientError, Policy, SseUnavailableError
 
@@ -141,7 +147,7 @@ def tail(
         raise CommandError("name a stream, or use --prefix", USAGE)
 
     def report(error: ClientError, delay_s: float) -> None:
-        typer.echo(f"headwater: {printable(str(error))}; trying again in {delay_s:.1f} s", err=True)
+        typer.echo(f"headwater: {printable(str(error))}; retrying in {delay_s:.1f} s", err=True)
 
     retrying = ENDLESS_RETRY if retry else NO_RETRY
     patient = Policy(retry=retrying, follow_retry=retrying, on_retry=report)
@@ -155,7 +161,7 @@ def tail(
                 "--live": live is not Live.AUTO,
             }
         )
-        with readers_may_leave(), connected(url, token, ca_file) as client:
+        with quiet_broken_pipe(), connected(url, token, ca_file) as client:
             offsets = offsets_of(client, names, start)
             client.policy = patient
             print_many(client, prefix, offsets, start, NamedMessagePrinter(pretty=pretty, limit=limit))
@@ -171,7 +177,7 @@ def tail(
         }
     )
     _check_style(raw, pretty)
-    with readers_may_leave(), connected(url, token, ca_file) as client:
+    with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         source = stream_named(client, stream)
         saved = ResumeFile(resume, source.url) if resume is not None else None
         printer = MessagePrinter(is_json=source.head().is_json, raw=raw, pretty=pretty, limit=limit)
@@ -195,16 +201,16 @@ def tail(
 
 
 def _check_start(given: dict[str, bool]) -> None:
-    """A run starts at one place. A file of --resume may be new, so it goes together with --from."""
+    """Reject several start options. --resume may be combined with --from, which applies if the file is new."""
     names = [option for option, is_given in given.items() if is_given]
     if {"--last", "--since"} & set(names) and len(names) > 1:
-        raise CommandError(f"{' and '.join(names)}: give one of them, each says where to start", USAGE)
+        raise CommandError(f"{' and '.join(names)}: use only one of them, each sets where to start", USAGE)
 
 
 def _check_many(given: dict[str, bool]) -> None:
     names = [option for option, is_given in given.items() if is_given]
     if names:
-        raise CommandError(f"{', '.join(names)}: only for one stream", USAGE)
+        raise CommandError(f"{', '.join(names)}: only with a single stream", USAGE)
 
 
 _AGO: Final = re.compile(r"([0-9]+)([smhd])")
@@ -212,7 +218,7 @@ _AGO_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def since_time(text: str, now: datetime | None = None) -> str:
-    """A time of the command line as the server reads it: absolute, a time of today, or so long ago."""
+    """Convert a time from the command line to the server's format: absolute, a time of today, or relative to now."""
     now = now or datetime.now().astimezone()
     if (ago := _AGO.fullmatch(text)) is not None:
         at = now - timedelta(seconds=int(ago[1]) * _AGO_S[ago[2]])
@@ -228,10 +234,10 @@ def since_time(text: str, now: datetime | None = None) -> str:
 
 
 def _date_time(text: str) -> datetime:
-    """A date or a time with a date; without a zone, the local one."""
+    """Parse a date, or a date with a time; without a time zone, the local one is used."""
     return datetime.fromisoformat(text)
 
 
 def _check_style(raw: bool, pretty: bool) -> None:
     if raw and pretty:
-        raise CommandError("--raw and --pretty: give one of them", USAGE)
+        raise CommandError("--raw cannot be combined with --pretty", USAGE)

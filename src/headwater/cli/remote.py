@@ -1,4 +1,4 @@
-"""The server that a stream command works on: its options, the client, and exit codes for errors.
+"""The server of a stream command: its options, the client, and exit codes for errors.
 
 Invariant: every error of the client ends the command with one line and one of the exit codes below.
 """
@@ -27,7 +27,9 @@ STREAM_ROOT: Final = "/v1/stream/"
 
 Url = Annotated[
     str,
-    typer.Option("--url", envvar="DS_URL", metavar="URL", help="The server; a stream given as a URL needs none."),
+    typer.Option(
+        "--url", envvar="DS_URL", metavar="URL", help="The server; not needed if the stream is given as a URL."
+    ),
 ]
 Token = Annotated[
     str,
@@ -39,7 +41,7 @@ CaFile = Annotated[
         "--ca-file",
         envvar="DS_CA_FILE",
         metavar="FILE",
-        help="PEM certificates to trust an https server by, instead of the system's.",
+        help="PEM file of CA certificates to trust instead of the system's.",
         show_default=False,
     ),
 ]
@@ -54,12 +56,12 @@ Name = Annotated[
 
 @contextmanager
 def connected(url: str, token: str, ca_file: Path | None = None) -> Iterator[Client]:
-    """A client for as long as the block lasts. It does not retry; errors end the command."""
+    """A client for the duration of the block. It does not retry; errors end the command."""
     from headwater.client import NO_RETRY, Client, InvalidRequestError, Policy
 
     if not url.startswith(("http://", "https://")):
         raise CommandError(f"--url: {url!r} does not begin with http:// or https://", USAGE)
-    with prompt_interrupts(), errors_end_the_command(url):
+    with prompt_interrupts(), client_errors(url):
         try:
             client = Client(url, token=token, ca_file=ca_file, policy=Policy(retry=NO_RETRY))
         except InvalidRequestError as error:
@@ -69,21 +71,21 @@ def connected(url: str, token: str, ca_file: Path | None = None) -> Iterator[Cli
 
 
 def stream_named(client: Client, name: str) -> Stream:
-    """The stream that was named on the command line."""
+    """The stream named on the command line."""
     if not name:
         raise CommandError("the stream's name is empty", USAGE)
     return client.stream(name)
 
 
 @contextmanager
-def errors_end_the_command(url: str) -> Iterator[None]:
-    """Turn errors of the client into one line and an exit code."""
+def client_errors(url: str) -> Iterator[None]:
+    """Report errors of the client as one line and an exit code."""
     from headwater.client import ClientError, ConnectError, InvalidRequestError, ResponseError
 
     try:
         yield
     except ConnectError as error:
-        raise CommandError(f"{error}; is a server running there? `headwater serve` starts one") from None
+        raise CommandError(f"{error}; check that a server is running there (`headwater serve` starts one)") from None
     except InvalidRequestError as error:
         raise CommandError(str(error), USAGE) from None
     except ResponseError as error:
@@ -105,9 +107,9 @@ def exit_code(status: int) -> int:
 
 def _advised(error: ResponseError) -> str:
     if error.status in {401, 403}:
-        return f"{error} (give a token with --token or DS_TOKEN)"
+        return f"{error} (set a token with --token or DS_TOKEN)"
     if error.code == "stream_recreated":
         return f"{error} (delete the --resume file of the old stream first)"
     if error.status == 410:
-        return f"{error} (data before the earliest retained offset is gone; see `headwater head`)"
+        return f"{error} (data before the earliest retained offset is deleted; see `headwater head`)"
     return str(error)

@@ -1,7 +1,7 @@
-"""`--resume FILE`: the offset up to which a reader has read, so that the next run continues there.
+"""`--resume FILE`: store the offset of a reader, so that the next run continues there.
 
-Invariant: the file is whole or absent, and never says more than was written out before it. After a crash the last
-batch may be read again; nothing is skipped.
+Invariant: the file is complete or absent, and its offset is never beyond what was printed. After a crash the last batch
+may be read again; nothing is skipped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ResumeFile:
         self._url = url
 
     def offset(self) -> str | None:
-        """The saved offset, or None when there is no file yet."""
+        """The saved offset, or None if there is no file yet."""
         try:
             saved = json.loads(self._path.read_text(encoding="utf-8"))
             url, offset = saved["url"], saved["offset"]

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 _STATUS_REPEAT_S: Final = 10.0
 
-Once = Annotated[bool, typer.Option("--once", help="End when everything that is there now is processed.")]
+Once = Annotated[bool, typer.Option("--once", help="Exit after processing everything that exists now.")]
 Master = Annotated[str, typer.Option("--master", metavar="URL", help="The Spark master.")]
 Checkpoints = Annotated[
-    str, typer.Option("--checkpoints", metavar="DIR", help="The checkpoint directory; any address Spark can write.")
+    str,
+    typer.Option("--checkpoints", metavar="DIR", help="The checkpoint directory, or any URL that Spark can write to."),
 ]
 Progress = Annotated[
     bool | None, typer.Option("--progress/--no-progress", help="Report each batch.", show_default="on a terminal")
@@ -36,14 +37,16 @@ MetricsPort = Annotated[
     int | None, typer.Option("--metrics-port", metavar="PORT", min=0, help="Serve Prometheus metrics on this port.")
 ]
 Streams = Annotated[
-    list[str] | None, typer.Argument(metavar="[STREAM]...", help="Names of streams; none is all of the bucket.")
+    list[str] | None, typer.Argument(metavar="[STREAM]...", help="Names of streams; by default all of the bucket.")
 ]
 JobName = Annotated[str, typer.Option("--name", help="The name of the job, its checkpoint and its metrics.")]
 Tasks = Annotated[int, typer.Option("--tasks", min=1, help="Spark tasks per batch.")]
 Bucket = Annotated[
-    str, typer.Option("--bucket", metavar="ID", help="Streams of this bucket (/ds/ID/…), not of /v1/stream/.")
+    str, typer.Option("--bucket", metavar="ID", help="Use streams of this bucket (/ds/ID/…) instead of /v1/stream/.")
 ]
-Prefix = Annotated[str, typer.Option("--prefix", metavar="TEXT", help="Streams with this prefix, later ones too.")]
+Prefix = Annotated[
+    str, typer.Option("--prefix", metavar="TEXT", help="Streams with this prefix, including later ones.")
+]
 
 
 def stream_root(url: str) -> str:
@@ -53,7 +56,7 @@ def stream_root(url: str) -> str:
 
 
 def configured(make: Callable[[], Any]) -> Any:
-    """A job from its flags; a mistake in them is one line."""
+    """Create a job from its flags; a mistake in them is reported as one line."""
     from pydantic import ValidationError
 
     from headwater.pipeline.settings import validation_message
@@ -67,7 +70,7 @@ def configured(make: Callable[[], Any]) -> Any:
 def run_job(
     job: Job, environment: JobEnvironment, master: str, progress: bool | None, metrics_port: int | None = None
 ) -> None:
-    """Run one job until it ends, fails for good, or is stopped by a signal."""
+    """Run one job until it ends, fails permanently, or is stopped by a signal."""
     from contextlib import ExitStack, closing
     from dataclasses import asdict
 

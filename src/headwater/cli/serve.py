@@ -53,14 +53,14 @@ def serve(
     workers: Annotated[
         str | None,
         typer.Option(
-            "--workers", metavar="N", help="Processes that serve; auto runs one per core.", show_default=False
+            "--workers", metavar="N", help="Number of server processes; auto runs one per core.", show_default=False
         ),
     ] = None,
     accept_data_loss: Annotated[
         bool,
         typer.Option(
             "--accept-data-loss",
-            help="With storage.cold: begin with what the object store has, because the data directory is lost.",
+            help="With storage.cold: restore from the object store, because the data directory is lost.",
         ),
     ] = False,
 ) -> None:
@@ -127,7 +127,7 @@ def _listen_error(error: OSError, settings: Settings) -> str | None:
             " --port (0 picks a free one)"
         )
     if error.errno == errno.EACCES and port and port < 1024:
-        return f"port {port} requires privileges that this user does not have; choose a port from 1024 with --port"
+        return f"port {port} requires privileges that this user does not have; choose port 1024 or higher with --port"
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
         return f"server.host: {host} is not an address of this machine; use 127.0.0.1, or 0.0.0.0 for all interfaces"
     return None

@@ -1,4 +1,4 @@
-"""`headwater shapes`: serve tables of Postgres by Electric's Shape API, until SIGTERM or Ctrl-C."""
+"""`headwater shapes`: serve Postgres tables through Electric's Shape API, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def shapes(
     ca_file: Annotated[
         Path | None,
         typer.Option(
-            "--ca-file", envvar="DS_CA_FILE", metavar="FILE", help="Trust the server by these.", show_default=False
+            "--ca-file", envvar="DS_CA_FILE", metavar="FILE", help="PEM file of CA certificates.", show_default=False
         ),
     ] = None,
 ) -> None:
-    """Serve tables of Postgres to clients of Electric: `GET /v1/shape`."""
+    """Serve Postgres tables to clients of Electric: `GET /v1/shape`."""
     flags = {"shapes.tables": tables, "shapes.host": host, "shapes.port": port}
     loaded = settings_from(profile, config_file, {key: value for key, value in flags.items() if value is not None})
     settings = loaded.settings
     chosen = settings.shapes
     if not chosen.table_list:
-        raise CommandError("no table is listed: name those to serve with --tables or shapes.tables", USAGE)
+        raise CommandError("no tables are configured: list the tables to serve in --tables or shapes.tables", USAGE)
     try:
         from headwater.postgres.catalog import table_name
         from headwater.shapes.api import Times

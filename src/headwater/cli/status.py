@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headwater.stack.state import StackStatus
 
 NOT_RUNNING = 3
-_PIPE_WIDTH = 220  # columns; without a terminal, lines must not be cut to a guessed width
+_PIPE_WIDTH = 220  # columns; without a terminal, lines must not be truncated to a guessed width
 
 
 def status(

@@ -47,8 +47,8 @@ _WORDS = {
     "dead_bytes": "in packs, bytes to be reclaimed",
     "cold_objects": "objects in the object store",
     "cold_bytes": "bytes in the object store",
-    "cold_waiting_bytes": "pack bytes that are not there yet",
-    "cold_fetched_bytes": "bytes fetched from there since the start",
+    "cold_waiting_bytes": "pack bytes not in the object store yet",
+    "cold_fetched_bytes": "bytes fetched from it since the start",
     "shards": "shards",
     "shard_bytes": "shard file bytes",
     "used_bytes": "in shards, bytes in use",
@@ -77,7 +77,7 @@ def check(
             typer.echo(printable(str(problem)))
     if count:
         raise CommandError(f"{store.directory}: {count} finding{'s' if count > 1 else ''}", RUNTIME)
-    typer.echo(f"{store.directory}: every checksum and index is right")
+    typer.echo(f"{store.directory}: all checksums and indexes are correct")
 
 
 @app.command()
@@ -86,9 +86,9 @@ def stats(
     config_file: ConfigFile = None,
     mode: Mode = None,
     directory: DataDirectory = None,
-    style: Annotated[OutputFormat, typer.Option("--format", help="How to print it.")] = OutputFormat.TABLE,
+    style: Annotated[OutputFormat, typer.Option("--format", help="Output format.")] = OutputFormat.TABLE,
 ) -> None:
-    """Streams, bytes, segments, packs or shards, and free space; of a running server too."""
+    """Print the numbers of streams, bytes, segments, packs or shards, and free space. The server may be running."""
     store = locate_store(profile, config_file, mode, directory)
 
     from headwater.storage.offline.families import family_of
@@ -96,7 +96,7 @@ def stats(
 
     with storage_errors():
         family_of(store.directory, store.mode)
-        answers = _ask_all(store.directory, "stats")
+        answers = _request_all(store.directory, "stats")
         if not answers:
             found = offline_stats(store.directory)
             who: dict[str, Any] = {"running": False}
@@ -124,16 +124,16 @@ def stats(
 def rotate_key(
     profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
 ) -> None:
-    """Give the running server a new key to sign webhooks with; old signatures stay valid."""
+    """Create a new webhook signing key in the running server; old signatures stay valid."""
     store = locate_store(profile, config_file, mode, directory)
     with storage_errors():
         # The first worker has the keys.
-        answers = _ask_all(store.directory, "rotate", first_only=True)
+        answers = _request_all(store.directory, "rotate", first_only=True)
     if not answers:
         raise CommandError(f"no server has {store.directory} open; the running server creates its own keys")
     made = answers[0]
     moment = datetime.fromtimestamp(made["signs_from_ms"] / 1000, UTC)
-    typer.echo(f"key {made['kid']} is published now and signs from {moment:%Y-%m-%dT%H:%M:%SZ} on")
+    typer.echo(f"key {made['kid']} is published and will sign from {moment:%Y-%m-%dT%H:%M:%SZ}")
 
 
 @app.command("confirm-expiry")
@@ -143,28 +143,35 @@ def confirm_expiry(
     """Confirm the time after a clock jump: the running server deletes the expired streams that it has kept."""
     store = locate_store(profile, config_file, mode, directory)
     with storage_errors():
-        answers = _ask_all(store.directory, "confirm-expiry")
+        answers = _request_all(store.directory, "confirm-expiry")
     if not answers:
         raise CommandError(f"no server has {store.directory} open; only a running server deletes expired streams")
     count = sum(answer["released"] for answer in answers)
-    typer.echo(f"the time is confirmed; expired streams that the server deletes now: {count}")
+    typer.echo(f"the time is confirmed; the server is deleting expired streams: {count}")
 
 
 @app.command()
 def copy(
-    to_mode: Annotated[StoreMode, typer.Option("--to-mode", help="The mode to copy into.")],
-    to_directory: Annotated[Path, typer.Option("--to-dir", metavar="DIR", help="A new or an empty directory.")],
+    to_mode: Annotated[StoreMode, typer.Option("--to-mode", help="The mode of the copy.")],
+    to_directory: Annotated[Path, typer.Option("--to-dir", metavar="DIR", help="A new or empty directory.")],
     from_mode: Annotated[
         StoreMode | None,
-        typer.Option("--from-mode", help="The mode to copy from; by default the settings'.", show_default=False),
+        typer.Option("--from-mode", help="The mode to copy from; by default from the settings.", show_default=False),
     ] = None,
     from_directory: Annotated[
         Path | None,
-        typer.Option("--from-dir", metavar="DIR", help="By default the settings' data_dir.", show_default=False),
+        typer.Option(
+            "--from-dir",
+            metavar="DIR",
+            help="The directory to copy from; by default storage.data_dir.",
+            show_default=False,
+        ),
     ] = None,
     shards: Annotated[
         int | None,
-        typer.Option("--shards", help="Shards to make in mode acid; by default the settings'.", show_default=False),
+        typer.Option(
+            "--shards", help="Number of shards in mode acid; by default from the settings.", show_default=False
+        ),
     ] = None,
     worker_shards: Annotated[
         int | None,
@@ -172,21 +179,21 @@ def copy(
             "--worker-shards",
             min=1,
             max=4096,
-            help="Shards that workers can divide between them; by default as many as the source has.",
+            help="Shards that workers can divide among them; by default as many as the source has.",
             show_default=False,
         ),
     ] = None,
     profile: Profile = None,
     config_file: ConfigFile = None,
 ) -> None:
-    """Copy a data directory into another mode, and verify the copy. No server may have it open."""
+    """Copy a data directory to another mode and verify the copy. No server may have it open."""
     store = locate_store(profile, config_file, from_mode, from_directory)
 
     from headwater.storage.offline.store_copy import copy_between
 
     if store.mode is None:
         raise CommandError(
-            "storage.mode is memory, which has no directory; say which to copy from with --from-mode", USAGE
+            "storage.mode is memory, which has no directory; set the mode to copy from with --from-mode", USAGE
         )
     with storage_errors():
         require_no_server(store.directory)
@@ -207,7 +214,7 @@ def copy(
 
 @app.command("join-shards")
 def join_shards(data_dir: StackOption = None, config_file: ConfigFile = None) -> None:
-    """Join the shard-NN directories of a stack of an earlier release into one, and verify it. It must be down."""
+    """Join the shard-NN directories of a stack of an earlier release into one and verify it. The stack must be down."""
     from headwater.stack.state import StackDirectory, StackRunningError
     from headwater.storage.offline.store_copy import join
 
@@ -241,13 +248,15 @@ def join_shards(data_dir: StackOption = None, config_file: ConfigFile = None) ->
 def purge(
     profile: Profile = None, config_file: ConfigFile = None, mode: Mode = None, directory: DataDirectory = None
 ) -> None:
-    """Remove the bytes of deleted streams and dropped messages now. A running server is paused meanwhile."""
+    """Remove the bytes of deleted streams and dropped messages now. A running server is paused while it runs."""
     store = locate_store(profile, config_file, mode, directory)
 
     from headwater.storage.offline import purge as purging
 
     if store.mode is None:
-        raise CommandError("storage.mode is memory, which keeps nothing; say which directory with --mode", USAGE)
+        raise CommandError(
+            "storage.mode is memory, which has no directory; set the mode of the directory with --mode", USAGE
+        )
     with storage_errors(), paused_server(store.directory) as is_running:
         purged = purging.purge(
             store.directory,
@@ -256,22 +265,22 @@ def purge(
             map_bytes=store.settings.acid_map_bytes,
         )
     typer.echo(
-        f"{store.directory} now holds only what can be read: {purged.kept.streams} streams,"
+        f"{store.directory} now contains only readable data: {purged.kept.streams} streams,"
         f" {purged.bytes_after} bytes on disk (before: {purged.bytes_before})"
     )
     if is_running and not wait_for_server(store.directory):
         raise CommandError(f"the server has not opened {store.directory} again; see its log")
 
 
-def _ask_all(directory: Path, question: str, *, first_only: bool = False) -> list[dict[str, Any]]:
-    """The answers of the processes that have the stores of a directory open."""
+def _request_all(directory: Path, question: str, *, first_only: bool = False) -> list[dict[str, Any]]:
+    """Send a request to all processes that have a store of the directory open; return the responses."""
     from headwater.storage.worker_stores import store_directories
 
     answers = []
     for store in store_directories(directory)[: 1 if first_only else None]:
         with running_server(store) as server:
             if server is not None:
-                answers.append(server.ask(question))
+                answers.append(server.request(question))
     return answers
 
 

@@ -9,7 +9,7 @@ import typer
 
 from headwater.cli.errors import USAGE, CommandError
 from headwater.cli.listing import AsJson
-from headwater.cli.output import readers_may_leave
+from headwater.cli.output import quiet_broken_pipe
 from headwater.cli.remote import DEFAULT_URL, CaFile, Token, Url, connected
 from headwater.printable import printable, printable_json
 
@@ -63,7 +63,7 @@ def ls(as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token = "", ca_fi
     """List the subscriptions: id, type, status and number of streams."""
     from headwater.client import subscriptions
 
-    with readers_may_leave(), connected(url, token, ca_file) as client:
+    with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         for found in client.iterate(subscriptions.every(client.policy, client.base_url)):
             if as_json:
                 typer.echo(printable_json(json.dumps(found, ensure_ascii=False)))
@@ -79,7 +79,7 @@ def show(id_: Id, as_json: AsJson = False, url: Url = DEFAULT_URL, token: Token 
     """Describe a subscription: its configuration, and the acknowledged offset of each stream."""
     from headwater.client import subscriptions
 
-    with readers_may_leave(), connected(url, token, ca_file) as client:
+    with quiet_broken_pipe(), connected(url, token, ca_file) as client:
         found = client.run(subscriptions.describe(client.policy, client.base_url, id_))
         if as_json:
             typer.echo(printable_json(json.dumps(found, ensure_ascii=False)))
@@ -135,7 +135,7 @@ def unlink(
 
 @app.command()
 def delete(id_: Id, url: Url = DEFAULT_URL, token: Token = "", ca_file: CaFile = None) -> None:
-    """Delete a subscription and its acknowledged offsets. Its streams stay."""
+    """Delete a subscription and its acknowledged offsets, but not its streams."""
     from headwater.client import subscriptions
 
     with connected(url, token, ca_file) as client:
@@ -144,7 +144,7 @@ def delete(id_: Id, url: Url = DEFAULT_URL, token: Token = "", ca_file: CaFile =
 
 
 def _failure(found: dict[str, Any]) -> list[str]:
-    """Why its worker is not woken, where the server says so."""
+    """Why its worker is not woken, if the server reports it."""
     failure = found.get("failure")
     if not isinstance(failure, dict):
         return []

@@ -60,7 +60,7 @@ def sync(
     }
     settings = _settings(config, flags)
     if check:
-        _say_what_would_run(settings)
+        _print_jobs(settings)
         return
     from headwater.pipeline.application import Application
     from headwater.pipeline.endpoint import EndpointError
@@ -81,7 +81,7 @@ def sync(
 
 @slots_app.command("ls")
 def list_slots(config: Config = None, postgres: Postgres = None) -> None:
-    """List the slots of the database, their positions and how much log they keep."""
+    """List the slots of the database, their positions and how much WAL they keep."""
     from headwater.postgres import slots
     from headwater.postgres.lsn import lsn_to_text
 
@@ -126,7 +126,9 @@ def _settings(config: Path | None, flags: dict[str, Any]) -> PipelineSettings:
     try:
         from headwater.pipeline.settings import load
     except ImportError as error:
-        raise CommandError(f"the pipeline is not installed ({error}); pip install headwater[pipeline]", USAGE) from None
+        raise CommandError(
+            f"the pipeline is not installed ({error}); pip install 'headwater[pipeline]'", USAGE
+        ) from None
     try:
         settings = load(config, os.environ, flags)
         settings.jobs()
@@ -147,7 +149,7 @@ def _database(config: Path | None, postgres: str | None) -> Any:
         raise CommandError(f"Postgres at {display_address(url)}: {error}") from None
 
 
-def _say_what_would_run(settings: PipelineSettings) -> None:
+def _print_jobs(settings: PipelineSettings) -> None:
     from headwater.postgres.connections import display_address
 
     typer.echo(f"server   {settings.pipeline.server}")
@@ -171,7 +173,7 @@ def _progress() -> Any:
 
     live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
     live.start()
-    # However the command ends, the cursor is shown again.
+    # Show the cursor again, however the command ends.
     atexit.register(live.stop)
     shown = 0.0
 

@@ -39,7 +39,7 @@ def up(
     workers: Annotated[
         str | None,
         typer.Option(
-            "--workers", metavar="N", help="Processes that serve; auto runs one per core.", show_default=False
+            "--workers", metavar="N", help="Number of server processes; auto runs one per core.", show_default=False
         ),
     ] = None,
     nodes: Annotated[
@@ -60,30 +60,31 @@ def up(
         bool,
         typer.Option(
             "--tls",
-            help="Serve HTTPS, with HTTP/2 for browsers: with proxy.tls_cert_path, or else a self-signed certificate.",
+            help="Serve HTTPS, with HTTP/2 for browsers. Uses proxy.tls_cert_path, or a self-signed certificate.",
         ),
     ] = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Print plain lines, also on a terminal.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print plain lines, even on a terminal.")] = False,
     write_envoy_config: Annotated[
         Path | None,
         typer.Option(
             "--write-envoy-config",
             metavar="FILE",
-            help="Start nothing; write the configuration for an Envoy that runs elsewhere, and create the keys.",
+            help="Only write the configuration for an Envoy that runs elsewhere, and create the keys.",
         ),
     ] = None,
     upstream: Annotated[
         str, typer.Option("--upstream", metavar="HOST:PORT", help="Address of the server for that Envoy.")
     ] = "",
     shapes_upstream: Annotated[
-        str, typer.Option("--shapes-upstream", metavar="HOST:PORT", help="Address of `headwater shapes` for it.")
+        str,
+        typer.Option("--shapes-upstream", metavar="HOST:PORT", help="Address of `headwater shapes` for that Envoy."),
     ] = "",
     write_secret: Annotated[
         Path | None,
         typer.Option(
             "--write-electric-secret",
             metavar="FILE",
-            help="With --write-envoy-config: also keep a random secret for Electric there, unless it has one.",
+            help="With --write-envoy-config: also store a random secret for Electric there, unless one exists.",
         ),
     ] = None,
     data_dir: DirectoryOption = None,
@@ -207,32 +208,30 @@ def _run_in_background(directory: StackDirectory, *, plain: bool) -> None:
 
 
 def _print_next_steps(settings: Settings, directory: StackDirectory, profile: Profile) -> None:
-    """Where the stream browser is, and how to get in. The dev profile makes a token for it."""
+    """Print the address of the stream browser, and how to get a token. The dev profile creates one."""
     host = "localhost" if settings.proxy.host in {"127.0.0.1", "0.0.0.0", "::", "::1"} else settings.proxy.host
     address = f"http://{host}:{settings.proxy.port}/ui/"
     if profile is Profile.DEV and settings.auth.has_own_keys:
         made = mint(key_ring(settings, directory.root), default_claims(settings))
-        typer.echo(f"stream browser, with a token for an hour: {address}#/?token={made}", err=True)
+        typer.echo(f"stream browser, with a token valid for one hour: {address}#/?token={made}", err=True)
     else:
-        typer.echo(f"stream browser: {address} (it asks for a token; `headwater token` makes one)", err=True)
+        typer.echo(f"stream browser: {address} (it asks for a token; `headwater token` creates one)", err=True)
     typer.echo("`headwater status` shows the services, `headwater down` stops them", err=True)
 
 
 def _write_electric_secret(file: Path) -> None:
-    """Keep the secret of an installation: the one in ELECTRIC_SECRET, else the one that exists, else a random one."""
+    """Store the secret: the one in ELECTRIC_SECRET, else the existing one, else a random one."""
     given = os.environ.get("ELECTRIC_SECRET", "")
     if not given and file.exists() and file.read_text(encoding="utf-8").strip():
         return
-    # Readable for the users that Electric and the sync run as; only their containers have the volume.
+    # Readable for the users that Electric and the sync run as; only their containers mount the volume.
     replace_file(file, (given or secrets.token_urlsafe(32)).encode(), 0o644)
 
 
 def _write_envoy_config(
     loaded: LoadedSettings, directory: StackDirectory, file: Path, upstream: str, shapes_upstream: str
 ) -> None:
-    server = _upstream(
-        upstream, "--write-envoy-config requires --upstream HOST:PORT, the address of the server for Envoy"
-    )
+    server = _upstream(upstream, "--write-envoy-config requires --upstream HOST:PORT, the address of the server")
     shapes = None
     if shapes_upstream:
         shapes = _upstream(shapes_upstream, f"--shapes-upstream {shapes_upstream} is not HOST:PORT")

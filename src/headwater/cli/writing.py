@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 JSON: Final = "application/json"
 
-Ttl = Annotated[int | None, typer.Option("--ttl", min=0, metavar="SECS", help="Lifetime; each use restarts it.")]
+Ttl = Annotated[int | None, typer.Option("--ttl", min=0, metavar="SECS", help="Time to live; each use restarts it.")]
 ExpiresAt = Annotated[str | None, typer.Option("--expires-at", metavar="TIME", help="2030-01-01T00:00:00Z")]
 
 
@@ -27,8 +27,8 @@ def create(
     content_type: Annotated[str, typer.Option("--type", "-t", metavar="TYPE")] = JSON,
     ttl: Ttl = None,
     expires_at: ExpiresAt = None,
-    closed: Annotated[bool, typer.Option("--closed", help="Closed from the start.")] = False,
-    data: Annotated[str | None, typer.Option("--data", "-d", help="First messages; - reads stdin.")] = None,
+    closed: Annotated[bool, typer.Option("--closed", help="Create the stream closed.")] = False,
+    data: Annotated[str | None, typer.Option("--data", "-d", help="Initial messages; - reads stdin.")] = None,
     url: Url = DEFAULT_URL,
     token: Token = "",
     ca_file: CaFile = None,
@@ -45,22 +45,25 @@ def create(
 def append(
     stream: Name,
     messages: Annotated[
-        list[str] | None, typer.Argument(metavar="[MESSAGE]...", help="Without any, stdin is appended.")
+        list[str] | None,
+        typer.Argument(metavar="[MESSAGE]...", help="Messages to append; by default the lines of stdin."),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="stdin as bytes, not as lines.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Append stdin as bytes, not as lines.")] = False,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", min=1, metavar="N", help="Lines in one append at most.", show_default="500, or 1 MB"),
+        typer.Option("--batch", min=1, metavar="N", help="The most lines in one append.", show_default="500, or 1 MB"),
     ] = None,
     producer: Annotated[
         str | None,
-        typer.Option("--producer", metavar="ID", help="Append exactly once: the same input again changes nothing."),
+        typer.Option("--producer", metavar="ID", help="Append exactly once: repeating the same input has no effect."),
     ] = None,
     epoch: Annotated[int, typer.Option("--epoch", min=0, metavar="N", help="With --producer: fences older runs.")] = 0,
     create_it: Annotated[bool, typer.Option("--create", help="Create the stream if it does not exist.")] = False,
     content_type: Annotated[
         str | None,
-        typer.Option("--type", "-t", metavar="TYPE", help="With --create: the type.", show_default="application/json"),
+        typer.Option(
+            "--type", "-t", metavar="TYPE", help="With --create: the content type.", show_default="application/json"
+        ),
     ] = None,
     close_after: Annotated[bool, typer.Option("--close", help="Close the stream after the last message.")] = False,
     progress: ShowProgress = None,
@@ -70,12 +73,12 @@ def append(
 ) -> None:
     """Append messages, or the lines of stdin: JSON lines to a JSON stream, text to others.
 
-    Each word after the stream is one message.
+    Each argument after the stream is one message.
     """
     from headwater.client import Policy, Retry
 
     if content_type is not None and not create_it:
-        raise CommandError("--type needs --create: an existing stream has its type", USAGE)
+        raise CommandError("--type needs --create: an existing stream keeps its type", USAGE)
     with connected(url, token, ca_file) as client:
         exactly = Exactly(producer, epoch) if producer is not None else None
         if exactly is not None:
@@ -107,7 +110,7 @@ def _existing(target: Stream) -> StreamInfo:
 
 
 def _created_if_missing(target: Stream, messages: list[str] | None, content_type: str) -> StreamInfo:
-    """Create the stream unless it exists, with any type. Wrong messages are found before it is created."""
+    """Create the stream unless it exists (with any type). Messages are checked before the stream is created."""
     from headwater.client import StreamNotFoundError
     from headwater.client.results import is_json
 
@@ -121,7 +124,7 @@ def _created_if_missing(target: Stream, messages: list[str] | None, content_type
 
 
 def close(stream: Name, url: Url = DEFAULT_URL, token: Token = "", ca_file: CaFile = None) -> None:
-    """Close a stream: nothing more can be appended, and readers learn that they have seen the end."""
+    """Close a stream: nothing more can be appended, and readers are notified of the end."""
     with connected(url, token, ca_file) as client:
         typer.echo(stream_named(client, stream).close().next_offset)
 
@@ -130,9 +133,11 @@ def fork(
     source: Name,
     stream: Annotated[str, typer.Argument(metavar="FORK", help="The new stream.", show_default=False)],
     offset: Annotated[
-        str | None, typer.Option("--offset", help="Where the fork starts to differ; the end of the source by default.")
+        str | None, typer.Option("--offset", help="Where the fork branches off; by default the end of the source.")
     ] = None,
-    sub_offset: Annotated[int | None, typer.Option("--sub-offset", min=0, help="Messages or bytes further.")] = None,
+    sub_offset: Annotated[
+        int | None, typer.Option("--sub-offset", min=0, help="Messages or bytes after --offset.")
+    ] = None,
     ttl: Ttl = None,
     expires_at: ExpiresAt = None,
     url: Url = DEFAULT_URL,
@@ -149,7 +154,7 @@ def fork(
 
 def delete(
     stream: Name,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: Url = DEFAULT_URL,
     token: Token = "",
     ca_file: CaFile = None,
@@ -160,7 +165,7 @@ def delete(
         if not yes:
             if not sys.stdin.isatty():
                 raise CommandError(
-                    f"deleting {target.url} cannot be undone; pass --yes where nobody can confirm it", USAGE
+                    f"deleting {target.url} cannot be undone; pass --yes to delete without a prompt", USAGE
                 )
             if not typer.confirm(f"Delete {target.url} and its messages?"):
                 raise CommandError("nothing was deleted")
@@ -170,4 +175,4 @@ def delete(
 
 def _check_lifetime(ttl: int | None, expires_at: str | None) -> None:
     if ttl is not None and expires_at is not None:
-        raise CommandError("--ttl and --expires-at: give one of them", USAGE)
+        raise CommandError("--ttl cannot be combined with --expires-at", USAGE)

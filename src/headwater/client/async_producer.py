@@ -18,10 +18,10 @@ from headwater.client.sync_producer import transient
 
 
 class AsyncProducer:
-    """Appends exactly once, in order. Failed requests are sent again under the same number.
+    """Appends exactly once, in order. Failed requests are retried with the same sequence number.
 
-    `append` returns at once; `flush` waits until everything is stored. An error that retries cannot help is raised by
-    the next call, and nothing is sent after it.
+    `append` returns immediately; `flush` waits until everything is stored. The next call raises an error that retries
+    cannot fix, and nothing is sent after it.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class AsyncProducer:
         self._work.set()
 
     async def flush(self) -> str:
-        """Wait until everything is stored; returns the offset after it, or an empty text if nothing was appended."""
+        """Wait until everything is stored; return the offset after it, or an empty string if nothing was appended."""
         await self._start()
         while not self._core.is_empty and self._error is None and not self._stopping:
             await self._progressed()
@@ -72,7 +72,7 @@ class AsyncProducer:
         return self._core.next_offset
 
     async def close_stream(self) -> str:
-        """Flush, then close the stream under the next number; returns its last offset."""
+        """Flush, then close the stream with the next sequence number; return its last offset."""
         await self.flush()
         while True:
             closing = self._operations.append_body(b"", close=True, producer=self._core.close_stamp())
@@ -82,7 +82,7 @@ class AsyncProducer:
                 self._core.failed(error)
 
     async def stop(self) -> None:
-        """End the producer. What is not stored yet may be lost: `flush` first."""
+        """Stop the producer. Messages that are not stored yet may be lost: `flush` first."""
         self._stopping = True
         self._progress.set()
         if self._task is not None:
@@ -90,7 +90,7 @@ class AsyncProducer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _start(self) -> None:
-        """Learn the content type of the stream and start to send, unless this was done."""
+        """Get the content type of the stream and start sending, unless already started."""
         if self._task is not None or self._stopping:
             return
         async with self._starting:
@@ -132,7 +132,7 @@ class AsyncProducer:
                     await asyncio.sleep(attempts.failed(transient(error)).seconds)
 
     async def _send_on(self, connection: AsyncConnection, attempts: Attempts) -> None:
-        """Send and take responses on one connection, until it fails."""
+        """Send batches and process responses on one connection, until it fails."""
         client, core = self._session, self._core
         in_flight: deque[asyncio.Future[HttpResponse]] = deque()
         try:

@@ -1,7 +1,7 @@
-"""HTTP/1.1 over asyncio, with connections that are kept and reused. For one event loop at a time.
+"""HTTP/1.1 over asyncio, with connection reuse, for one event loop at a time.
 
-Several requests may be on the way on one connection; responses arrive in their order. Invariant: a connection that
-failed, or whose response was not read to its end, is closed and never reused.
+A connection may have several requests in flight; responses arrive in order. Invariant: a connection that failed, or
+whose response was not read to its end, is closed and never reused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from headwater.client.http1 import HttpResponse, Origin, ResponseParser, encode_
 from headwater.client.sync_transport import IDLE_CONNECTIONS_MAX, IDLE_MAX_S, idle_max_s_of
 
 _BUFFERED_MAX_BYTES: Final = 1024 * 1024
-"""Of a response that is read piece by piece: beyond this the socket is not read until the pieces are taken."""
+"""Buffer limit of a response that is read in pieces: beyond it, the socket is not read until pieces are consumed."""
 
 
 class _Pending:
-    """A request whose response is awaited."""
+    """A request that waits for its response."""
 
     __slots__ = ("future", "whole")
 
@@ -57,7 +57,7 @@ class AsyncConnection(asyncio.Protocol):
     def send(
         self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float, *, whole: bool = True
     ) -> asyncio.Future[HttpResponse]:
-        """Write a request; the future has its response. The body must be bytes."""
+        """Write a request; return a future for its response. The body must be bytes."""
         body = request.body
         assert isinstance(body, bytes)
         assert self._transport is not None
@@ -69,7 +69,7 @@ class AsyncConnection(asyncio.Protocol):
     async def send_pieces(
         self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float
     ) -> asyncio.Future[HttpResponse]:
-        """Write a request whose body is an iterable, waiting where the network is slower."""
+        """Write a request whose body is an iterable, at the speed of the network."""
         body = request.body
         assert not isinstance(body, bytes)
         assert self._transport is not None
@@ -95,7 +95,7 @@ class AsyncConnection(asyncio.Protocol):
         return future
 
     async def more(self, response: HttpResponse) -> bytes:
-        """The next piece of a response that was taken when its head arrived; empty at the end."""
+        """The next piece of a response that was returned when its head arrived; empty at the end."""
         while not response.chunks and not response.complete:
             if self.error is not None:
                 raise self.error
@@ -115,7 +115,7 @@ class AsyncConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # -- the time limit: how long the server may be silent while an answer is awaited -------------------------------
+    # -- the timeout: how long to wait for data while a response is pending ------------------------------------------
 
     def _watch(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -138,7 +138,7 @@ class AsyncConnection(asyncio.Protocol):
     # -- called by the event loop ------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Those of uvloop have the methods of `asyncio.Transport`, but are not of the class.
+        # Transports of uvloop have the methods of `asyncio.Transport` but are not instances of it.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -233,7 +233,7 @@ class AsyncTransport:
     async def open(
         self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[AsyncConnection, HttpResponse]:
-        """Send a request and return as soon as the head of the response has arrived."""
+        """Send a request and return when the head of the response has arrived."""
         connection = await self.take(split_url(request.url)[0])
         try:
             return connection, await connection.send(request, headers, timeout_s, whole=False)
@@ -245,7 +245,7 @@ class AsyncTransport:
         """An idle connection, or a new one."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            # Connections belong to the loop that made them.
+            # Connections belong to the loop that created them.
             self._idle, self._loop = {}, loop
         idle = self._idle.get(origin)
         while idle:

@@ -1,4 +1,4 @@
-"""The asynchronous face: `AsyncClient`, `AsyncStream` and `AsyncBucket`, with the names of the synchronous one."""
+"""The asynchronous API: `AsyncClient`, `AsyncStream` and `AsyncBucket`, with the methods of the synchronous one."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ class AsyncClient(AsyncSession):
         return AsyncStream(listing.stream_url(self.base_url, name), client=self, content_type=content_type)
 
     async def streams(self, prefix: str = "") -> list[StreamEntry]:
-        """The streams with a prefix, by name: from the listing of the server, or from its registry.
+        """The streams with a prefix, sorted by name, from the server's listing or its registry.
 
-        Servers that have neither: `StreamNotFoundError`.
+        Raises `StreamNotFoundError` if the server has neither.
         """
         return await self.run(many.all_streams(self.policy, self.base_url, prefix))
 
     async def registered_streams(self, prefix: str = "") -> list[StreamEntry]:
-        """The streams that the registry reports, with their times of creation. Without one: `StreamNotFoundError`."""
+        """The streams in the registry, with creation times. Raises `StreamNotFoundError` if there is no registry."""
         return await self.run(listing.registered_streams(self.policy, f"{self.base_url}/v1/stream", prefix))
 
     def bucket(self, bucket_id: str) -> AsyncBucket:
@@ -73,17 +73,17 @@ class AsyncClient(AsyncSession):
         return AsyncBucket(listing.stream_url(self.base_url, f"/ds/{bucket_id}"), client=self)
 
     def buckets(self) -> AsyncIterator[BucketEntry]:
-        """All buckets, in the order of their ids."""
+        """All buckets, sorted by id."""
         return self.iterate(listing.buckets(self.policy, self.base_url))
 
     def follow_many(
         self, prefix: str | None = "", *, offsets: Mapping[str, str] | None = None, start: str = "-1"
     ) -> AsyncIterator[many.StreamBatch]:
-        """Everything in the streams with a prefix, and what is appended to any of them, over one connection.
+        """Follow all streams with a prefix over one connection: existing and new messages, and streams created later.
 
-        Streams that are created later are included. `offsets` has, by name, where to continue in streams that were
-        read before; with `prefix=None` only these are followed, until all of them are closed. `start="now"` skips what
-        the other streams hold. It needs an extension of Headwater.
+        `offsets` maps the names of streams that were read before to the offsets to continue from; with `prefix=None`
+        only these are followed, until all of them are closed. `start="now"` skips the existing messages of the other
+        streams. This needs an extension of Headwater.
         """
         return self.iterate(many.follow_many(self.policy, self.base_url, prefix, offsets, start))
 
@@ -91,8 +91,8 @@ class AsyncClient(AsyncSession):
 class AsyncReader:
     """Iterates over the messages of a stream: JSON values, text, or bytes, by the content type of the stream.
 
-    `offset` is where a later reader continues. It moves when the last message of a batch is handed out, so a program
-    that stores it after each message reads some messages again after a crash, and misses none.
+    `offset` is where a later reader continues. It advances after the last message of a batch, so a program that
+    stores it after each message may read some messages again after a crash, but misses none.
     """
 
     def __init__(
@@ -105,9 +105,9 @@ class AsyncReader:
     ) -> None:
         self.offset = start
         self.up_to_date = False
-        """Whether everything that the stream held has been handed out."""
+        """Whether all existing messages of the stream have been returned."""
         self.closed = False
-        """Whether the stream is closed and its last message has been handed out."""
+        """Whether the stream is closed and its last message has been returned."""
         self._batches: AsyncGenerator[Batch, None] = client.iterate(reading.batches(operations, start, live, since))
         self._values = self._iterate()
 
@@ -126,12 +126,12 @@ class AsyncReader:
         await self.stop()
 
     async def stop(self) -> None:
-        """End the reading and close its connection."""
+        """Stop reading and close the connection."""
         await self._values.aclose()
         await self._batches.aclose()
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """The same messages in the batches in which they arrive, empty ones included."""
+        """Iterate over batches as they arrive, including empty ones, instead of single messages."""
         async for batch in self._batches:
             self._moved(batch)
             yield batch
@@ -225,15 +225,15 @@ class AsyncStream:
         return fork
 
     async def fork_from(self, source: AsyncStream, **options: Unpack[ForkOptions]) -> CreateResult:
-        """Create this stream as a fork of another one of the same server."""
+        """Create this stream as a fork of another stream on the same server."""
         return await self.client.run(self.operations.fork_from(source.url, **options))
 
     async def head(self) -> StreamInfo:
-        """What the server knows about the stream."""
+        """Return the metadata of the stream."""
         return await self.client.run(self.operations.head())
 
     async def close(self) -> AppendResult:
-        """Close the stream for good: nothing more can be appended, and readers learn that they have seen the end."""
+        """Close the stream permanently: nothing more can be appended, and readers are notified of the end."""
         return await self.client.run(self.operations.close())
 
     async def delete(self, *, missing_ok: bool = False) -> None:
@@ -254,11 +254,11 @@ class AsyncStream:
         return await self.client.run(self.operations.append_many(messages, **options))
 
     async def append_body(self, body: bytes, **options: Unpack[AppendOptions]) -> AppendResult:
-        """Append a request body as it is: on a JSON stream one message, or an array of them."""
+        """Append an encoded request body: on a JSON stream one message, or an array of messages."""
         return await self.client.run(self.operations.append_body(body, **options))
 
     def producer(self, producer_id: str, **options: Unpack[ProducerOptions]) -> AsyncProducer:
-        """An idempotent producer: it batches, sends ahead, retries, and stores each message once, in order.
+        """An idempotent producer: it batches, pipelines and retries appends, and stores each message once, in order.
 
         One instance of a producer id writes at a time: a new one claims an epoch and fences those before it.
         """
@@ -267,25 +267,25 @@ class AsyncStream:
     # -- the writer lease --------------------------------------------------------------------------------------------
 
     async def acquire_lease(self, holder: str, **options: Unpack[leases.LeaseOptions]) -> leases.Lease:
-        """Promise to renew within `ttl_s`; else the server appends `final` and closes the stream."""
+        """Acquire the lease. If it is not renewed within `ttl_s`, the server appends `final` and closes the stream."""
         return await self.client.run(leases.acquire(self.operations, holder, **options))
 
     async def renew_lease(self, holder: str) -> leases.Lease:
-        """Let the lease last for its full time again. `LeaseLostError` or `StreamClosedError`: stop writing."""
+        """Renew the lease for its full time. Stop writing on `LeaseLostError` or `StreamClosedError`."""
         return await self.client.run(leases.renew(self.operations, holder))
 
     async def release_lease(self, holder: str) -> None:
-        """End the lease and leave the stream as it is. A closed stream has no lease to release."""
+        """Release the lease without changing the stream. A closed stream has no lease."""
         await self.client.run(leases.release(self.operations, holder))
 
     async def lease(self) -> leases.Lease:
-        """Who holds the lease, and for how long. `LeaseNotFoundError` if nobody does."""
+        """The holder and the remaining time of the lease. Raises `LeaseNotFoundError` if there is none."""
         return await self.client.run(leases.show(self.operations))
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: str = BEGINNING, *, since: datetime | str | int | None = None) -> AsyncReader:
-        """Everything from an offset, or from a time (extension `since`), to the current end."""
+        """Read from an offset, or from a time (extension `since`), to the current end."""
         return AsyncReader(self.client, self.operations, offset, None, since)
 
     def follow(
@@ -295,10 +295,10 @@ class AsyncStream:
         since: datetime | str | int | None = None,
         live: reading.Live = "auto",
     ) -> AsyncReader:
-        """Everything from an offset or a time on, and what is appended, until the stream is closed.
+        """Read from an offset or a time, then wait for new messages, until the stream is closed.
 
-        `live` is "sse", "long-poll", or "auto": events, except for text (where events would turn carriage returns into
-        line feeds) and where events do not arrive.
+        `live` is "sse", "long-poll", or "auto", which uses SSE except for text (SSE would turn carriage returns into
+        line feeds) and if events do not arrive.
         """
         return AsyncReader(self.client, self.operations, offset, live, since)
 
@@ -319,15 +319,15 @@ class AsyncStream:
         return reading.decoded(last.messages, self.operations.content_type or "")
 
     async def read_chunk(self, offset: str = BEGINNING, *, until: str | None = None) -> Chunk:
-        """One catch-up read: from an offset to wherever the server ends its answer, never beyond `until`."""
+        """One catch-up read: from an offset to wherever the server ends its response, never beyond `until`."""
         return await self.client.run(self.operations.read_chunk(offset, until))
 
     async def read_frames(self, offset: str, until: str, *, times: bool = False) -> Chunk:
-        """One read with message boundaries, and arrival times if wanted (extensions `frames` and `times`)."""
+        """One read with message boundaries, and arrival times if `times` (extensions `frames` and `times`)."""
         return await self.client.run(self.operations.read_frames(offset, until, times=times))
 
     async def splits(self, start: str, end: str, count: int) -> list[Range]:
-        """A range cut into about `count` parts of the same size (extension `splits`)."""
+        """Split a range into about `count` parts of the same size (extension `splits`)."""
         return await self.client.run(self.operations.splits(start, end, count))
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class AsyncStream:
         return await self.client.run(self.operations.snapshot(offset))
 
     async def publish_snapshot(self, offset: str, body: Body, content_type: str = "application/octet-stream") -> None:
-        """Publish the state that all messages before `offset` fold to. A body of any size may come in pieces."""
+        """Publish the state after all messages before `offset`. The body may be an iterable of pieces."""
         await self.client.run(self.operations.publish_snapshot(offset, body, content_type))
 
     @asynccontextmanager
@@ -352,10 +352,10 @@ class AsyncStream:
     def follow_state(
         self, target: state.State, *, live: reading.Live = "auto", allow_missing: bool = False
     ) -> AsyncIterator[state.StateProgress]:
-        """Keep a state up to date with the stream, until it is closed; stop by leaving the loop.
+        """Keep a state up to date until the stream is closed; leave the loop to stop.
 
-        Where retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
-        state starts with what is left.
+        If retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
+        state starts with the remaining messages.
         """
         return self.client.iterate(state.follow_state(self.operations, target, live=live, allow_missing=allow_missing))
 
@@ -384,7 +384,7 @@ class AsyncBucket:
         self.client = client
 
     async def create(self, *, exist_ok: bool = False) -> bool:
-        """Create the bucket; whether it is new."""
+        """Create the bucket; return whether it is new."""
         return await self.client.run(listing.create_bucket(self.client.policy, self.url, exist_ok=exist_ok))
 
     async def delete(self) -> None:
@@ -398,5 +398,5 @@ class AsyncBucket:
         )
 
     def streams(self, prefix: str = "") -> AsyncIterator[StreamEntry]:
-        """The streams of the bucket, in the order of their names."""
+        """The streams of the bucket, sorted by name."""
         return self.client.iterate(listing.bucket_streams(self.client.policy, self.url, prefix))

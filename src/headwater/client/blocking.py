@@ -1,4 +1,4 @@
-"""The synchronous face: `Client`, `Stream` and `Bucket`. Each method runs one operation and blocks until it is done."""
+"""The synchronous API: `Client`, `Stream` and `Bucket`. Each method runs one operation and blocks until it is done."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class Client(SyncSession):
         return Stream(listing.stream_url(self.base_url, name), client=self, content_type=content_type)
 
     def streams(self, prefix: str = "") -> list[StreamEntry]:
-        """The streams with a prefix, by name: from the listing of the server, or from its registry.
+        """The streams with a prefix, sorted by name, from the server's listing or its registry.
 
-        Servers that have neither: `StreamNotFoundError`.
+        Raises `StreamNotFoundError` if the server has neither.
         """
         return self.run(many.all_streams(self.policy, self.base_url, prefix))
 
     def registered_streams(self, prefix: str = "") -> list[StreamEntry]:
-        """The streams that the registry reports, with their times of creation. Without one: `StreamNotFoundError`."""
+        """The streams in the registry, with creation times. Raises `StreamNotFoundError` if there is no registry."""
         return self.run(listing.registered_streams(self.policy, f"{self.base_url}/v1/stream", prefix))
 
     def bucket(self, bucket_id: str) -> Bucket:
@@ -72,17 +72,17 @@ class Client(SyncSession):
         return Bucket(listing.stream_url(self.base_url, f"/ds/{bucket_id}"), client=self)
 
     def buckets(self) -> Iterator[BucketEntry]:
-        """All buckets, in the order of their ids."""
+        """All buckets, sorted by id."""
         return self.iterate(listing.buckets(self.policy, self.base_url))
 
     def follow_many(
         self, prefix: str | None = "", *, offsets: Mapping[str, str] | None = None, start: str = "-1"
     ) -> Iterator[many.StreamBatch]:
-        """Everything in the streams with a prefix, and what is appended to any of them, over one connection.
+        """Follow all streams with a prefix over one connection: existing and new messages, and streams created later.
 
-        Streams that are created later are included. `offsets` has, by name, where to continue in streams that were
-        read before; with `prefix=None` only these are followed, until all of them are closed. `start="now"` skips what
-        the other streams hold. It needs an extension of Headwater.
+        `offsets` maps the names of streams that were read before to the offsets to continue from; with `prefix=None`
+        only these are followed, until all of them are closed. `start="now"` skips the existing messages of the other
+        streams. This needs an extension of Headwater.
         """
         return self.iterate(many.follow_many(self.policy, self.base_url, prefix, offsets, start))
 
@@ -90,8 +90,8 @@ class Client(SyncSession):
 class Reader:
     """Iterates over the messages of a stream: JSON values, text, or bytes, by the content type of the stream.
 
-    `offset` is where a later reader continues. It moves when the last message of a batch is handed out, so a program
-    that stores it after each message reads some messages again after a crash, and misses none.
+    `offset` is where a later reader continues. It advances after the last message of a batch, so a program that
+    stores it after each message may read some messages again after a crash, but misses none.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class Reader:
     ) -> None:
         self.offset = start
         self.up_to_date = False
-        """Whether everything that the stream held has been handed out."""
+        """Whether all existing messages of the stream have been returned."""
         self.closed = False
-        """Whether the stream is closed and its last message has been handed out."""
+        """Whether the stream is closed and its last message has been returned."""
         self._batches: Generator[Batch, None, None] = client.iterate(reading.batches(operations, start, live, since))
         self._values = self._iterate()
 
@@ -125,12 +125,12 @@ class Reader:
         self.stop()
 
     def stop(self) -> None:
-        """End the reading and close its connection."""
+        """Stop reading and close the connection."""
         self._values.close()
         self._batches.close()
 
     def batches(self) -> Iterator[Batch]:
-        """The same messages in the batches in which they arrive, empty ones included."""
+        """Iterate over batches as they arrive, including empty ones, instead of single messages."""
         for batch in self._batches:
             self._moved(batch)
             yield batch
@@ -222,15 +222,15 @@ class Stream:
         return fork
 
     def fork_from(self, source: Stream, **options: Unpack[ForkOptions]) -> CreateResult:
-        """Create this stream as a fork of another one of the same server."""
+        """Create this stream as a fork of another stream on the same server."""
         return self.client.run(self.operations.fork_from(source.url, **options))
 
     def head(self) -> StreamInfo:
-        """What the server knows about the stream."""
+        """Return the metadata of the stream."""
         return self.client.run(self.operations.head())
 
     def close(self) -> AppendResult:
-        """Close the stream for good: nothing more can be appended, and readers learn that they have seen the end."""
+        """Close the stream permanently: nothing more can be appended, and readers are notified of the end."""
         return self.client.run(self.operations.close())
 
     def delete(self, *, missing_ok: bool = False) -> None:
@@ -251,11 +251,11 @@ class Stream:
         return self.client.run(self.operations.append_many(messages, **options))
 
     def append_body(self, body: bytes, **options: Unpack[AppendOptions]) -> AppendResult:
-        """Append a request body as it is: on a JSON stream one message, or an array of them."""
+        """Append an encoded request body: on a JSON stream one message, or an array of messages."""
         return self.client.run(self.operations.append_body(body, **options))
 
     def producer(self, producer_id: str, **options: Unpack[ProducerOptions]) -> Producer:
-        """An idempotent producer: it batches, sends ahead, retries, and stores each message once, in order.
+        """An idempotent producer: it batches, pipelines and retries appends, and stores each message once, in order.
 
         One instance of a producer id writes at a time: a new one claims an epoch and fences those before it.
         """
@@ -264,25 +264,25 @@ class Stream:
     # -- the writer lease --------------------------------------------------------------------------------------------
 
     def acquire_lease(self, holder: str, **options: Unpack[leases.LeaseOptions]) -> leases.Lease:
-        """Promise to renew within `ttl_s`; else the server appends `final` and closes the stream."""
+        """Acquire the lease. If it is not renewed within `ttl_s`, the server appends `final` and closes the stream."""
         return self.client.run(leases.acquire(self.operations, holder, **options))
 
     def renew_lease(self, holder: str) -> leases.Lease:
-        """Let the lease last for its full time again. `LeaseLostError` or `StreamClosedError`: stop writing."""
+        """Renew the lease for its full time. Stop writing on `LeaseLostError` or `StreamClosedError`."""
         return self.client.run(leases.renew(self.operations, holder))
 
     def release_lease(self, holder: str) -> None:
-        """End the lease and leave the stream as it is. A closed stream has no lease to release."""
+        """Release the lease without changing the stream. A closed stream has no lease."""
         self.client.run(leases.release(self.operations, holder))
 
     def lease(self) -> leases.Lease:
-        """Who holds the lease, and for how long. `LeaseNotFoundError` if nobody does."""
+        """The holder and the remaining time of the lease. Raises `LeaseNotFoundError` if there is none."""
         return self.client.run(leases.show(self.operations))
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
     def read(self, offset: str = BEGINNING, *, since: datetime | str | int | None = None) -> Reader:
-        """Everything from an offset, or from a time (extension `since`), to the current end."""
+        """Read from an offset, or from a time (extension `since`), to the current end."""
         return Reader(self.client, self.operations, offset, None, since)
 
     def follow(
@@ -292,10 +292,10 @@ class Stream:
         since: datetime | str | int | None = None,
         live: reading.Live = "auto",
     ) -> Reader:
-        """Everything from an offset or a time on, and what is appended, until the stream is closed.
+        """Read from an offset or a time, then wait for new messages, until the stream is closed.
 
-        `live` is "sse", "long-poll", or "auto": events, except for text (where events would turn carriage returns into
-        line feeds) and where events do not arrive.
+        `live` is "sse", "long-poll", or "auto", which uses SSE except for text (SSE would turn carriage returns into
+        line feeds) and if events do not arrive.
         """
         return Reader(self.client, self.operations, offset, live, since)
 
@@ -316,15 +316,15 @@ class Stream:
         return reading.decoded(last.messages, self.operations.content_type or "")
 
     def read_chunk(self, offset: str = BEGINNING, *, until: str | None = None) -> Chunk:
-        """One catch-up read: from an offset to wherever the server ends its answer, never beyond `until`."""
+        """One catch-up read: from an offset to wherever the server ends its response, never beyond `until`."""
         return self.client.run(self.operations.read_chunk(offset, until))
 
     def read_frames(self, offset: str, until: str, *, times: bool = False) -> Chunk:
-        """One read with message boundaries, and arrival times if wanted (extensions `frames` and `times`)."""
+        """One read with message boundaries, and arrival times if `times` (extensions `frames` and `times`)."""
         return self.client.run(self.operations.read_frames(offset, until, times=times))
 
     def splits(self, start: str, end: str, count: int) -> list[Range]:
-        """A range cut into about `count` parts of the same size (extension `splits`)."""
+        """Split a range into about `count` parts of the same size (extension `splits`)."""
         return self.client.run(self.operations.splits(start, end, count))
 
     # -- state -------------------------------------------------------------------------------------------------------
@@ -334,7 +334,7 @@ class Stream:
         return self.client.run(self.operations.snapshot(offset))
 
     def publish_snapshot(self, offset: str, body: Body, content_type: str = "application/octet-stream") -> None:
-        """Publish the state that all messages before `offset` fold to. A body of any size may come in pieces."""
+        """Publish the state after all messages before `offset`. The body may be an iterable of pieces."""
         self.client.run(self.operations.publish_snapshot(offset, body, content_type))
 
     @contextmanager
@@ -349,10 +349,10 @@ class Stream:
     def follow_state(
         self, target: state.State, *, live: reading.Live = "auto", allow_missing: bool = False
     ) -> Iterator[state.StateProgress]:
-        """Keep a state up to date with the stream, until it is closed; stop by leaving the loop.
+        """Keep a state up to date until the stream is closed; leave the loop to stop.
 
-        Where retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
-        state starts with what is left.
+        If retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
+        state starts with the remaining messages.
         """
         return self.client.iterate(state.follow_state(self.operations, target, live=live, allow_missing=allow_missing))
 
@@ -381,7 +381,7 @@ class Bucket:
         self.client = client
 
     def create(self, *, exist_ok: bool = False) -> bool:
-        """Create the bucket; whether it is new."""
+        """Create the bucket; return whether it is new."""
         return self.client.run(listing.create_bucket(self.client.policy, self.url, exist_ok=exist_ok))
 
     def delete(self) -> None:
@@ -393,5 +393,5 @@ class Bucket:
         return Stream(listing.bucket_stream_url(self.url, stream_id), client=self.client, content_type=content_type)
 
     def streams(self, prefix: str = "") -> Iterator[StreamEntry]:
-        """The streams of the bucket, in the order of their names."""
+        """The streams of the bucket, sorted by name."""
         return self.client.iterate(listing.bucket_streams(self.client.policy, self.url, prefix))

@@ -1,8 +1,8 @@
-"""What an operation asks its driver to do. Operations are generators that do no I/O themselves.
+"""The effects that an operation asks its driver to perform. Operations are generators that do no I/O themselves.
 
-An operation yields effects and receives their results: the synchronous driver (`sync_face`) performs them by blocking,
-the asynchronous one (`async_face`) by awaiting. So each operation exists once. Errors of an effect are raised inside
-the operation, at its `yield`.
+An operation yields effects and receives their results: the synchronous driver (`sync_session`) performs them by
+blocking, the asynchronous one (`async_session`) by awaiting. So each operation exists once. Errors of an effect are
+raised inside the operation, at its `yield`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _REDIRECTS_MAX: Final = 5
 
 
 class HttpRequest(NamedTuple):
-    """Send a request; the result is its `HttpResponse`, complete."""
+    """Send a request; the result is the complete `HttpResponse`."""
 
     method: str
     url: str
@@ -37,11 +37,11 @@ class HttpRequest(NamedTuple):
     headers: Mapping[str, str] = _NO_HEADERS
     body: Body = b""
     timeout_s: float | None = None
-    """How long the server may be silent; None takes the client's timeout."""
+    """How long to wait for data; None uses the client's timeout."""
 
     @property
     def target(self) -> str:
-        """Path and query as they are sent."""
+        """The path and query that are sent."""
         target = split_url(self.url)[1]
         if not self.query:
             return target
@@ -49,7 +49,7 @@ class HttpRequest(NamedTuple):
 
 
 class Open(NamedTuple):
-    """Send a request; the result is its `HttpResponse` once its head has arrived. The driver closes it at the end."""
+    """Send a request; the result is its `HttpResponse`, as soon as the head has arrived. The driver closes it."""
 
     request: HttpRequest
 
@@ -67,7 +67,7 @@ class Sleep(NamedTuple):
 
 
 class Emit(NamedTuple):
-    """Hand a value to the caller's iterator; the result is None."""
+    """Pass a value to the caller's iterator; the result is None."""
 
     value: Any
 
@@ -82,20 +82,20 @@ def _log_retry(error: ClientError, delay_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What all operations of a client share."""
+    """The retry policy and timeouts that all operations of a client share."""
 
     retry: Retry = DEFAULT_RETRY
     follow_retry: Retry = ENDLESS_RETRY
-    """For a reader that has caught up once: it resumes whenever the server is back."""
+    """For a reader that has caught up once: it resumes when the server is available again."""
     live_timeout_s: float = 90.0
-    """Longer than servers leave a live read open (60 s): a connection that is silent for so long is dead."""
+    """Longer than servers keep a live read open (60 s): a connection without data for this long is dead."""
     on_retry: Callable[[ClientError, float], None] = _log_retry
     """Called before each wait, with the error and the delay in seconds."""
     clock: Callable[[], float] = time.monotonic
 
 
 class Attempts:
-    """The failures of one request in a row, and what to do after each."""
+    """Counts consecutive failures of one request, and decides what to do after each."""
 
     __slots__ = ("_failures", "_first_failed_at", "_idempotent", "_policy")
 
@@ -109,7 +109,7 @@ class Attempts:
         self._failures = 0
 
     def failed(self, error: ClientError) -> Sleep:
-        """The wait before the next attempt. Raises `error` if there is none."""
+        """The wait before the next attempt. Raises `error` if there is no next attempt."""
         policy = self._policy
         now = policy.clock()
         if not self._failures:
@@ -125,7 +125,7 @@ class Attempts:
 
 
 def send(policy: Policy, request: HttpRequest, *expected: int, idempotent: bool = True) -> Operation[HttpResponse]:
-    """Send a request until there is an expected answer. Raises what another answer stands for."""
+    """Send a request until it gets an expected status. Raises the matching error for any other response."""
     attempts: Attempts | None = None
     redirects = 0
     while True:
@@ -148,7 +148,7 @@ def send(policy: Policy, request: HttpRequest, *expected: int, idempotent: bool 
 
 
 def redirect(request: HttpRequest, response: HttpResponse) -> HttpRequest | None:
-    """The request that a redirect asks for; None if it leads elsewhere. Tokens must not leave the origin."""
+    """The request that a redirect asks for; None if it leads to another origin, which must not get our tokens."""
     location = response.headers.get("location")
     if location is None or (response.status == 303 and request.method not in {"GET", "HEAD"}):
         return None

@@ -1,7 +1,7 @@
-"""HTTP/1.1 without I/O: requests to bytes, and bytes to responses.
+"""HTTP/1.1 without I/O: encode requests, and parse responses. Both transports use it.
 
-Both transports use it. Invariant: nothing of a request can break its head (no CR, LF or NUL in any part), and a
-response is `complete` only when all of its body has arrived.
+Invariant: no part of a request can break its head (none has CR, LF or NUL), and a response is `complete` only when its
+whole body has arrived.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where connections go: connections are shared by requests of one origin."""
+    """The target of a connection: requests to one origin share connections."""
 
     scheme: str
     host: str
@@ -41,7 +41,7 @@ class Origin:
 
 @functools.lru_cache(maxsize=1024)
 def split_url(url: str) -> tuple[Origin, str]:
-    """The origin of a URL, and its path and query as they are sent."""
+    """Split a URL into its origin, and the path and query that are sent."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -84,7 +84,7 @@ def encode_head(
 
 
 def encode_chunks(body: Iterable[bytes]) -> Iterable[bytes]:
-    """A body of unknown length, in the chunked coding."""
+    """Encode a body of unknown length in the chunked coding."""
     for piece in body:
         if piece:
             yield b"%x\r\n%b\r\n" % (len(piece), piece)
@@ -105,23 +105,23 @@ class HttpResponse:
 
     @property
     def body(self) -> bytes:
-        """All of the body; for complete responses."""
+        """The whole body, of a complete response."""
         chunks = self.chunks
         if len(chunks) > 1:
             self.chunks = chunks = [b"".join(chunks)]
         return chunks[0] if chunks else b""
 
     def take(self) -> bytes:
-        """What arrived of the body since the last call."""
+        """The part of the body that has arrived since the last call."""
         taken = self.body
         self.chunks = []
         return taken
 
 
 class ResponseParser:
-    """Turns the bytes of one connection into responses, in the order of the requests.
+    """Parses the bytes of one connection to responses, in the order of the requests.
 
-    `responses` holds them from the moment their head is complete until they are taken; the last one may still be
+    `responses` holds each response from the moment its head is complete until it is taken; the last one may still be
     incomplete, and grows as more bytes are fed.
     """
 
@@ -136,7 +136,7 @@ class ResponseParser:
         self._parser = httptools.HttpResponseParser(self)
 
     def expect_head(self) -> None:
-        """The next response answers a HEAD request: it has no body, whatever its headers say."""
+        """Note that the next response is to a HEAD request: it has no body, even if its headers declare one."""
         self._is_head = True
 
     def feed(self, data: bytes) -> None:
@@ -146,7 +146,7 @@ class ResponseParser:
             raise MalformedResponseError(f"the server does not speak HTTP/1.1: {error}") from None
 
     def feed_end(self) -> bool:
-        """The connection ended; whether that completed a response that is delimited by it."""
+        """Note that the connection ended; return whether that completed a response without a length."""
         last = self._current
         if last is None or last.complete or "content-length" in last.headers or "transfer-encoding" in last.headers:
             return False
@@ -173,7 +173,7 @@ class ResponseParser:
         self._current = response
         self.responses.append(response)
         if self._is_head:
-            # The parser would wait for a body. Nothing follows: requests after HEAD wait for its response.
+            # The parser would wait for a body. No bytes follow, because requests after HEAD wait for its response.
             response.complete, self._is_head = True, False
             response.keep_alive = headers.get("connection", "").lower() != "close"
             self._parser = httptools.HttpResponseParser(self)

@@ -1,4 +1,4 @@
-"""Writer leases as operations: acquire, renew, release and show. No I/O; an extension of Headwater."""
+"""Operations of writer leases: acquire, renew, release and show. No I/O; an extension of Headwater."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from headwater.client.operations import StreamOperations, encode_json
 
 LEASE_TYPE: Final = "application/vnd.headwater.lease+json"
 _OTHER_SERVER: Final = frozenset((400, 404, 405, 409, 415))
-"""How servers without leases answer: they see an append with the wrong content type."""
+"""Statuses from servers without leases, which treat the request as an append with the wrong content type."""
 
 
 class LeaseOptions(TypedDict, total=False):
-    """Options of a lease: `LeaseTerms` of the server says what they are."""
+    """Options of a lease; see `LeaseTerms` of the server."""
 
     ttl_s: float
     final: Any
     """The message that the server appends when the lease expires: a JSON value, or text on other streams."""
     close: bool
-    """Whether it closes the stream then. If not, `producer_id` is needed."""
+    """Whether the server closes the stream when the lease expires. If not, `producer_id` is required."""
     producer_id: str | None
-    """The writer's producer, which the server fences then."""
+    """The writer's producer, which the server fences when the lease expires."""
     take_over: bool
     """Replace another holder."""
 

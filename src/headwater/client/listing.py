@@ -60,7 +60,7 @@ def listed_streams(policy: Policy, listing_url: str, prefix: str) -> Operation[N
 def changed_streams(
     policy: Policy, listing_url: str, prefix: str, cursor: str | None
 ) -> Operation[ChangedStreams | None]:
-    """Wait for streams of a listing that change after a cursor; None if none did in the time limit of the server."""
+    """Wait for streams of a listing that change after a cursor; None if none did within the server's timeout."""
     query = {"limit": str(PAGE_ENTRIES), "live": "long-poll", "prefix": prefix}
     if cursor is not None:
         query["cursor"] = cursor
@@ -89,7 +89,7 @@ def _page(policy: Policy, url: str, query: Mapping[str, str]) -> Operation[_Page
 
 
 def create_bucket(policy: Policy, bucket_url: str, *, exist_ok: bool) -> Operation[bool]:
-    """Create a bucket; whether it is new."""
+    """Create a bucket; return whether it is new."""
     try:
         yield from send(policy, HttpRequest("PUT", bucket_url), 200, 201)
     except ConflictError:

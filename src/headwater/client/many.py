@@ -1,7 +1,7 @@
-"""Listing many streams, and following them over one connection. No I/O.
+"""List many streams, and follow them over one connection. No I/O.
 
-Following needs an extension of Headwater. Invariant: each message of each stream is handed out once, in the order of
-its stream; what a stream has when it is found, or created later, is included.
+Following needs an extension of Headwater. Invariant: each message of each stream is emitted once, in the order of its
+stream, including the existing messages of streams that are found or created later.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def follow_many(
         except ClientError as error:
             if isinstance(error, ResponseError):
                 if error.code == "follow_not_found":
-                    continue  # The id has expired before it was used.
+                    continue  # The id expired before it was used.
                 if prefix is not None and error.status in _UNSUPPORTED:
                     break
             wait = attempts.failed(error)
@@ -79,7 +79,7 @@ def follow_many(
 
 
 _UNSUPPORTED: Final = frozenset((404, 405, 501))
-"""Answers of servers that cannot follow many streams."""
+"""Statuses from servers that cannot follow many streams."""
 
 
 class _Event(msgspec.Struct, rename="camel"):
@@ -105,7 +105,7 @@ class _StreamProblem(msgspec.Struct):
 
 
 class _Many:
-    """How far each stream was read."""
+    """The offset up to which each stream was read."""
 
     def __init__(self, policy: Policy, base_url: str, prefix: str | None, offsets: dict[str, str]) -> None:
         self._policy = policy
@@ -116,7 +116,7 @@ class _Many:
         self._open = set(offsets)
 
     def find_ends(self, start: str) -> Operation[None]:
-        """Replace `now` by offsets, so that nothing is skipped when a connection breaks before the first message."""
+        """Replace `now` by offsets, so that nothing is skipped if the connection breaks before the first message."""
         for name, offset in self.offsets.items():
             if offset == NOW:
                 try:
@@ -134,7 +134,7 @@ class _Many:
         return self._prefix is None and not self._open
 
     def follow(self, attempts: Attempts) -> Operation[bool]:
-        """One response's worth of events. Each begins with the offsets that the one before ended with.
+        """Read the events of one response, from the offsets where the previous one ended.
 
         Returns whether all streams have ended.
         """
@@ -182,26 +182,26 @@ class _Many:
             yield Emit(StreamBatch(name, batch))
 
     def _must_restart(self, problem: _StreamProblem) -> bool:
-        """Whether the streams must be named again. Raises what the caller has to handle."""
+        """Whether the streams must be named again. Raises errors that the caller must handle."""
         if problem.code == "stream_recreated":
             self.offsets[problem.stream] = BEGINNING
             return True
         if problem.status == 404 or problem.code == "stream_deleted":
-            # It is followed again if it is created again.
+            # If it is created again, it is followed again.
             self.offsets[problem.stream] = BEGINNING
             return False
         raise error_of("GET", self._url, problem.status, {}, msgspec.json.encode(problem))
 
 
 def _follow_by_listing(policy: Policy, base_url: str, prefix: str, offsets: dict[str, str]) -> Operation[None]:
-    """The same on a server that cannot follow many streams: one long-poll shows which changed, and those are read."""
+    """Follow without the extension: one long-poll reports changed streams, which are then read."""
     listing_url = f"{base_url}/v1/stream/__ds/streams"
     many = _Listed(policy, base_url, offsets)
     patient = Policy(policy.follow_retry, on_retry=policy.on_retry, clock=policy.clock)
     cursor: str | None = None
     while True:
         if cursor is None:
-            # The cursor first: what changes while the streams are listed is then in the next answer.
+            # Get the cursor first, so that the next response includes changes made during the listing.
             first = yield from changed_streams(policy, listing_url, prefix, None)
             entries = yield from _collected(listed_streams(policy, listing_url, prefix))
             yield from many.catch_up(entries)
@@ -215,7 +215,7 @@ def _follow_by_listing(policy: Policy, base_url: str, prefix: str, offsets: dict
 
 
 class _Listed:
-    """How far each stream was read."""
+    """The offset up to which each stream was read."""
 
     def __init__(self, policy: Policy, base_url: str, offsets: dict[str, str]) -> None:
         self._policy = policy
@@ -241,7 +241,7 @@ class _Listed:
         except StreamRecreatedError:
             yield from read(operations, Position(BEGINNING), take)
         except StreamNotFoundError:
-            # Deleted since it was listed; the listing will say so.
+            # Deleted since it was listed; the listing will report that.
             self._offsets.pop(name, None)
 
 

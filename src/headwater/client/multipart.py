@@ -1,7 +1,7 @@
-"""Multipart bodies without I/O: bytes in, parts out, never holding more than a piece of one (RFC 2046 §5.1).
+"""Parse multipart bodies without I/O, holding at most a piece of a part in memory (RFC 2046 §5.1).
 
-Strict: no preamble, no epilogue, every part with exactly one Content-Type, and the closing delimiter must arrive.
-Anything else is a `MalformedResponseError`, because a body that was read leniently could be half of what was sent.
+The parser is strict: no preamble, no epilogue, exactly one Content-Type per part, and a closing delimiter. Anything
+else is a `MalformedResponseError`, because a lenient parser could accept a truncated body.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BOUNDARY: Final = re.compile(
 
 
 def boundary_of(content_type: str) -> bytes:
-    """The boundary that a Content-Type header names."""
+    """The boundary in a Content-Type header."""
     found = _BOUNDARY.fullmatch(content_type)
     if found is None:
         raise MalformedResponseError(f"Content-Type is not multipart/mixed with a boundary: {content_type!r}")
@@ -34,7 +34,7 @@ class PartStart(NamedTuple):
 
 
 class PartEnd(NamedTuple):
-    """All of the part has arrived."""
+    """The part is complete."""
 
 
 _PART_END: Final = PartEnd()
@@ -52,7 +52,7 @@ class MultipartParser:
         self._step = self._opening
 
     def feed(self, data: bytes) -> Iterator[PartEvent]:
-        """What these bytes complete. Exhaust it before the next call."""
+        """The events that these bytes complete. Exhaust the iterator before the next call."""
         self._buffer = self._buffer[self._at :] + data
         self._at = 0
         while True:
@@ -67,9 +67,9 @@ class MultipartParser:
         if self._step != self._epilogue:
             raise MalformedResponseError("the body ends before its closing delimiter")
         if self._buffer[self._at :] not in {b"", b"\r\n"}:
-            raise MalformedResponseError("something follows the closing delimiter")
+            raise MalformedResponseError("there is data after the closing delimiter")
 
-    # -- one step each: moves on in the buffer, or stays and waits for more ------------------------------------------
+    # -- parser states: each consumes bytes of the buffer, or waits for more -----------------------------------------
 
     def _opening(self) -> PartEvent | None:
         if self._consume(self._delimiter[2:]):
@@ -85,7 +85,7 @@ class MultipartParser:
         return None
 
     def _head(self) -> PartEvent | None:
-        """The header fields of a part; its body begins right after them."""
+        """Parse the header fields of a part."""
         start = self._at
         if self._buffer.startswith(b"\r\n", start):
             end, self._at = start, start + 2
@@ -100,7 +100,7 @@ class MultipartParser:
         return PartStart(_content_type_of(self._buffer[start:end]))
 
     def _body(self) -> PartEvent | None:
-        """All up to the next delimiter; bytes that could be the beginning of one are held back."""
+        """Emit everything up to the next delimiter; hold back bytes that could begin one."""
         start, delimiter = self._at, self._delimiter
         end = self._buffer.find(delimiter, start)
         if end == start:
@@ -115,7 +115,7 @@ class MultipartParser:
 
     def _epilogue(self) -> PartEvent | None:
         if len(self._buffer) - self._at > 2:
-            raise MalformedResponseError("something follows the closing delimiter")
+            raise MalformedResponseError("there is data after the closing delimiter")
         return None
 
     def _consume(self, expected: bytes) -> bool:

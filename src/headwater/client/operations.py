@@ -1,7 +1,7 @@
-"""The requests of the protocol as operations: built, sent again where that is safe, and interpreted. No I/O.
+"""Protocol operations: build requests, retry them if that is safe, and interpret responses. No I/O.
 
-Invariant: a request that is not idempotent is sent again only if the server did not process it. Creates, closes,
-deletes, reads and snapshots are idempotent; an append is with a `ProducerStamp`.
+Invariant: a request that is not idempotent is retried only if the server did not process it. Creates, closes, deletes,
+reads and snapshots are idempotent; an append is idempotent if it has a `ProducerStamp`.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from headwater.client.results import (
 
 JSON: Final = "application/json"
 Message = Any
-"""What can be appended: bytes as they are, text, or on a JSON stream any value that JSON can hold."""
+"""A message to append: bytes, text, or on a JSON stream any value that can be encoded as JSON."""
 
 _SPLIT_FAN_OUT: Final = 64
 _LAST_READ_BYTES: Final = 64 * 1024
 
 
 class CreateOptions(TypedDict, total=False):
-    """Options of a new stream: a TTL in seconds or a time of expiry, closed from the start, its first content."""
+    """Options of a new stream: a TTL in seconds or an expiry time, whether it starts closed, its first content."""
 
     ttl_s: int | None
     expires_at: datetime | str | None
@@ -82,7 +82,7 @@ class StreamOperations:
         self.url = url.rstrip("/")
         self.policy = policy
         self.content_type = content_type
-        """None until it is known; `create` and `head` learn it."""
+        """None until it is known; `create` and `head` set it."""
 
     # -- the stream itself -------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class StreamOperations:
         ttl_s: int | None = None,
         expires_at: datetime | str | None = None,
     ) -> Operation[CreateResult]:
-        """Create this stream as a fork of another one of the same server."""
+        """Create this stream as a fork of another stream on the same server."""
         headers = {"Stream-Forked-From": urlsplit(source_url).path, **_lifetime(ttl_s, expires_at)}
         if offset is not None:
             headers["Stream-Fork-Offset"] = offset
@@ -133,7 +133,7 @@ class StreamOperations:
         return self.content_type
 
     def delete(self, *, missing_ok: bool = False) -> Operation[None]:
-        """Delete the stream. A repeat after a lost answer finds nothing, which is then not an error."""
+        """Delete the stream. A retry after a lost response may find no stream, which is not an error."""
         expected = (200, 204, 404) if missing_ok else (200, 204)
         yield from self._send("DELETE", *expected)
 
@@ -159,7 +159,7 @@ class StreamOperations:
         close: bool = False,
         headers: Mapping[str, str] | None = None,
     ) -> Operation[AppendResult]:
-        """Append a request body as it is: on a JSON stream one message, or an array of them."""
+        """Append an encoded request body: on a JSON stream one message, or an array of messages."""
         wanted: dict[str, str] = {}
         if body:
             wanted["Content-Type"] = self.content_type or (yield from self.known_content_type())
@@ -172,7 +172,7 @@ class StreamOperations:
         if headers:
             wanted |= headers
         request = HttpRequest("POST", self.url, "", wanted, body)
-        # Closing twice changes nothing.
+        # Closing twice has no effect.
         idempotent = producer is not None or not body
         response = yield from send(self.policy, request, 200, 204, idempotent=idempotent)
         answer = response.headers
@@ -189,12 +189,12 @@ class StreamOperations:
     # -- bounded reads -----------------------------------------------------------------------------------------------
 
     def read_chunk(self, offset: str, until: str | None = None) -> Operation[Chunk]:
-        """One catch-up read: from an offset to wherever the server ends its answer."""
+        """One catch-up read: from an offset to wherever the server ends its response."""
         query = {"offset": offset} if until is None else {"offset": offset, "until": until}
         return Chunk.of((yield from self._send("GET", 200, query=query)))
 
     def read_frames(self, offset: str, until: str, *, times: bool = False) -> Operation[Chunk]:
-        """One read with message boundaries, and arrival times if wanted, never beyond `until` (extension `frames`)."""
+        """One read with message boundaries, and arrival times if `times`, never beyond `until` (extension `frames`)."""
         query = {"offset": offset, "until": until, "frames": "1"}
         if times:
             query["times"] = "1"
@@ -212,7 +212,7 @@ class StreamOperations:
         return found
 
     def splits(self, start: str, end: str, count: int) -> Operation[list[Range]]:
-        """A range cut into about `count` parts of the same size (extension `splits`)."""
+        """Split a range into about `count` parts of the same size (extension `splits`)."""
         query = {"offset": start, "until": end, "splits": str(count)}
         return ranges_of((yield from self._send("GET", 200, query=query)).body)
 
@@ -228,7 +228,7 @@ class StreamOperations:
         return found
 
     def timed_messages(self, start: str) -> Operation[None]:
-        """Emit the messages from an offset to the current end, each with its time of arrival (extension `times`)."""
+        """Emit the messages from an offset to the current end, each with its arrival time (extension `times`)."""
         end = (yield from self.head()).next_offset
         while start != end:
             chunk = yield from self.read_frames(start, end, times=True)
@@ -239,7 +239,7 @@ class StreamOperations:
             start = chunk.next_offset
 
     def last(self, count: int) -> Operation[LastMessages]:
-        """The last messages; on servers without message boundaries, by reading the whole stream."""
+        """The last messages. On servers without message boundaries, this reads the whole stream."""
         info = yield from self.head()
         if count < 1:
             return LastMessages([], info.next_offset)
@@ -261,7 +261,7 @@ class StreamOperations:
             start = chunk.next_offset
 
     def _start_of_last(self, start: str, end: str, first_position: int) -> Operation[str]:
-        """A message boundary at or a little before the message with this index."""
+        """A message boundary at or shortly before the message with this index."""
         until = end
         while True:
             ranges = yield from self.splits(start, until, _SPLIT_FAN_OUT)
@@ -275,11 +275,11 @@ class StreamOperations:
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
     def publish_snapshot(self, offset: str, body: Body, content_type: str) -> Operation[None]:
-        """Publish the state that all messages before `offset` fold to. A body of any size may come in pieces."""
+        """Publish the state after all messages before `offset`. The body may be an iterable of pieces."""
         request = HttpRequest(
             "PUT", f"{self.url}/snapshot/{quote(offset, safe='')}", "", {"Content-Type": content_type}, body
         )
-        # Pieces can be consumed once, so they cannot be sent again.
+        # Pieces can be consumed only once, so the request cannot be retried.
         yield from send(self.policy, request, 204, idempotent=isinstance(body, bytes))
 
     def snapshot(self, offset: str | None = None) -> Operation[Snapshot]:
@@ -304,7 +304,7 @@ class StreamOperations:
 
 
 def encode_message(message: Message, content_type: str, *, alone: bool = True) -> bytes:
-    """The bytes of one message. `alone`: as a request body, where a server would split an array."""
+    """Encode one message. `alone`: as a request body, in which the server would split an array."""
     if is_json(content_type):
         encoded = message if isinstance(message, bytes) else encode_json(message)
         return b"[" + encoded + b"]" if alone and encoded.lstrip()[:1] == b"[" else encoded
@@ -329,7 +329,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def _time(value: datetime | str | int) -> str:
-    """A point in time as the server reads it: a `datetime`, RFC 3339 text, or milliseconds since 1970."""
+    """A time as query text, from a `datetime`, RFC 3339 text, or milliseconds since 1970."""
     if not isinstance(value, datetime):
         return str(value)
     if value.tzinfo is None:
@@ -339,7 +339,7 @@ def _time(value: datetime | str | int) -> str:
 
 def _lifetime(ttl_s: int | None, expires_at: datetime | str | None) -> dict[str, str]:
     if ttl_s is not None and expires_at is not None:
-        raise InvalidRequestError("a stream has a TTL or a time of expiry, not both")
+        raise InvalidRequestError("a stream can have a TTL or an expiry time, not both")
     if ttl_s is not None:
         return {"Stream-TTL": str(ttl_s)}
     if isinstance(expires_at, datetime):

@@ -22,7 +22,7 @@ BUFFERED_MAX_MESSAGES: Final = 100_000
 
 
 class ProducerOptions(TypedDict, total=False):
-    """Options of a producer; `ProducerSettings` says what they are."""
+    """Options of a producer, described in `ProducerSettings`."""
 
     epoch: int | None
     batch_bytes_max: int
@@ -33,7 +33,7 @@ class ProducerOptions(TypedDict, total=False):
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
     epoch: int | None = None
-    """The epoch to write with. None claims one that is higher than any before, and so fences earlier instances."""
+    """The epoch to write with. None claims an epoch higher than any before, which fences earlier instances."""
     batch_bytes_max: int = 512 * 1024
     batch_messages_max: int = 10_000
     in_flight_max: int = 5
@@ -49,12 +49,12 @@ class ProducerBatch:
 
 
 class ProducerCore:
-    """What a producer has to send, has sent, and knows to be stored."""
+    """The queued, sent and acknowledged batches of a producer."""
 
     def __init__(self, producer_id: str, url: str, settings: ProducerSettings, content_type: str = "") -> None:
         self.producer_id = producer_id
         self.content_type = content_type
-        """That of the stream; known before the first message is added."""
+        """The stream's content type; set before the first message is added."""
         self.epoch = time.time_ns() // 1_000_000 if settings.epoch is None else settings.epoch
         self.next_offset = ""
         """The offset after the last batch that is known to be stored; empty before the first."""
@@ -90,7 +90,7 @@ class ProducerCore:
 
     def next_request(self) -> HttpRequest | None:
         """The next batch to send, if there is one and the window is open."""
-        # Until the first answer it is not known whether the epoch is accepted.
+        # Whether the epoch is accepted is known only after the first response.
         if len(self._in_flight) >= (self._settings.in_flight_max if self._is_claimed else 1):
             return None
         if self._again:
@@ -116,7 +116,7 @@ class ProducerCore:
         return batch
 
     def answered(self, response: HttpResponse) -> None:
-        """The response to the oldest batch in flight. Raises what a refusal stands for."""
+        """Process the response to the oldest batch in flight. Raises an error if the server rejected it."""
         if response.status not in {200, 204}:
             raise error_of("POST", self._url, response.status, response.headers, response.body)
         batch = self._in_flight.popleft()
@@ -126,9 +126,9 @@ class ProducerCore:
         self.next_offset = response.headers.get("stream-next-offset", self.next_offset)
 
     def failed(self, error: ClientError) -> bool:
-        """All batches in flight are sent again, on a new connection. Whether to do so at once, without a pause.
+        """Queue all batches in flight to be sent again on a new connection; return whether to do so without a pause.
 
-        Raises `error` if sending again cannot help.
+        Raises `error` if a retry cannot help.
         """
         if isinstance(error, ProducerFencedError):
             if not self._may_claim or self._is_claimed or error.current_epoch is None:
@@ -140,12 +140,12 @@ class ProducerCore:
             self._again.appendleft(self._in_flight.pop())
         if not isinstance(error, ProducerFencedError):
             return False
-        # Until an epoch is accepted there is one request at most, and the new epoch starts with it.
+        # Until an epoch is accepted, at most one request is in flight, and the new epoch starts with it.
         self._seq = len(self._again)
         return True
 
     def close_stamp(self) -> ProducerStamp:
-        """The number under which the stream is closed, after everything is stored."""
+        """The producer headers of the request that closes the stream, after everything is stored."""
         stamp = ProducerStamp(self.producer_id, self.epoch, self._seq)
         self._seq += 1
         return stamp

@@ -1,7 +1,7 @@
-"""Reading a stream: catch up, then follow by server-sent events or long-poll, and resume after every break. No I/O.
+"""Read a stream: catch up, then follow by server-sent events or long-poll, and resume after every break. No I/O.
 
-Invariant: batches are handed out once each, in order, without gaps. What a broken response delivered without the
-offset after it is dropped, and read again from the last offset.
+Invariant: each batch is emitted once, in order, without gaps. Data of a broken response that is not followed by its
+offset is dropped and read again from the last offset.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SSE_REFUSED: Final = frozenset((400, 405, 406, 415, 501))
 
 
 class Position:
-    """How far a reader is, and what it knows about the end of the stream."""
+    """The position of a reader, and what it knows about the end of the stream."""
 
     __slots__ = ("closed", "content_type", "cursor", "offset", "position", "up_to_date")
 
@@ -64,7 +64,7 @@ class Position:
 
 
 class Values:
-    """Decodes batches: JSON values, text (also where a character spans two batches), or bytes."""
+    """Decodes batches to JSON values, text (a character may span two batches), or bytes."""
 
     __slots__ = ("_text",)
 
@@ -80,18 +80,18 @@ class Values:
 
 
 def decoded(messages: list[bytes], content_type: str) -> list[Any]:
-    """Single messages, decoded like those of a batch."""
+    """Decode single messages like those of a batch."""
     if is_json(content_type):
         return [decode(message, Any) for message in messages]
     return [message.decode("utf-8", "replace") for message in messages] if is_text(content_type) else list(messages)
 
 
 Take = Callable[[Batch], Any]
-"""What to hand out for a batch; nothing if it is None."""
+"""Returns the value to emit for a batch; None emits nothing."""
 
 
 def read(operations: StreamOperations, start: Position, take: Take) -> Operation[Position]:
-    """Emit everything up to the current end; returns the position there."""
+    """Emit everything up to the current end; return the position of the end."""
     at = start
     while True:
         chunk = yield from operations.read_chunk(at.offset)
@@ -113,7 +113,7 @@ def read(operations: StreamOperations, start: Position, take: Take) -> Operation
 
 
 def follow(operations: StreamOperations, start: Position, live: Live, take: Take) -> Operation[None]:
-    """Emit everything up to the end, then what is appended, until the stream is closed."""
+    """Emit everything up to the end, then new messages, until the stream is closed."""
     at = yield from read(operations, start, take)
     if not at.closed:
         yield from Follower(operations, at, live, take, exact=False).batches()
@@ -122,7 +122,7 @@ def follow(operations: StreamOperations, start: Position, live: Live, take: Take
 def batches(
     operations: StreamOperations, offset: str, live: Live | None, since: datetime | str | int | None = None
 ) -> Operation[None]:
-    """Emit the batches of a stream from an offset or a time on; without `live`, up to the current end."""
+    """Emit the batches of a stream from an offset or a time; without `live`, up to the current end."""
 
     def take(batch: Batch) -> Batch:
         return batch
@@ -139,13 +139,13 @@ class Follower:
     """Follows a stream from a position, over any number of responses."""
 
     def __init__(self, operations: StreamOperations, at: Position, live: Live, take: Take, *, exact: bool) -> None:
-        """`exact` keeps the boundaries of messages that are not JSON, where the server has them."""
+        """`exact` keeps the boundaries of messages that are not JSON, if the server sends them."""
         self._operations = operations
         self._at = at
         self._take = take
         self._exact = exact
         self._falls_back = live == "auto"
-        # Over SSE a carriage return in text arrives as a line feed.
+        # SSE turns a carriage return in text into a line feed.
         self._uses_sse = live == "sse" or (live == "auto" and (exact or not is_text(at.content_type)))
         policy = operations.policy
         self._attempts = Attempts(Policy(policy.follow_retry, on_retry=policy.on_retry, clock=policy.clock))
@@ -216,7 +216,7 @@ class Follower:
     # -- server-sent events ------------------------------------------------------------------------------------------
 
     def _sse(self) -> Operation[None]:
-        """One response's worth of events."""
+        """Read the events of one response."""
         response: HttpResponse = yield Open(self._request("sse", SSE_TYPE))
         yield from check_sse(response, self._operations.url)
         is_base64 = response.headers.get("stream-sse-data-encoding", "") == "base64"
@@ -229,7 +229,7 @@ class Follower:
                 data: bytes = yield Receive(response)
             except RequestTimeoutError as error:
                 if silent:
-                    # Servers send an event at once: something on the way holds them back.
+                    # Servers send an event immediately, so something in between is buffering it.
                     raise SseUnavailableError(f"no event arrived: {error}") from None
                 raise
             if not data:
@@ -256,10 +256,10 @@ class Follower:
 
 
 def check_sse(response: HttpResponse, url: str) -> Operation[None]:
-    """Raise what a response stands for that is not an event stream."""
+    """Raise the matching error if a response is not an event stream."""
     status = response.status
     if status in _SSE_REFUSED:
-        raise SseUnavailableError(f"the server answers {status} to a request for events")
+        raise SseUnavailableError(f"the server responds with {status} to a request for events")
     if status != 200:
         pieces: list[bytes] = []
         while piece := (yield Receive(response)):
@@ -267,7 +267,7 @@ def check_sse(response: HttpResponse, url: str) -> Operation[None]:
         raise error_of("GET", url, status, response.headers, b"".join(pieces))
     kind = response.headers.get("content-type", "")
     if not kind.startswith(SSE_TYPE):
-        raise SseUnavailableError(f"the server answers with {kind or 'no content type'} instead of events")
+        raise SseUnavailableError(f"the server responds with {kind or 'no content type'} instead of events")
 
 
 class _Control(msgspec.Struct, rename="camel"):
@@ -287,5 +287,5 @@ def _control(data: bytes) -> _Control:
 
 
 def _bodies(content_type: str, body: bytes) -> list[bytes]:
-    """The body of a catch-up read; an empty one, or an empty array, holds no messages."""
+    """The body of a catch-up read, or nothing if it is empty or an empty array."""
     return [] if not body or (body == b"[]" and is_json(content_type)) else [body]

@@ -1,4 +1,4 @@
-"""What requests return: plain values, read from the headers and bodies of responses. No I/O."""
+"""The results of requests: plain values, parsed from the headers and bodies of responses. No I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headwater.client.http1 import HttpResponse
 BEGINNING: Final = "-1"
 """The offset of the first message."""
 NOW: Final = "now"
-"""The offset after the last message, whatever that is when the server reads the request."""
+"""The offset after the last message at the time when the server processes the request."""
 
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -36,7 +36,7 @@ def is_text(content_type: str) -> bool:
 
 
 def split_json(array: bytes) -> list[bytes]:
-    """The elements of a JSON array, each as it was written."""
+    """The elements of a JSON array, unparsed."""
     try:
         return [bytes(element) for element in _elements.decode(array)]
     except msgspec.MsgspecError as error:
@@ -45,15 +45,15 @@ def split_json(array: bytes) -> list[bytes]:
 
 @dataclass(frozen=True, slots=True)
 class TimedMessage:
-    """A message, and when it arrived."""
+    """A message and its arrival time."""
 
     data: bytes
     at: datetime | None
-    """None for messages that were stored before the server kept times."""
+    """None for messages that were stored before the server recorded times."""
 
 
 def split_timed_frames(body: bytes, *, json: bool) -> list[TimedMessage]:
-    """The messages of frames with times."""
+    """Split frames with times into messages."""
     messages = split_frames(body, json=json, skip=8)
     times = struct.unpack_from(f"<{len(messages)}Q", body, 4 + 4 * len(messages))
     return [
@@ -63,14 +63,14 @@ def split_timed_frames(body: bytes, *, json: bool) -> list[TimedMessage]:
 
 
 def split_frames(body: bytes, *, json: bool, skip: int = 0) -> list[bytes]:
-    """The messages of a body of type `application/vnd.headwater.frames`; `skip` bytes for each follow the lengths."""
+    """Split a body of type `application/vnd.headwater.frames`; `skip` bytes per message follow the lengths."""
     (count,) = struct.unpack_from("<I", body) if len(body) >= 4 else (-1,)
     start = 4 + (4 + skip) * count
     if count < 0 or start > len(body):
-        raise MalformedResponseError("the frames of a read are cut short")
+        raise MalformedResponseError("the frames of a read are truncated")
     lengths = struct.unpack_from(f"<{count}I", body, 4)
     if start + sum(lengths) != len(body):
-        raise MalformedResponseError("the frames of a read do not add up to its length")
+        raise MalformedResponseError("the frames of a read do not have the length of the body")
     found: list[bytes] = []
     for length in lengths:
         # Stored JSON messages are followed by a comma.
@@ -109,7 +109,7 @@ def number(headers: Mapping[str, str], name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What HEAD says about a stream. Fields that the server does not send are None."""
+    """The metadata of a stream from HEAD. Fields that the server does not send are None."""
 
     content_type: str
     next_offset: str
@@ -120,7 +120,7 @@ class StreamInfo:
     expires_at: str | None
     snapshot_offset: str | None
     earliest_offset: str | None
-    """The first offset that can still be read, if retention dropped what was before it."""
+    """The first offset that can still be read, if retention dropped earlier messages."""
     extensions: frozenset[str]
     headers: Mapping[str, str]
 
@@ -155,11 +155,11 @@ class CreateResult:
 @dataclass(frozen=True, slots=True)
 class AppendResult:
     next_offset: str
-    """The offset after the appended data; empty where the server does not send it (some duplicates)."""
+    """The offset after the appended data; empty if the server does not send it (some duplicates)."""
     duplicate: bool = False
-    """The server had stored this producer's append before."""
+    """Whether the server had already stored this append of the producer."""
     digest: str | None = None
-    """Of a duplicate: the digest of what was stored, see `digest_of`."""
+    """For a duplicate: the digest of the stored body, see `digest_of`."""
     closed: bool = False
 
 
@@ -203,10 +203,10 @@ class Chunk:
 
 
 class Batch:
-    """Some messages of a stream, and where to continue after them.
+    """Some messages of a stream, and the offset after them.
 
-    A batch of a JSON stream holds the arrays that arrived; they are split or decoded when they are used. Catch-up reads
-    of other streams have no message boundaries: there a piece of the stream counts as one message.
+    A batch of a JSON stream holds the received arrays; they are split or decoded when they are used. Catch-up reads of
+    other streams have no message boundaries: each received piece counts as one message.
     """
 
     __slots__ = ("bodies", "closed", "content_type", "cursor", "is_json", "next_offset", "position", "up_to_date")
@@ -223,7 +223,7 @@ class Batch:
         position: int | None = None,
     ) -> None:
         self.bodies = bodies
-        """What arrived: JSON arrays, or messages of other types."""
+        """The received JSON arrays, or messages of other types."""
         self.content_type = content_type
         self.is_json = is_json(content_type)
         self.next_offset = next_offset
@@ -231,11 +231,11 @@ class Batch:
         self.closed = closed
         self.cursor = cursor
         self.position = position
-        """How many messages are before `next_offset`, where the server says."""
+        """How many messages are before `next_offset`, if the server sends it."""
 
     @property
     def messages(self) -> list[bytes]:
-        """The messages as bytes; JSON as it was written."""
+        """The messages as bytes; JSON unparsed."""
         if not self.is_json:
             return self.bodies
         return [message for body in self.bodies for message in split_json(body)]
@@ -282,7 +282,7 @@ def ranges_of(body: bytes) -> list[Range]:
 
 
 def decode(body: bytes, kind: Any) -> Any:
-    """A JSON document of the server."""
+    """Decode a JSON document from the server."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.MsgspecError as error:
@@ -291,7 +291,7 @@ def decode(body: bytes, kind: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state that all messages before `offset` fold to."""
+    """The state after all messages before `offset`."""
 
     offset: str
     content_type: str
@@ -308,7 +308,7 @@ class BootstrapInfo:
     closed: bool
     position: int | None
     missing_before: str | None
-    """The offset before which messages are gone and no snapshot covers them; None when nothing is missing."""
+    """The offset before which messages are deleted and not covered by a snapshot; None if nothing is missing."""
 
     @property
     def has_snapshot(self) -> bool:
@@ -319,7 +319,7 @@ class BootstrapInfo:
         headers = response.headers
         snapshot_offset = headers.get("stream-snapshot-offset")
         if snapshot_offset is None:
-            raise MalformedResponseError("the bootstrap does not say what its snapshot covers")
+            raise MalformedResponseError("the bootstrap response does not have the offset of its snapshot")
         return cls(
             snapshot_offset,
             next_offset_of(response),
@@ -350,7 +350,7 @@ class ChangedStreams:
     """Where to continue."""
     has_more: bool
     reset: bool
-    """The server did not know the cursor; list the streams again."""
+    """The server does not know the cursor; list the streams again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Retry decisions: whether a failed request is sent again, and after how long. No clock, no I/O.
+"""Retry decisions: whether to retry a failed request, and after how long. No clock, no I/O.
 
-A request that is not idempotent is sent again only when the server certainly did not process it: the connection was
-never made, or the answer was 429.
+A request that is not idempotent is retried only if the server certainly did not process it: the connection could not
+be established, or the response was 429.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from headwater.client.errors import ClientError
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How long and how often a failing request is sent again."""
+    """How long and how often a failing request is retried."""
 
     timeout_s: float | None = 30.0
     """Give up this long after the first attempt; None never gives up."""
     attempts: int | None = None
-    """Give up after this many attempts; None does not count them."""
+    """Give up after this many attempts; None means no limit."""
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0
 
     def delay_s(self, error: ClientError, *, failures: int, elapsed_s: float, idempotent: bool) -> float | None:
         """How long to wait before the next attempt; None if there is none.
 
-        `failures` counts failed attempts in a row, with this one; `elapsed_s` is the time since the first of them.
+        `failures` counts consecutive failed attempts, including this one; `elapsed_s` is the time since the first.
         """
         if not (error.was_not_processed or (idempotent and error.is_transient)):
             return None

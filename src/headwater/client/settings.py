@@ -19,7 +19,7 @@ USER_AGENT = "headwater-client"
 
 
 class ClientOptions(TypedDict, total=False):
-    """The options of a client, as keyword arguments; `ClientSettings` says what they are."""
+    """The options of a client, as keyword arguments, described in `ClientSettings`."""
 
     token: Token
     headers: Mapping[str, HeaderValue]
@@ -32,24 +32,24 @@ class ClientOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Callables are called before each request; those that return awaitables work in the asynchronous client only."""
+    """Callables are called before each request; those that return awaitables work only in the asynchronous client."""
 
     token: Token = field(default=None, repr=False)
     """Sent as `Authorization: Bearer …`."""
     headers: Mapping[str, HeaderValue] = field(default_factory=dict)
     """Sent with every request."""
     timeout_s: float = 30.0
-    """How long a server may be silent within a request."""
+    """How long to wait for data within a request."""
     connect_timeout_s: float = 10.0
     ca_file: str | Path | None = None
-    """PEM certificates to trust instead of those of the system."""
+    """PEM file of CA certificates to trust instead of the system's."""
     retry: Retry = DEFAULT_RETRY
-    """How long and how often failing requests are sent again."""
+    """How long and how often failing requests are retried."""
     policy: Policy | None = None
-    """All of the retry behaviour, in place of `retry`."""
+    """The complete retry behaviour, instead of `retry`."""
 
     def tls(self) -> ssl.SSLContext | None:
-        """A context for `ca_file`; None leaves it to the transport."""
+        """A context for `ca_file`; None uses the transport's default."""
         if self.ca_file is None:
             return None
         try:

@@ -1,6 +1,6 @@
-"""Server-sent events without I/O: bytes in, events out.
+"""Parse server-sent events without I/O.
 
-Lines end at CR, LF or CRLF, and a blank line ends an event, as the HTML standard says.
+As in the HTML standard, lines end with CR, LF or CRLF, and a blank line ends an event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Event(NamedTuple):
 
 
 class SseParser:
-    """Parses one response. An event that the end of the response cuts short is not an event."""
+    """Parses one response. An incomplete event at the end of the response is dropped."""
 
     __slots__ = ("_data", "_ended_with_cr", "_kind", "_partial")
 
@@ -46,7 +46,7 @@ class SseParser:
 
     def _lines(self, data: bytes) -> list[bytes]:
         if self._ended_with_cr:
-            # The CR ended its line; a LF that follows belongs to it.
+            # The previous CR ended its line; an LF after it is part of the same line end.
             data = data.removeprefix(b"\n")
             self._ended_with_cr = not data
         if not data:

@@ -1,7 +1,7 @@
-"""Following a stream as state: bootstrap, apply, follow, and bootstrap again when retention has moved on. No I/O.
+"""Follow a stream as state: bootstrap, follow, and bootstrap again if retention drops unread messages. No I/O.
 
-Invariant: between two `restore`s a state sees every message after what it was restored from, once and in order. A
-bootstrap that breaks off is started again with another `restore`.
+Invariant: after a `restore`, a state sees every message after its snapshot, once and in order. If a bootstrap fails
+halfway, it is repeated, with another `restore`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from headwater.client.results import Batch, BootstrapInfo, Snapshot
 
 
 class State(Protocol):
-    """What the messages of a stream fold to."""
+    """A state that is built from the messages of a stream."""
 
     def restore(self, snapshot: Snapshot | None) -> None:
-        """Forget everything and start from a snapshot, or from nothing. May be called at any time."""
+        """Discard everything and start from a snapshot, or empty. May be called at any time."""
 
     def apply(self, message: bytes) -> None:
         """Apply the next message."""
@@ -30,7 +30,7 @@ class State(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StateProgress:
-    """How far a state is."""
+    """The position of a state."""
 
     next_offset: str
     up_to_date: bool
@@ -40,7 +40,7 @@ class StateProgress:
 
 
 def open_bootstrap(operations: StreamOperations) -> Operation[tuple[BootstrapInfo, HttpResponse, MultipartParser]]:
-    """Ask for the snapshot and the messages after it. The response is received piece by piece."""
+    """Request the snapshot and the messages after it. The response is received in pieces."""
     url = f"{operations.url}/bootstrap"
     response: HttpResponse = yield Open(HttpRequest("GET", url))
     if response.status != 200:
@@ -65,8 +65,8 @@ def bootstrap(operations: StreamOperations) -> Operation[None]:
 def follow_state(operations: StreamOperations, state: State, *, live: Live, allow_missing: bool) -> Operation[None]:
     """Keep a state up to date; emits a `StateProgress` after every step.
 
-    Where retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the
-    state starts with what is left.
+    If retention dropped messages that no snapshot covers, raises `HistoryMissingError`; with `allow_missing` the state
+    starts with the remaining messages.
     """
     attempts = Attempts(operations.policy)
     while True:
@@ -87,13 +87,15 @@ def follow_state(operations: StreamOperations, state: State, *, live: Live, allo
         try:
             return (yield from Follower(operations, at, live, apply, exact=True).batches())
         except OffsetGoneError:
-            log.info("%s: retention has moved on, bootstrapping again", operations.url)
+            log.info("%s: retention dropped unread messages, bootstrapping again", operations.url)
 
 
 def _restore(operations: StreamOperations, state: State, *, allow_missing: bool) -> Operation[Position]:
     info, response, parser = yield from open_bootstrap(operations)
     if info.missing_before is not None and not allow_missing:
-        raise HistoryMissingError(f"{operations.url}: messages before {info.missing_before} are gone")
+        raise HistoryMissingError(
+            f"{operations.url}: messages before {info.missing_before} were deleted and no snapshot covers them"
+        )
     content_type = ""
     pieces: list[bytes] = []
     parts = 0

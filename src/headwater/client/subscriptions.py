@@ -1,4 +1,4 @@
-"""The subscription API as operations: create, describe, list, link and delete subscriptions. No I/O."""
+"""Operations of the subscription API: create, describe, list, link and delete subscriptions. No I/O."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _url(base_url: str, id_: str) -> str:
 
 
 def put(policy: Policy, base_url: str, id_: str, configuration: Mapping[str, Any]) -> Operation[bool]:
-    """Create a subscription, or confirm that it exists with the same configuration; whether it is new."""
+    """Create a subscription, or confirm that it exists with the same configuration; return whether it is new."""
     request = HttpRequest("PUT", _url(base_url, id_), "", _JSON, msgspec.json.encode(configuration))
     response = yield from send(policy, request, 200, 201)
     return response.status == 201

@@ -16,10 +16,10 @@ from headwater.client.sync_transport import SyncConnection
 
 
 class Producer:
-    """Appends exactly once, in order. Failed requests are sent again under the same number.
+    """Appends exactly once, in order. Failed requests are retried with the same sequence number.
 
-    `append` returns at once; `flush` waits until everything is stored. An error that retries cannot help is raised by
-    the next call, and nothing is sent after it.
+    `append` returns immediately; `flush` waits until everything is stored. The next call raises an error that retries
+    cannot fix, and nothing is sent after it.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Producer:
             self._changed.notify_all()
 
     def flush(self) -> str:
-        """Wait until everything is stored; returns the offset after it, or an empty text if nothing was appended."""
+        """Wait until everything is stored; return the offset after it, or an empty string if nothing was appended."""
         with self._changed:
             while not self._core.is_empty and self._error is None and not self._stopping:
                 self._changed.wait()
@@ -69,7 +69,7 @@ class Producer:
             return self._core.next_offset
 
     def close_stream(self) -> str:
-        """Flush, then close the stream under the next number; returns its last offset."""
+        """Flush, then close the stream with the next sequence number; return its last offset."""
         self.flush()
         while True:
             closing = self._operations.append_body(b"", close=True, producer=self._core.close_stamp())
@@ -79,7 +79,7 @@ class Producer:
                 self._core.failed(error)
 
     def stop(self) -> None:
-        """End the producer. What is not stored yet may be lost: `flush` first."""
+        """Stop the producer. Messages that are not stored yet may be lost: `flush` first."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -132,7 +132,7 @@ class Producer:
             return not self._stopping
 
     def _exchange(self, connection: SyncConnection) -> None:
-        """Send what the window allows, then take one response."""
+        """Send as many batches as the window allows, then receive one response."""
         client = self._session
         while True:
             with self._changed:
@@ -149,5 +149,5 @@ class Producer:
 
 
 def transient(error: ClientError) -> ClientError:
-    """A gap is an effect of the failure before it: sending again in order closes it."""
+    """Treat a sequence gap as transient: the failure before it caused it, and resending in order closes it."""
     return ConnectionLostError(str(error)) if isinstance(error, ProducerGapError) else error

@@ -1,4 +1,4 @@
-"""Performing operations by blocking: the part of the synchronous client that streams and producers share."""
+"""Perform operations by blocking: the part of the synchronous client that streams and producers share."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class _Performer:
                 return None
 
     def close(self) -> None:
-        """Close the response that was not read to its end."""
+        """Close a response that was not read to its end."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None

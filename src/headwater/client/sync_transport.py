@@ -1,7 +1,7 @@
-"""HTTP/1.1 over blocking sockets, with connections that are kept and reused. Safe for threads.
+"""HTTP/1.1 over blocking sockets, with connection reuse. Thread-safe.
 
-A connection serves one request at a time. Invariant: one that failed, or whose response was not read to its end, is
-closed and never reused.
+A connection serves one request at a time. Invariant: a connection that failed, or whose response was not read to its
+end, is closed and never reused.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SyncConnection:
                 self._socket.sendall(head)
                 self._socket.sendall(body)
         except (BrokenPipeError, ConnectionResetError):
-            return  # A server that refuses a body closes early; its answer may have arrived.
+            return  # A server that rejects a body closes early; its response may have arrived.
         except TimeoutError:
             raise self._silent(timeout_s) from None
         except OSError as error:
@@ -74,7 +74,7 @@ class SyncConnection:
         return responses.popleft()
 
     def more(self, response: HttpResponse) -> bytes:
-        """The next piece of a response that was taken when its head arrived; empty at the end."""
+        """The next piece of a response that was returned when its head arrived; empty at the end."""
         while not response.chunks and not response.complete:
             self._receive()
         return response.take()
@@ -130,7 +130,7 @@ class SyncTransport:
     def open(
         self, request: HttpRequest, headers: Mapping[str, str], timeout_s: float
     ) -> tuple[SyncConnection, HttpResponse]:
-        """Send a request and return as soon as the head of the response has arrived."""
+        """Send a request and return when the head of the response has arrived."""
         connection = self.take(split_url(request.url)[0])
         try:
             connection.send(request, headers, timeout_s)
@@ -142,7 +142,7 @@ class SyncTransport:
     def take(self, origin: Origin) -> SyncConnection:
         """An idle connection, or a new one."""
         if self._process != os.getpid():
-            # A fork inherits the sockets of its parent, who still uses them.
+            # A forked process inherits the sockets of its parent, which still uses them.
             self._idle, self._process = {}, os.getpid()
         idle = self._idle.get(origin)
         now = time.monotonic()
@@ -188,7 +188,7 @@ class SyncTransport:
             idle.append(connection)
 
     def __del__(self) -> None:
-        # A stream that was used once need not be closed for its connection to end.
+        # Close connections of streams that were used without an explicit close.
         self.close()
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ class SyncTransport:
 
 
 def idle_max_s_of(keep_alive: str) -> float:
-    """How long a connection may idle, from `Keep-Alive: timeout=5`: a second less, to be earlier than the server."""
+    """How long a connection may idle, from `Keep-Alive: timeout=5`: one second less, to close before the server."""
     for part in keep_alive.split(","):
         name, _, value = part.strip().partition("=")
         if name.lower() == "timeout" and value.isdigit():

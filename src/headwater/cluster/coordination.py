@@ -1,7 +1,7 @@
-"""What the coordinator does for all workers: subscriptions, the registry, and the listing of all streams.
+"""The coordinator's tasks for all workers: subscriptions, the registry, and the listing of all streams.
 
-They begin when every worker has reported its streams. Their requests wait for that, and then for what other workers
-have acknowledged before: a client that appended to a stream of any worker finds it in the answer.
+They start when every worker has reported its streams. Their requests wait for that, and then for everything that other
+workers have acknowledged: a client that appended to a stream of any worker finds the append in the response.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headwater.http.request import Request
 from headwater.http.routing import Route
 
 START_S: Final = 5.0
-"""How long a start waits for the streams of the other workers before it serves its own."""
+"""How long startup waits for the streams of the other workers before the coordinator serves its own."""
 
 
 class _SentAck(msgspec.Struct):
@@ -53,7 +53,7 @@ class Coordination:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self, registry: StreamRegistry | None, subscriptions: Subscriptions | None) -> None:
-        """Begin when all workers have reported their streams; return after a few seconds even if some have not."""
+        """Start when all workers have reported their streams; return after a few seconds even if some have not."""
         self._registry, self._subscriptions = registry, subscriptions
         self._starting = asyncio.create_task(self._start())
         await asyncio.wait((self._starting,), timeout=START_S)
@@ -78,7 +78,7 @@ class Coordination:
             self._registry.stop()
 
     def routes(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
-        """The routes, with those of the coordinator postponed until it knows what they need."""
+        """The routes, with those of the coordinator postponed until it has the state that they need."""
         return tuple(self._postponed(route) if route.pattern in COORDINATED else route for route in routes)
 
     def _postponed(self, route: Route) -> Route:
@@ -104,7 +104,7 @@ class Coordination:
             acks = msgspec.json.decode(request.body, type=_SentAcks).acks or ()
             sent = [(linked_name(ack.stream or ack.path or ""), ack.offset) for ack in acks]
         except (msgspec.MsgspecError, UnicodeDecodeError, Refusal):
-            return  # The handler says what is wrong.
+            return  # The handler reports the error.
         await self.streams.check_offsets(sent)
 
     async def _follow_tails(self) -> None:
@@ -138,4 +138,4 @@ COORDINATED: Final = frozenset(
         paths.CALLBACK,
     )
 )
-"""What one worker does for all."""
+"""Routes that the coordinator handles for all workers."""

@@ -1,9 +1,10 @@
-"""The feed: what other workers must know of the streams of a worker, sent as it becomes durable.
+"""The feed: sends descriptions of a worker's streams to other workers as changes become durable.
 
-The coordinator learns of all streams, every other worker of those that it is the home of (see `placements`). The feed
-begins with what is there when the two are connected, in slices; then creations and deletions follow. Where streams end
-is sent for placed streams, and for all from the moment the coordinator asks for it, once per stream and iteration of
-the event loop. Everything is on one connection in order, so the answer to a later question comes after it.
+The coordinator gets all streams, every other worker those that it is the home of (see `placements`). The feed starts
+with the existing streams when the two are connected, in slices; then creations and deletions follow. The tail offsets
+of placed streams are always sent, those of all streams only after the coordinator asks for them, once per stream and
+iteration of the event loop. Everything is sent in order on one connection, so the answer to a later question arrives
+after it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STREAMS_PER_FRAME: Final = 500
 
 
 class FedStream(msgspec.Struct, frozen=True, array_like=True):
-    """A stream as the feed describes it: what is durable."""
+    """The durable state of a stream, as sent in the feed."""
 
     id: int
     name: str
@@ -80,7 +81,7 @@ class Feed:
         self._changed: dict[int, LiveStream] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._homes: dict[int, int] = {}
-        """The home of each stream here that has another one, by incarnation."""
+        """The home of each stream that is placed here, by incarnation."""
         for stream in engine.catalog:
             self._place(stream)
         engine.publisher.on_created.append(self._on_created)
@@ -131,7 +132,7 @@ class Feed:
             self._watch()
 
     def _receivers(self, stream: LiveStream) -> Iterable[Peer]:
-        """Who must know of a stream."""
+        """The workers that a stream is reported to."""
         for worker in {COORDINATOR, self._homes.get(stream.id, COORDINATOR)}:
             peer = self._peers.get(worker)
             if peer is not None:
@@ -145,12 +146,12 @@ class Feed:
     # -- questions -------------------------------------------------------------------------------------------------
 
     async def _sync(self, sender: int, arguments: Any) -> None:
-        """Everything that was acknowledged is sent before the answer."""
+        """Send everything that was acknowledged before the answer."""
         self._engine.expire_due()
         self._flush()
 
     async def _send_tails(self, sender: int, arguments: Any) -> None:
-        """Send also where streams end, from now on."""
+        """Also send tail offsets, from now on."""
         self._is_sending_tails = True
         self._watch()
         peer = self._peers.get(COORDINATOR)
@@ -158,7 +159,7 @@ class Feed:
             await self._send_all(peer)
 
     async def _append(self, sender: int, arguments: Any) -> str:
-        """Append for the coordinator; returns why it was refused, or an empty string."""
+        """Append for the coordinator; return why it was rejected, or an empty string."""
         name, content_type, body, producer = arguments
         result: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
@@ -198,7 +199,7 @@ class Feed:
         return (stream for stream in streams if stream.visible and not stream.deleted and stream.id in by_id)
 
     async def _send_all(self, peer: Peer) -> None:
-        """Send all streams to a worker, in slices. Those created or deleted during that are sent as well, in order."""
+        """Send all streams to a worker, in slices. Concurrent creations and deletions are sent as well, in order."""
         peer.feed((BEGIN, ()))
         if peer.worker == COORDINATOR:
             streams = tuple(self._engine.catalog)

@@ -1,6 +1,6 @@
-"""Streams of other workers that live readers here follow: their last messages, as their owners send them (`tails`).
+"""Streams of other workers that live readers here follow: the latest messages, which their owners send (`tails`).
 
-Invariant: what is here of a stream is durable at its owner, in order and without a gap from where it begins.
+Invariant: the part of a stream that is kept here is durable at its owner, in order and without a gap.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from headwater.storage.memory import MemoryStorage
 from headwater.storage.tail import Tail
 
 KEPT_BYTES: Final = 1024 * 1024
-"""Of one stream; half of it remains when there is more."""
+"""The most bytes kept of one stream; beyond that, it is cut to half of this."""
 KEPT_MAX_BYTES: Final = 64 * 1024 * 1024
-"""Of all streams. Beyond it, readers of further streams are relayed."""
+"""The most bytes kept of all streams. Beyond that, readers of further streams are relayed."""
 LINGER_S: Final = 5.0
-"""How long a stream without readers is followed: a long-poll comes back in a moment."""
+"""How long a stream without readers is still followed: a long-poll client reconnects soon."""
 
 _decode: Final = msgspec.msgpack.Decoder(TailUpdate | TailGone).decode
 
@@ -56,7 +56,7 @@ class KeptTails(MemoryStorage):
             self._bytes -= tail.size
 
     def shrink(self, stream_id: int) -> tuple[int, int]:
-        """Keep the last part of a stream that has grown; returns where it begins."""
+        """Keep only the last part of a stream; return where it begins."""
         tail = self._tails[stream_id]
         if tail.size > KEPT_BYTES:
             self.trim(stream_id, *tail.cut(tail.index, tail.position, tail.end_index, tail.size - KEPT_BYTES // 2))
@@ -64,7 +64,7 @@ class KeptTails(MemoryStorage):
 
 
 class FollowedStream:
-    """A stream of another worker, as far as it is kept here."""
+    """The kept part of a stream of another worker."""
 
     def __init__(self, owner: int, update: TailUpdate) -> None:
         self.owner: Final = owner
@@ -76,7 +76,7 @@ class FollowedStream:
         self.must_wake_again = False
 
     def serves(self, token: str | None, *, is_bucketed: bool) -> bool:
-        """Whether a reader can begin at an offset."""
+        """Whether a reader can start at an offset."""
         if token == NOW:
             return True
         if token == BEGINNING:
@@ -88,10 +88,10 @@ class FollowedStream:
 
 
 class FollowedStreams:
-    """What live readers need of an engine, for the streams of other workers."""
+    """The engine interface of live readers, for streams of other workers."""
 
     deferring = None
-    """All that is kept is in memory."""
+    """All kept data is in memory."""
 
     def __init__(self, engine: Engine, relay: Relay, scheduler: Scheduler) -> None:
         self._storage = KeptTails()
@@ -102,7 +102,7 @@ class FollowedStreams:
         self._slices = Slices(scheduler)
         self._begun: dict[str, asyncio.Future[None]] = {}
         self._to_sync: dict[int, tuple[set[int], asyncio.Future[None]]] = {}
-        """By owner: the streams of readers that begin in this iteration of the event loop."""
+        """By owner: the streams of readers that start in this iteration of the event loop."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self.reader: Final = StreamReader(self._storage, self._by_id)
         self.quota: Final = engine.quota
@@ -121,7 +121,7 @@ class FollowedStreams:
         return found.stream
 
     def touch(self, stream: LiveStream) -> None:
-        """The owner knows that the stream is being read."""
+        """Do nothing: the owner knows that the stream is being read."""
 
     def follow(self, stream: LiveStream, follower: StreamFollower) -> None:
         if stream.followers is None:
@@ -149,7 +149,7 @@ class FollowedStreams:
     # -- following ---------------------------------------------------------------------------------------------------
 
     async def ready(self, owner: int, name: str) -> FollowedStream | None:
-        """The stream with all that its owner has acknowledged; None if it is not followed."""
+        """The stream with everything that its owner has acknowledged; None if it is not followed."""
         found = self._by_name.get(name)
         with suppress(PeerLostError):
             if found is not None:
@@ -162,7 +162,7 @@ class FollowedStreams:
         begun = self._begun.get(name)
         if begun is not None:
             await asyncio.shield(begun)
-            # The owner may have answered before it acknowledged what this reader must see.
+            # The owner may have answered before it acknowledged data that this reader must see.
             found = self._by_name.get(name)
             if found is not None:
                 await self._sync(found)
@@ -175,7 +175,7 @@ class FollowedStreams:
             begun.set_result(None)
 
     async def _sync(self, found: FollowedStream) -> None:
-        """Wait for what the owner has acknowledged before now. All that begin in one iteration ask once."""
+        """Wait for everything that the owner has acknowledged. Readers that start in one iteration share a request."""
         waiting = self._to_sync.get(found.owner)
         if waiting is None:
             waiting = self._to_sync[found.owner] = (set(), self._relay.loop.create_future())
@@ -195,7 +195,7 @@ class FollowedStreams:
 
     def _linger(self, found: FollowedStream) -> None:
         if found.leaving is None:
-            # To follow a stream keeps it from expiring.
+            # Following a stream keeps it from expiring.
             linger_s = 0.0 if found.stream.ttl_secs is not None else LINGER_S
             found.leaving = self._relay.loop.call_later(linger_s, self._leave, found)
 
@@ -235,7 +235,7 @@ class FollowedStreams:
                     self._forget(earlier)
             found = self._add(worker, update)
         elif found is None:
-            return  # The reader has left.
+            return  # The reader has disconnected.
         self._apply(found, update)
 
     def _add(self, worker: int, update: TailUpdate) -> FollowedStream:
@@ -250,7 +250,7 @@ class FollowedStreams:
     def _apply(self, found: FollowedStream, update: TailUpdate) -> None:
         stream, state = found.stream, update.stream
         if not update.is_first and update.index != stream.durable_index:
-            # A gap: readers of what was before it cannot be served here.
+            # A gap: readers at earlier offsets cannot be served here.
             self._storage.begin(stream.id, update.index, update.position)
         self._storage.extend(stream.id, update.data, update.lengths, state.written_ms)
         kept_index, kept_position = self._storage.shrink(stream.id)
@@ -259,7 +259,7 @@ class FollowedStreams:
         stream.durable_closed = state.closed
         stream.written_ms, stream.used_ms = state.written_ms, self.now_ms()
         stream.floor_index, stream.floor_position = kept_index, kept_position
-        # A reader that is further behind than what is kept must not go on.
+        # A reader at an offset that is no longer kept must stop.
         if kept_index > state.retained_index:
             stream.durable_retained_index, stream.durable_retained_position = kept_index, kept_position
         else:
@@ -302,4 +302,4 @@ class FollowedStreams:
 
 
 def _ignore(error: Exception | None) -> None:
-    """Each follower is guarded, so there is no error."""
+    """Do nothing: each follower handles its own errors."""

@@ -1,7 +1,7 @@
-"""One event stream over streams of all workers: each worker sends the events of its own, and they are joined here.
+"""One event stream over streams of all workers: each worker sends the events of its own streams, joined here.
 
-The worker that was asked gives the id, remembers what was sent, and has the connection. Every worker gets the whole
-request and follows the streams that it has. A stream that does not exist is reported by the owner of its name.
+The worker that got the request assigns the id, records what was sent, and has the connection. Every worker gets the
+whole request and follows the streams that it owns. The owner of a name reports a stream that does not exist.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from headwater.http.followed_events import EncodedEvent, FollowedEvents, LocalEv
 from headwater.http.scopes import Scope
 
 AHEAD_BYTES: Final = 256 * 1024
-"""Events of one other worker that wait for the client to read them."""
+"""The most events of one other worker that wait for the client to read them."""
 TURN_BYTES: Final = 256 * 1024
-"""Events that a worker sends in one iteration of its event loop."""
+"""The most events that a worker sends in one iteration of its event loop."""
 
 _EVENT, _COMPLETE, _FAILED = range(3)
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -34,14 +34,14 @@ _decode: Final = msgspec.msgpack.Decoder().decode
 
 
 def worker_of(session_id: str, workers: int) -> int | None:
-    """The worker that gave an id; None if none of them did."""
+    """The worker that assigned an id; None if no worker did."""
     number, dot, _ = session_id.partition(".")
     known = dot and number.isascii() and number.isdigit() and len(number) <= 4 and int(number) < workers
     return int(number) if known else None
 
 
 class Following:
-    """What followers of many streams need of their worker."""
+    """The access of followers of many streams to their worker."""
 
     def __init__(self, context: Context, shard_map: ShardMap, relay: Relay, placements: Placements) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class Following:
         return JoinedEvents(self._relay, self.here(wanted, scope, on_ready), wanted, scope, on_ready)
 
     def here(self, wanted: FollowRequest, scope: Scope, on_ready: Callable[[], None]) -> LocalEvents:
-        """The events of the streams of this worker."""
+        """The events of this worker's streams."""
         return LocalEvents(self._context.engine, wanted, scope, on_ready, self._is_here)
 
     def serve(self, peer: Peer, number: int) -> TunnelServer:
@@ -197,17 +197,17 @@ class OthersEvents:
         self.on_peer_lost()
 
     def on_peer_lost(self) -> None:
-        """Its streams continue when the client has connected again and the worker is back."""
+        """End the response: the client reconnects, and the streams continue when the worker has been restarted."""
         self._peer = None
         self.has_ended = True
         self._on_ready()
 
     def on_hold(self, *, is_held: bool) -> None:
-        """The request was sent already."""
+        """Do nothing: the request was already sent."""
 
 
 class JoinedEvents:
-    """The events of all workers, which take turns."""
+    """The events of all workers, interleaved."""
 
     def __init__(
         self, relay: Relay, here: LocalEvents, wanted: FollowRequest, scope: Scope, on_ready: Callable[[], None]

@@ -1,7 +1,7 @@
-"""Frames: what workers send each other over one stream socket, in both directions.
+"""The frames that workers send each other over one stream socket, in both directions.
 
-A frame is a header (length of the payload, kind, number) and a payload. The number names a tunnel, or a question and
-its answer. The same frames can be carried by any reliable byte stream, so also between machines.
+A frame is a header (length of the payload, kind, number) and a payload. The number identifies a tunnel, or a question
+and its answer. The frames work over any reliable byte stream, and so between machines, too.
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import Final
 
 HEADER: Final = struct.Struct("<IBI")
 PAYLOAD_MAX_BYTES: Final = 64 * 1024
-"""Request and response bytes in one frame: a large body must not hold up the frames of others."""
+"""The most request or response bytes in one frame: a large body must not delay other frames."""
 
 # From the worker that has the client to the owner.
 BEGIN: Final = 1
-"""A request begins in a tunnel: the client's address (a length byte and as many bytes), then bytes of the request."""
+"""A request begins in a tunnel: the client's address (a length byte and the bytes), then bytes of the request."""
 BEGIN_PLACED: Final = 2
 """As BEGIN, for a stream that is placed at the receiver although its name hashes to another shard."""
 MORE: Final = 3
 """More bytes of the request."""
 PAUSE: Final = 4
-"""The client does not read: send no more of the response for now."""
+"""The client does not read: pause the response."""
 RESUME: Final = 5
 CANCEL: Final = 6
-"""The client is gone."""
+"""The client has disconnected."""
 
 BEGIN_FOLLOW: Final = 7
-"""A follower of many streams begins: the events of the receiver's streams come back, one in each DATA."""
+"""A follower of many streams starts: the receiver sends the events of its streams, one in each DATA."""
 
-# From the owner back.
+# From the owner to the worker that has the client.
 WHOLE: Final = 10
-"""A whole response. The tunnel can take the next request."""
+"""A whole response. The tunnel is free for the next request."""
 DATA: Final = 11
 """Bytes of a response that continues."""
 END: Final = 12
-"""The response is complete. The tunnel can take the next request."""
+"""The response is complete. The tunnel is free for the next request."""
 LAST: Final = 13
-"""The response is complete, and the client's connection is to be closed."""
+"""The response is complete, and the client's connection must be closed."""
 CUT: Final = 14
 """The response cannot be completed: the client's connection must be aborted."""
 HOLD: Final = 15
-"""The owner takes no more of the request body for now."""
+"""Pause the request body."""
 TAKE: Final = 16
 
 # Between any two.
@@ -49,11 +49,11 @@ ASK: Final = 20
 ANSWER: Final = 21
 FEED: Final = 22
 TAIL: Final = 23
-"""What became durable of a stream that the receiver follows (`tails`)."""
+"""New durable messages of a stream that the receiver follows (`tails`)."""
 LEAVE: Final = 24
-"""A stream is not followed any more: its incarnation."""
+"""Stop following a stream: its incarnation."""
 
 
 def pieces(payload: bytes) -> list[bytes]:
-    """A payload cut into what frames may carry."""
+    """Split a payload into pieces that fit into frames."""
     return [payload[at : at + PAYLOAD_MAX_BYTES] for at in range(0, len(payload), PAYLOAD_MAX_BYTES)] or [b""]

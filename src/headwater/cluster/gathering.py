@@ -1,4 +1,4 @@
-"""Answers that are put together from all workers: the list of buckets, metrics and readiness.
+"""Responses that combine the data of all workers: the list of buckets, metrics and readiness.
 
 Metrics are summed over the workers. Some values of each worker are also reported under separate names, with the
 worker as a label.
@@ -59,7 +59,7 @@ class Gathering:
         self._context = context
 
     def routes(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
-        """The routes, with those that concern all workers replaced."""
+        """The routes, with those that combine the data of all workers replaced."""
         makers = {paths.BUCKETS: self._list_buckets, paths.METRICS: self._collect_metrics, paths.READY: self._ready}
 
         def replaced(route: Route) -> Route:
@@ -145,7 +145,7 @@ class Gathering:
 
 
 class SummedCollector(Collector):
-    """The metrics of all workers. One that does not answer has no text."""
+    """The metrics of all workers. The text of a worker that does not respond is None."""
 
     def __init__(self, texts: Iterable[str | None]) -> None:
         self._workers = [None if text is None else tuple(text_string_to_metric_families(text)) for text in texts]

@@ -1,8 +1,8 @@
-"""Hand a client's connection over to the worker that owns its stream.
+"""Hand over a client's connection to the worker that owns its stream.
 
-Most connections use one stream, so they move once and then need no relay. The socket is passed with the request that
-was read from it, between two requests, when nothing else is under way on it. A connection over TLS cannot move: its
-keys are in the process that began it.
+Most connections use one stream, so they move once and then need no relay. The socket is passed together with the
+request that was read from it, when no other request is in progress on it. A TLS connection cannot move: its keys are
+in the process that accepted it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("headwater.cluster")
 
 
 class HandedConnection(RelayingConnection):
-    """A connection that another worker accepted. The request that moved it is the first."""
+    """A connection that another worker accepted. Its first request is the one that it was handed over with."""
 
     __slots__ = ("_first",)
 
@@ -96,4 +96,4 @@ class HandOver:
             await self._loop.connect_accepted_socket(lambda: self._make(request), connection)
         except OSError as error:
             connection.close()
-            log.warning("a connection could not be taken over: %s", error)
+            log.warning("a connection from another worker could not be accepted: %s", error)

@@ -1,6 +1,6 @@
-"""Messages between the supervisor and a worker, over the socket pair that they share from the start of the worker.
+"""Messages between the supervisor and a worker, over a socket pair that is created when the worker starts.
 
-Each is one packet, a JSON object, and some have file descriptors with them.
+Each is one packet with a JSON object, and some carry file descriptors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """From a worker that cannot start: why."""
+    """From a worker that cannot start: the reason."""
 
     kind: str
     message: str
@@ -54,11 +54,11 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """To a worker: accept no more, complete what is under way, but still answer the other workers."""
+    """To a worker: accept no more connections, complete requests in progress, but still respond to other workers."""
 
 
 class Drained(msgspec.Struct, frozen=True, tag="drained"):
-    """From a worker: it has no connections any more, and nothing is queued."""
+    """From a worker: it has no more connections, and nothing is queued."""
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
@@ -94,7 +94,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send(control: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> bool:
-    """Send a message; False if the other side is gone or does not read."""
+    """Send a message; False if the other side has exited or does not read."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     try:
         control.sendmsg([_encode(message)], rights)

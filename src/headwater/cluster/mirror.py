@@ -1,8 +1,8 @@
-"""Streams of other workers, as a worker sees them beside its own: the coordinator all, others those they are home of.
+"""A mirror of the streams of other workers: in the coordinator all, in other workers those that they are home of.
 
-Subscriptions, the registry and the listing use it instead of the coordinator's engine. A mirrored stream has its name,
-its type and where it ends, as its owner last reported it; it is followed like any other, but its messages are not here.
-While a worker is being restarted its streams stay in the mirror; its next feed shows which of them are gone.
+Subscriptions, the registry and the listing use it instead of the coordinator's engine. A mirrored stream has the name,
+the type and the tail offset that its owner last reported; it can be followed like any other, but has no messages.
+While a worker is being restarted, its streams stay in the mirror; its next feed shows which of them were deleted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("headwater.cluster")
 
 
 class MirroredStream(LiveStream):
-    """A stream of another worker. When it expires, that worker says so."""
+    """A stream of another worker. That worker reports its expiry."""
 
     __slots__ = ()
 
@@ -75,7 +75,7 @@ class Mirror:
             worker: {} for worker in range(peers.workers) if worker != peers.worker
         }
         self._listed: dict[int, set[int]] = {}
-        """For each worker that is sending all its streams: those that it has sent."""
+        """For each worker that is sending all its streams: those that it has sent so far."""
         self._complete: set[int] = set()
         self.by_name: dict[str, LiveStream] = {}
         self.owners: dict[int, int] = {}
@@ -175,7 +175,7 @@ class AllStreamsCatalog:
 
 
 class AllStreamsAnnouncer:
-    """Says when a stream of any worker is created or deleted."""
+    """Announces the creation and deletion of streams of all workers."""
 
     def __init__(self, engine: Engine, mirror: Mirror) -> None:
         self.on_created: list[Callable[[LiveStream], None]] = []
@@ -194,13 +194,13 @@ class AllStreamsAnnouncer:
 
 
 class AllStreamsReader:
-    """Offsets of streams of all workers. Those of mirrored streams have been checked by their owners before."""
+    """Offsets of streams of all workers. Owners have already checked those of mirrored streams."""
 
     def __init__(self, engine: Engine, mirror: Mirror) -> None:
         self._reader = engine.reader
         self._owners = mirror.owners
         self.problems: dict[tuple[int, str], str] = {}
-        """What owners found wrong with offsets, by incarnation and offset."""
+        """Errors that owners found in offsets, by incarnation and offset."""
         self._placed = ZERO
 
     def place(self, stream: LiveStream, text: str) -> Offset:
@@ -226,7 +226,7 @@ class AllStreamsReader:
 
 
 class AllStreams:
-    """The streams of all workers, for what follows them. Only what the coordinator owns is written here."""
+    """The streams of all workers, for components that follow them. Only the coordinator's own streams are written."""
 
     def __init__(self, engine: Engine, mirror: Mirror, relay: Relay) -> None:
         self._engine = engine
@@ -276,7 +276,7 @@ class AllStreams:
             return
         assert producer is not None, "only a repeated append that changes nothing can be sent to another worker"
         work = self._append_elsewhere(self._mirror.owners[stream.id], stream, content_type, body, producer, done)
-        # Queued after what the append depends on.
+        # Queued after everything that the append depends on.
         self._engine.after_all_pending(lambda _: self._run(work), None)
 
     def _run(self, work: Any) -> None:
@@ -316,18 +316,18 @@ class AllStreams:
     def after_all_pending(self, done: Callable[..., None], result: object) -> None:
         self._engine.after_all_pending(done, result)
 
-    # -- what the other workers are asked --------------------------------------------------------------------------
+    # -- questions to the other workers ----------------------------------------------------------------------------
 
     async def sync(self) -> None:
-        """Learn of everything that any worker has acknowledged. A worker that is being restarted is left out."""
+        """Receive everything that any worker has acknowledged. Workers that are being restarted are skipped."""
         await self._ask_connected("sync")
 
     async def follow_tails(self) -> None:
-        """Learn from now on where the streams of the other workers end."""
+        """Receive the tail offsets of the other workers' streams from now on."""
         await self._ask_connected("tails")
 
     async def check_offsets(self, offsets: Sequence[tuple[str, str]]) -> None:
-        """Let the owners of mirrored streams check offsets (stream, offset) that a client sent."""
+        """Have the owners of mirrored streams check offsets (stream, offset) that a client sent."""
         by_worker: dict[int, list[tuple[str, str]]] = {}
         for name, text in offsets:
             stream = self._mirror.by_name.get(name)
@@ -343,7 +343,7 @@ class AllStreams:
 
     async def _ask_connected(self, question: str) -> None:
         async def ask(worker: int) -> None:
-            # The next feed of one that is lost begins with all its streams.
+            # The next feed of a lost worker begins with all its streams.
             with suppress(PeerLostError):
                 await self._relay.peers.ask(worker, question)
 

@@ -1,8 +1,8 @@
 """The connections of a worker to the others, and the frames on them.
 
 One connection carries everything between two workers: relayed requests, each in a tunnel, and questions with their
-answers. Workers are connected by anonymous socket pairs that the supervisor makes, so no other process can send
-anything on them. A worker that died is reconnected when it has been restarted; until then what is for it waits.
+answers. Workers are connected by anonymous socket pairs that the supervisor creates, so no other process can send
+anything on them. A worker that died is reconnected when it has been restarted; until then, requests for it wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
 
 Answerer: TypeAlias = Callable[[int, Any], Awaitable[Any]]
-"""Given the worker that asks and the arguments: the answer, of plain values."""
+"""Takes the worker that asks and the arguments; returns the answer as plain values."""
 
 
 class PeerLostError(Exception):
@@ -34,7 +34,7 @@ class PeerLostError(Exception):
 
 
 class TunnelClient(Protocol):
-    """What waits for the response to a relayed request."""
+    """Receives the response to a relayed request."""
 
     def on_data(self, data: bytes) -> None: ...
 
@@ -44,14 +44,14 @@ class TunnelClient(Protocol):
         """The response cannot be completed."""
 
     def on_peer_lost(self) -> None:
-        """The owner died. Whether it did what was asked is unknown."""
+        """The owner died. Whether it processed the request is unknown."""
 
     def on_hold(self, *, is_held: bool) -> None:
-        """The owner cannot take more of the request body, or takes it again."""
+        """The owner pauses or resumes the request body."""
 
 
 class TunnelServer(Protocol):
-    """What answers the requests of one tunnel."""
+    """Processes the requests of one tunnel."""
 
     def begin(self, peer_name: bytes, data: bytes) -> None: ...
 
@@ -65,7 +65,7 @@ class TunnelServer(Protocol):
 
 
 OpenTunnel: TypeAlias = Callable[["Peer", int, int], TunnelServer]
-"""Given the frame that begins: what answers it."""
+"""Takes the first frame of a tunnel; returns the server for it."""
 
 
 class Peer(asyncio.Protocol):
@@ -141,7 +141,7 @@ class Peer(asyncio.Protocol):
     # -- tunnels of this side --------------------------------------------------------------------------------------
 
     def open_tunnel(self, client: TunnelClient, begin: int) -> int:
-        """A tunnel that no request is in. Finished tunnels are used again: the owner keeps what it has for them."""
+        """An idle tunnel. Finished tunnels are reused: the owner keeps its state for them."""
         idle = self._idle[begin]
         if idle:
             number = idle.pop()
@@ -152,18 +152,18 @@ class Peer(asyncio.Protocol):
         return number
 
     def cancel_tunnel(self, number: int) -> None:
-        """The client is gone. The number is not used again: its response may still be on its way."""
+        """Cancel the request of a client that disconnected. The number is not reused: a response may still arrive."""
         if self._clients.pop(number, None) is not None:
             self.send(frames.CANCEL, number)
 
     def recycle(self, number: int, begin: int) -> None:
-        """The response is complete: another request can use the tunnel."""
+        """Free a tunnel whose response is complete for another request."""
         self._idle[begin].append(number)
 
     # -- frames ----------------------------------------------------------------------------------------------------
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
-        """Send a frame with all others of this iteration of the event loop: each write would wake the other worker."""
+        """Send a frame together with all others of this event loop iteration: each write wakes the other worker."""
         if self.is_lost:
             return
         if not self._unsent:
@@ -197,11 +197,11 @@ class Peer(asyncio.Protocol):
             self._asked.pop(number, None)
 
     def feed(self, events: object) -> None:
-        """Send what needs no answer."""
+        """Send events that need no answer."""
         self.send(frames.FEED, 0, _encode(events))
 
     def leave_tail(self, stream_id: int) -> None:
-        """Follow a stream of the other worker no longer."""
+        """Stop following a stream of the other worker."""
         self.send(frames.LEAVE, 0, stream_id.to_bytes(8, "big"))
 
     def _on_frame(self, kind: int, number: int, payload: bytes) -> None:
@@ -255,7 +255,7 @@ class Peer(asyncio.Protocol):
             return
         server = self._servers.get(number)
         if server is None:
-            return  # Its response was complete when the frame was sent.
+            return  # The response was already complete when the frame was sent.
         if kind == frames.MORE:
             server.feed(payload)
         elif kind == frames.PAUSE:
@@ -275,7 +275,7 @@ class Peer(asyncio.Protocol):
 
 
 class Peers:
-    """All other workers: those that are connected, and what waits for those that are not."""
+    """All other workers: the connected ones, and callbacks that wait for the others to connect."""
 
     def __init__(self, worker: int, workers: int) -> None:
         self.worker: Final = worker
@@ -320,7 +320,7 @@ class Peers:
         return await peer.ask(question, arguments)
 
     async def ask_all(self, question: str, arguments: object = None) -> list[Any]:
-        """The answers of all workers, this one included, in their order. Raises `PeerLostError`."""
+        """The answers of all workers in order, including this one. Raises `PeerLostError`."""
         asked = (self.ask(worker, question, arguments) for worker in range(self.workers))
         return await asyncio.gather(*asked)
 
@@ -332,8 +332,8 @@ class Peers:
         self._waiting[worker].pop(then, None)
 
     def connect(self, worker: int) -> Peer:
-        """The protocol of a new connection to a worker. What is left of an earlier one is dropped first: nothing that
-        the worker sent before it died may be processed after what it sends now."""
+        """The protocol of a new connection to a worker. The rest of an earlier connection is dropped first: frames from
+        before the worker died must not be processed after new ones."""
         old = self._connected.pop(worker, None)
         if old is not None:
             old.close()
@@ -359,4 +359,4 @@ def _no_server(_peer: Peer, _number: int, _begin: int) -> TunnelServer:
 
 
 def _no_feed(_worker: int, _events: Any) -> None:
-    """Nothing is interested in what other workers report."""
+    """Ignore the reports of other workers."""

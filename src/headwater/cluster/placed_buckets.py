@@ -1,8 +1,8 @@
-"""Buckets whose streams are partly at other workers: what the owner of a bucket knows of those.
+"""Buckets with streams at other workers, as seen by the owner of the bucket.
 
-A fork is with its source, and a fenced stream with the subscriptions, so a stream of a bucket may be placed at another
-worker than its bucket. The mirror shows such streams. Answers about the bucket as a whole wait for what other workers
-have acknowledged, if any of them has streams of it.
+A fork is stored with its source, and a fenced stream with the subscriptions, so a stream may be placed at another
+worker than its bucket. The mirror contains such streams. Responses about a whole bucket wait for everything that other
+workers have acknowledged, if any of them has streams of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OF_BUCKETS: Final = frozenset((paths.BUCKET, paths.BUCKET_LISTING))
 
 
 class PlacedBuckets:
-    """Made before the engine starts, because the engine must know which buckets are here."""
+    """Created before the engine starts, because the engine must know which buckets this worker owns."""
 
     def __init__(self, shard_map: ShardMap, worker: int, mirror: Mirror) -> None:
         self._map = shard_map
@@ -53,7 +53,7 @@ class PlacedBuckets:
         self._mirror.on_created.append(created)
         self._mirror.on_deleted.append(deleted)
 
-    # -- what buckets ask --------------------------------------------------------------------------------------------
+    # -- the interface of buckets ------------------------------------------------------------------------------------
 
     def owns(self, bucket_id: str) -> bool:
         return self._map.owner_of_bucket(bucket_id) == self._worker
@@ -66,10 +66,10 @@ class PlacedBuckets:
     def seen(self, name: str) -> LiveStream | None:
         return self._mirror.by_name.get(name)
 
-    # -- answers -----------------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------------------------
 
     def routes(self, routes: tuple[Route, ...]) -> tuple[Route, ...]:
-        """The routes, with those about a bucket as a whole postponed if other workers have streams of it."""
+        """The routes, with those about a whole bucket postponed if other workers have streams of it."""
 
         def synced(route: Route) -> Route:
             if route.pattern not in _OF_BUCKETS or route.method not in ("GET", "HEAD", "DELETE"):

@@ -1,10 +1,10 @@
-"""Streams that are at another worker than the owner of their name: the owner, their *home*, knows where they are.
+"""Streams that are stored at another worker than the owner of their name, which is called their *home*.
 
-A fork shares bytes with its source, so both are in one store. A fenced stream is with the coordinator, which has the
-claims that may write to it. The home of such a name keeps a document `placement/{name}` with the worker that has the
-stream, and relays what is for it. The document is durable before the stream is created, so a stream can always be
-found; after a crash between the two there is a placement without a stream, which is harmless and removed when the two
-workers are connected again. Creation and deletion of a placed name are done one at a time, by its home.
+A fork shares bytes with its source, so both are in one store. A fenced stream is stored by the coordinator, which has
+the claims that may write to it. The home of such a name keeps a document `placement/{name}` with the worker that stores
+the stream, and relays requests to it. The document is durable before the stream is created, so a stream can always be
+found; a crash between the two leaves a placement without a stream, which is harmless and removed when the two workers
+reconnect. The home performs creations and deletions of a placed name one at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("headwater.cluster")
 
 PREFIX: Final = "placement/"
 STREAMS_AT_ONCE: Final = 5_000
-"""Streams that are looked at in one iteration of the event loop."""
+"""Streams that are checked in one iteration of the event loop."""
 
 
 class Placements:
@@ -40,7 +40,7 @@ class Placements:
 
     def __init__(self, engine: Engine, shard_map: ShardMap, relay: Relay, on_placed: Callable[[], None]) -> None:
         self._on_placed = on_placed
-        """What was remembered about answers to requests may be wrong from now on."""
+        """Called when a placement changes, because cached routes may be wrong then."""
         self._engine = engine
         self._map = shard_map
         self._relay = relay
@@ -61,7 +61,7 @@ class Placements:
         return name in self._locks
 
     def names(self) -> Iterable[str]:
-        """The placed names, and those whose creation or deletion is under way."""
+        """The placed names, and those with a creation or deletion in progress."""
         return self.by_name.keys() | self._locks.keys()
 
     def run(self, work: Any) -> None:
@@ -71,7 +71,7 @@ class Placements:
 
     @asynccontextmanager
     async def lock(self, name: str) -> AsyncIterator[None]:
-        """Create and delete one at a time under a name."""
+        """Serialize creations and deletions of a name."""
         lock = self._locks.setdefault(name, asyncio.Lock())
         try:
             async with lock:
@@ -81,7 +81,7 @@ class Placements:
                 self._locks.pop(name, None)
 
     async def find_place(self, name: str, source: str | None, *, fenced: bool) -> int:
-        """Where to create a stream, with its name locked. The placement is durable on return."""
+        """Choose where to create a stream; its name must be locked. The placement is durable on return."""
         placed = self.by_name.get(name)
         if placed is not None:
             if await self._relay.ask(placed, "exists", name):
@@ -94,11 +94,11 @@ class Placements:
             found = await self._relay.ask(self._map.owner_of(source), "locate", source)
             if fenced and found != COORDINATOR:
                 raise FencingUnavailable(
-                    f"The source {source!r} belongs to worker {found}, and fenced streams are with worker"
-                    f" {COORDINATOR}. Fork it without Write-Fence, or serve with one worker."
+                    f"The source {source!r} belongs to worker {found}, but fenced streams belong to worker"
+                    f" {COORDINATOR}. Fork it without Write-Fence, or run one worker."
                 )
         if found != self._worker:
-            # The shard only has to lead to the worker: it is derived again when the number of workers changes.
+            # The shard only identifies the worker: it is computed again when the number of workers changes.
             await self._save(name, found)
         return found
 
@@ -107,13 +107,13 @@ class Placements:
         await self._put(PREFIX + name, None)
 
     async def remove_if_gone(self, name: str) -> None:
-        """After a deletion, or a creation that was refused."""
+        """Remove the placement after a deletion or a rejected creation, if the stream does not exist."""
         placed = self.by_name.get(name)
         if placed is not None and not await self._relay.ask(placed, "exists", name):
             await self.remove(name)
 
     async def forget(self, name: str) -> None:
-        """A placed stream has ended where it is, by its expiry perhaps."""
+        """Remove the placement of a stream that was deleted or has expired."""
         if not self.is_locked(name):
             try:
                 async with self.lock(name):
@@ -149,7 +149,7 @@ class Placements:
         self.run(self._reconcile(peer))
 
     async def _reconcile(self, peer: Peer) -> None:
-        """Remove placements without a stream, and add those that are missing: a crash can have left either."""
+        """Remove placements without a stream, and add missing ones: a crash can cause both."""
         mine = [name for name, worker in self.by_name.items() if worker == peer.worker]
         try:
             existing, placed = await peer.ask("placed", mine)
@@ -163,7 +163,7 @@ class Placements:
                     else:
                         await self._save(name, peer.worker)
         except PeerLostError:
-            pass  # The next connection does it again.
+            pass  # Repeated at the next connection.
         except Refusal as refusal:
             log.warning("placements could not be saved: %s", refusal.detail)
 
@@ -186,9 +186,9 @@ class Placements:
 
 
 class PlacedWrite:
-    """The creation or deletion of a stream that may be placed: done by its home, one at a time.
+    """The creation or deletion of a stream that may be placed; its home performs them one at a time.
 
-    It is completed even if the client disconnects, so that the placement fits the outcome.
+    It is completed even if the client disconnects, so that the placement matches the outcome.
     """
 
     __slots__ = ("_address", "_channel", "_context", "_handler", "_placements", "_relay", "_request")
@@ -215,10 +215,10 @@ class PlacedWrite:
         self._placements.run(self._run())
 
     def on_writable(self) -> None:
-        """The answer is small and sent at once."""
+        """Do nothing: the response is small and sent in one piece."""
 
     def on_drain(self) -> None:
-        """It is completed."""
+        """Do nothing: the write is completed."""
 
     def on_disconnect(self) -> None:
         self._channel = None
@@ -230,7 +230,7 @@ class PlacedWrite:
                 request = self._request
                 bucket_id = self._address.bucket
                 if bucket_id and not self._context.engine.buckets.exists(bucket_id):
-                    worker = self._relay.peers.worker  # The handler says that there is no bucket.
+                    worker = self._relay.peers.worker  # The handler reports that there is no bucket.
                 elif request.method == b"PUT":
                     source = fork_source(self._context, request)
                     worker = await placements.find_place(name, source, fenced=request.asks_to_fence_writes())
@@ -246,7 +246,7 @@ class PlacedWrite:
         except Refusal as refusal:
             self._respond(problem(refusal))
         except PeerLostError:
-            self._abort()  # Whether it was done is unknown.
+            self._abort()  # Whether it was performed is unknown.
         except Exception:
             log.exception("%s %r failed unexpectedly", self._request.method, self._request.target)
             self._abort()
@@ -286,7 +286,7 @@ class PlacedWrite:
 
 
 def placed_write(placements: Placements, relay: Relay, handler: Handler) -> Handler:
-    """The handler of a creation or deletion that may concern another worker."""
+    """The handler of a creation or deletion that may involve another worker."""
 
     def handle(context: Context, request: Request, address: Address) -> PlacedWrite:
         return PlacedWrite(placements, relay, handler, context, request, address)

@@ -1,4 +1,4 @@
-"""Answers that are made after something was asked of other workers."""
+"""Responses that are created after asynchronous preparation, such as questions to other workers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("headwater.cluster")
 
 
 class PostponedResponse:
-    """An answer that is made after something else was done. It may be of any kind."""
+    """A response of any kind that is created after a coroutine has completed."""
 
     __slots__ = ("_answer", "_channel", "_inner", "_prepare", "_request", "_run")
 
@@ -94,7 +94,7 @@ Prepare: TypeAlias = Callable[[Context, Request, Address], Awaitable[None]]
 
 
 def postponed(run: Callable[[Any], None], prepare: Prepare, handler: Handler) -> Handler:
-    """The same handler, called after `prepare`. `run` starts a coroutine."""
+    """Wrap a handler so that it is called after `prepare`. `run` starts a coroutine."""
 
     def handle(context: Context, request: Request, address: Address) -> PostponedResponse:
         return PostponedResponse(

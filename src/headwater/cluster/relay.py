@@ -1,8 +1,8 @@
 """Relay a request to the worker that owns its stream, and the response back to the client.
 
-A relayed request is a live response of its connection: what the owner sends is written to the client as it is, in the
-connection's order. Only what was certainly not done is tried again: a request that found no owner, or a read whose
-owner died before it answered. For any other the connection is cut, as a client would see it from one process.
+A relayed request is a live response of its connection: the owner's bytes are written to the client unchanged, in the
+connection's order. Only requests that were certainly not processed, and reads whose owner died before it responded, are
+retried. For any other request the connection is closed, as if the only server process had died.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from headwater.http.states import IDLE, LIVE
 
 RETRY_AFTER_S: Final = 1
 MOVE_AFTER: Final = 16
-"""Requests in a row for streams of one other worker after which a connection moves to it once more."""
+"""Number of consecutive requests for streams of one other worker after which a connection moves again."""
 MOVED_MAX_BYTES: Final = 32 * 1024
-"""A connection moves with the request that was read from it, if that is not larger."""
+"""The largest request that a connection can be handed over with."""
 _NOT_RELAYED: Final = frozenset((b"expect", b"transfer-encoding", b"content-length"))
-"""The body is complete, so its length is known, and the client was told to send it."""
+"""Headers to drop: the body is complete, so its length is known and `Expect` is already satisfied."""
 _SAFE: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 
 
 class RelayingConnection(Connection):
-    """A connection whose requests may be answered by other workers: such a response ends as that worker says."""
+    """A connection whose requests other workers may process; such a response ends when that worker reports its end."""
 
     __slots__ = ("_peer_name", "_relay", "_streak", "_streak_owner", "has_moved", "is_movable")
 
@@ -45,7 +45,7 @@ class RelayingConnection(Connection):
         self._relay = relay
         self._peer_name: bytes | None = None
         self.is_movable = False
-        """The socket is a client's and has no state in this process."""
+        """Whether the socket can be handed over: it is a client's and has no TLS state in this process."""
         self.has_moved = False
         self._streak = 0
         self._streak_owner = -1
@@ -55,8 +55,8 @@ class RelayingConnection(Connection):
         self.is_movable = transport.get_extra_info("sslcontext") is None
 
     def should_move(self, owner: int) -> bool:
-        """Whether to hand the connection over with the request that is being answered: at its first request, or when
-        it has used streams of that worker for a while."""
+        """Whether to hand over the connection with the current request: at its first request, or after it has used
+        streams of that worker for a while."""
         if owner != self._streak_owner:
             self._streak_owner, self._streak = owner, 0
         self._streak += 1
@@ -74,17 +74,17 @@ class RelayingConnection(Connection):
         )
 
     def move(self, send: Callable[[int], bool]) -> bool:
-        """Pass the socket on by `send`; False if that fails, and then nothing has changed."""
+        """Pass the socket to `send`; False if that fails, in which case nothing has changed."""
         self.has_moved = True
         if not send(self._transport.get_extra_info("socket").fileno()):
             return False
-        # The socket stays open in the worker that has it now.
+        # The socket stays open in the other worker.
         self._live = None
         self._transport.abort()
         return True
 
     def end_relayed(self, *, close: bool) -> None:
-        """The response was written completely, by its owner's account."""
+        """End a response that its owner reports as complete."""
         if self._live is not None:
             self._live = None
             self._is_last = self._is_last or close
@@ -93,7 +93,7 @@ class RelayingConnection(Connection):
     @property
     def peer_name(self) -> bytes:
         if self._peer_name is None:
-            # Asked of the kernel each time, so once.
+            # Cached, because each access is a system call.
             peer = self._transport.get_extra_info("peername")
             self._peer_name = f"{peer[0]}:{peer[1]}".encode() if isinstance(peer, tuple) else b""
         return self._peer_name
@@ -104,7 +104,7 @@ class RelayingConnection(Connection):
             known.operation, known.owner = self._operation, self._live.worker
 
     def _answer_known(self, known: KnownHead, request: Request) -> None:
-        """As in one process, and without the steps to the relay where the same head was relayed before."""
+        """Process a request with a known head. If that head was relayed before, skip the routing."""
         if known.owner < 0 or self._is_proxied or self._context.debug:
             super()._answer_known(known, request)
             return
@@ -120,7 +120,7 @@ class RelayingConnection(Connection):
 
 
 class Relay:
-    """What all relayed requests of a worker share."""
+    """The state that all relayed requests of a worker share."""
 
     def __init__(self, peers: Peers, loop: asyncio.AbstractEventLoop, wait_s: float) -> None:
         self.peers: Final = peers
@@ -132,7 +132,7 @@ class Relay:
         """Passes a connection (a descriptor) with a request to a worker."""
 
     async def peer(self, worker: int) -> Peer:
-        """The connection to a worker, when it is there. Raises the refusal if that takes too long."""
+        """The connection to a worker; waits until it is connected. Raises a refusal if that takes too long."""
         found = self.peers.get(worker)
         if found is not None:
             return found
@@ -152,7 +152,7 @@ class Relay:
         return await self.peer(worker)
 
     async def ask(self, worker: int, question: str, arguments: object = None) -> Any:
-        """Ask a worker, or this one, and wait for one that is being restarted. Only for what can be asked twice."""
+        """Ask a worker (or this one), waiting if it is being restarted. Only for questions that may be repeated."""
         while worker != self.peers.worker:
             peer = await self.peer(worker)
             try:
@@ -162,12 +162,12 @@ class Relay:
         return await self.peers.ask(worker, question, arguments)
 
     def to(self, worker: int, begin: int = frames.BEGIN) -> Handler:
-        """The handler of requests that another worker answers."""
+        """The handler of requests that another worker processes."""
 
         def handle(_context: Context, request: Request, _address: Address) -> RelayedAnswer:
             data = request_bytes(request)
             answer = RelayedAnswer(self, worker, data, request.method in _SAFE, begin)
-            # Live readers stay where they are: they are served by every worker.
+            # Connections of live readers do not move, because every worker can serve them.
             answer.may_move = begin == frames.BEGIN and len(data) <= MOVED_MAX_BYTES and b"live=" not in request.target
             return answer
 
@@ -175,13 +175,13 @@ class Relay:
 
 
 class Exchange:
-    """A request to another worker whose response is wanted as a whole, whether or not a client waits for it."""
+    """A request to another worker whose whole response is collected, even if no client waits for it."""
 
     __slots__ = ("_begin", "_data", "_number", "_peer", "response")
 
     def __init__(self, peer: Peer, data: bytes, begin: int) -> None:
         self.response: asyncio.Future[tuple[bytes, bool]] = asyncio.get_running_loop().create_future()
-        """The response, and whether the client's connection is to be closed. Fails with `PeerLostError`."""
+        """The response, and whether the client's connection must be closed. Fails with `PeerLostError`."""
         self._peer = peer
         self._begin = begin
         self._data: list[bytes] = []
@@ -204,7 +204,7 @@ class Exchange:
             self.response.set_exception(PeerLostError(f"worker {self._peer.worker} ended"))
 
     def on_hold(self, *, is_held: bool) -> None:
-        """The body was sent already."""
+        """Do nothing: the body was already sent."""
 
 
 def send_request(peer: Peer, begin: int, number: int, client: bytes, data: bytes) -> None:
@@ -219,7 +219,7 @@ def send_request(peer: Peer, begin: int, number: int, client: bytes, data: bytes
 
 
 class RelayedAnswer:
-    """One request on its way through another worker."""
+    """One request that another worker processes."""
 
     __slots__ = ("_begin", "_channel", "_data", "_deadline", "_has_begun", "_is_safe", "_number", "_paused", "_peer",
                  "_relay", "may_move", "worker")  # fmt: skip
@@ -237,7 +237,7 @@ class RelayedAnswer:
         self._paused = False
         self._deadline: Deadline | None = None
         self.may_move = False
-        """The connection may be handed over to the worker instead."""
+        """Whether the connection may be handed over to the worker instead."""
 
     # -- as a live response ----------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class RelayedAnswer:
             self._peer.send(frames.RESUME, self._number)
 
     def on_drain(self) -> None:
-        """The owner is stopping as well, and ends the response."""
+        """Do nothing: the owner is stopping as well, and ends the response."""
         if self._peer is None:
             self._give_up()
 
@@ -313,7 +313,7 @@ class RelayedAnswer:
             self.on_cut()
 
     def on_hold(self, *, is_held: bool) -> None:
-        """The body was sent already."""
+        """Do nothing: the body was already sent."""
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
@@ -350,20 +350,20 @@ class RelayedAnswer:
 
 def unavailable(worker: int, wait_s: float) -> WorkerUnavailable:
     return WorkerUnavailable(
-        f"Worker {worker}, which owns this stream, did not return within {wait_s:g} seconds. Try again.",
+        f"Worker {worker}, which owns this stream, was not restarted within {wait_s:g} seconds. Try again.",
         (("Retry-After", str(RETRY_AFTER_S)),),
     )
 
 
 def head_bytes(request: Request, *, chunked: bool) -> bytes:
-    """The head of a request whose body follows, in chunks or with the length that its head says."""
+    """The head of a request whose body follows, chunked or with its Content-Length."""
     fields = b"".join([b"%b: %b\r\n" % field for field in request.headers.items() if field[0] not in _NOT_RELAYED])
     length = b"transfer-encoding: chunked" if chunked else b"content-length: " + request.headers[b"content-length"]
     return b"%b %b HTTP/1.1\r\n%b%b\r\n\r\n" % (request.method, request.target, fields, length)
 
 
 def request_bytes(request: Request) -> bytes:
-    """A request as bytes, complete with its body."""
+    """A request as bytes, including its body."""
     fields = b"".join([b"%b: %b\r\n" % field for field in request.headers.items() if field[0] not in _NOT_RELAYED])
     body = request.body
     if body or request.method in (b"POST", b"PUT"):

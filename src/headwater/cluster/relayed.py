@@ -1,7 +1,7 @@
-"""Answer the requests that other workers relay: a connection whose socket is a tunnel.
+"""Process the requests that other workers relay: a connection whose transport is a tunnel.
 
-The requests of a tunnel take the same path as those of a socket: parser, limits, routes, metrics. Only how the bytes
-travel differs, and that the worker which has the client counts it as a connection.
+Requests of a tunnel take the same path as those of a socket: parser, limits, routes, metrics. Only the transport
+differs, and that the worker with the client's socket counts the connection.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class RelayedConnection(RelayingConnection):
     def __init__(self, context: Context, router: Router, relay: Relay, tunnel: Tunnel) -> None:
         super().__init__(context, router, relay)
         self._tunnel = tunnel
-        # Not a subclass of the transports of asyncio: those have slots and methods that a tunnel does not need.
+        # Not a subclass of asyncio's transports, which have slots and methods that a tunnel does not need.
         self._transport = cast("asyncio.Transport", tunnel)
         self._flow.attach(self._transport)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a request is being read or answered."""
+        """Whether a request is being read or processed."""
         return self._writing is not IDLE or self._parser.state is not IDLE
 
     def _write_whole(self, response: Response) -> None:
@@ -50,7 +50,7 @@ class RelayedConnection(RelayingConnection):
 
 
 class Tunnel:
-    """The transport of a relayed connection, and what the frames of its tunnel reach."""
+    """The transport of a relayed connection, and the receiver of its frames."""
 
     __slots__ = ("_closing", "_connection", "_context", "_held", "_number", "_on_closed", "_pauses", "_peer",
                  "_peer_name", "is_whole")  # fmt: skip
@@ -71,7 +71,7 @@ class Tunnel:
         self._peer_name = b""
         self._held: bytes | None = None
         self.is_whole = False
-        """The next write is a whole response: it is sent with its end."""
+        """Whether the next write is a whole response, which is sent together with its end."""
         self._closing = False
         self._pauses = 0
         self._connection = RelayedConnection(context, router, relay, self)
@@ -89,7 +89,7 @@ class Tunnel:
             self._connection.data_received(data)
 
     def pause(self) -> None:
-        """The client does not read, or too much waits for its worker to read it."""
+        """Pause writing: the client does not read, or too many frames wait for its worker."""
         self._pauses += 1
         if self._pauses == 1:
             self._connection.pause_writing()
@@ -197,6 +197,6 @@ class RelayServer:
         return any(tunnel.is_busy for tunnel in self._tunnels)
 
     def drain(self) -> None:
-        """End live responses; what else is under way is completed."""
+        """End live responses; other requests in progress are completed."""
         for tunnel in tuple(self._tunnels):
             tunnel.drain()

@@ -1,4 +1,4 @@
-"""Routes of a worker: requests for its own shards have their handlers, all others are relayed to their owners."""
+"""The routes of a worker: it handles requests for its own shards, and relays all others to their owners."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from headwater.http.snapshots import HELD_MAX_BYTES
 _ANYWHERE: Final = frozenset(
     (paths.SERVER, paths.HEALTH, paths.READY, paths.METRICS, paths.UI, paths.BUCKETS, paths.FOLLOW)
 )
-"""What every worker can answer."""
+"""Operations that every worker can process."""
 _OF_STREAMS: Final = frozenset(
     (paths.STREAM, paths.BUCKET_STREAM, paths.LATEST_SNAPSHOT, paths.SNAPSHOT, paths.BOOTSTRAP)
 )
-"""What names one stream, which may be placed at another worker."""
+"""Operations on one stream, which may be placed at another worker."""
 
 
 def _finish_upload(_context: Context, request: Request, _address: Address) -> RelayedUpload:
@@ -118,7 +118,7 @@ class WorkerRouter(Router):
         return route if placed is None else self._elsewhere(route, placed, self._placed_relays[placed])
 
     def _elsewhere(self, route: Route, owner: int, relay: Route) -> Route:
-        """The route of a request that another worker answers, or whose stream it has."""
+        """The route of a request for a stream of another worker."""
         if not route.live or route.live not in (EVENTS, LONG_POLL) or route.pattern not in _OF_STREAMS:
             return relay
         return self._reads.route(route, owner, relay)

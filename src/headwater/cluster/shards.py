@@ -1,7 +1,7 @@
-"""Shards: the namespace divided by a hash of the name, and the worker that owns each shard.
+"""Shards: the hash of a name determines its shard, and each shard has one worker as its owner.
 
-The number of shards is fixed when a store is created, so the shard of a name never changes; which worker owns a shard
-depends on how many workers run. Streams of a bucket are in the shard of their bucket.
+The number of shards is fixed when a store is created, so the shard of a name never changes; the owner of a shard
+depends on the number of workers. Streams of a bucket are in the shard of their bucket.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Live readers of a stream of another worker: this worker follows the stream once, and serves them all.
+"""Live reads of another worker's stream: this worker follows the stream once and serves all its readers.
 
-The last messages of a followed stream are kept in memory, and the readers are those of one process: only the stream
-that they follow, and where its bytes come from, are other ones. Before a reader begins, the owner sends all that it has
-acknowledged, so a client finds what it wrote. A reader that begins before what is kept is relayed, and so is a
-long-poll that cannot be served any more; an event stream ends instead, and its client connects again.
+The last messages of a followed stream are kept in memory. The readers are the same as in a single process; only the
+stream and the source of its bytes differ. Before a reader starts, the owner sends everything that it has acknowledged,
+so a client finds what it wrote. A reader that starts before the kept messages is relayed, and so is a long-poll that
+can no longer be served; an event stream ends instead, and its client reconnects.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class SharedContext(Context):
     """The context of this worker, with the streams that it follows instead of those that it owns."""
 
     def __init__(self, base: Context, streams: FollowedStreams) -> None:
-        # Nothing is set up: what is not here is that of the worker, which changes it while it runs.
+        # No initialization: missing attributes are read from the worker's context, which changes at run time.
         self._base = base
         self.engine = cast("Engine", streams)
-        # What every reader uses for every event, and what never changes, is at hand.
+        # Attributes that every reader uses for every event and that never change are copied.
         self.metrics = base.metrics
         self.limits = base.limits
         self.loop = base.loop
@@ -46,7 +46,7 @@ class SharedContext(Context):
 
 
 class SharedReads:
-    """Makes the handlers of live reads of other workers' streams."""
+    """Creates the handlers of live reads of other workers' streams."""
 
     def __init__(self, context: Context, streams: FollowedStreams) -> None:
         self.streams: Final = streams
@@ -54,7 +54,7 @@ class SharedReads:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def route(self, route: Route, owner: int, relay: Route) -> Route:
-        """The route of a live read: shared if the stream can be followed, else relayed."""
+        """The route of a live read: shared if the stream can be followed, otherwise relayed."""
 
         def handle(context: Context, request: Request, address: Address) -> SharedRead:
             return SharedRead(self, route, owner, relay.handler, context, request, address)
@@ -140,20 +140,20 @@ class SharedRead:
         try:
             inner = self._route.handler(self._reads.context, self._request, self._address)
         except Refusal:
-            self.relay()  # The owner says what is wrong.
+            self.relay()  # The owner reports the error.
             return
         self._inner = cast("LiveResponse", inner)
         self._inner.start(channel if self._route.live == EVENTS else PollChannel(self, channel))
 
     def relay(self) -> None:
-        """Let the owner answer."""
+        """Relay the request to the owner."""
         if self._channel is not None:
             self._inner = cast("LiveResponse", self._relay(self._context, self._request, self._address))
             self._inner.start(self._channel)
 
 
 class PollChannel:
-    """The channel of a shared long-poll, which answers once: what it would refuse is relayed instead."""
+    """The channel of a shared long-poll; a refusal is replaced by relaying the request."""
 
     __slots__ = ("_channel", "_read")
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("headwater.cluster")
 
 LOCK_WAIT_S = 5.0
-"""How long to wait for the workers of a killed supervisor to end."""
+"""How long to wait for the workers of a killed supervisor to exit."""
 
 
 def start_server(settings: Settings, load: Callable[[], Settings]) -> None:
@@ -123,7 +123,7 @@ class _RootLock:
 
 
 def _holder(root: Path) -> int:
-    """The process that took the lock of a directory; 0 if it did not say."""
+    """The process that holds the lock of a directory; 0 if unknown."""
     try:
         return int((root / LOCK_NAME).read_text())
     except (OSError, ValueError):
@@ -198,8 +198,8 @@ def _divide(settings: Settings, root: Path, workers: int) -> WorkerStores:
 
 
 def plan_division(shard_map: ShardMap, catalogs: Sequence[Catalog[StreamState]]) -> DivisionPlan:
-    """Every stream to the owner of its shard, a fork to the owner of its source, a fenced stream and what it shares
-    bytes with to the coordinator; documents to whom they concern."""
+    """Assign every stream to the owner of its shard, a fork to the owner of its source, a fenced stream and the streams
+    that share its bytes to the coordinator, and each document to the workers that use it."""
     by_id = {stream.id: stream for catalog in catalogs for stream in catalog}
     owners: dict[int, int] = {}
     for fenced in _fenced(catalogs, by_id):
@@ -238,7 +238,7 @@ def _fenced(catalogs: Sequence[Catalog[StreamState]], by_id: Mapping[int, Stream
 
 
 def _origin(stream: StreamState, by_id: Mapping[int, StreamState]) -> StreamState:
-    """The stream at the beginning of a line of forks."""
+    """The stream at the beginning of a chain of forks."""
     while stream.fork is not None and stream.fork.source_id in by_id:
         stream = by_id[stream.fork.source_id]
     return stream
@@ -249,7 +249,7 @@ def _workers_of_document(shard_map: ShardMap, owners: Mapping[int, int], key: st
     if bucket_id is not None:
         return (shard_map.owner_of_bucket(bucket_id),)
     if key.startswith(PREFIX):
-        return ()  # They are derived from where the forks are now.
+        return ()  # They are computed again from the new locations of the forks.
     if key.startswith((LEASE_PREFIX, FENCE_PREFIX)):
         owner = owners.get(int(key.partition("/")[2], 16))
         return () if owner is None else (owner,)

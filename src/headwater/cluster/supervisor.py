@@ -1,8 +1,8 @@
 """The supervisor of the workers: holds the listening socket, starts, watches, restarts and stops them.
 
-It serves no request itself, so it has nothing that can fail or stall. A worker that died is restarted; one that does
-not answer for a while is killed first, so a shard never has two owners. In `memory` a dead worker ends the server,
-because its streams are lost.
+It processes no requests itself, so it has little that can fail or stall. A worker that died is restarted; one that does
+not respond for a while is killed first, so a shard never has two owners. In `memory` mode the death of a worker ends
+the server, because its streams are lost.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TICK_S: Final = 0.5
 PING_S: Final = 0.5
 BACKOFF_MAX_S: Final = 5.0
 STABLE_S: Final = 30.0
-"""A worker that served this long is restarted at once when it dies."""
+"""A worker that served at least this long is restarted immediately when it dies."""
 STOP_S: Final = 5.0
 """Time to close the storage after the connections have ended."""
 _PR_SET_PDEATHSIG: Final = 1
 
 
 class WorkerFailedError(Exception):
-    """A worker could not start, or died in a mode without recovery. `kind` says what the message is about."""
+    """A worker could not start, or died in a mode without recovery. `kind` is the category of the error."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -231,7 +231,7 @@ class WorkerSupervisor:
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def _become(self, number: int, ours: socket.socket, theirs: socket.socket) -> None:
-        """In the child: be that worker, and nothing else."""
+        """Runs in the child process: become the worker."""
         code = 1
         try:
             _die_with_parent()
@@ -303,7 +303,7 @@ class WorkerSupervisor:
             )
             os.kill(worker.pid, signal.SIGKILL)
             worker.last_answer_s = now_s
-        # Not in every turn: the answer to a ping begins the next one.
+        # Not in every iteration: the response to a ping starts the next one.
         if now_s >= worker.next_ping_s:
             worker.next_ping_s = now_s + PING_S
             self._send(worker, messages.Ping())
@@ -340,7 +340,7 @@ class WorkerSupervisor:
 
 
 def _bind(settings: Settings) -> socket.socket:
-    """The listening socket. All workers accept from it, so a connection waits for whichever is free."""
+    """The listening socket. All workers accept from it, so the first idle worker gets a connection."""
     host, port = settings.server.host, settings.server.port
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -366,6 +366,6 @@ def _discard(woken: socket.socket) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ask the kernel to kill this process when the supervisor dies: its shards may get another owner then."""
+    """Ask the kernel to kill this process when the supervisor dies, because its shards may then get another owner."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -1,8 +1,8 @@
-"""The tails of streams that readers at other workers follow: sent once to each worker, however many readers it has.
+"""Send the tails of streams to other workers that have readers of them, once per worker.
 
-A worker asks to follow a stream, and gets what was written last and then everything that becomes durable, in order.
-This is the owner's side; `followed_streams` is the other. A worker that does not keep up, or a
-message that is too large to be sent to all workers, makes a gap: the update after it says where it begins.
+A worker asks to follow a stream, and gets its last messages and then everything that becomes durable, in order. This is
+the owner's side; `followed_streams` is the other. If a worker does not keep up, or a message is too large to be sent to
+all workers, there is a gap, and the next update says where it continues.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from headwater.engine.engine import Engine
 from headwater.engine.stream import LiveStream
 
 WINDOW_BYTES: Final = 64 * 1024
-"""Of what was written last, sent when a worker begins to follow."""
+"""How much of the last data is sent when a worker starts to follow."""
 UPDATE_MAX_BYTES: Final = 1024 * 1024
-"""What one update carries. A worker that would need more gets a gap instead, and its readers are relayed."""
+"""The most data in one update. A worker that needs more gets a gap instead, and its readers are relayed."""
 CONGESTED_S: Final = 0.02
-"""After which time a worker that had too much to read is sent more."""
+"""The pause before more is sent to a worker that did not keep up."""
 
 
 class TailUpdate(msgspec.Struct, frozen=True, array_like=True, tag="update"):
-    """Messages of a stream from (`index`, `position`) to its tail, and what else readers see of it."""
+    """Messages of a stream from (`index`, `position`) to its tail, and the other state that readers see."""
 
     stream: FedStream
     is_first: bool
@@ -79,7 +79,7 @@ class Tails:
         return True
 
     async def _send(self, sender: int, stream_ids: Sequence[int]) -> None:
-        """Everything that was acknowledged of these streams is sent before the answer."""
+        """Send everything that was acknowledged of these streams before the answer."""
         self.engine.expire_due()
         for stream_id in stream_ids:
             sent = self._sent.get((sender, stream_id))
@@ -103,7 +103,7 @@ class Tails:
 
 
 class SentTail:
-    """One stream on its way to one worker: a cursor, as every live reader is."""
+    """The cursor of one worker in one stream, like that of any live reader."""
 
     def __init__(self, tails: Tails, peer: Peer, stream: LiveStream) -> None:
         self._tails = tails
@@ -157,7 +157,7 @@ class SentTail:
         """The first boundary within `WINDOW_BYTES` of the tail."""
         stream, reader = self.stream, self._tails.engine.reader
         if self._tails.engine.deferring is not None:
-            # What is before the tail may have to be fetched first.
+            # Data before the tail may have to be fetched first.
             return Offset(stream.durable_index, stream.durable_position)
         low, high = stream.durable_retained_index, stream.durable_index
         first = stream.durable_position - WINDOW_BYTES

@@ -1,4 +1,4 @@
-"""Large snapshots for a stream of another worker: passed on while they are received, never held as a whole."""
+"""Large snapshots for a stream of another worker: forwarded as they are received, never held in memory as a whole."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 class RelayedUpload(BlobUpload):
-    """The body of one request on its way to the owner of its stream, and the response on its way back.
+    """Forwards the body of a request to the owner of its stream, and the response back.
 
-    It is a live response as well: the response is held until it is the request's turn to be answered.
+    It is a live response as well: the response is held back until the responses before it are sent.
     """
 
     def __init__(self, peer: Peer, request: Request, begin: int) -> None:
-        # Nothing of the blob is stored by this worker, so the base class is not set up.
+        # This worker stores nothing of the blob, so the base class is not initialized.
         self._peer: Peer | None = peer
         self._is_chunked = b"content-length" not in request.headers
         self._is_crowded = False
         self._is_cut = False
         self._answer: list[bytes] = []
         self._has_ended: bool | None = None
-        """Whether the connection is to be closed, once the response is complete."""
+        """Whether the connection must be closed after the response; None until the response is complete."""
         self._channel: Channel | None = None
         self.on_room = None
         self._number = peer.open_tunnel(self, begin)
@@ -58,10 +58,10 @@ class RelayedUpload(BlobUpload):
         self._pass_on()
 
     def on_writable(self) -> None:
-        """The response is small."""
+        """Do nothing: the response is small."""
 
     def on_drain(self) -> None:
-        """The owner answers."""
+        """Do nothing: the owner sends the response."""
 
     def on_disconnect(self) -> None:
         self._channel = None
@@ -73,7 +73,7 @@ class RelayedUpload(BlobUpload):
         self._answer.append(data)
 
     def on_end(self, *, close: bool) -> None:
-        # An owner that answered before the body was complete has closed the tunnel.
+        # An owner that responded before the body was complete has closed the tunnel.
         self._peer = None
         self._has_ended = close
         self._free()

@@ -1,7 +1,7 @@
-"""Limits of the whole server: every worker knows, to about a second, what the others use of them.
+"""Limits of the whole server: every worker knows the usage of the others, at most about a second old.
 
-A limit is not divided by the number of workers: one stream may use all of it. So between two reports the workers
-together can go beyond a limit by what they take in within a second.
+A limit is not divided by the number of workers: one stream may use all of it. Between two reports, the workers together
+can therefore exceed a limit by as much as they accept within a second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SharedUsage:
         peers.answers("usage", self._report)
 
     async def run(self) -> None:
-        """Ask the others about their usage again and again."""
+        """Ask the others about their usage regularly."""
         while True:
             await asyncio.sleep(EVERY_S)
             totals = [0] * len(self._usage())

@@ -1,7 +1,7 @@
 """A worker process: the owner of some shards, with its own storage, connected to the supervisor and to the others.
 
-It recovers its data, reports to the supervisor, is connected to the other workers, and then serves. It ends when the
-supervisor says so or is gone.
+It recovers its data, reports to the supervisor, is connected to the other workers, and then serves. It exits when the
+supervisor asks it to or has died.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def run_worker(
 def run_serving(worker: ServingWorker, control: socket.socket) -> int:
     """Run a worker in this process; returns its exit code."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # A terminal sends Ctrl-C to all processes; the supervisor tells the workers what to do.
+        # A terminal sends Ctrl-C to all processes; the supervisor decides how workers stop.
         signal.signal(ignored, signal.SIG_IGN)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -194,7 +194,7 @@ class ServingWorker:
             for task in repeated:
                 task.cancel()
             if context.connections:
-                log.warning("cut %d connections of worker %d", len(context.connections), self._number)
+                log.warning("closed %d connections of worker %d", len(context.connections), self._number)
                 for connection in context.connections.all():
                     connection.abort()
         finally:
@@ -228,7 +228,7 @@ class ServingWorker:
             except BlockingIOError:
                 return
             if received is None:
-                # The supervisor was killed. Nothing that was acknowledged is lost by ending at once.
+                # The supervisor was killed. Exiting immediately loses nothing that was acknowledged.
                 os._exit(1)
             message, descriptors = received
             match message:

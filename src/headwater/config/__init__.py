@@ -1,6 +1,6 @@
 """Settings: the sections and keys (`sections`), loading them (`layers`), and log filters (`filters`).
 
-Invariant: a `Settings` object in hand is complete and valid; nothing that uses it checks a value again.
+Invariant: a `Settings` object is complete and valid, so code that uses it does not check values again.
 """
 
 from headwater.config.cluster import ClusterSettings

@@ -68,7 +68,7 @@ def takes_of(field: FieldInfo) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as it is written in a settings file (without quotes); empty where it is unset."""
+    """A value as it is written in a settings file (without quotes); empty if it is unset."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -83,7 +83,7 @@ def _range(field: FieldInfo) -> str:
     above = [_number(mark.gt) for mark in field.metadata if isinstance(mark, Gt)]
     highs = [_number(mark.le) for mark in field.metadata if isinstance(mark, Le)]
     low = f" from {_plain(max(lows))}" if lows else f" above {_plain(max(above))}" if above else ""
-    # A bound that only guards against overflow would be noise in a sentence.
+    # Omit a bound that only guards against overflow.
     high = min(highs) if highs else None
     if high is None or high >= 2**62:
         return f"{low} up" if lows else low

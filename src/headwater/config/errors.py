@@ -1,4 +1,4 @@
-"""The error of invalid settings: one line with the key, its origin, the value and the accepted values."""
+"""The exception for invalid settings: one line with the key, its origin, the value and the accepted values."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from difflib import get_close_matches
 
 
 class ConfigError(Exception):
-    """Settings that cannot be used. `str()` is the one line to show."""
+    """The settings are invalid. `str()` is the line to print."""
 
 
 def unknown(what: str, name: str, origin: str, known: Iterable[str]) -> ConfigError:
-    """A name that nothing answers to, with the nearest one that does."""
+    """The error for an unknown name, with the closest known one."""
     candidates = sorted(known)
     near = get_close_matches(name, candidates, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(candidates)}"
@@ -19,7 +19,7 @@ def unknown(what: str, name: str, origin: str, known: Iterable[str]) -> ConfigEr
 
 
 def wrong(key: str, value: object, origin: str, takes: str, reason: str | None = None) -> ConfigError:
-    """A value that its key does not take."""
+    """The error for a value that its key does not accept."""
     because = f" ({reason})" if reason else ""
     return ConfigError(f"{key}: got {_shown(value)} from {origin}; it takes {takes}{because}")
 

@@ -31,16 +31,16 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """A level for everything, and levels for the loggers named one by one (and those below them)."""
+    """A default level, and levels for individual loggers (and those below them)."""
 
     default: int
     modules: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> LogFilter:
-        """Read a comma-separated list of `level` and `module=level`; a bare name of a module of ours means all of it.
+        """Parse a comma-separated list of `level`, `module=level` and bare names of our modules, which mean `trace`.
 
-        Of other names only `module=level` is accepted: a bare one is more likely a misspelt level.
+        For other modules only `module=level` is accepted: a bare name is more likely a misspelt level.
         """
         default = logging.INFO
         modules: list[tuple[str, int]] = []
@@ -49,7 +49,7 @@ class LogFilter:
             if not equals and part.lower() in LEVELS:
                 default = LEVELS[part.lower()]
                 continue
-            # Rust, where the variable has its name from, writes `a::b` for `a.b`.
+            # In Rust, which the variable is named after, `a.b` is written `a::b`.
             module = name.strip().replace("::", ".")
             level = LEVELS.get(level_name.strip().lower()) if equals else TRACE
             if _REFERENCE.fullmatch(module):

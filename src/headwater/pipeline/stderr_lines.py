@@ -1,9 +1,9 @@
-"""Turn what Spark's processes write to stderr into lines of our log: each with a time, without harmless tracebacks.
+"""Turn the stderr output of Spark's processes into lines of our log, with timestamps and without harmless tracebacks.
 
-The JVM and the Python workers inherit stderr and write what they like to it: banners, stack traces, and a traceback of
-pyspark's daemon or of its accumulators whenever Spark closes a socket that it does not need any more
-(`BrokenPipeError`, `EOFError`), which is normal. Invariant: every line that is written is logged with a time, unless it
-belongs to such a traceback or is a ruled line around one.
+The JVM and the Python workers inherit stderr and write freely to it: banners, stack traces, and a traceback of
+pyspark's daemon or of its accumulators whenever Spark closes a socket that it no longer needs (`BrokenPipeError`,
+`EOFError`), which is normal. Invariant: every line is logged with a timestamp, unless it belongs to such a traceback or
+is a separator line around one.
 """
 
 from __future__ import annotations
@@ -20,32 +20,37 @@ from typing import Final
 
 _OURS: Final = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 _LOG4J: Final = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d ")
+_BANNER: Final = re.compile(
+    r"WARNING: Using incubator modules|Using Spark's default log4j profile|Setting default log level to"
+    r"|To adjust logging level use|Setting Spark log level to|.* WARN NativeCodeLoader: "
+)
+"""What Spark prints at every start."""
 _BEGIN: Final = "Traceback (most recent call last):"
 _PREAMBLES: Final = ("PySpark daemon failed to flush", "Exception occurred during processing of request from")
 _RULE: Final = "-" * 40
-"""What the standard library's server prints before and after such a traceback."""
+"""Lines that the standard library's server prints before and after such a traceback."""
 _CLOSED: Final = ("BrokenPipeError:", "ConnectionResetError:", "EOFError")
 _SOCKETS: Final = re.compile(r'  File ".*(?:pyspark/(?:daemon|accumulators|serializers)|/socketserver)\.py", line \d+')
-"""The files of pyspark that talk to the JVM over a socket, and the standard library's server below one of them."""
+"""The files of pyspark that talk to the JVM over a socket, and the standard library's server that one of them uses."""
 _HOLD_BACK_S: Final = 1.0
 _BLOCK_LINES_MAX: Final = 500
 _CHUNK_BYTES: Final = 65536
 
 
 class StderrLines:
-    """Lines in, lines out. Tracebacks are held back until they are complete, or until `flush`."""
+    """A filter for lines. Tracebacks are held back until they are complete, or until `flush`."""
 
     def __init__(self) -> None:
         self._block: list[str] = []
         self._open = 0
-        """Incomplete tracebacks in the block: those of two workers may be mixed."""
+        """Number of incomplete tracebacks in the block: those of two workers may be interleaved."""
 
     @property
-    def waits(self) -> bool:
+    def has_pending(self) -> bool:
         return bool(self._block)
 
     def feed(self, line: str) -> list[str]:
-        if line == _RULE:
+        if line == _RULE or _BANNER.match(line):
             return []
         if line == _BEGIN or line.startswith(_PREAMBLES):
             self._block.append(line)
@@ -82,12 +87,12 @@ def _timed(line: str, level: str = "INFO") -> str:
 
 
 @contextmanager
-def tidy_stderr() -> Iterator[None]:
-    """Within the block, pass stderr of this process and of all that it starts through `StderrLines`.
+def tidy_stderr(*, on_terminal: bool = False) -> Iterator[None]:
+    """Within the block, pass stderr of this process and its children through `StderrLines`.
 
-    A terminal is not changed: programs behave differently on one.
+    A terminal is left alone unless `on_terminal` says otherwise: programs behave differently on one.
     """
-    if sys.stderr.isatty():
+    if sys.stderr.isatty() and not on_terminal:
         yield
         return
     sys.stderr.flush()
@@ -102,14 +107,14 @@ def tidy_stderr() -> Iterator[None]:
     finally:
         sys.stderr.flush()
         os.dup2(out, 2)
-        # A child that still runs keeps the pipe open; what it writes until then is still copied.
+        # A child that still runs keeps the pipe open; its output is copied until it exits.
         copier.join(_HOLD_BACK_S)
 
 
 def _copy(read: int, out: int) -> None:
     lines, rest = StderrLines(), b""
     while True:
-        ready, _, _ = select.select([read], [], [], _HOLD_BACK_S if lines.waits else None)
+        ready, _, _ = select.select([read], [], [], _HOLD_BACK_S if lines.has_pending else None)
         if not ready:
             _write(out, lines.flush())
             continue

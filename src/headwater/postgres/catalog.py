@@ -29,19 +29,19 @@ class TableColumn:
     name: str
     type_oid: int
     type_name: str
-    """Without modifiers: a cast to varchar(5) truncates silently what an assignment refuses."""
+    """Without modifiers: a cast to varchar(5) silently truncates values that an assignment would reject."""
     generated: bool
     """Computed by Postgres from other columns, and not in the change feed (see `slots.publish`)."""
 
 
 def table_name(text: str) -> TableName:
-    """`items` or `shop.items`; without a schema it is `public`."""
+    """Parse `items` or `shop.items`; the default schema is `public`."""
     schema, dot, table = text.partition(".")
     return TableName(schema, table) if dot else TableName("public", schema)
 
 
 def user_types(connection: Connection) -> dict[int, UserType]:
-    """The domains and arrays that this database has beyond Postgres's own."""
+    """The user-defined domains and arrays of this database."""
     rows = connection.execute(
         "SELECT oid, typbasetype, CASE WHEN typcategory = 'A' THEN typelem ELSE 0 END, typdelim FROM pg_type"
         " WHERE oid >= 16384 AND (typtype = 'd' OR (typcategory = 'A' AND typelem <> 0))"
@@ -116,7 +116,7 @@ def columns(connection: Connection, table: TableName) -> list[TableColumn]:
 
 
 def primary_key(connection: Connection, table: TableName) -> tuple[str, ...]:
-    """The columns of the primary key, in its order; empty without one."""
+    """The columns of the primary key, in key order; empty if there is none."""
     rows = connection.execute(
         "SELECT attname FROM pg_index, unnest(indkey) WITH ORDINALITY AS keyed(attnum, place), pg_attribute"
         " WHERE indrelid = to_regclass(%s) AND indisprimary AND attrelid = indrelid"

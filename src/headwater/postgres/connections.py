@@ -1,7 +1,7 @@
 """Connections to Postgres, the classes of its errors, and retries while it is unavailable.
 
-Invariant: an error is exactly one of three: the database is unavailable or out of a resource (retry, and nothing is
-lost), a row is not acceptable (only that row is set aside), or the setup is wrong (stop, with the reason).
+Invariant: an error is of exactly one of three kinds: the database is unavailable or out of a resource (retry; nothing
+is lost), a row is invalid (set aside only that row), or the setup is wrong (stop, with the reason).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CONNECT_TIMEOUT_S: Final = 10
 _BACK_OFF_FIRST_S: Final = 0.1
 _BACK_OFF_MAX_S: Final = 5.0
 
-# By class or by code of SQLSTATE: connection exceptions, serialization and deadlock, out of resources (a full disk
-# among them), shut down or not yet up, read-only (a standby that is about to be promoted), a slot in use.
+# SQLSTATE classes and codes: connection exceptions, serialization and deadlock, out of resources (such as a full disk),
+# shut down or starting, read-only (a standby that is about to be promoted), a slot in use.
 _UNAVAILABLE: Final = ("08", "40", "53", "57", "58", "25006", "55006", "55P03")
 # Data, constraints, limits of a value or row, a trigger's refusal, and a generated or restricted column.
 _ROW: Final = ("21", "22", "23", "27", "38", "39", "44", "54", "P0001", "P0004", "428C9")
@@ -38,7 +38,7 @@ class PostgresUnavailableError(Exception):
 
 
 class PostgresSetupError(Exception):
-    """A mistake in the setup that retries do not cure; the message says what to do."""
+    """The setup is wrong, so retries cannot help; the message says what to do."""
 
 
 def is_unavailable(error: psycopg.Error) -> bool:
@@ -54,7 +54,7 @@ def is_row_error(error: psycopg.Error) -> bool:
 
 
 def connect(url: str, *, autocommit: bool = True) -> Connection:
-    """Connect with the settings that `values` needs for the text of values."""
+    """Connect with the session settings that `values` needs."""
     options = " ".join(f"-c {name}={value}" for name, value in SESSION_SETTINGS.items())
     given = conninfo_to_dict(url)
     before = str(given.get("options") or "")
@@ -83,7 +83,7 @@ class RetryingConnection:
         self._connection: Connection | None = None
 
     def run(self, work: Callable[[Connection], Result]) -> Result:
-        """Call `work`, again on a new connection if the database became unavailable: `work` must be repeatable."""
+        """Call `work`; if the database became unavailable, again on a new connection. `work` must be repeatable."""
         deadline = time.monotonic() + self._wait_max_s
         back_off_s = _BACK_OFF_FIRST_S
         while True:

@@ -1,4 +1,4 @@
-"""The messages for a change: a row (as the reference sync service has it), a state change, or an envelope.
+"""Encode a change as messages: a row (as the reference sync service does), a state change, or an envelope.
 
 Invariant: a format is a pure function of the change and its transaction, so a change that is read again gives the same
 bytes.
@@ -22,7 +22,7 @@ from headwater.postgres.pgoutput import Relation, Row, RowChange
 Format = Literal["rows", "changes", "envelopes"]
 
 UNAVAILABLE: Final = "__debezium_unavailable_value"
-"""In envelopes, the place of a large value that did not change and is therefore not in the log."""
+"""In envelopes, the placeholder for a large value that did not change and is therefore not in the WAL."""
 _KEY_HOLE: Final = "{key}"
 _OP: Final = {"insert": "c", "update": "u", "delete": "d", "truncate": "t"}
 
@@ -38,7 +38,7 @@ class ChangeOrigin:
     xid: int
     lsn: int
     committed_at: dt.datetime | None
-    """None where the source does not say."""
+    """None if the source does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class TableFormat:
     format: Format
     key: tuple[str, ...]
     operations: frozenset[str]
-    """The operations that are published; inserts alone, for the reference's rows."""
+    """The operations that are published; only inserts in the reference's format `rows`."""
 
     @property
     def per_key(self) -> bool:
@@ -66,7 +66,7 @@ def messages_of(change: RowChange, origin: ChangeOrigin | None, how: TableFormat
     if change.operation not in how.operations:
         return
     if change.operation == "truncate":
-        # The keys of the deleted rows are not known, so nothing can be published to streams of single keys.
+        # The keys of the deleted rows are unknown, so nothing can be published to streams of single keys.
         if not how.per_key:
             message = _FORMATTERS[how.format](change, origin, "")
             if message is not None:
@@ -82,7 +82,7 @@ def messages_of(change: RowChange, origin: ChangeOrigin | None, how: TableFormat
     if change.new is not None and change.old is not None and change.old.keys() >= set(how.key):
         before = key_text(change.old, how.key)
     if before != key and (how.per_key or how.format != "rows") and "delete" in how.operations:
-        # The row under the old key does not exist any more; a reader that folds by key needs its deletion.
+        # The row under the old key no longer exists; a reader that folds by key needs its deletion.
         assert change.old is not None
         gone = RowChange("delete", change.relation, None, change.old)
         message = _FORMATTERS[how.format](gone, origin, before)
@@ -165,7 +165,7 @@ _FORMATTERS: Final[dict[Format, Callable[[RowChange, ChangeOrigin | None, str], 
 
 @functools.lru_cache(maxsize=4)
 def _headers_of(origin: ChangeOrigin) -> dict[str, str]:
-    """Spelled once for all changes of a transaction."""
+    """The headers, computed once for all changes of a transaction."""
     at = origin.committed_at
     timestamp = {} if at is None else {"timestamp": at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")}
     return {"txid": str(origin.xid), **timestamp, "lsn": lsn_to_text(origin.lsn)}

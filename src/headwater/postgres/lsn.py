@@ -1,4 +1,4 @@
-"""Positions in Postgres's log, as numbers that compare and as the text that Postgres reads."""
+"""Positions in Postgres's WAL (LSNs), as comparable numbers and as text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ def lsn_from_text(text: str) -> int:
     """`16/B374D848` as a number."""
     high, slash, low = text.partition("/")
     if not slash:
-        raise ValueError(f"{text!r} is not a position in a log: it has the form 16/B374D848")
+        raise ValueError(f"{text!r} is not an LSN, which has the form 16/B374D848")
     return int(high, 16) << 32 | int(low, 16)
 
 

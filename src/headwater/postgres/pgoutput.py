@@ -1,7 +1,7 @@
-"""Decode the messages of Postgres's own output plugin (protocol 1, text values) into transactions.
+"""Decode the messages of Postgres's `pgoutput` plugin (protocol 1, text values) into transactions.
 
-Bytes in, transactions out; nothing here talks to a database. Invariant: a transaction is returned after its commit was
-seen, and complete; a value that is not in the log (a large one that did not change) is never mistaken for NULL.
+This module only decodes bytes and does not talk to a database. Invariant: a transaction is returned only when it is
+complete, after its commit; a value that is not in the WAL (a large one that did not change) is never mistaken for NULL.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _length: Final = struct.Struct("!I")
 
 
 class PgoutputError(Exception):
-    """Bytes that are not what the output plugin sends: another protocol, or a message of a future version."""
+    """The bytes are not valid output of the plugin: another protocol, or a message of a future version."""
 
 
 class _Missing(enum.Enum):
@@ -59,7 +59,7 @@ class Relation:
     converters: tuple[Convert, ...] = field(repr=False, compare=False)
     name: str = field(init=False, compare=False)
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """Of the columns; stored, because every value of every change needs one."""
+    """Converters of the columns; stored, because every value of every change needs one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", f"{self.schema}.{self.table}")
@@ -76,9 +76,9 @@ class RowChange:
     relation: Relation
     new: Row | None = None
     old: Row | None = None
-    """The old key, where it changed or the row is gone; the whole old row where the table has REPLICA IDENTITY FULL."""
+    """The old key, if it changed or the row was deleted; the whole old row if the table has REPLICA IDENTITY FULL."""
     unchanged: tuple[str, ...] = ()
-    """Columns whose (large) values are not in the log because they did not change."""
+    """Columns whose (large) values are not in the WAL because they did not change."""
 
 
 @dataclass(slots=True)
@@ -89,12 +89,12 @@ class Transaction:
     end_lsn: int = 0
     """The position after its commit."""
     commit_lsn: int = 0
-    """Where its commit begins: no change of a later transaction has one before it."""
+    """Where its commit record begins; those of later transactions begin after it."""
 
 
 @dataclass(slots=True)
 class StreamedTransaction:
-    """A transaction of any size: its changes are decoded while they are iterated, which is possible once."""
+    """A transaction of any size, whose changes are decoded during iteration; they can be iterated only once."""
 
     xid: int
     committed_at: dt.datetime
@@ -103,12 +103,12 @@ class StreamedTransaction:
 
 
 class Decoder:
-    """Feed it messages in their order; it returns a transaction when one is complete."""
+    """A decoder. Feed it messages in order; it returns a transaction when one is complete."""
 
     def __init__(self, user_types: Mapping[int, UserType] | None = None, *, as_text: bool = False) -> None:
         self._made_types = user_types or {}
         self._as_text = as_text
-        """Leave every value as the text that Postgres wrote."""
+        """Keep every value as the text that Postgres wrote."""
         self._relations: dict[int, Relation] = {}
         self._open: Transaction | None = None
         self._readers: dict[int, Callable[[bytes], Sequence[RowChange]]] = {
@@ -117,7 +117,7 @@ class Decoder:
             ord("U"): self._on_update,
             ord("D"): self._on_delete,
             ord("T"): self._on_truncate,
-            # Origins, made types and messages of applications say nothing about rows.
+            # Origins, user-defined types and messages of applications do not describe rows.
             ord("O"): _nothing,
             ord("Y"): _nothing,
             ord("M"): _nothing,
@@ -147,7 +147,7 @@ class Decoder:
     ) -> Iterator[StreamedTransaction]:
         """The transactions that end in (start, end].
 
-        Where a transaction ends is known at its commit, so its messages wait until then: in memory up to
+        The end of a transaction is known only at its commit, so its messages are buffered until then: in memory up to
         `memory_max` bytes, and beyond that in a temporary file. Iterate the changes before the next transaction.
         """
         with tempfile.SpooledTemporaryFile(max_size=memory_max) as spool:
@@ -165,7 +165,7 @@ class Decoder:
                     if start < end_lsn <= end:
                         changes = self._spooled(spool, None)
                         yield StreamedTransaction(begun.xid, begun.committed_at, end_lsn, changes)
-                        # Those that were not iterated may describe tables of later transactions.
+                        # Messages that the caller did not iterate may describe tables of later transactions.
                         for _ in changes:
                             pass
                     else:
@@ -203,7 +203,7 @@ class Decoder:
         converters = tuple(
             _same if self._as_text else converter(column.type_oid, self._made_types) for column in columns
         )
-        # pg_catalog is spelled as an empty name.
+        # pg_catalog is sent as an empty name.
         self._relations[oid] = Relation(oid, schema or "pg_catalog", table, identity, tuple(columns), converters)
         return ()
 
@@ -270,7 +270,7 @@ def _string(message: bytes, at: int) -> tuple[str, int]:
 
 
 def _tuple(message: bytes, at: int, relation: Relation) -> tuple[Row, int, list[str]]:
-    """The row, the position after it, and the columns that are not in the log."""
+    """The row, the position after it, and the columns that are not in the WAL."""
     (count,) = _u16(message, at)
     at += 2
     row: Row = {}
@@ -286,16 +286,16 @@ def _tuple(message: bytes, at: int, relation: Relation) -> tuple[Row, int, list[
             at += length
         elif kind == 110:  # n: NULL
             row[names[number]] = None
-        elif kind == 117:  # u: unchanged and not in the log
+        elif kind == 117:  # u: unchanged and not in the WAL
             unchanged.append(names[number])
         else:
-            raise PgoutputError(f"A value of kind {chr(kind)!r}: only text was asked for.")
+            raise PgoutputError(f"Postgres sent a value of kind {chr(kind)!r}, but only text was requested.")
     return row, at, unchanged
 
 
 def _key_of(row: Row, relation: Relation) -> Row:
-    """The columns of an old key; the others are sent as NULL and have no meaning."""
+    """The columns of an old key; the others are sent as NULL and are meaningless."""
     if relation.identity == "f":
-        # The row is of a partition that does not have the identity of its table. Its key has no NULL.
+        # The row is in a partition whose replica identity differs from that of its table. A key has no NULL.
         return {name: value for name, value in row.items() if value is not None}
     return {name: row[name] for name in relation.key_columns if name in row}

@@ -1,10 +1,10 @@
 """Read changes from a replication slot: create, inspect, plan, read, advance, drop.
 
-Reading does not move a slot; only `advance` does, and only to where everything was delivered. Three traps: after a
-crash a slot may be further back than it was advanced to, so reads drop what ends at or before their start; only what
-is flushed can be decoded, so plans end at the flushed end of the log at most; and a read may return one transaction
-beyond its limit, so what ends after the end is dropped. Invariant: a read of (start, end] returns the same transactions
-every time, until the slot is advanced.
+Reading does not move a slot; only `advance` does, and only to a position before which everything was delivered. Three
+pitfalls: after a crash a slot may be before the position that it was advanced to, so reads drop transactions that end
+at or before their start; only flushed WAL can be decoded, so plans end at the flushed end at the latest; and a read may
+return one transaction beyond its limit, so transactions after the end are dropped. Invariant: a read of (start, end]
+returns the same transactions every time, until the slot is advanced.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ PLUGIN: Final = "pgoutput"
 _COMMIT: Final = ord("C")
 _BUSY_WAIT_S: Final = 15.0
 _LISTS_RUNNING_TRANSACTIONS: Final = 160000
-"""The release from which a session may have the running transactions logged, which lets a slot's restart point move."""
+"""The first release in which a session can log the running transactions, which advances a slot's restart point."""
 
 
 _PUBLISHES_GENERATED: Final = 180000
-"""The release from which stored generated columns can be published, and from which Postgres refuses UPDATE and DELETE
-on a published table with REPLICA IDENTITY FULL if it has generated columns that are not published."""
+"""The first release that can publish stored generated columns, and that rejects UPDATE and DELETE on a published table
+with REPLICA IDENTITY FULL if it has generated columns that are not published."""
 
 
 class SlotLostError(PostgresSetupError):
-    """Changes were removed from the log before they were read; only a new first copy can help."""
+    """Changes were removed from the WAL before they were read; only a new first copy can help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +60,11 @@ class SlotState:
     current_lsn: int
     wal_status: str
     kept_bytes_left: int | None
-    """How much more log may be written before the slot is lost; None without a ceiling."""
+    """How much more WAL may be written before the slot is lost; None if there is no limit."""
 
     @property
     def lag_bytes(self) -> int:
-        """How much of its log Postgres keeps for this slot."""
+        """How much WAL Postgres keeps for this slot."""
         return max(0, self.current_lsn - self.restart_lsn)
 
     @property
@@ -124,7 +124,7 @@ def create(connection: Connection, name: str) -> SlotState:
 
 
 def drop(connection: Connection, name: str) -> bool:
-    """Drop the slot, after waiting for a reader that is ending; whether there was one."""
+    """Drop the slot, after waiting for its reader to end; return whether there was one."""
     deadline = time.monotonic() + _BUSY_WAIT_S
     while True:
         try:
@@ -149,19 +149,19 @@ def publish(
     key: Sequence[str] = (),
     generated: bool = False,
 ) -> None:
-    """Have changes of these tables decoded from now on, without a gap.
+    """Publish changes of these tables from now on, without a gap.
 
-    A partitioned table is published under its own name. A table whose old rows would not name `key`, or that has no
-    replica identity at all, gets REPLICA IDENTITY FULL: Postgres refuses UPDATE and DELETE on a published table
-    without a replica identity, also those of the application. Stored generated columns are published, where Postgres
-    can, if `generated` asks for them, and always with REPLICA IDENTITY FULL, for the same reason.
+    A partitioned table is published under its own name. A table whose old rows would not include `key`, or that has no
+    replica identity at all, gets REPLICA IDENTITY FULL: Postgres rejects UPDATE and DELETE on a published table
+    without a replica identity, including those of the application. Stored generated columns are published, if Postgres
+    supports it, if `generated` is set, and always with REPLICA IDENTITY FULL, for the same reason.
     """
     for table in tables:
         if not exists(connection, table):
-            raise PostgresSetupError(f"There is no table {table.text} to read changes of.")
+            raise PostgresSetupError(f"There is no table {table.text} to read changes from.")
     name = sql.Identifier(publication)
     if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
-        with contextlib.suppress(psycopg.errors.DuplicateObject):  # Another reader was quicker.
+        with contextlib.suppress(psycopg.errors.DuplicateObject):  # Another reader created it first.
             connection.execute(sql.SQL("CREATE PUBLICATION {} WITH (publish_via_partition_root = true)").format(name))
     for table in tables:
         try:
@@ -177,8 +177,8 @@ def publish(
                 if generated or lacking or is_full:
                     _publish_generated(connection, publication, table, is_full=is_full)
                 if not is_published(connection, publication, table):
-                    # A transaction that wrote before the table was published and commits afterwards would be missed,
-                    # by the snapshot and by the slot. The lock lets those end first.
+                    # Neither the snapshot nor the slot would include a transaction that wrote before the table was
+                    # published and commits afterwards. The lock waits for such transactions.
                     connection.execute(sql.SQL("LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE").format(table.quoted))
                     connection.execute(sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, table.quoted))
                 for part in lacking:
@@ -203,7 +203,7 @@ def is_published(connection: Connection, publication: str, table: TableName) -> 
 
 
 def _publish_by_root(connection: Connection, publication: str, table: TableName) -> None:
-    """Without this setting the changes of a partitioned table have the names of its partitions."""
+    """Publish the changes of a partitioned table under its own name, not under those of its partitions."""
     if not is_partitioned(connection, table):
         return
     setting = connection.execute("SELECT pubviaroot FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
@@ -213,7 +213,7 @@ def _publish_by_root(connection: Connection, publication: str, table: TableName)
 
 
 def _publish_generated(connection: Connection, publication: str, table: TableName, *, is_full: bool) -> None:
-    """Have stored generated columns published, where Postgres can."""
+    """Publish stored generated columns, if Postgres supports it."""
     if connection.info.server_version < _PUBLISHES_GENERATED:
         return
     kinds = generated_kinds(connection, table)
@@ -227,7 +227,7 @@ def _publish_generated(connection: Connection, publication: str, table: TableNam
 
 
 def set_full_identity(connection: Connection, table: TableName) -> None:
-    """Set REPLICA IDENTITY FULL, unless Postgres would refuse the application's changes afterwards."""
+    """Set REPLICA IDENTITY FULL, unless Postgres would then reject the application's changes."""
     if connection.info.server_version >= _PUBLISHES_GENERATED:
         kinds = generated_kinds(connection, table)
         if "v" in kinds:
@@ -240,7 +240,7 @@ def set_full_identity(connection: Connection, table: TableName) -> None:
 def _virtual_columns(table: TableName) -> PostgresSetupError:
     return PostgresSetupError(
         f"Table {table.text} has a virtual generated column: Postgres refuses UPDATE and DELETE on a published table"
-        " that has one and REPLICA IDENTITY FULL. Make the column STORED, or use the table without what needs old rows."
+        " that has one and REPLICA IDENTITY FULL. Make the column STORED, or disable the options that need old rows."
     )
 
 
@@ -260,18 +260,18 @@ def _check_other_publications(connection: Connection, table: TableName) -> None:
 
 
 def flushed_lsn(connection: Connection) -> int:
-    """The end of the log up to which changes can be decoded."""
+    """The end of the flushed WAL, up to which changes can be decoded."""
     row = connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchone()
     assert row is not None
     return lsn_from_text(row[0])
 
 
 def last_commit(connection: Connection, slot: str, publication: str, end: int, changes_max: int) -> tuple[int, int]:
-    """Where the last transaction ends that begins within so many changes, and how many messages lead there.
+    """The end of the last transaction that begins within `changes_max` changes, and the number of messages up to it.
 
-    (0, 0) when there is none. Decoded and counted by Postgres: nothing is sent.
+    (0, 0) if there is none. Postgres decodes and counts; no changes are sent.
     """
-    row = _busy(
+    row = _retry_while_busy(
         connection,
         "SELECT coalesce(max(lsn) FILTER (WHERE get_byte(data, 0) = %s), '0/0')::text, count(*)"
         " FROM pg_logical_slot_peek_binary_changes(%s, %s, %s, 'proto_version', '1', 'publication_names', %s)",
@@ -284,11 +284,11 @@ def last_commit(connection: Connection, slot: str, publication: str, end: int, c
 def messages(
     connection: Connection, slot: str, publication: str, end: int, messages_max: int | None = None
 ) -> list[bytes]:
-    """What the slot holds up to `end`, as the plugin writes it, or the first `messages_max` messages of it.
+    """The slot's messages up to `end`, as the plugin writes them, but at most the first `messages_max`.
 
-    Postgres decodes whole transactions, whatever their size, so the limit is on what is sent to us.
+    Postgres decodes whole transactions of any size, so the limit applies only to what it sends.
     """
-    cursor = _busy(
+    cursor = _retry_while_busy(
         connection,
         "SELECT data FROM pg_logical_slot_peek_binary_changes"
         "(%s, %s, %s, 'proto_version', '1', 'publication_names', %s) LIMIT %s",
@@ -299,7 +299,7 @@ def messages(
 
 
 def stream_messages(connection: Connection, slot: str, publication: str, end: int) -> Iterator[bytes]:
-    """The same, one after the other and without holding them in memory. Ends with a closed connection if broken off."""
+    """The same, one by one and without holding them in memory. If the iteration is abandoned, the connection closes."""
     query = sql.SQL(
         "COPY (SELECT data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL, 'proto_version', '1',"
         " 'publication_names', {})) TO STDOUT (FORMAT binary)"
@@ -324,10 +324,10 @@ def stream_messages(connection: Connection, slot: str, publication: str, end: in
             connection.close()
 
 
-def transactions(connection: Connection, said: Sequence[bytes], start: int, end: int) -> Iterator[Transaction]:
-    """Those that end in (start, end]."""
+def transactions(connection: Connection, messages: Sequence[bytes], start: int, end: int) -> Iterator[Transaction]:
+    """The transactions that end in (start, end]."""
     decoder = Decoder(user_types(connection))
-    for message in said:
+    for message in messages:
         done = decoder.feed(message)
         if done is not None and start < done.end_lsn <= end:
             yield done
@@ -338,20 +338,20 @@ def advance(connection: Connection, slot: str, lsn: int) -> None:
     now = state(connection, slot)
     if now is None or now.confirmed_lsn >= lsn:
         return
-    _busy(connection, "SELECT pg_replication_slot_advance(%s, %s)", [slot, lsn_to_text(lsn)])
+    _retry_while_busy(connection, "SELECT pg_replication_slot_advance(%s, %s)", [slot, lsn_to_text(lsn)])
 
 
-def let_restart_move(connection: Connection) -> None:
-    """Every read decodes again from the slot's restart point; have it move, where the release and our role allow it."""
+def advance_restart_point(connection: Connection) -> None:
+    """Advance the slot's restart point, from which every read decodes, if the release and our role allow it."""
     if connection.info.server_version >= _LISTS_RUNNING_TRANSACTIONS:
-        # Without the privilege it moves in Postgres's own rhythm, every 15 s.
+        # Without the privilege, Postgres advances it every 15 s.
         with contextlib.suppress(psycopg.errors.InsufficientPrivilege):
             connection.execute("SELECT pg_log_standby_snapshot()")
 
 
 def check(found: SlotState | None, name: str, start: int) -> SlotState:
     """Check that the slot still has everything after `start`."""
-    again = f" Drop it and its checkpoint to begin with a new snapshot: headwater sync slots drop {name}."
+    again = f" Drop it and its checkpoint to start with a new snapshot: headwater sync slots drop {name}."
     if found is None:
         raise SlotLostError(
             f"The slot {name} does not exist: it was dropped, or the database was restored without it.{again}"
@@ -362,16 +362,16 @@ def check(found: SlotState | None, name: str, start: int) -> SlotState:
         )
     if found.confirmed_lsn > start:
         raise SlotLostError(
-            f"The slot {name} stands at {lsn_to_text(found.confirmed_lsn)}, but only changes up to"
-            f" {lsn_to_text(start)} were delivered: another client advanced it or created it again.{again}"
+            f"The slot {name} is at {lsn_to_text(found.confirmed_lsn)}, but only changes up to"
+            f" {lsn_to_text(start)} were delivered: another client advanced or recreated it.{again}"
         )
     return found
 
 
-def _busy(
+def _retry_while_busy(
     connection: Connection, query: str, parameters: Sequence[object], *, binary: bool = False
 ) -> psycopg.Cursor[tuple[Any, ...]]:
-    """Retry while another reader has the slot: that of an abandoned task may need a moment to end."""
+    """Retry while another reader uses the slot: the reader of an abandoned task may need a moment to end."""
     deadline = time.monotonic() + _BUSY_WAIT_S
     while True:
         try:

@@ -1,8 +1,8 @@
-"""The first copy of a table: its rows before its changes were followed, copied once within the database.
+"""The first copy of a table: the rows that exist before its changes are followed, copied once within the database.
 
-A copy is a separate table, made in one transaction with a note of the transactions that it saw. It can be read in
-pieces, by any node, again after any crash, always with the same result. Invariant: a transaction's changes of a table
-are in its copy or in the change feed, never in both: those that the copy saw are dropped from the feed.
+A copy is a separate table, created in one transaction with a record of the transactions that it saw. It can be read in
+pieces, by any node, and again after any crash, always with the same result. Invariant: a transaction's changes of a
+table are in its copy or in the change feed, never in both: those that the copy saw are dropped from the feed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _XIDS_PER_EPOCH: Final = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class VisibleTransactions:
-    """Which other transactions a transaction saw."""
+    """The transactions that a transaction saw."""
 
     xmin: int
     xmax: int
     running: frozenset[int]
     lsn: int
-    """The end of the log shortly after: a transaction that commits later was not seen."""
+    """The end of the WAL shortly after: a transaction that commits later was not seen."""
 
     def has(self, xid: int, end_lsn: int) -> bool:
-        """Whether the changes of this transaction were seen; `xid` as the log has it, without its epoch."""
+        """Whether the changes of this transaction were seen; `xid` as in the WAL, without its epoch."""
         if end_lsn > self.lsn:
             return False
-        # Everything that commits at or before `lsn` was running within one epoch of us.
+        # Every transaction that commits at or before `lsn` ran within one epoch of ours.
         full = (self.xmax & ~(_XIDS_PER_EPOCH - 1)) | xid
         if full > self.xmax + (_XIDS_PER_EPOCH >> 1):
             full -= _XIDS_PER_EPOCH
@@ -49,7 +49,7 @@ class VisibleTransactions:
 
 @dataclass(frozen=True, slots=True)
 class TableCopy:
-    """The rows of a table at the time when its changes began to be followed."""
+    """The rows of a table when its changes began to be followed."""
 
     table: TableName
     copy: TableName
@@ -57,7 +57,7 @@ class TableCopy:
     seen: VisibleTransactions
     columns: tuple[RelationColumn, ...]
     oid: int
-    """Of the table that was copied: one of the same name that was created later has another."""
+    """The id of the copied table; a table of the same name that was created later has another."""
     key: tuple[str, ...] = ()
     """The primary key at the time of the copy, for changes that are read after the table was dropped."""
     generation: int = 0
@@ -65,7 +65,7 @@ class TableCopy:
 
     @property
     def name(self) -> str:
-        """The copy's name in Spark's offsets."""
+        """The name of the copy in Spark's offsets."""
         return f"{self.table.text}#{self.generation}" if self.generation else self.table.text
 
 
@@ -90,8 +90,8 @@ def prepare(connection: Connection) -> None:
         pass  # Another reader created it at the same time.
 
 
-def note_beginning(connection: Connection, slot: str, lsn: int) -> None:
-    """Note where a query begins: its first batch, planned again after a crash, must begin there too."""
+def record_start(connection: Connection, slot: str, lsn: int) -> None:
+    """Record where a query starts: its first batch must start there again if it is planned again after a crash."""
     connection.execute(
         f"INSERT INTO {SCHEMA}.beginnings (slot, lsn) VALUES (%s, %s)"
         " ON CONFLICT (slot) DO UPDATE SET lsn = excluded.lsn",
@@ -99,8 +99,8 @@ def note_beginning(connection: Connection, slot: str, lsn: int) -> None:
     )
 
 
-def beginning(connection: Connection, slot: str) -> int | None:
-    """Where the query of this slot began, if everything that its first batch was planned from still exists."""
+def recorded_start(connection: Connection, slot: str) -> int | None:
+    """Where the query of this slot started, if everything that its first batch needs still exists."""
     row = connection.execute(f"SELECT lsn::text FROM {SCHEMA}.beginnings WHERE slot = %s", [slot]).fetchone()
     if row is None:
         return None
@@ -113,7 +113,7 @@ def beginning(connection: Connection, slot: str) -> int | None:
 
 
 def take(connection: Connection, slot: str, table: TableName, *, with_rows: bool) -> TableCopy:
-    """The copy for this slot, made if there is none. Without rows, changes alone are followed, from now on.
+    """The copy for this slot, created if there is none. Without rows, only changes from now on are followed.
 
     A table that was dropped and created again is copied again.
     """
@@ -154,7 +154,7 @@ def load(connection: Connection, slot: str, table: TableName) -> TableCopy | Non
     if row is None:
         return None
     name, rows, snapshot, lsn, described, oid, generation = row
-    if oid is None:  # Noted by an earlier release.
+    if oid is None:  # Recorded by an earlier release.
         oid = table_oid(connection, table) or 0
         connection.execute(
             f"UPDATE {SCHEMA}.snapshots SET oid = %s WHERE slot = %s AND relation = %s", [oid, slot, table.text]
@@ -182,7 +182,7 @@ def read(connection: Connection, copy: TableCopy, first: int, last: int) -> Iter
         last,
         sql.Identifier(_ROW_NUMBER),
     )
-    # Through COPY, because it spells values with the types' output functions, as the log's plugin does.
+    # Through COPY, because it writes values with the types' output functions, as the plugin does.
     with connection.cursor().copy(query) as out:
         for row in out.rows():
             yield {
@@ -198,7 +198,7 @@ def relation_of(copy: TableCopy, key: tuple[str, ...]) -> Relation:
 
 
 def discard_rows(connection: Connection, copy: TableCopy) -> None:
-    """Delete the rows after their delivery; the note of what the copy saw is kept."""
+    """Delete the rows after their delivery; keep the record of the transactions that the copy saw."""
     connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(copy.copy.quoted))
 
 
@@ -228,7 +228,7 @@ def _fill(connection: Connection, table: TableName, copy: TableName) -> int:
 
 
 def _copy_name(connection: Connection, slot: str, table: TableName) -> str:
-    """Short enough for Postgres, whatever the names are."""
+    """A name that is short enough for Postgres, however long the other names are."""
     row = connection.execute("SELECT md5(%s)", [f"{slot} {table.text}"]).fetchone()
     assert row is not None
     return f"copy_{row[0]}"

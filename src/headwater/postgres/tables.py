@@ -1,7 +1,7 @@
-"""Tables with one row per event: what fills each column, and the statement that inserts the rows.
+"""Tables with one row per event: the source of each column, and the statement that inserts the rows.
 
 Invariant: every such table has a unique key of the stream's name, the event's offset and the incarnation of the stream,
-so an event that is written again has no effect, and the events of a stream that was deleted and recreated are new rows.
+so writing an event again has no effect, and the events of a recreated stream are new rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INCARNATION: Final = "@incarnation"
 COLUMN_TYPES: Final = {STREAM: "text", OFFSET: "text", POSITION: "bigint", PAYLOAD: "jsonb", INCARNATION: "text"}
 
 INCARNATION_COLUMN: Final = "ds_incarnation"
-"""The column that is added where a mapping names none. Empty: written before offsets named the incarnation."""
+"""The column that is added if a mapping does not name one. Empty in rows from before offsets had an incarnation."""
 
 SESSION_EVENTS: Final[Mapping[str, str]] = {
     "stream_name": STREAM,
@@ -37,7 +37,7 @@ SESSION_EVENTS: Final[Mapping[str, str]] = {
     "payload": PAYLOAD,
     "ds_offset": OFFSET,
 }
-"""The columns of the reference's `session_events`, and what fills them."""
+"""The columns of the reference's `session_events`, and their sources."""
 
 _ITEMS: Final = """
 CREATE TABLE IF NOT EXISTS {} (
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS {} (
     created_at TIMESTAMPTZ DEFAULT NOW()
 )"""
 
-BOOKS: Final = """
+JOB_TABLES: Final = """
 CREATE SCHEMA IF NOT EXISTS headwater;
 CREATE TABLE IF NOT EXISTS headwater.dead_letters (
     id BIGSERIAL PRIMARY KEY,
@@ -95,17 +95,17 @@ _TEXT_TYPES: Final = frozenset(("text", "character varying", "smallint", "intege
 
 @dataclass(frozen=True, slots=True)
 class EventMapping:
-    """A table, and for each of its columns what fills it: `@stream`, `@offset`, `@incarnation`, `@position`,
-    `@payload`, or the path of a field of the event, such as `value.status`."""
+    """A table and the source of each of its columns: `@stream`, `@offset`, `@incarnation`, `@position`, `@payload`, or
+    the path of a field of the event, such as `value.status`."""
 
     table: TableName
     columns: Mapping[str, str]
     types: Mapping[str, str]
-    """Types of columns, for a table that is yet to be made; else text, or what suits the whole values."""
+    """Types of columns, for a table that does not exist yet; by default text, or the natural type of an `@` source."""
 
     @property
     def filled(self) -> Mapping[str, str]:
-        """The columns with the one of the incarnation, which a mapping may leave out."""
+        """The columns, including that of the incarnation, which a mapping may omit."""
         if INCARNATION in self.columns.values():
             return self.columns
         return {**self.columns, INCARNATION_COLUMN: INCARNATION}
@@ -118,14 +118,14 @@ class EventMapping:
             return by_source[STREAM], by_source[OFFSET], by_source[INCARNATION]
         except KeyError as missing:
             raise PostgresSetupError(
-                f"The mapping of table {self.table.text} has no column for {missing}: events are known by their stream"
-                " and offset, so both must be written."
+                f"The mapping of table {self.table.text} has no column for {missing}: events are identified by their"
+                " stream and offset, so both must be written."
             ) from None
 
 
 def prepare(connection: Connection, mapped: EventMapping) -> None:
-    """Make what is missing: the table, its key, the dead letters and the book of batches."""
-    create_once(connection, sql.SQL(BOOKS))
+    """Create what is missing: the table, its key, and the tables of dead letters and batches."""
+    create_once(connection, sql.SQL(JOB_TABLES))
     if INCARNATION_COLUMN not in _column_names(connection, TableName("headwater", "dead_letters")):
         create_once(connection, sql.SQL(_LETTERS_MIGRATION))
     if not exists(connection, mapped.table):
@@ -144,20 +144,20 @@ def prepare(connection: Connection, mapped: EventMapping) -> None:
     except psycopg.errors.UniqueViolation as error:
         key = mapped.key if mapped.key[2] in there else mapped.key[:2]
         raise PostgresSetupError(
-            f"Table {mapped.table.text} holds some events twice, so it cannot get its key:"
+            f"Table {mapped.table.text} contains some events twice, so its key cannot be created:"
             f" {error.diag.message_detail} Keep one row of each event with: {_deletion(connection, mapped, key)}"
         ) from None
     except psycopg.errors.InsufficientPrivilege:
         spelled = sql.SQL("; ").join(steps).as_string(connection)
         raise PostgresSetupError(
-            f"Table {mapped.table.text} needs a key with the incarnation of the stream, and the pipeline's role may not"
-            f" change the table. Let its owner run: {spelled};"
+            f"Table {mapped.table.text} needs a key with the incarnation of the stream, and the pipeline's role is not"
+            f" allowed to change the table. As its owner, run: {spelled};"
         ) from None
-    log.info("table %s: its key has the incarnation of the stream now", mapped.table.text)
+    log.info("table %s: added the incarnation of the stream to its key", mapped.table.text)
 
 
 def _column_migration(mapped: EventMapping, there: set[str]) -> list[sql.Composed]:
-    """Rows from before have an empty incarnation. A constant default changes no row on the disk."""
+    """Add the column. Existing rows have an empty incarnation; a constant default rewrites no row on disk."""
     column = mapped.key[2]
     if column in there:
         return []
@@ -166,7 +166,7 @@ def _column_migration(mapped: EventMapping, there: set[str]) -> list[sql.Compose
 
 
 def _key_migration(connection: Connection, mapped: EventMapping) -> list[sql.Composed]:
-    """A key of stream and offset alone would refuse the events of a stream that was created again: it is replaced."""
+    """Replace a key of only stream and offset, which would reject the events of a recreated stream."""
     key = sql.SQL(", ").join(map(sql.Identifier, mapped.key))
     steps: list[sql.Composed] = []
     for index, constraint, is_primary in unique_indexes(connection, mapped.table, mapped.key[:2]):
@@ -185,19 +185,19 @@ def _key_migration(connection: Connection, mapped: EventMapping) -> list[sql.Com
 
 
 def prepare_items(connection: Connection, table: TableName) -> None:
-    """The reference's source table, if it is missing."""
+    """Create the reference's source table if it is missing."""
     create_once(connection, sql.SQL(_ITEMS).format(table.quoted))
 
 
 def insertion(connection: Connection, mapped: EventMapping) -> str:
     """The statement that moves staged rows, numbered from STAGED_FIRST to STAGED_LAST, into the table, in order.
 
-    Where ONLY_NEW is replaced by `only_new`, rows whose event is in the table under another key are left out.
+    If ONLY_NEW is replaced by `only_new`, rows whose event is in the table under another key are skipped.
     """
     types = {column.name: column.type_name for column in columns(connection, mapped.table)}
     names = list(mapped.filled)
     values = sql.SQL(", ").join(value_of(mapped, name, types[name]) for name in names)
-    # OFFSET 0 keeps the inner query by itself, so that each payload is parsed once and not for each column.
+    # OFFSET 0 keeps the inner query separate, so that each payload is parsed once, not once per column.
     statement = sql.SQL(
         "INSERT INTO {table} ({names}) SELECT {values} FROM (SELECT n, stream, ds_offset, incarnation, position,"
         " payload::jsonb AS payload FROM pg_temp.headwater_staged AS event WHERE n BETWEEN " + STAGED_FIRST + " AND "
@@ -213,10 +213,10 @@ def insertion(connection: Connection, mapped: EventMapping) -> str:
 
 
 def only_new(connection: Connection, mapped: EventMapping) -> str:
-    """The condition that an event is not in the table under another key, from before offsets named the incarnation.
+    """The condition that an event is not in the table under another key, from before offsets had an incarnation.
 
     Rows without an incarnation belong to the one that `earlier_rows` names. An event without one (of a batch that was
-    planned before the upgrade, or of another server) is known by its stream and offset alone.
+    planned before the upgrade, or of another server) is identified by only its stream and offset.
     """
     stream, offset, incarnation = map(sql.Identifier, mapped.key)
     condition = sql.SQL(
@@ -238,8 +238,8 @@ def adoption(connection: Connection, mapped: EventMapping) -> str:
     """The statement that decides, once for each stream, which incarnation the rows without one belong to.
 
     It takes the streams and their incarnations as two arrays. Rows belong to the incarnation of the staged events if
-    those continue after them, or repeat some of them and contradict none. If a stream has no such rows, or they are of
-    a stream that was deleted before the upgrade, the answer is the empty incarnation, and no event is taken for one.
+    those continue after them, or repeat some of them and contradict none. If a stream has no such rows, or they are
+    from a stream that was deleted before the upgrade, the result is the empty incarnation, which matches no event.
     """
     stream, offset, incarnation = map(sql.Identifier, mapped.key)
     statement = sql.SQL(
@@ -299,7 +299,7 @@ def value_of(mapped: EventMapping, name: str, type_name: str) -> sql.Composable:
         case "@payload":
             return sql.SQL("payload::{}").format(cast)
         case _ if type_name.endswith("[]"):
-            # The text of a JSON list is not an array literal; this conversion knows lists within lists, too.
+            # The text of a JSON list is not an array literal; this conversion also handles nested lists.
             return sql.SQL(
                 "(jsonb_populate_record(NULL::{}, jsonb_build_object({}, payload #> {}::text[]))).{}"
             ).format(mapped.table.quoted, sql.Literal(name), sql.Literal(source.split(".")), sql.Identifier(name))
@@ -311,7 +311,7 @@ def value_of(mapped: EventMapping, name: str, type_name: str) -> sql.Composable:
 
 def _creation(mapped: EventMapping) -> sql.Composed:
     lines = [sql.SQL("id SERIAL PRIMARY KEY")] if "id" not in mapped.columns else []
-    required = {STREAM, PAYLOAD}  # As the reference has it: an application may insert rows without an offset.
+    required = {STREAM, PAYLOAD}  # As in the reference: an application may insert rows without an offset.
     described: list[sql.Composable] = list(lines)
     for name, source in mapped.filled.items():
         type_name = mapped.types.get(name) or COLUMN_TYPES.get(source, "text")
@@ -330,7 +330,7 @@ def _deletion(connection: Connection, mapped: EventMapping, key: Sequence[str]) 
 
 
 def unique_indexes(connection: Connection, table: TableName, key: Sequence[str]) -> list[tuple[str, str | None, bool]]:
-    """The unique indexes over just these columns: name, the constraint that each belongs to, whether it is primary."""
+    """The unique indexes over exactly these columns: name, constraint of each, and whether it is the primary key."""
     return connection.execute(
         "SELECT relname::text, conname::text, indisprimary FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid"
         " LEFT JOIN pg_constraint ON conindid = indexrelid AND contype IN ('p', 'u') WHERE indrelid = to_regclass(%s)"
@@ -342,7 +342,7 @@ def unique_indexes(connection: Connection, table: TableName, key: Sequence[str])
 
 
 def create_once(connection: Connection, statement: sql.SQL | sql.Composed) -> None:
-    """Two makers at the same moment may trip over each other although both say IF NOT EXISTS; then it is there."""
+    """Run a CREATE … IF NOT EXISTS, which can fail if two sessions run it at the same time; then the object exists."""
     try:
         with connection.transaction():
             connection.execute(statement)

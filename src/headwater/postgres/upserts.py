@@ -1,7 +1,7 @@
 """Tables that hold the current rows of change streams: the statements that upsert and delete rows by key.
 
-Invariant: rows and the position of their stream change in one transaction, under a lock on the position, so a change
-that is brought again has no effect, and an older change never replaces a newer one.
+Invariant: rows and the position of their stream change in one transaction, under a lock on the position, so applying a
+change again has no effect, and an older change never replaces a newer one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from psycopg import sql
 from headwater.postgres.catalog import TableName, columns, exists
 from headwater.postgres.connections import Connection, PostgresSetupError
 from headwater.postgres.tables import (
-    BOOKS,
     COLUMN_TYPES,
+    JOB_TABLES,
     STAGED_FIRST,
     STAGED_LAST,
     STREAM,
@@ -50,7 +50,7 @@ _DELETES: Final = "('delete', 'remove')"
 
 @dataclass(frozen=True, slots=True)
 class UpsertMapping:
-    """A table, what fills each of its columns, and the columns that identify a row."""
+    """A table, the source of each of its columns, and the columns that identify a row."""
 
     table: TableName
     columns: Mapping[str, str]
@@ -60,12 +60,12 @@ class UpsertMapping:
 
 
 class UpsertStatements(msgspec.Struct, frozen=True, tag=True):
-    """What a task needs to apply changes to one table; staged rows are selected as in `tables.insertion`."""
+    """The statements that apply changes to one table; staged rows are selected as in `tables.insertion`."""
 
     upsert: str
-    """Apply a range of changes; of each key the last one counts."""
+    """Apply a range of changes; the last change of each key wins."""
     patch: str
-    """Apply one change that leaves out columns, which keep their values."""
+    """Apply one change that omits columns, which keep their values."""
     reset: str
     """Delete all rows of the stream of one staged row."""
 
@@ -78,7 +78,7 @@ class StreamPosition:
 
 def prepare(connection: Connection, mapping: UpsertMapping) -> UpsertStatements:
     """Create the table and its key if they are missing, and compose the statements."""
-    create_once(connection, sql.SQL(BOOKS))
+    create_once(connection, sql.SQL(JOB_TABLES))
     create_once(connection, sql.SQL(_POSITIONS))
     if not exists(connection, mapping.table):
         create_once(connection, _creation(mapping))
@@ -107,7 +107,7 @@ def prepare(connection: Connection, mapping: UpsertMapping) -> UpsertStatements:
 
 
 def lock_positions(connection: Connection, job: str, streams: Iterable[str]) -> dict[str, StreamPosition]:
-    """The position of each stream, locked until the transaction ends; in order, so that two jobs cannot deadlock."""
+    """The position of each stream, locked until the transaction ends. Locked in order to avoid deadlocks of jobs."""
     names = sorted(streams)
     connection.execute(_LOCK, [job, names])
     rows = connection.execute(_LOCKED, [job, names]).fetchall()
@@ -132,7 +132,7 @@ def _creation(mapping: UpsertMapping) -> sql.Composed:
 
 
 def _changes(mapping: UpsertMapping, types: Mapping[str, str]) -> sql.Composable:
-    """The last change of each key in a range of staged rows, with its key in columns of their own."""
+    """The last change of each key in a range of staged rows, with the key in separate columns."""
     keys = [_key_value(mapping, name, types[name]) for name in mapping.key]
     aliases = [sql.Identifier(f"key_{number}") for number in range(len(keys))]
     selected = sql.SQL(", ").join(
@@ -212,7 +212,7 @@ def _value(mapping: UpsertMapping, name: str, type_name: str) -> sql.Composable:
 
 
 def _key_value(mapping: UpsertMapping, name: str, type_name: str) -> sql.Composable:
-    """A column of the key. A delete has no value, but often an old value, and its key is that of a single column."""
+    """A column of the key. A delete has no value, but often an old value, or the message's key for a single column."""
     source = mapping.columns[name]
     if not source.startswith(_VALUE):
         return _value(mapping, name, type_name)

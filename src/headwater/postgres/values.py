@@ -1,7 +1,7 @@
-"""Convert the text that Postgres writes for a value to JSON, without losing a digit.
+"""Convert the text that Postgres writes for a value to JSON, without losing digits.
 
-Integers and floats stay as they are written, json and jsonb as they are stored; what JSON has no number for (NaN,
-numeric, dates, bytes) stays the text that Postgres reads back. Invariant: one text always gives the same JSON.
+Integers and floats keep their digits, json and jsonb their text. Values that JSON numbers cannot represent (NaN,
+numeric, dates, bytes) become strings that Postgres can read back. Invariant: one text always gives the same JSON.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class UserType:
     """A user-defined type: a domain, or an array."""
 
     base: int = 0
-    """What a domain restricts."""
+    """The base type of a domain."""
     element: int = 0
-    """What an array holds."""
+    """The element type of an array."""
     delimiter: str = ","
 
 
@@ -70,7 +70,7 @@ _SCALARS: Final[dict[int, Convert]] = {
 }
 
 _ARRAYS: Final[dict[int, int]] = {
-    # The arrays that every database has, and what they hold.
+    # The built-in array types and their element types.
     1000: 16,  # bool
     1001: 17,  # bytea
     1002: 18,  # "char"
@@ -126,7 +126,7 @@ def _array_of(element: int, delimiter: str, made: Mapping[int, UserType]) -> Con
 
 
 def parse_array(text: str, convert: Convert, delimiter: str = ",") -> list[Any]:
-    """An array literal, such as `{1,NULL,"a,b"}` or `[0:1]={…}`, as lists within lists."""
+    """Parse an array literal, such as `{1,NULL,"a,b"}` or `[0:1]={…}`, to nested lists."""
     at = text.index("=") + 1 if text.startswith("[") else 0
     if text[at] != "{":
         raise ValueError(f"not an array: {text!r}")
@@ -151,7 +151,7 @@ def parse_array(text: str, convert: Convert, delimiter: str = ",") -> list[Any]:
         else:
             start = at
             while text[at] != delimiter and text[at] != "}":
-                # Outside of quotes a backslash takes the next letter as it is, too.
+                # Outside quotes, too, a backslash escapes the next character.
                 at += 2 if text[at] == "\\" else 1
             value = text[start:at]
             open_lists[-1].append(None if value == "NULL" else convert(value))
@@ -159,7 +159,7 @@ def parse_array(text: str, convert: Convert, delimiter: str = ",") -> list[Any]:
 
 
 def _quoted(text: str, at: int) -> tuple[str, int]:
-    """What stands up to the closing quote, and the place behind that."""
+    """The text up to the closing quote, and the position after the quote."""
     letters: list[str] = []
     while text[at] != '"':
         if text[at] == "\\":

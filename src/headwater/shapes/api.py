@@ -1,7 +1,7 @@
-"""Requests to responses: the snapshot and the log in chunks, long-polls, events, and subsets.
+"""Handle requests: the snapshot and the log in chunks, long-polls, server-sent events, and subsets.
 
 A handler finds the shape, reads its log, and renders. Invariant: a client that continues where the last response ended
-misses nothing and gets nothing twice; one whose shape is gone is sent to the new one.
+misses nothing and gets nothing twice; a client whose shape was dropped is redirected to the new one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headwater.shapes.registry import Registry, Shape
 from headwater.shapes.request import ShapeRequest, Subset, parse_request
 from headwater.shapes.responses import ShapeResponse
 from headwater.shapes.shape_log import LogChunk
-from headwater.shapes.snapshot import at_one_moment, read_rows
+from headwater.shapes.snapshot import consistent_snapshot, read_rows
 from headwater.shapes.where import Rendered, UnsupportedError, parse_order, render_order, resolve_order
 
 _MARK_MAX: Final = 1 << 31
@@ -39,7 +39,7 @@ class Times:
     sse_s: float = 60.0
     keep_alive_s: float = 21.0
     ready_s: float = 5.0
-    """How long a request waits for Postgres before it is refused."""
+    """How long a request waits for Postgres before it is rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +61,17 @@ class Api:
         self._subset_bytes_max = subset_bytes_max
 
     def health(self) -> ShapeResponse:
-        """Whether shapes can be served, as Electric says it."""
+        """Whether shapes can be served, in Electric's format."""
         if self._follower.is_connected:
             return ShapeResponse(200, [responses.JSON, ("cache-control", "no-cache, no-store")], b'{"status":"active"}')
-        body = {"status": "starting" if self._follower.trouble == "starting" else "waiting"}
+        body = {"status": "starting" if self._follower.problem == "starting" else "waiting"}
         headers = [responses.JSON, ("cache-control", "no-cache, no-store")]
         return ShapeResponse(202, headers, msgspec.json.encode(body))
 
     async def shape(
         self, query: Mapping[str, str], body: bytes | None, if_none_match: str
     ) -> ShapeResponse | EventStream:
-        """Answer a request for a shape."""
+        """Respond to a request for a shape."""
         request = None
         try:
             request = parse_request(query, body)
@@ -79,7 +79,7 @@ class Api:
             return await self._answer(request, if_none_match)
         except ShapeGoneError:
             assert request is not None
-            return await self._moved(request)
+            return await self._must_refetch(request)
         except ShapeError as error:
             return responses.failure(error)
 
@@ -99,10 +99,10 @@ class Api:
 
     async def _ready(self) -> None:
         if not self._follower.is_connected and not await self._follower.wait_until_connected(self._times.ready_s):
-            raise UnavailableError(f"Changes of Postgres do not arrive: {self._follower.trouble}")
+            raise UnavailableError(f"Not connected to Postgres: {self._follower.problem}")
 
-    async def _moved(self, request: ShapeRequest) -> ShapeResponse:
-        """The shape is gone: name the one that stands for it now."""
+    async def _must_refetch(self, request: ShapeRequest) -> ShapeResponse:
+        """Respond that the shape was dropped, with the handle of its replacement."""
         try:
             shape = await self._registry.get(request.wanted)
         except ShapeError as error:
@@ -115,8 +115,8 @@ class Api:
             return responses.must_refetch(shape.handle)
         with shape.used():
             try:
-                # A reader that gets no snapshot from us counts on every change after this response.
-                await shape.when_followed()
+                # A reader that does not get a snapshot relies on every change after this response.
+                await shape.wait_until_followed()
                 if request.subset is not None:
                     return await self._subset(shape, request.subset)
                 if request.is_now:
@@ -134,7 +134,7 @@ class Api:
     async def _catch_up(self, shape: Shape, request: ShapeRequest, if_none_match: str) -> ShapeResponse:
         chunk = await shape.log.read(self._place(shape, request.offset))
         is_start = request.offset == BEFORE_ALL
-        # The first response is kept for long by caches, so it never says that it is the newest.
+        # Caches keep the first response for a long time, so it never claims to be up to date.
         is_current = chunk.at_end and not is_start
         headers = self._headers(shape, request, chunk, is_current=is_current)
         headers.append(responses.from_start() if is_start else responses.catch_up())
@@ -165,7 +165,7 @@ class Api:
             return EventStream(headers, self._events(shape, place))
         chunk = await self._next(shape, place, time.monotonic() + self._times.long_poll_s)
         if not chunk.body and not self._follower.is_connected:
-            raise UnavailableError(f"Changes of Postgres do not arrive: {self._follower.trouble}")
+            raise UnavailableError(f"Not connected to Postgres: {self._follower.problem}")
         headers = self._headers(shape, request, chunk, is_current=chunk.at_end)
         headers += [responses.long_poll(), cursor]
         return ShapeResponse(200, [responses.JSON, *headers], self._array(shape, chunk, is_current=chunk.at_end))
@@ -205,7 +205,7 @@ class Api:
         return offset
 
     def _lsn(self, shape: Shape) -> int:
-        """Up to here everything of the shape was delivered to a reader at the end."""
+        """The position up to which a reader at the end has everything of the shape."""
         return max(self._registry.lsn, shape.log.settled_lsn)
 
     def _headers(self, shape: Shape, request: ShapeRequest, chunk: LogChunk, *, is_current: bool) -> responses.Headers:
@@ -214,7 +214,7 @@ class Api:
         headers = [
             ("electric-handle", shape.handle),
             ("electric-offset", str(chunk.end)),
-            # An empty answer differs from the next one only by its time.
+            # An empty response differs from the next one only by its time.
             ("etag", f'"{tag}"' if has_data else f'"{tag}:{time.monotonic_ns()}"'),
             ("electric-has-data", "true" if has_data else "false"),
         ]
@@ -233,7 +233,7 @@ class Api:
     async def _subset(self, shape: Shape, subset: Subset) -> ShapeResponse:
         mark = secrets.randbelow(_MARK_MAX)
         definition = shape.definition
-        # What is in the query but not yet in the log arrives later with a transaction that the metadata tells apart.
+        # Changes that the query sees before the log has them arrive later; the metadata identifies their transactions.
         offset = shape.log.last
         try:
             body = await self._database.run(lambda connection: self._query(connection, definition, subset, mark))
@@ -260,7 +260,7 @@ class Api:
         writer = RowWriter(definition, {"snapshot_mark": mark})
         messages: list[bytes] = []
         size = 0
-        with at_one_moment(connection) as seen:
+        with consistent_snapshot(connection) as seen:
             for row in read_rows(connection, table.name, definition.columns, conditions, _ending(definition, subset)):
                 message = writer.message(row)
                 messages.append(message)
@@ -280,7 +280,7 @@ class Api:
 
 
 def _ending(definition: Definition, subset: Subset) -> str:
-    """ORDER BY with columns of the catalog, LIMIT and OFFSET with numbers."""
+    """ORDER BY with column names from the catalog, LIMIT and OFFSET with numbers."""
     ending = ""
     if subset.order_by:
         known = {one.name for one in definition.table.columns}

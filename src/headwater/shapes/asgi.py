@@ -1,6 +1,6 @@
 """The Shape API as an ASGI application: paths, methods, CORS, size limits, and clients that disconnect.
 
-Invariant: a request that is refused has CORS headers too, so that a page can read why.
+Invariant: error responses have CORS headers too, so that a web page can read the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _METHODS: Final = "GET, HEAD, POST, DELETE, OPTIONS"
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may ask: which names the server has, which pages may read, and the secret, if there is one."""
+    """Access control: the host names of the server, the allowed origins, and the secret, if there is one."""
 
     allows_host: Callable[[bytes], bool]
     allows_origin: Callable[[bytes], bool]
@@ -63,7 +63,7 @@ class App:
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive
     ) -> ShapeResponse | EventStream:
         if not self._access.allows_host(headers.get(b"host", b"")):
-            return responses.refusal(421, "This server does not answer to that name (server.allowed_hosts)")
+            return responses.refusal(421, "This host name is not in server.allowed_hosts")
         path, method = scope["path"], scope["method"]
         if method == "OPTIONS":
             return ShapeResponse(204, [("access-control-allow-methods", _METHODS), ("access-control-max-age", "86400")])
@@ -85,7 +85,7 @@ class App:
         query = dict(pairs)
         if len(query) != len(pairs):
             return responses.refusal(400, "Invalid request", {"query": ["has a parameter twice"]})
-        if not self._knows_secret(query):
+        if not self._has_secret(query):
             return responses.refusal(401, "Unauthorized - Invalid API secret")
         if method == "DELETE":
             if not self._access.may_delete:
@@ -101,7 +101,7 @@ class App:
         etags = headers.get(b"if-none-match", b"").decode("latin-1")
         return await _unless_disconnected(self._api.shape(query, body, etags), receive)
 
-    def _knows_secret(self, query: dict[str, str]) -> bool:
+    def _has_secret(self, query: dict[str, str]) -> bool:
         given = query.pop("secret", None) or query.pop("api_secret", None) or ""
         return not self._access.secret or hmac.compare_digest(given.encode(), self._access.secret.encode())
 
@@ -117,7 +117,7 @@ class App:
 
 
 async def _body(receive: Receive) -> bytes | None:
-    """The body, or None when it is too large."""
+    """The body, or None if it is too large."""
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -137,7 +137,7 @@ async def _unless_disconnected(
 ) -> ShapeResponse | EventStream:
     """Return the result of `work`, which is cancelled when the client disconnects, for example during a long-poll."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -148,7 +148,7 @@ async def _unless_disconnected(
         working.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -162,10 +162,10 @@ async def _send(response: ShapeResponse, more: responses.Headers, send: Send, *,
 async def _send_events(response: EventStream, more: responses.Headers, receive: Receive, send: Send) -> None:
     headers = _encoded([*response.headers, *more])
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    # The head at once: the first event may take a while.
+    # Send the head immediately: the first event may take a while.
     await send({"type": "http.response.body", "body": b": connected\n\n", "more_body": True})
     writing = asyncio.ensure_future(_write(response.pieces, send))
-    leaving = asyncio.ensure_future(_left(receive))
+    leaving = asyncio.ensure_future(_wait_for_disconnect(receive))
     try:
         await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
         if writing.done():

@@ -1,6 +1,6 @@
-"""What is known of the shapes across restarts: one row for each, in the database that they are about.
+"""The persistent catalog of shapes: one row for each, in the database that they read from.
 
-A row is written before anything of a shape exists elsewhere and removed after all of it is gone, so that a crash leaves
+A row is written before anything else of a shape exists and removed after all of it is deleted, so that a crash leaves
 no streams behind. Invariant: only the process that holds the replication slot writes here.
 """
 
@@ -16,7 +16,7 @@ import psycopg
 from headwater.postgres.connections import Connection
 from headwater.postgres.lsn import lsn_from_text, lsn_to_text
 from headwater.postgres.snapshots import SCHEMA, VisibleTransactions
-from headwater.shapes.definition import Wanted
+from headwater.shapes.definition import ShapeDescription
 
 NEW: Final = "new"
 COMPLETE: Final = "complete"
@@ -24,10 +24,10 @@ DROPPED: Final = "dropped"
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredShape:
     handle: str
     state: str
-    wanted: Wanted
+    wanted: ShapeDescription
     identity: str
     seen: VisibleTransactions | None
     chunks: tuple[str, ...]
@@ -52,10 +52,10 @@ class ShapeCatalog:
                     f"CREATE TABLE IF NOT EXISTS {SCHEMA}.shape_owners (slot text PRIMARY KEY, owner text NOT NULL)"
                 )
         except (psycopg.errors.UniqueViolation, psycopg.errors.DuplicateTable, psycopg.errors.DuplicateSchema):
-            pass  # Another process made it in the same moment.
+            pass  # Another process created it at the same time.
 
     def take_over(self, connection: Connection, owner: str) -> bool:
-        """Note who owns the slot now; whether it was the same before."""
+        """Record the new owner of the slot; return whether it was the owner before."""
         row = connection.execute(f"SELECT owner FROM {SCHEMA}.shape_owners WHERE slot = %s", [self._slot]).fetchone()
         connection.execute(
             f"INSERT INTO {SCHEMA}.shape_owners (slot, owner) VALUES (%s, %s)"
@@ -64,17 +64,17 @@ class ShapeCatalog:
         )
         return row == (owner,)
 
-    def load(self, connection: Connection) -> list[Stored]:
+    def load(self, connection: Connection) -> list[StoredShape]:
         rows = connection.execute(
             f"SELECT handle, state, wanted::text, identity, snapshot, lsn::text, chunks FROM {SCHEMA}.shapes"
             " WHERE slot = %s ORDER BY created_at",
             [self._slot],
         ).fetchall()
         return [
-            Stored(
+            StoredShape(
                 handle,
                 state,
-                msgspec.json.decode(wanted, type=Wanted),
+                msgspec.json.decode(wanted, type=ShapeDescription),
                 identity,
                 _seen(snapshot, lsn) if snapshot is not None else None,
                 tuple(chunks),
@@ -82,7 +82,7 @@ class ShapeCatalog:
             for handle, state, wanted, identity, snapshot, lsn, chunks in rows
         ]
 
-    def add(self, connection: Connection, handle: str, wanted: Wanted, identity: str) -> None:
+    def add(self, connection: Connection, handle: str, wanted: ShapeDescription, identity: str) -> None:
         connection.execute(
             f"INSERT INTO {SCHEMA}.shapes (slot, handle, state, wanted, identity) VALUES (%s, %s, %s, %s, %s)"
             " ON CONFLICT (handle) DO NOTHING",

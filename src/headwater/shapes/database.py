@@ -1,6 +1,6 @@
-"""Short work on Postgres from an event loop: a few threads, each with a connection that it keeps.
+"""Run short Postgres queries from an event loop, on a few threads that each keep a connection.
 
-Invariant: an error is `UnavailableError` exactly when trying again later may help; all others are the caller's.
+Invariant: an error is `UnavailableError` exactly if a later retry may succeed; all others are passed to the caller.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Database:
         self._open: set[Connection] = set()
 
     async def run(self, work: Callable[[Connection], Result]) -> Result:
-        """Call `work` with a connection, on a thread. It may be called twice, so it must bear repetition."""
+        """Call `work` with a connection, on a thread. It may be called twice, so it must be repeatable."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, self._call, work)
 
     def _call(self, work: Callable[[Connection], Result]) -> Result:
@@ -73,7 +73,7 @@ class Database:
             connection.close()
 
     def close(self) -> None:
-        """Cancel what runs and let the threads end."""
+        """Cancel running queries and stop the threads."""
         for connection in list(self._open):
             with contextlib.suppress(Exception):
                 connection.cancel_safe(timeout=1.0)

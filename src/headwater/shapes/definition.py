@@ -1,7 +1,7 @@
-"""What a shape is: a table, a condition, columns, and how its changes are written.
+"""The definition of a shape: a table, a condition, columns, and how its changes are written.
 
-A request describes it in words (`Wanted`); with the catalog of the database it becomes a `Definition`, whose identity
-is the same for all requests that mean the same. Invariant: equal identities have equal logs.
+A request has a `ShapeDescription`. Checked against the database's catalog, it becomes a `Definition`, whose identity is
+the same for all equivalent requests. Invariant: shapes with equal identities have equal logs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Replica = Literal["default", "full"]
 LogMode = Literal["full", "changes_only"]
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """A shape in the words of a request. Also what is kept of it across restarts."""
+class ShapeDescription(msgspec.Struct, frozen=True):
+    """A shape as a request describes it. The catalog stores it across restarts."""
 
     schema: str
     table: str
@@ -52,7 +52,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A condition in its two forms."""
+    """A condition, as SQL and as a predicate."""
 
     rendered: Rendered
     predicate: Predicate
@@ -61,13 +61,13 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    wanted: Wanted
+    wanted: ShapeDescription
     table: Table
     columns: tuple[str, ...]
     filter: Filter | None
 
     identity: str = field(init=False)
-    """Equal for equal shapes, whatever their requests look like."""
+    """Equal for equivalent shapes, even if their requests differ."""
 
     def __post_init__(self) -> None:
         parts = (
@@ -92,8 +92,8 @@ class Definition:
         return msgspec.json.encode({one.name: one.schema for one in self.table.columns if one.name in chosen}).decode()
 
 
-def define(connection: Connection, wanted: Wanted) -> Definition:
-    """Check a shape against the database; `InvalidShapeError` says what is wrong with it."""
+def define(connection: Connection, wanted: ShapeDescription) -> Definition:
+    """Check a shape against the database. Raises `InvalidShapeError` with the reason if it is invalid."""
     table = describe(connection, wanted.name)
     columns = chosen_columns(table, wanted.columns)
     condition = None
@@ -103,7 +103,7 @@ def define(connection: Connection, wanted: Wanted) -> Definition:
 
 
 def filter_of(connection: Connection, table: Table, text: str, params: Mapping[str, str], parameter: str) -> Filter:
-    """A condition on a table, ready for use."""
+    """Parse and resolve a condition on a table."""
     known = {one.name: one.where for one in table.columns if not one.is_unpublished}
     try:
         condition = resolve_condition(parse_condition(text, table.name.table), known, params)
@@ -116,7 +116,7 @@ def filter_of(connection: Connection, table: Table, text: str, params: Mapping[s
 
 
 def _spelled(connection: Connection, condition: Condition) -> list[str | None]:
-    """The constants as Postgres spells them: it reads each once, with the type that it is compared as."""
+    """The constants in Postgres's own notation: it parses each once, with the type that it is compared as."""
     if not condition.values:
         return []
     casts = sql.SQL(", ").join(sql.SQL("%s::" + value.type_sql) for value in condition.values)

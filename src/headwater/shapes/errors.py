@@ -1,14 +1,14 @@
-"""What can be wrong with a request or with what a shape depends on. The API renders each in Electric's form."""
+"""The exceptions of the Shape API, which renders each in Electric's format."""
 
 from __future__ import annotations
 
 
 class ShapeError(Exception):
-    """The base of all errors here."""
+    """Base class of these errors."""
 
 
 class InvalidShapeError(ShapeError):
-    """A request that can never work: 400, with the parameter and the reason."""
+    """The request is invalid: 400, with the parameter and the reason."""
 
     def __init__(self, parameter: str, reason: str) -> None:
         super().__init__(f"{parameter}: {reason}")
@@ -17,7 +17,7 @@ class InvalidShapeError(ShapeError):
 
 
 class UnavailableError(ShapeError):
-    """Postgres or the stream server cannot be used, or a limit is reached: 503, try again later."""
+    """Postgres or the stream server is unavailable, or a limit is reached: 503, retry later."""
 
     def __init__(self, reason: str, retry_after_s: int = 1) -> None:
         super().__init__(reason)

@@ -1,7 +1,7 @@
-"""Keeps the shapes fed: connects to Postgres, takes the slot, applies what arrives, and starts over after an outage.
+"""Follow the replication slot: connect to Postgres, acquire the slot, apply changes, and reconnect after an outage.
 
-The slot is also what makes this process the only writer of the shapes. Invariant: `is_connected` is true exactly while
-changes arrive and are applied.
+Holding the slot makes this process the only writer of the shapes. Invariant: `is_connected` is true exactly while
+changes are received and applied.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class SlotFollower:
         self._owner = secrets.token_hex(8)
         self._is_loaded = False
         self._connected = asyncio.Event()
-        self.trouble = "starting"
-        """Why no changes arrive."""
+        self.problem = "starting"
+        """Why it is not connected."""
 
     @property
     def is_connected(self) -> bool:
@@ -64,8 +64,8 @@ class SlotFollower:
             except (UnavailableError, PostgresSetupError, psycopg.Error) as error:
                 if self._connected.is_set():
                     wait_s = _RETRY_FIRST_S
-                self.trouble = " ".join(str(error).split())
-                log.warning("changes of Postgres do not arrive: %s; trying again in %.1f s", self.trouble, wait_s)
+                self.problem = " ".join(str(error).split())
+                log.warning("not connected to Postgres: %s; retrying in %.1f s", self.problem, wait_s)
             finally:
                 self._connected.clear()
             await asyncio.sleep(wait_s)
@@ -79,7 +79,7 @@ class SlotFollower:
             if is_new or not is_same or not self._is_loaded:
                 await self._registry.load()
                 self._is_loaded = True
-            self.trouble = ""
+            self.problem = ""
             self._connected.set()
             log.info("following changes with slot %s", self._slot)
             while True:
@@ -90,18 +90,18 @@ class SlotFollower:
             replication.close()
 
     def _prepare(self, connection: Connection) -> bool:
-        """See to the slot and what belongs to it; whether the slot is new."""
+        """Create the publication, the slot and the catalog if needed; return whether the slot is new."""
         self._catalog.prepare(connection)
         found = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [self._publication]).fetchone()
         if found is None:
             connection.execute(sql.SQL("CREATE PUBLICATION {}").format(sql.Identifier(self._publication)))
         slot = slots.state(connection, self._slot)
         if slot is not None and slot.is_lost:
-            log.warning("slot %s is lost: more log was written than Postgres keeps; starting over", self._slot)
+            log.warning("slot %s is lost: Postgres removed WAL that was not read yet; creating a new slot", self._slot)
             slots.drop(connection, self._slot)
             slot = None
         if slot is None:
-            # Changes were missed: no log that exists can be continued. Noted first, so that a crash cannot hide it.
+            # Changes were missed, so no existing log can be continued. Record that first, in case of a crash.
             self._catalog.drop_all(connection)
             slots.create(connection, self._slot)
             return True

@@ -1,7 +1,6 @@
-"""Rows and changes as the messages of the Shape API.
+"""Encode rows and changes as messages of the Shape API.
 
-Invariant: a message is a pure function of the shape and the change, so that a change that is replayed makes the same
-bytes.
+Invariant: a message is a pure function of the shape and the change, so that a replayed change gives the same bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Entry = tuple[LogOffset, bytes]
 
 
 class StaleRowError(Exception):
-    """A change that shows that a shape's log can no longer be true: the table was truncated or altered."""
+    """The shape's log is no longer valid: the table was truncated or altered."""
 
 
 def key_prefix(schema: str, table: str) -> str:
@@ -41,7 +40,7 @@ def key_of(prefix: str, row: Mapping[str, Any], key: Sequence[str]) -> str:
 
 
 class RowWriter:
-    """Rows of a snapshot as messages."""
+    """Encodes rows of a snapshot as messages."""
 
     def __init__(self, definition: Definition, headers: Mapping[str, Any] | None = None) -> None:
         name = definition.table.name
@@ -71,7 +70,7 @@ MUST_REFETCH: Final = encode([{"headers": {"control": "must-refetch"}}])
 
 
 class ChangeWriter:
-    """Changes of a shape's table as entries of its log, rows that move in and out included."""
+    """Encodes changes of a shape's table as log entries, including rows that start or stop matching the condition."""
 
     def __init__(self, definition: Definition) -> None:
         table = definition.table
@@ -85,12 +84,12 @@ class ChangeWriter:
         self._is_full = definition.wanted.replica == "full"
 
     def entries(self, transaction: Transaction) -> list[Entry]:
-        """The entries of a transaction; raises `StaleRowError` where a log cannot tell what happened."""
+        """The entries of a transaction; raises `StaleRowError` if the log cannot express it."""
         drafts: list[tuple[int, dict[str, Any]]] = []
         for number, change in enumerate(transaction.changes):
             if change.relation.oid == self._table.oid:
                 self._check(change)
-                # Two positions for each change, because a changed key takes two; 0 is the client's (see `offsets`).
+                # Two positions per change, because a changed key needs two; clients use 0 (see `offsets`).
                 for half, message in enumerate(self._messages(change)):
                     drafts.append((2 * number + 1 + half, message))
         if not drafts:
@@ -157,7 +156,7 @@ class ChangeWriter:
             message: dict[str, Any] = {"key": key, "value": self._cut(new)}
             message["old_value"] = {name: before[name] for name in changed if name in before}
         elif not changed:
-            # Only columns that the shape does not have.
+            # Only columns outside the shape changed.
             return
         else:
             kept = dict.fromkeys((*(name for name in self._key if name in self._columns), *changed))

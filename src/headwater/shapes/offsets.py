@@ -1,7 +1,7 @@
 """Offsets in a shape's log: `-1`, `0_n` within the snapshot, `0_inf` after it, then `{commit LSN}_{position}`.
 
-The client builds its own offset from an up-to-date message, `{LSN}_0`. So positions of changes begin with 1, and
-that LSN is always the end of a transaction, which no later commit precedes. Invariant: offsets order as the log does.
+The client builds its own offset from an up-to-date message, `{LSN}_0`. Therefore positions of changes begin with 1, and
+that LSN is always the end of a transaction, which precedes all later commits. Invariant: offsets sort in log order.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ AFTER_SNAPSHOT: Final = LogOffset(0, _ENDLESS)
 
 
 def parse_offset(text: str) -> LogOffset | None:
-    """The offset, or None when the text is none."""
+    """Parse an offset; None if the text is not valid."""
     if text == "-1":
         return BEFORE_ALL
     found = _REAL.fullmatch(text)

@@ -1,7 +1,7 @@
-"""The shapes that exist: made on demand, fed with every transaction, dropped when stale, idle or too large.
+"""The registry of shapes: created on demand, updated by every transaction, dropped when stale, idle or too large.
 
-A shape is followed from before its snapshot is taken, and what the snapshot saw is left out of its log. Invariant: for
-every shape, snapshot and log together have each committed change exactly once, in commit order.
+A shape is followed from before its snapshot is taken, and its log omits the transactions that the snapshot saw.
+Invariant: for every shape, snapshot and log together have each committed change exactly once, in commit order.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from headwater.postgres.catalog import TableName
 from headwater.postgres.connections import Connection
 from headwater.postgres.pgoutput import Transaction
 from headwater.postgres.snapshots import VisibleTransactions
-from headwater.shapes.catalog import COMPLETE, ShapeCatalog, Stored
+from headwater.shapes.catalog import COMPLETE, ShapeCatalog, StoredShape
 from headwater.shapes.database import Database
-from headwater.shapes.definition import Definition, Wanted, define
+from headwater.shapes.definition import Definition, ShapeDescription, define
 from headwater.shapes.errors import InvalidShapeError, ShapeError, ShapeGoneError, UnavailableError
 from headwater.shapes.messages import ChangeWriter, Entry, RowWriter, StaleRowError, snapshot_end
 from headwater.shapes.replication import ChangeBatch
 from headwater.shapes.shape_log import ShapeLog
-from headwater.shapes.snapshot import at_one_moment, read_rows
+from headwater.shapes.snapshot import consistent_snapshot, read_rows
 from headwater.shapes.streams import Streams
 from headwater.shapes.table import describe, prepare
 
@@ -46,17 +46,17 @@ _INVISIBLE_WAIT_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much shapes may take."""
+    """Limits on the number and the size of shapes."""
 
     tables: frozenset[TableName]
-    """The only tables that are served."""
+    """The tables that may be served."""
     shapes_max: int = 500
     idle_s: float = 86_400.0
-    """A shape that nobody reads for this long is dropped."""
+    """A shape that is not read for this long is dropped."""
     evict_after_s: float = 60.0
-    """When there are too many shapes, one that nobody reads for this long makes room."""
+    """When the limit of shapes is reached, a shape that was not read for this long is evicted."""
     log_bytes_max: int = 256 << 20
-    """A log that grows beyond this is dropped; its readers fetch a new snapshot."""
+    """A shape whose log grows beyond this is dropped; its readers fetch a new snapshot."""
     tail_bytes: int = 256 << 10
     chunk_bytes: int = 1 << 20
 
@@ -72,7 +72,7 @@ class Shape:
         self.seen: VisibleTransactions | None = None
         self.is_dropped = False
         self.failure: ShapeError | None = None
-        """Why it could not be made."""
+        """Why it could not be created."""
         self.followed_after = 0
         """How many transactions were applied before it was followed."""
         self._readers = 0
@@ -81,7 +81,7 @@ class Shape:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """A request reads it."""
+        """Mark the shape as in use by a request."""
         self._readers += 1
         try:
             yield
@@ -94,17 +94,17 @@ class Shape:
         return 0.0 if self._readers else time.monotonic() - self._used_at
 
     def set_seen(self, seen: VisibleTransactions | None) -> None:
-        """What the snapshot saw; None when it is not known (yet, or again)."""
+        """Set the transactions that the snapshot saw; None if unknown (not yet, or no longer)."""
         self.seen = seen
         self._seen_known.set()
         if seen is None:
             self._seen_known = asyncio.Event()
 
-    async def seen_when_known(self) -> None:
+    async def wait_for_seen(self) -> None:
         await self._seen_known.wait()
 
-    async def when_followed(self) -> None:
-        """Wait until every change from now on reaches the log; `ShapeGoneError` when none will."""
+    async def wait_until_followed(self) -> None:
+        """Wait until every further change reaches the log. Raises `ShapeGoneError` if the shape was dropped."""
         while self.seen is None:
             if self.is_dropped:
                 raise ShapeGoneError("the shape was dropped")
@@ -137,15 +137,15 @@ class Registry:
         self._by_handle: dict[str, Shape] = {}
         self._by_identity: dict[str, Shape] = {}
         self._followed: dict[int, dict[str, Shape]] = {}
-        self._definitions: OrderedDict[Wanted, Definition] = OrderedDict()
+        self._definitions: OrderedDict[ShapeDescription, Definition] = OrderedDict()
         self._recent: deque[_Applied] = deque()
-        """Transactions of the last minutes. Postgres may send one before it is visible to others."""
+        """Recent transactions. Postgres may send a transaction before it is visible to other sessions."""
         self._applied = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self.lsn = 0
-        """Everything that was committed up to here is in the logs."""
+        """Everything that was committed up to this position is in the logs."""
 
-    # -- finding and making shapes -------------------------------------------------------------------------------
+    # -- finding and creating shapes -----------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -153,8 +153,8 @@ class Registry:
     def with_handle(self, handle: str) -> Shape | None:
         return self._by_handle.get(handle)
 
-    async def define(self, wanted: Wanted) -> Definition:
-        """What a request means, from memory where it was asked before."""
+    async def define(self, wanted: ShapeDescription) -> Definition:
+        """The definition for a request, cached."""
         if wanted.name not in self.limits.tables:
             listed = "does not exist or is not in the list of tables that are served (shapes.tables)"
             raise InvalidShapeError("table", f'Table "{wanted.schema}"."{wanted.table}" {listed}')
@@ -175,12 +175,12 @@ class Registry:
             )
         return known
 
-    async def get(self, wanted: Wanted) -> Shape:
-        """The shape that a request means; made if there is none."""
+    async def get(self, wanted: ShapeDescription) -> Shape:
+        """The shape for a request, created if there is none."""
         definition = await self.define(wanted)
         shape = self._by_identity.get(definition.identity)
         if shape is None:
-            self._make_room()
+            self._evict_idle()
             shape = self._new(_new_handle(definition), definition)
             self._spawn(self._begin(shape))
         return shape
@@ -193,7 +193,7 @@ class Registry:
         self._by_identity[shape.identity] = shape
         return shape
 
-    def _make_room(self) -> None:
+    def _evict_idle(self) -> None:
         if len(self._by_handle) < self.limits.shapes_max:
             return
         longest = max(self._by_handle.values(), key=lambda shape: shape.idle_s)
@@ -205,7 +205,7 @@ class Registry:
         self.drop(longest, "evicted to make room")
 
     async def _begin(self, shape: Shape) -> None:
-        """Make a new shape: publish the table, create the streams, take the snapshot."""
+        """Create a shape: publish the table, create the streams, take the snapshot."""
         definition = shape.definition
 
         def register(connection: Connection) -> None:
@@ -225,23 +225,23 @@ class Registry:
             shape.failure = error
             self.drop(shape, str(error))
         except Exception as error:
-            log.exception("making shape %s failed", shape.handle)
-            shape.failure = UnavailableError(f"The shape could not be made: {error}")
+            log.exception("creating shape %s failed", shape.handle)
+            shape.failure = UnavailableError(f"The shape could not be created: {error}")
             self.drop(shape, str(error))
         else:
             shape.log.complete_snapshot()
 
     def _take_snapshot(self, connection: Connection, shape: Shape, loop: asyncio.AbstractEventLoop) -> None:
-        """On a thread: note what the snapshot sees, then write its rows, a chunk at a time."""
+        """Runs on a thread: record what the snapshot sees, then write its rows, a chunk at a time."""
 
         def call(work: Coroutine[Any, Any, Result]) -> Result:
             return asyncio.run_coroutine_threadsafe(work, loop).result()
 
         if shape.log.chunks:
-            raise UnavailableError("Postgres was lost while the snapshot was read")
+            raise UnavailableError("The connection to Postgres was lost while the snapshot was read")
         while True:
             call(self._follow(shape))
-            with at_one_moment(connection) as seen:
+            with consistent_snapshot(connection) as seen:
                 if call(self._accept(shape, seen)):
                     self._write_rows(connection, shape, seen, call)
                     return
@@ -265,7 +265,7 @@ class Registry:
             call(shape.log.add_chunk(b",".join(pieces), is_last=True))
 
     async def _follow(self, shape: Shape) -> None:
-        """From now on, changes of its table wait for what the snapshot sees."""
+        """Start following: from now on, changes of the table wait until it is known what the snapshot sees."""
         if shape.is_dropped:
             raise ShapeGoneError("the shape was dropped")
         shape.set_seen(None)
@@ -292,7 +292,7 @@ class Registry:
     # -- applying changes ----------------------------------------------------------------------------------------
 
     async def apply(self, batch: ChangeBatch) -> None:
-        """Append what a batch means to each shape. When it returns, all of it is durable."""
+        """Append the changes of a batch to each shape. When it returns, they are durable."""
         pending: dict[Shape, list[Entry]] = {}
         for transaction in batch.transactions:
             for shape in self._shapes_of(transaction):
@@ -303,7 +303,7 @@ class Registry:
         self.lsn = max(self.lsn, batch.end_lsn)
 
     def _shapes_of(self, transaction: Transaction) -> list[Shape]:
-        """The shapes that a transaction may concern. One that is followed later must have it in its snapshot."""
+        """The shapes that a transaction may affect. A shape that is followed later must have it in its snapshot."""
         now = time.monotonic()
         self._applied += 1
         self._recent.append(_Applied(self._applied, now, transaction.xid, transaction.end_lsn))
@@ -315,9 +315,9 @@ class Registry:
     async def _entries(self, shape: Shape, transaction: Transaction) -> list[Entry]:
         handle, oid = shape.handle, shape.definition.table.oid
         while shape.seen is None:
-            await shape.seen_when_known()
+            await shape.wait_for_seen()
             if handle not in self._followed.get(oid, {}):
-                # Dropped, or its snapshot is about to be taken again.
+                # The shape was dropped, or its snapshot will be taken again.
                 return []
         if shape.seen.has(transaction.xid, transaction.end_lsn):
             return []
@@ -344,12 +344,12 @@ class Registry:
     # -- ending shapes -------------------------------------------------------------------------------------------
 
     def forget(self, table: TableName) -> None:
-        """The table may have changed: requests are checked against the catalog again."""
+        """Forget the definitions on a table that may have changed, so that they are checked again."""
         for wanted in [one for one in self._definitions if one.name == table]:
             del self._definitions[wanted]
 
     def drop(self, shape: Shape, reason: str) -> None:
-        """End a shape. Its readers get a new one."""
+        """Drop a shape. Its readers get a new one."""
         if shape.is_dropped:
             return
         log.info("dropping shape %s of %s: %s", shape.handle, shape.definition.table.name.text, reason)
@@ -363,7 +363,7 @@ class Registry:
         self._spawn(self._clean_up(shape.handle, shape.log))
 
     async def _clean_up(self, handle: str, old: ShapeLog) -> None:
-        """Remove everything of a shape; the row in the catalog goes last."""
+        """Delete everything of a shape; its row in the catalog last."""
         while True:
             try:
                 await self._database.run(lambda connection: self._catalog.mark_dropped(connection, handle))
@@ -381,9 +381,9 @@ class Registry:
     # -- across restarts -----------------------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Take over the shapes of earlier runs, and remove what is left of those that are no longer true."""
+        """Load the shapes of earlier runs, and delete those that are no longer valid."""
         for shape in list(self._by_handle.values()):
-            # What this process knew may be older than what the catalog says.
+            # The state of this process may be older than the catalog.
             shape.is_dropped = True
             shape.log.drop()
             shape.set_seen(None)
@@ -393,7 +393,7 @@ class Registry:
         self._definitions.clear()
         stored = await self._database.run(self._catalog.load)
         for one in stored:
-            definition = await self._still(one)
+            definition = await self._if_unchanged(one)
             if definition is None:
                 old = ShapeLog(self._streams, one.handle, tail_bytes=1, chunk_bytes=1)
                 self._spawn(self._clean_up(one.handle, old))
@@ -403,10 +403,10 @@ class Registry:
             shape.log.complete_snapshot()
             await self._follow(shape)
             shape.set_seen(one.seen)
-        log.info("%d shapes, of %d in the catalog", len(self._by_handle), len(stored))
+        log.info("loaded %d shapes of %d in the catalog", len(self._by_handle), len(stored))
 
-    async def _still(self, stored: Stored) -> Definition | None:
-        """What a stored shape means today, if that is what it meant."""
+    async def _if_unchanged(self, stored: StoredShape) -> Definition | None:
+        """The current definition of a stored shape, or None if it has changed."""
         if stored.state != COMPLETE or stored.seen is None:
             return None
         try:
@@ -418,7 +418,7 @@ class Registry:
         return definition
 
     async def maintain(self) -> None:
-        """Drop what is idle, and what belongs to tables that were altered without a change of a row."""
+        """Drop idle shapes, and those of tables that were altered without a change of a row."""
         for shape in [one for one in self._by_handle.values() if one.idle_s > self.limits.idle_s]:
             self.drop(shape, "idle")
         for name in {one.definition.table.name for one in self._by_handle.values()}:
@@ -447,5 +447,5 @@ class Registry:
 
 
 def _new_handle(definition: Definition) -> str:
-    """Never the same twice, so that caches cannot mix two shapes."""
+    """A unique handle, so that caches cannot confuse two shapes."""
     return f"{int(definition.identity[:12], 16)}-{time.time_ns() // 1000}{secrets.randbelow(1000):03d}"

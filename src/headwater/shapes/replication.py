@@ -1,7 +1,7 @@
-"""Changes as Postgres sends them: one replication connection on an event loop.
+"""Receive changes from Postgres over one replication connection on an event loop.
 
-psycopg has no replication API, but its libpq wrapper is enough for COPY BOTH. Invariant: the slot advances
-only past what was acknowledged with `acknowledge`, and a batch holds whole transactions in commit order.
+psycopg has no replication API, but its libpq wrapper is sufficient for COPY BOTH. Invariant: the slot advances only to
+positions passed to `acknowledge`, and a batch holds whole transactions in commit order.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _u64: Final = struct.Struct("!Q").unpack_from
 
 @dataclass(slots=True)
 class ChangeBatch:
-    """Transactions that were there at once, and how far the log was decoded."""
+    """Transactions that were received together, and the position up to which the WAL was decoded."""
 
     transactions: list[Transaction] = field(default_factory=list)
     end_lsn: int = 0
 
 
 class Replication:
-    """One session. Use `open` on a thread, then the rest on the loop."""
+    """One session. Call `open` on a thread, everything else on the loop."""
 
     def __init__(self, url: str, slot: str, publication: str) -> None:
         self._decoder = Decoder(as_text=True)
@@ -67,7 +67,7 @@ class Replication:
             self._connection.close()
 
     async def receive(self) -> ChangeBatch:
-        """What Postgres has sent since; waits until there is something to apply or to acknowledge."""
+        """Receive what Postgres has sent; wait until there is something to apply or to acknowledge."""
         batch = ChangeBatch()
         size = 0
         while True:
@@ -78,7 +78,7 @@ class Replication:
                 if size >= BATCH_BYTES:
                     if batch.transactions:
                         return batch
-                    # A large transaction: let others run while it arrives.
+                    # A large transaction: let other tasks run while it is received.
                     size = 0
                     await asyncio.sleep(0)
             elif count < 0:
@@ -103,7 +103,7 @@ class Replication:
                     batch.transactions.append(done)
         elif data[0] == _KEEP_ALIVE:
             if not self._decoder.is_within_transaction:
-                # Everything before this place was sent; what we do not publish moves the slot, too.
+                # Everything before this position was sent, so WAL without published changes advances the slot too.
                 batch.end_lsn = max(batch.end_lsn, _u64(data, 1)[0])
             if data[17]:
                 self._report()
@@ -112,7 +112,7 @@ class Replication:
         loop = asyncio.get_running_loop()
         ready: asyncio.Future[None] = loop.create_future()
         descriptor = self._pg.socket
-        loop.add_reader(descriptor, _settle(ready))
+        loop.add_reader(descriptor, _resolver(ready))
         try:
             await asyncio.wait((ready,), timeout=STATUS_INTERVAL_S)
         finally:
@@ -121,7 +121,7 @@ class Replication:
             self._report()
 
     def acknowledge(self, lsn: int) -> None:
-        """Everything up to here is durable elsewhere."""
+        """Confirm that everything up to this position is durable."""
         if lsn > self._acknowledged:
             self._acknowledged = lsn
             self._report()
@@ -137,14 +137,14 @@ class Replication:
         self._reported_at = time.monotonic()
 
 
-def _settle(future: asyncio.Future[None]) -> Callable[[], None]:
-    def settle() -> None:
+def _resolver(future: asyncio.Future[None]) -> Callable[[], None]:
+    def resolve() -> None:
         if not future.done():
             future.set_result(None)
 
-    return settle
+    return resolve
 
 
 def _without_options(given: dict[str, Any]) -> dict[str, Any]:
-    """A name for the session, unless the address has one."""
+    """Add an application name, unless the address has one."""
     return {} if given.get("application_name") else {"application_name": "headwater shapes"}

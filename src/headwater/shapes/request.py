@@ -1,6 +1,7 @@
-"""A request of the Shape API, read and checked: what shape it is about, where to continue, and how.
+"""Parse and check requests of the Shape API: the shape, the offset to continue from, and the mode.
 
-Invariant: what is wrong is `InvalidShapeError`, with the name of the parameter; nothing of a parameter's text is SQL.
+Invariant: an invalid request raises `InvalidShapeError` with the name of the parameter, and no text of a parameter
+becomes SQL.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from headwater.shapes.definition import LogMode, Replica, Wanted
+from headwater.shapes.definition import LogMode, Replica, ShapeDescription
 from headwater.shapes.errors import InvalidShapeError
 from headwater.shapes.offsets import BEFORE_ALL, LogOffset, parse_offset
 
@@ -36,7 +37,7 @@ class Subset:
 
 @dataclass(frozen=True, slots=True)
 class ShapeRequest:
-    wanted: Wanted
+    wanted: ShapeDescription
     offset: LogOffset
     offset_text: str
     is_now: bool
@@ -48,7 +49,7 @@ class ShapeRequest:
 
 
 def parse_request(query: Mapping[str, str], body: bytes | None) -> ShapeRequest:
-    """Read the parameters of a request; `body` is that of a POST."""
+    """Parse the parameters of a request; `body` is that of a POST."""
     offset_text = query.get("offset", "")
     if not offset_text:
         raise InvalidShapeError("offset", "can't be blank")
@@ -76,7 +77,7 @@ def parse_request(query: Mapping[str, str], body: bytes | None) -> ShapeRequest:
     return ShapeRequest(_wanted(query), offset, offset_text, is_now, handle, live, sse, query.get("cursor"), subset)
 
 
-def _wanted(query: Mapping[str, str]) -> Wanted:
+def _wanted(query: Mapping[str, str]) -> ShapeDescription:
     schema, table = _table(query.get("table", ""))
     replica, log = query.get("replica", "default"), query.get("log", "full")
     if replica not in {"default", "full"}:
@@ -84,7 +85,7 @@ def _wanted(query: Mapping[str, str]) -> Wanted:
     if log not in {"full", "changes_only"}:
         raise InvalidShapeError("log", "is invalid")
     columns = query.get("columns")
-    return Wanted(
+    return ShapeDescription(
         schema,
         table,
         query.get("where") or None,
@@ -131,7 +132,7 @@ def _columns(text: str) -> tuple[str, ...]:
         at += 1
     if at != len(text) or not names:
         raise InvalidShapeError(
-            "columns", "Invalid column list: names are separated by commas, and quoted where they must be"
+            "columns", "Invalid column list: separate names with commas, and quote names with special characters"
         )
     return tuple(names)
 
@@ -209,5 +210,5 @@ def _number(given: Mapping[str, Any], name: str, least: int) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit():
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 62:
-        raise InvalidShapeError("subset", f"{name} must be a number from {least}")
+        raise InvalidShapeError("subset", f"{name} must be a number of at least {least}")
     return value

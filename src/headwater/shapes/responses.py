@@ -1,4 +1,4 @@
-"""The headers of the Shape API: what the client requires, and what caches may keep.
+"""The headers of the Shape API: those that the client requires, and caching.
 
 Invariant: every response that names a handle differs from every other in its URL or its ETag.
 """
@@ -19,7 +19,7 @@ from headwater.shapes.messages import MUST_REFETCH
 Headers = list[tuple[str, str]]
 
 _CURSOR_EPOCH_S: Final = 1_728_432_000
-"""9 October 2024, from which Electric counts its cursors."""
+"""9 October 2024, the epoch of Electric's cursors."""
 EXPOSED: Final = (
     "electric-cursor, electric-handle, electric-has-data, electric-offset, electric-schema, electric-snapshot,"
     " electric-up-to-date, etag, retry-after"
@@ -36,7 +36,7 @@ class ShapeResponse:
 
 
 def from_start() -> tuple[str, str]:
-    """For the first chunk: browsers keep it, shared caches look for a newer shape every hour."""
+    """Caching of the first chunk: browsers keep it, shared caches check for a newer shape every hour."""
     return ("cache-control", "public, max-age=604800, s-maxage=3600, stale-while-revalidate=2629746")
 
 
@@ -53,7 +53,7 @@ def sse(duration_s: float) -> tuple[str, str]:
 
 
 def next_cursor(given: str | None, interval_s: float) -> str:
-    """The same for all clients that ask in one interval, and another one than the client had."""
+    """A cursor that is the same for all clients within one interval, and differs from the client's last one."""
     passed = time.time() - _CURSOR_EPOCH_S
     cursor = math.ceil(passed / interval_s) * max(1, round(interval_s))
     if given == str(cursor):
@@ -72,7 +72,7 @@ def must_refetch(handle: str | None) -> ShapeResponse:
 def refusal(
     status: int, message: str, errors: dict[str, list[str]] | None = None, retry_after_s: int = 0
 ) -> ShapeResponse:
-    """An error in Electric's form, which nothing may keep."""
+    """An error in Electric's format, which must not be cached."""
     body: dict[str, object] = {"message": message}
     if errors is not None:
         body["errors"] = errors

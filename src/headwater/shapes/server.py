@@ -1,4 +1,4 @@
-"""The process of `headwater shapes`: connect its parts and serve until a signal."""
+"""The process of `headwater shapes`: create its parts and serve until a signal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SNAPSHOTS_AT_ONCE: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Everything that the process is made of."""
+    """The configuration of the process."""
 
     postgres_url: str
     server_url: str
@@ -57,7 +57,7 @@ def run(configuration: Configuration) -> None:
 
 
 class _Server(uvicorn.Server):
-    """Logs where it listens, with the port that the system chose, and leaves signals to us."""
+    """A server that logs its address, with the port that the system chose, and does not handle signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """The log of one shape: two Headwater streams, one for the snapshot and one for the changes after it.
 
-The messages in the streams are the messages of the API, so a response is a slice of a stream. Which offset of the API
-lies where in a stream is known from an index in memory, and the newest changes are kept in memory as well. Invariant:
-what readers see was acknowledged by the stream server, and a change is in the log once.
+The messages in the streams are the messages of the API, so a response is a slice of a stream. An index in memory maps
+offsets of the API to offsets of the stream, and the newest changes are kept in memory as well. Invariant: readers see
+only what the stream server has acknowledged, and a change is in the log once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT: Final = "__shapes__"
 START: Final = "-1"
 APPEND_BYTES: Final = 1 << 20
 _POINT_BYTES: Final = 64 << 10
-"""How far apart the places are that the index knows."""
+"""The distance between two entries of the index."""
 
 
 class _Headers(msgspec.Struct):
@@ -52,7 +52,7 @@ class LogChunk:
 
 @dataclass(slots=True)
 class _Point:
-    """Everything up to `after` lies before `place` in the stream of changes."""
+    """An index entry: everything up to `after` is before `place` in the stream of changes."""
 
     after: LogOffset
     place: str
@@ -66,7 +66,7 @@ class ShapeLog:
         self._tail_bytes_max = tail_bytes
         self._chunk_bytes = chunk_bytes
         self.chunks: list[str] = []
-        """Where each chunk of the snapshot ends in its stream."""
+        """The end of each chunk of the snapshot in its stream."""
         self.is_snapshot_complete = False
         self.last = AFTER_SNAPSHOT
         """The newest entry of the changes."""
@@ -77,7 +77,7 @@ class ShapeLog:
         self._points = [_Point(AFTER_SNAPSHOT, START)]
         self._since_point = 0
         self._place = START
-        """Where `last` ends in the stream of changes."""
+        """The end of `last` in the stream of changes."""
         self._is_loaded = False
         self._loading = asyncio.Lock()
         self._gone = False
@@ -85,7 +85,7 @@ class ShapeLog:
         self._is_appending = False
         self._encoded: tuple[bytes, bytes] | None = None
         self.settled_lsn = 0
-        """Everything that was committed up to here, and is of this shape, is in the log."""
+        """Every change of this shape that was committed up to this position is in the log."""
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -106,10 +106,10 @@ class ShapeLog:
         self._wake()
 
     async def append(self, entries: Sequence[Entry], end_lsn: int) -> None:
-        """Append whole transactions, in order. What the log has already, from before a restart, is left out.
+        """Append whole transactions, in order. Entries that the log already has from before a restart are skipped.
 
-        Until all of it is there, readers are not at the end: an offset that they make of an LSN could otherwise lie
-        before what they have.
+        Until all are appended, readers do not count as up to date: otherwise an offset that they derive from an LSN
+        could be before entries that they already have.
         """
         if not self._is_loaded:
             await self.load()
@@ -153,7 +153,7 @@ class ShapeLog:
             self._before_tail = offset
 
     async def _retried(self, stream: str, body: bytes, sequence: str) -> str:
-        """Append until it is known to be there: a writer that gave up in between could not continue."""
+        """Retry an append until its result is known: without it, the writer could not continue."""
         wait_s = 0.05
         while True:
             try:
@@ -167,7 +167,7 @@ class ShapeLog:
                 raise ShapeGoneError(f"the stream {stream} was deleted") from None
 
     async def load(self) -> None:
-        """Learn from the streams what the log holds, after a restart."""
+        """Rebuild the index and the tail from the streams, after a restart."""
         async with self._loading:
             if self._is_loaded:
                 return
@@ -197,14 +197,14 @@ class ShapeLog:
         await self._streams.delete(self.snapshot_stream)
 
     def drop(self) -> None:
-        """Nothing is appended any more; readers learn it."""
+        """Mark the log as dropped: appending ends, and waiting readers are woken."""
         self._gone = True
         self._wake()
 
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def read(self, offset: LogOffset) -> LogChunk:
-        """The next part after an offset; waits for a snapshot that is being written."""
+        """The next part after an offset. Waits for a snapshot that is being written."""
         if offset.in_snapshot:
             number = 0 if offset == BEFORE_ALL else offset.position
             while number >= len(self.chunks) and not self.is_snapshot_complete:
@@ -244,7 +244,7 @@ class ShapeLog:
         at = bisect_right(self._points, offset, key=lambda point: point.after) - 1
         start = self._points[at]
         if at + 1 < len(self._points):
-            # Points are some way apart, so a few of them make a chunk.
+            # A chunk spans several index entries.
             to = min(at + max(1, self._chunk_bytes // _POINT_BYTES), len(self._points) - 1)
             until, end = self._points[to].place, self._points[to].after
         else:
@@ -255,7 +255,7 @@ class ShapeLog:
         return LogChunk(body, end, at_end=self._is_end(end))
 
     def events(self, chunk: LogChunk) -> bytes:
-        """A chunk as server-sent events. All readers at the tail get the same one, encoded once."""
+        """A chunk as server-sent events. All readers at the tail share one encoding."""
         if self._encoded is None or self._encoded[0] != chunk.body:
             lines = [b"data: " + bytes(raw) + b"\n\n" for raw in _raws.decode(b"[" + chunk.body + b"]")]
             self._encoded = (chunk.body, b"".join(lines))
@@ -278,7 +278,7 @@ class ShapeLog:
         return b",".join(piece for piece in pieces if piece)
 
     async def wait(self, timeout_s: float | None) -> bool:
-        """Wait for something new; whether it came. Raises `ShapeGoneError` when nothing will."""
+        """Wait for new entries; return whether there are any. Raises `ShapeGoneError` if the shape was dropped."""
         if self._gone:
             raise ShapeGoneError("the shape was dropped")
         if self._changed is None:

@@ -1,7 +1,7 @@
-"""Rows of a table at one moment, as the text that replication would send for them.
+"""Read the rows of a table from one consistent snapshot, as the text that replication would send for them.
 
-Everything is read in one REPEATABLE READ transaction whose snapshot is known, so that each change is known to be in
-it or after it. Invariant: memory is bounded by the size of a chunk and of a row, not by the size of the table.
+Everything is read in one REPEATABLE READ transaction whose snapshot is recorded, so that each change is known to be in
+it or after it. Invariant: memory use is bounded by the size of a chunk and of a row, not by the size of the table.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _FETCH_ROWS_MAX: Final = 2_000
 
 
 @contextmanager
-def at_one_moment(connection: Connection) -> Iterator[VisibleTransactions]:
-    """A transaction in which nothing changes, and what it sees."""
+def consistent_snapshot(connection: Connection) -> Iterator[VisibleTransactions]:
+    """A read-only transaction with a fixed snapshot; yields the transactions that it sees."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         row = connection.execute("SELECT pg_current_snapshot()::text, pg_current_wal_insert_lsn()::text").fetchone()
@@ -41,13 +41,13 @@ def read_rows(
     conditions: Sequence[Rendered],
     ending: str = "",
 ) -> Iterator[dict[str, str | None]]:
-    """The rows that meet all conditions, within the open transaction. `ending` is ORDER BY and LIMIT."""
+    """The rows that match all conditions, within the open transaction. `ending` is ORDER BY and LIMIT."""
     query = f"SELECT {', '.join(map(quoted, columns))} FROM {quoted(table.schema)}.{quoted(table.table)}"
     if conditions:
         query += " WHERE " + " AND ".join(one.sql for one in conditions)
     parameters = [value for one in conditions for value in one.parameters]
     cursor = connection.cursor()
-    # Every name in it was quoted and every value is bound.
+    # Every name in the query is quoted and every value is bound.
     cursor.execute(f"DECLARE shape_rows NO SCROLL CURSOR FOR {query}{ending}".encode(), parameters)
     count = _FETCH_ROWS_FIRST
     while True:
@@ -61,6 +61,6 @@ def read_rows(
             yield {name: None if value is None else value.decode() for name, value in zip(columns, values, strict=True)}
         if result.ntuples < count:
             break
-        # Wide rows come a few at a time.
+        # Fetch fewer rows at a time if they are wide.
         count = max(1, min(_FETCH_ROWS_MAX, _FETCH_BYTES * count // max(1, size)))
     cursor.execute("CLOSE shape_rows")

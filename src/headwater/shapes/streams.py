@@ -1,6 +1,6 @@
-"""The stream server as shapes use it: create, append, read and delete JSON streams.
+"""The client of the stream server for shapes: create, append to, read and delete JSON streams.
 
-Invariant: an append that was answered is durable, and one that is repeated with its sequence is not applied twice.
+Invariant: an acknowledged append is durable, and an append that is repeated with its sequence is not applied twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headwater.shapes.errors import UnavailableError
 Result = TypeVar("Result")
 
 RETRY_S: Final = 3.0
-"""Long enough for a restart of the server; after it, the request is answered with 503."""
+"""Long enough for a restart of the server; after this time the response is 503."""
 
 
 class ShapeStreamMissingError(Exception):
@@ -40,7 +40,7 @@ class Streams:
         await self._client.close()
 
     async def create(self, name: str) -> None:
-        """Create the stream, or find it."""
+        """Create the stream if it does not exist."""
         await _translated(self._client.stream(name).create())
 
     async def append(self, name: str, messages: bytes, sequence: str) -> str:
@@ -49,14 +49,14 @@ class Streams:
         try:
             return (await _translated(stream.append_body(b"[" + messages + b"]", seq=sequence))).next_offset
         except ConflictError:
-            # An earlier attempt arrived although its answer did not: this process is the only writer.
+            # This process is the only writer, so an earlier attempt succeeded although its response was lost.
             return await self.tail(name)
 
     async def tail(self, name: str) -> str:
         return (await _translated(self._client.stream(name).head())).next_offset
 
     async def read(self, name: str, offset: str, until: str | None = None) -> Slice:
-        """What follows an offset, at most up to another; a server may return less."""
+        """Read from an offset, at most up to `until`; the server may return less."""
         stream = self._client.stream(name, content_type="application/json")
         chunk = await _translated(stream.read_chunk(offset, until=until))
         return Slice(chunk.body.strip()[1:-1], chunk.next_offset, chunk.up_to_date)
@@ -74,4 +74,4 @@ async def _translated(work: Awaitable[Result]) -> Result:
     except (StreamNotFoundError, OffsetGoneError) as error:
         raise ShapeStreamMissingError(str(error)) from None
     except ClientError as error:
-        raise UnavailableError(f"The stream server cannot be used: {error}") from error
+        raise UnavailableError(f"The stream server is unavailable: {error}") from error

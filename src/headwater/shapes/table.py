@@ -1,6 +1,6 @@
-"""A table as shapes see it: its columns in Electric's terms, its key, and what replication needs of it.
+"""The description of a table for shapes: its columns in Electric's format, its key, and its replication settings.
 
-Invariant: names that reach SQL are names that the catalog has.
+Invariant: only names from the catalog are used in SQL.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headwater.shapes.where.values import ENUM, KINDS
 
 LOCK_TIMEOUT: Final = "5s"
 _MODIFIER_OFFSET: Final = 4
-"""Postgres adds this to a length or a precision that it stores with a column."""
+"""Postgres adds this to the length or precision that it stores with a column."""
 _INTERVAL_FIELDS: Final = {
     0x0004: "YEAR",
     0x0002: "MONTH",
@@ -87,7 +87,7 @@ class Column:
     where: WhereColumn
     key_position: int | None
     is_unpublished: bool
-    """Generated, and not among what Postgres sends of a change."""
+    """Generated, and not included in the changes that Postgres sends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +97,13 @@ class Table:
     has_full_identity: bool
     columns: tuple[Column, ...]
     partitions: tuple[tuple[int, int], ...] = ()
-    """The ids of all partitions, if it is partitioned, and of the files that hold their rows."""
+    """If the table is partitioned: the ids of all partitions and of their data files."""
     ancestors: frozenset[TableName] = frozenset()
     """The tables that it is a partition of."""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns that name a row: the primary key, or all columns by name."""
+        """The columns that identify a row: the primary key, or all columns sorted by name."""
         keyed = sorted((one.key_position, one.name) for one in self.columns if one.key_position is not None)
         return tuple(name for _, name in keyed) or tuple(sorted(one.name for one in self.columns))
 
@@ -112,19 +112,19 @@ class Table:
         return any(one.key_position is not None for one in self.columns)
 
     def fingerprint(self) -> list[list[Any]]:
-        """What must stay the same for a log of this table to stay true."""
+        """Everything that must stay unchanged for a log of this table to remain valid."""
         columns: list[list[Any]] = [[one.name, one.type_oid, one.key_position] for one in self.columns]
-        # Rows come and go with a partition that is attached, detached or truncated, and Postgres sends no change.
+        # Attaching, detaching or truncating a partition adds or removes rows, and Postgres sends no changes.
         return [*columns, list(self.partitions)] if self.partitions else columns
 
     def matches(self, relation: Relation) -> bool:
-        """Whether a change describes the table as it is known."""
+        """Whether the table in a change still has this definition."""
         known = [(one.name, one.type_oid) for one in self.columns if not one.is_unpublished]
         return [(one.name, one.type_oid) for one in relation.columns] == known
 
 
 def describe(connection: Connection, name: TableName) -> Table:
-    """The table of this name; `InvalidShapeError` when there is none, or none that can have shapes."""
+    """Describe the table of this name. Raises `InvalidShapeError` if it does not exist or cannot have shapes."""
     found = connection.execute(_TABLE, [name.schema, name.table]).fetchone()
     if found is None:
         raise InvalidShapeError(
@@ -199,7 +199,7 @@ def _modifiers(type_name: str, modifier: int) -> dict[str, Any]:
 
 
 def prepare(connection: Connection, publication: str, table: Table, *, needs_old_rows: bool) -> None:
-    """Have the changes of a table sent, with the whole old row where that is needed and we may arrange it."""
+    """Publish the changes of a table, with whole old rows if they are needed and our role can configure that."""
     connection.execute(sql.SQL("SET lock_timeout = {}").format(LOCK_TIMEOUT))
     for ancestor in table.ancestors:
         if slots.is_published(connection, publication, ancestor):

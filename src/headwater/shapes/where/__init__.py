@@ -1,6 +1,6 @@
-"""Conditions on rows: parsed by us, rendered as parameterised SQL for the snapshot, evaluated on every change.
+"""Conditions on rows: parsed, rendered as parameterised SQL for the snapshot, and evaluated on every change.
 
-Invariant: the rendered SQL and the evaluator agree on every row, and no text of a request becomes SQL text.
+Invariant: the rendered SQL and the evaluator agree on every row, and no text of a request becomes SQL.
 """
 
 from headwater.shapes.where.evaluator import Predicate, compile_condition

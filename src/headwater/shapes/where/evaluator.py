@@ -1,7 +1,7 @@
-"""A resolved condition as a function of a row, in three-valued logic.
+"""Compile a resolved condition to a function of a row, in three-valued logic.
 
-A row is the text of each column, as replication sends it. Invariant: the answer is `True` for exactly those rows that
-the rendered SQL selects.
+A row is the text of each column, as replication sends it. Invariant: the result is `True` for exactly the rows that the
+rendered SQL selects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ASCII_UPPER: Final = {lower: upper for upper, lower in _ASCII_LOWER.items()}
 
 
 def compile_condition(condition: resolved.Condition, values: Sequence[str | None]) -> Predicate:
-    """The condition as a function; `values` are its constants as Postgres spells them."""
+    """Compile a condition; `values` are its constants in Postgres's notation."""
     test = _Compiler(values).test(condition.test)
     return lambda row: test(row) is True
 
@@ -112,7 +112,7 @@ class _Compiler:
         return run
 
     def _keyed(self, scalar: resolved.Scalar) -> _Scalar:
-        """Values as they are compared."""
+        """A scalar whose values are the comparison keys."""
         value, key = self.scalar(scalar), order_key(scalar.kind)
 
         def run(row: Row) -> Any:
@@ -203,10 +203,10 @@ def _is_truth(of: _Test, what: str, *, negated: bool) -> _Test:
 
 
 def _like(pattern: str) -> Callable[[str], bool]:
-    """`%` is any text, `_` any character, and a backslash takes the next character as it is.
+    """Compile a LIKE pattern: `%` is any text, `_` any character, and a backslash escapes the next character.
 
-    The pieces between percent signs are found from left to right, so that no pattern costs more than the product of
-    the two lengths.
+    The pieces between percent signs are matched from left to right, so the cost is at most the product of the two
+    lengths.
     """
     pieces = [""]
     at = 0

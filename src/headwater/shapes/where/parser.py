@@ -1,7 +1,7 @@
-"""From the text of a condition to its syntax tree, by Postgres's precedence.
+"""Parse the text of a condition to a syntax tree, with Postgres's operator precedence.
 
-Invariant: the work is bounded: the text, the number of nodes and the depth are limited, and what the grammar does not
-have is `UnsupportedError`, with the place.
+Invariant: the work is bounded, because the text, the number of nodes and the depth are limited. Anything outside the
+grammar raises `UnsupportedError`, with the position.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NODES_MAX: Final = 4_000
 _DEPTH_MAX: Final = 50
 
 TYPE_NAMES: Final = {
-    # As Postgres lists them, with the spellings that SQL has for them.
+    # Postgres's type names, with the aliases that SQL has for them.
     "bool": "bool",
     "boolean": "bool",
     "int2": "int2",
@@ -82,7 +82,7 @@ _RESERVED: Final = frozenset(
 
 
 class UnsupportedError(Exception):
-    """A condition that cannot be used; the message says why."""
+    """The condition is not supported; the message says why."""
 
 
 class _Tokens:
@@ -252,7 +252,7 @@ class _Parser:
         return self._made(AnyOf(operator, left, array))
 
     def _range(self) -> Node:
-        """`BETWEEN`, `IN` and `LIKE` bind closer than comparisons."""
+        """`BETWEEN`, `IN` and `LIKE` bind more tightly than comparisons."""
         left = self._cast()
         negated = False
         if self.tokens.is_word("not"):
@@ -294,7 +294,7 @@ class _Parser:
             found = Constant(f"-{found.text}", "number")
         while self.tokens.take("::"):
             if negative:
-                # In Postgres the cast binds closer than the minus; a value in range is the same either way.
+                # In Postgres the cast binds more tightly than the minus; the result is the same for values in range.
                 negative = False
             found = self._made(Cast(found, self._type()))
         return found
@@ -397,12 +397,12 @@ class _Parser:
 
 
 def parse_condition(text: str, table: str) -> Node:
-    """The tree of a condition on a table of this (unqualified) name."""
+    """Parse a condition on a table of this (unqualified) name."""
     return _Parser(text, table).condition()
 
 
 def parse_order(text: str, table: str) -> tuple[OrderBy, ...]:
-    """The columns of an ORDER BY."""
+    """Parse the columns of an ORDER BY."""
     return _Parser(text, table).order()
 
 

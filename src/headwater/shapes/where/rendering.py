@@ -1,4 +1,4 @@
-"""A resolved condition as SQL with parameters. Names come from the catalog and are quoted; values are bound."""
+"""Render a resolved condition as SQL with parameters. Names are from the catalog and quoted; values are bound."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Rendered:
 
 
 def quoted(name: str) -> str:
-    """An identifier in a query with parameters, where a percent sign is doubled."""
+    """Quote an identifier for a query with parameters, in which percent signs are doubled."""
     return '"' + name.replace('"', '""').replace("%", "%%") + '"'
 
 
@@ -63,7 +63,7 @@ class _Renderer:
         return f"({left} {test.operator} {self.scalar(test.right)})"
 
     def _sortable(self, of: resolved.Scalar, operator: str) -> str:
-        # Text is ordered by code points, as the evaluator does. Equality is the same in every collation that we take.
+        # Text is ordered by code points, as in the evaluator. Equality is the same in every supported collation.
         return self.scalar(of) + (' COLLATE "C"' if of.kind in TEXTS and operator in _ORDERING else "")
 
     def scalar(self, scalar: resolved.Scalar) -> str:

@@ -1,7 +1,7 @@
-"""Types for a condition: columns have theirs, constants take them from what they are compared with.
+"""Resolve the types of a condition: columns have types, and constants get the type of what they are compared with.
 
-Constants and parameters stay data: each becomes a numbered value with a type, which Postgres reads and spells once
-when the shape is made. Invariant: a resolved condition cannot fail on any row.
+Constants and parameters remain data: each becomes a numbered value with a type, which Postgres parses once when the
+shape is created. Invariant: a resolved condition cannot fail on any row.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ VALUES_MAX: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class WhereColumn:
-    """A column as conditions see it."""
+    """A column that a condition may use."""
 
     name: str
     kind: str
-    """One of `values.KINDS`, `enum`, or empty when conditions cannot use the type."""
+    """One of `values.KINDS`, `enum`, or empty if conditions cannot use the type."""
     type_sql: str
-    """The type as SQL spells it; from the catalog, never from a request."""
+    """The SQL name of the type; from the catalog, never from a request."""
     is_deterministic: bool = True
-    """Whether equal text is always the same text."""
+    """Whether the collation is deterministic: only identical texts are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A constant: place `number` in `Condition.values`."""
+    """A constant: index `number` in `Condition.values`."""
 
     number: int
     kind: str
@@ -229,7 +229,7 @@ class _Resolver:
             raise UnsupportedError("ANY takes an array in quotes, a parameter, or ARRAY[…]")
         self._check_order(node.operator, left)
         type_sql = _type_of(left)
-        # `char(n)` compares without its trailing blanks, whatever the length.
+        # `char(n)` compares without trailing blanks, for any length.
         return AmongArray(node.operator, left, self._value(array.text, left.kind, f"{type_sql}[]"), left.kind)
 
     def _like(self, node: syntax.Like) -> Test:
@@ -306,7 +306,7 @@ class _Resolver:
         raise UnsupportedError(f"a cast from {of.kind} to {kind} is not supported: it could fail for some rows")
 
     def _alike(self, left: _Operand, right: _Operand, operator: str) -> tuple[Scalar, Scalar, str]:
-        """Both sides with the type that Postgres would compare them as."""
+        """Both sides, with the type in which Postgres compares them."""
         if isinstance(left, _Unknown):
             if isinstance(right, _Unknown):
                 return self._typed(left, "text"), self._typed(right, "text"), "text"
@@ -348,14 +348,14 @@ class _Resolver:
 def resolve_condition(
     node: syntax.Node, columns: Mapping[str, WhereColumn], parameters: Mapping[str, str]
 ) -> Condition:
-    """Give everything in a condition its type; raises `UnsupportedError`."""
+    """Resolve the types of a condition; raises `UnsupportedError`."""
     resolver = _Resolver(columns, parameters)
     test = resolver.test(node)
     return Condition(test, tuple(resolver.values), frozenset(resolver.used))
 
 
 def resolve_order(order: Sequence[syntax.OrderBy], is_column: Callable[[str], bool]) -> tuple[syntax.OrderBy, ...]:
-    """Check that everything in an ORDER BY is a column."""
+    """Check that all names in an ORDER BY are columns."""
     for one in order:
         if not is_column(one.column):
             raise UnsupportedError(f"unknown column {one.column}")

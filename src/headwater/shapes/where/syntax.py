@@ -15,7 +15,7 @@ class ColumnName:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A literal of the text. A string has no type until something gives it one."""
+    """A literal. A string has no type until it is resolved."""
 
     text: str | None
     kind: Literal["string", "number", "truth", "null"]

@@ -1,6 +1,6 @@
-"""Postgres values as Python values that compare alike: parsed from the text that our sessions get.
+"""Parse Postgres values, from the text that our sessions get, to Python values that compare in the same way.
 
-Sessions have fixed settings (`postgres.values.SESSION_SETTINGS`), so each type has one spelling. Invariant: two values
+Sessions have fixed settings (`postgres.values.SESSION_SETTINGS`), so each type has one notation. Invariant: two values
 of one kind compare in Python, through `order_key`, as they compare in Postgres (text by code points, as with
 COLLATE "C").
 """
@@ -23,7 +23,7 @@ KINDS: Final = frozenset(
 
 _DAY_US: Final = 86_400_000_000
 _FOREVER: Final = 1 << 90
-"""Stands for `infinity` among dates and times: further than any of them."""
+"""Represents `infinity` of dates and times: later than any of them."""
 _DATE: Final = re.compile(r"(\d{4,})-(\d\d)-(\d\d)")
 _TIME: Final = re.compile(r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 _ZONE: Final = re.compile(r"([+-])(\d\d)(?::(\d\d))?(?::(\d\d))?$")
@@ -51,7 +51,7 @@ def _date(text: str) -> int:
         return endless
     found = _DATE.match(text)
     if found is None:
-        raise ValueError(f"{text!r} is not a date as Postgres spells it")
+        raise ValueError(f"{text!r} is not a date in Postgres's notation")
     year = int(found[1])
     return _days(1 - year if text.endswith(" BC") else year, int(found[2]), int(found[3]))
 
@@ -59,7 +59,7 @@ def _date(text: str) -> int:
 def _time(text: str) -> int:
     found = _TIME.match(text)
     if found is None:
-        raise ValueError(f"{text!r} is not a time as Postgres spells it")
+        raise ValueError(f"{text!r} is not a time in Postgres's notation")
     seconds = int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3])
     return seconds * 1_000_000 + int((found[4] or "").ljust(6, "0"))
 
@@ -84,12 +84,12 @@ def _timestamptz(text: str) -> int:
 
 
 def _interval(text: str) -> int:
-    """A month counts 30 days and a day 24 hours, as where Postgres compares intervals."""
+    """An interval in microseconds. A month has 30 days and a day 24 hours, as in Postgres's comparison."""
     if (endless := _endless(text)) is not None:
         return endless
     found = _INTERVAL.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text!r} is not an interval as Postgres spells it")
+        raise ValueError(f"{text!r} is not an interval in Postgres's notation")
     years, months, weeks, days, hours, minutes = (int(found[place] or 0) for place in range(1, 7))
     whole_days = (years * 12 + months) * 30 + weeks * 7 + days
     micros = int((Decimal(found[7] or 0) * 1_000_000).to_integral_value())
@@ -97,7 +97,7 @@ def _interval(text: str) -> int:
 
 
 def _float4(text: str) -> float:
-    """Rounded to single precision: comparing it with a double must see the same digits as Postgres."""
+    """Round to single precision, so that comparisons with a double give the same result as in Postgres."""
     try:
         rounded: float = struct.unpack("f", struct.pack("f", float(text)))[0]
     except OverflowError:
@@ -140,7 +140,7 @@ def _unpadded(value: str) -> str:
 
 
 def order_key(kind: str) -> Callable[[Any], Any]:
-    """What values of a kind are compared by."""
+    """The comparison key of values of a kind."""
     if kind in FLOATS or kind == "numeric":
         return _ordered
     return _unpadded if kind == "bpchar" else _same
@@ -198,7 +198,7 @@ def converts_implicitly(source: str, target: str) -> bool:
 
 
 def spelled_as_text(kind: str) -> Callable[[str], str]:
-    """What `value::text` is, from the text that the type's output function writes."""
+    """A function from the text of the type's output function to the text of `value::text`."""
     if kind == "bool":
         return lambda text: "true" if _truth(text) else "false"
     return _unpadded if kind == "bpchar" else _same

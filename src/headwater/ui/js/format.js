@@ -85,15 +85,15 @@ export function oneLine(text, max = 400) {
   return text.length > max ? `${visible}…` : visible;
 }
 
-/** The lines of a hex dump: offset, sixteen bytes, their characters. */
-export function hexLines(data, maxBytes = 65536) {
+/** The lines of a hex dump: offset, bytes, their characters. */
+export function hexLines(data, perLine = 16, maxBytes = 65536) {
   const lines = [];
   const end = Math.min(data.length, maxBytes);
-  for (let at = 0; at < end; at += 16) {
-    const row = data.subarray(at, Math.min(at + 16, end));
+  for (let at = 0; at < end; at += perLine) {
+    const row = data.subarray(at, Math.min(at + perLine, end));
     let hex = "";
     let chars = "";
-    for (let index = 0; index < 16; index += 1) {
+    for (let index = 0; index < perLine; index += 1) {
       if (index === 8) hex += " ";
       if (index < row.length) {
         hex += `${row[index].toString(16).padStart(2, "0")} `;

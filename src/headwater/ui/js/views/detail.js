@@ -7,6 +7,7 @@ import { marked } from "./message_row.js";
 import { tree } from "./tree.js";
 
 const TEXT_MAX = 1_000_000;
+const WIDE_HEX_PX = 640; // below this, a line of sixteen bytes would hide their characters
 
 export class Detail {
   constructor(app, address, onclose) {
@@ -77,7 +78,7 @@ export class Detail {
 
   #content() {
     const { message, mode } = this;
-    if (mode === "hex") return h("pre", { class: "mono", text: hexLines(message.bytes()).join("\n") });
+    if (mode === "hex") return h("pre", { class: "mono", text: hexLines(message.bytes(), this.element.clientWidth < WIDE_HEX_PX ? 8 : 16).join("\n") });
     const text = message.string();
     if (mode === "json") {
       try {

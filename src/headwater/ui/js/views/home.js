@@ -17,6 +17,7 @@ const SHOWN = [
 export class HomeView {
   constructor(app) {
     this.app = app;
+    this.values = new Map();
     this.numbers = h("div", { class: "tiles", id: "numbers" });
     this.access = h("section", { class: "card", hidden: true, id: "token-card" });
     const base = app.client.base;
@@ -72,6 +73,7 @@ export class HomeView {
   /** The list of streams has changed, or its state. */
   listed() {
     this.#drawAccess();
+    this.#drawNumbers();
   }
 
   async #load() {
@@ -87,9 +89,14 @@ export class HomeView {
       const found = /^(\w+)(?:\{[^}]*\})? ([0-9.e+-]+)$/i.exec(line);
       if (found) values.set(found[1], (values.get(found[1]) || 0) + Number(found[2]));
     }
+    this.values = values;
+    this.listed();
+  }
+
+  #drawNumbers() {
+    const { values } = this;
     // The figure of the metrics includes streams of the server itself; this one agrees with the list.
     if (this.app.registry.state === "live" && values.has("headwater_streams")) values.set("headwater_streams", this.app.registry.names.length);
-    this.listed();
     replace(
       this.numbers,
       SHOWN.filter(([name]) => values.has(name)).map(([name, label, format]) => h("div", { class: "tile" }, h("b", { text: format(values.get(name)) }), h("span", { class: "muted", text: label }))),

@@ -84,7 +84,7 @@ export class MessagesView {
     this.timeInput = h("input", { type: "datetime-local", step: "1", id: "from-time", "aria-label": "Time", hidden: true, onchange: () => this.#restart(), onkeydown: (event) => event.key === "Enter" && this.#restart() });
     this.transport = select([["auto", "live: auto"], ["sse", "live: SSE"], ["long-poll", "live: long-poll"]], "auto", { "aria-label": "Live transport", id: "transport", onchange: () => this.reader.use(this.transport.value) });
     this.view = select([["json", "JSON"], ["text", "text"], ["hex", "hex"]], this.mode, { "aria-label": "Show as", id: "view", onchange: () => this.#setMode(this.view.value) });
-    this.search = h("input", { type: "search", id: "search", placeholder: this.info.json ? "Filter: words, field=value. Enter searches all" : "Filter. Enter searches all", "aria-label": "Filter messages", title: SEARCH_HELP, oninput: () => this.#searchSoon(), onkeydown: (event) => event.key === "Enter" && this.#searchAll() });
+    this.search = h("input", { type: "search", id: "search", placeholder: this.info.json ? "Filter: words, field=value" : "Filter: words", "aria-label": "Filter messages", title: SEARCH_HELP, oninput: () => this.#searchSoon(), onkeydown: (event) => event.key === "Enter" && this.#searchAll() });
     this.pauseButton = button("Pause", () => this.togglePause(), { symbol: "pause", title: "Pause or resume (p)", id: "pause" });
     this.followButton = button("Follow", () => this.#setFollow(!this.follow), { symbol: "down", title: "Stay at the newest message (f)", id: "follow" });
     this.status = h("div", { class: "reader-status", id: "reader-status" });
@@ -122,7 +122,7 @@ export class MessagesView {
         h("div", { class: "search grow" }, icon("search"), this.search),
         this.info.json && button("", () => this.#chooseFields(), { symbol: "columns", kind: "quiet", title: "Choose fields as columns", id: "fields" }),
         this.view,
-        button("", curl, { symbol: "terminal", kind: "quiet", title: "Copy this read as curl" }),
+        button("", curl, { symbol: "terminal", kind: "quiet", title: "Copy this read as curl", id: "copy-read" }),
       ),
       h("div", { class: "status-row" }, h("div", { class: "status-line" }, this.status, this.olderBar, this.foundNote, this.rates), this.canvas),
       this.note,
@@ -457,7 +457,8 @@ export class MessagesView {
   #drawFound() {
     const { whole } = this;
     if (!whole) {
-      replace(this.foundNote, this.found ? `${count(this.found.length)} found of ${count(this.messages.length)} loaded` : "");
+      const more = this.messages.length < (this.total ?? 0) ? "; Enter searches all" : "";
+      replace(this.foundNote, this.found ? `${count(this.found.length)} found of ${count(this.messages.length)} loaded${more}` : "");
       return;
     }
     const progress = `${bytes(whole.scannedBytes)} of ${bytes(whole.totalBytes)}`;

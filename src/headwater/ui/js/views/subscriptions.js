@@ -143,7 +143,7 @@ export class SubscriptionView {
         "section",
         { class: "card" },
         h("h2", { text: "Streams" }),
-        h("div", { class: "table-scroll" }, h("table", { class: "data" }, h("thead", {}, h("tr", {}, ["stream", "link", "acknowledged", "tail", "lag", ""].map((text) => h("th", { scope: "col", text })))), this.rows)),
+        h("div", { class: "table-scroll" }, h("table", { class: "data" }, h("thead", {}, h("tr", {}, ["stream", "link", "acknowledged", "tail", "lag", ""].map((text) => h("th", { scope: "col", class: text === "link" && "link-type", text })))), this.rows)),
         form({ class: "row wrap", onsubmit: () => this.#addLink() }, this.link, button("Link stream", undefined, { type: "submit", symbol: "link", id: "link-add" }), button("curl", () => app.copyCurl(this.#linkRequest()), { symbol: "terminal", kind: "quiet small" })),
       ),
       this.work,
@@ -180,7 +180,7 @@ export class SubscriptionView {
   }
 
   #draw(body, links, tails) {
-    replace(this.facts, badge(body.type, "type"), badge(body.status ?? "active", body.status === "failed" ? "bad" : "good"), body.pattern && badge(`pattern ${body.pattern}`, "plain"), body.wake_stream && badge(`wakes ${body.wake_stream}`, "plain"), body.webhook && badge(`calls ${body.webhook.url}`, "plain"), badge(`lease ${body.lease_ttl_ms} ms`, "plain"), body.description && h("span", { class: "muted", text: body.description }));
+    replace(this.facts, badge(body.type, "type"), badge(body.status ?? "active", body.status === "failed" ? "bad" : "good"), body.pattern && badge(`pattern ${body.pattern}`, "plain"), body.wake_stream && badge(`wakes ${body.wake_stream}`, "plain"), body.webhook && badge(`calls ${body.webhook.url}`, "plain"), badge(`lease ${span(body.lease_ttl_ms)}`, "plain"), body.description && badge(body.description, "plain"));
     replace(
       this.rows,
       links.length === 0 && h("tr", {}, h("td", { colspan: "6", class: "muted", text: "No streams are linked yet." })),
@@ -190,7 +190,7 @@ export class SubscriptionView {
           "tr",
           { "data-stream": link.path },
           h("td", {}, h("a", { class: "mono", href: addressOf(link.path).hash, text: link.path })),
-          h("td", { text: link.link_type }),
+          h("td", { class: "link-type", text: link.link_type }),
           h("td", { class: "mono muted", text: shortOffset(link.acked_offset), title: link.acked_offset }),
           h("td", { class: "mono muted", text: tail === null ? "–" : shortOffset(tail), title: tail ?? "" }),
           h("td", {}, lagBadge(link.acked_offset, tail)),
