@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import subprocess
 import sys
 import time
@@ -12,13 +13,18 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from headwater.cluster.nodes.keeper import open_cluster
+from headwater.config import ClusterSettings, Settings, StorageSettings
 from headwater.stack.database import LocalPostgres
+from headwater.storage.interface import StorageError
 from tests.cluster.nodes.clusters import SECRET, RunningCluster, running_cluster
+from tests.cluster.nodes.conftest import SHARDS
 from tests.cluster.nodes.faults import FAULTS, endure_faults
 from tests.cluster.nodes.spreading import spread_over
 from tests.conformance.test_conformance import DISCOVERED, LONG_POLL_TIMEOUT_SECS, SETTINGS, SUITE
 from tests.crash.workload import Violation
 from tests.serving import server_environment
+from tests.storage.tiering.objects import memory_objects
 from tests.vitest_run import describe_failures, run_vitest
 from tests.waiting import wait_until
 
@@ -128,18 +134,44 @@ def test_official_suite_passes_with_its_requests_spread_over_the_nodes() -> None
     assert not [case for case in cases if case.status == "failed"], describe_failures(cases)
 
 
+def settings_of(single: LocalPostgres, **cluster: object) -> Settings:
+    given = {"postgres_url": single.url, "secret": SECRET, "name": "test", **cluster}
+    return Settings(
+        storage=StorageSettings(mode="cluster", cold="s3://nowhere/prefix"),
+        cluster=ClusterSettings.model_validate(given),
+    )
+
+
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("cluster_settings", "reason"),
     [
         ({}, "synchronous_standby_names is empty"),
-        ({"DS_CLUSTER__REQUIRE_STANDBY": "false", "DS_CLUSTER__NAME": "other"}, "belongs to the cluster 'test'"),
-        ({"DS_CLUSTER__POSTGRES_URL": "postgresql://127.0.0.1:1/none"}, "cluster.postgres_url cannot be used"),
-        ({"DS_CLUSTER__SECRET": ""}, "needs cluster.postgres_url, cluster.secret and storage.cold"),
+        ({"require_standby": False, "name": "other"}, "belongs to the cluster 'test'"),
+        ({"postgres_url": "postgresql://127.0.0.1:1/none"}, "cluster.postgres_url cannot be used"),
+        ({"secret": ""}, "needs cluster.postgres_url, cluster.secret and storage.cold"),
     ],
 )
-def test_node_does_not_start_where_it_could_not_keep_its_promises(
-    single: LocalPostgres, settings: dict[str, str], reason: str
+def test_node_refuses_what_could_not_keep_its_promises(
+    single: LocalPostgres, cluster_settings: dict[str, object], reason: str
 ) -> None:
+    with pytest.raises(StorageError, match=re.escape(reason)):
+        open_cluster(settings_of(single, **cluster_settings))
+
+
+def test_database_and_object_store_must_belong_to_the_same_cluster(
+    single: LocalPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = memory_objects()
+    monkeypatch.setattr("headwater.cluster.nodes.keeper.open_objects", lambda _: objects)
+    settings = settings_of(single, require_standby=False)
+    assert open_cluster(settings).shards == SHARDS
+    assert open_cluster(settings).shards == SHARDS, "the second node finds what the first one created"
+    objects.put("CLUSTER", b"another one")
+    with pytest.raises(StorageError, match="belongs to another cluster"):
+        open_cluster(settings)
+
+
+def test_refusal_is_what_the_command_reports(single: LocalPostgres) -> None:
     environment = server_environment(
         DS_STORAGE__MODE="cluster",
         DS_STORAGE__COLD="s3://nowhere/prefix",
@@ -147,8 +179,6 @@ def test_node_does_not_start_where_it_could_not_keep_its_promises(
         DS_CLUSTER__POSTGRES_URL=single.url,
     )
     command = [sys.executable, "-m", "headwater", "serve", "--port", "0"]
-    node = subprocess.run(
-        command, env={**environment, **settings}, capture_output=True, text=True, timeout=60, check=False
-    )
+    node = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert node.returncode == 1
-    assert reason in node.stderr
+    assert "synchronous_standby_names is empty" in node.stderr

@@ -63,7 +63,7 @@ def run_keeper(settings: Settings, node: str, owner: str, address: str, control:
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     try:
-        opened = _open(settings)
+        opened = open_cluster(settings)
     except (StorageError, ObjectStoreError, psycopg.Error) as error:
         control.send(_encode(Refused(str(error).strip())))
         return 1
@@ -91,7 +91,7 @@ def run_keeper(settings: Settings, node: str, owner: str, address: str, control:
     return 0
 
 
-def _open(settings: Settings) -> Opened:
+def open_cluster(settings: Settings) -> Opened:
     """Check everything that a cluster relies on, and create what is missing."""
     cluster, cold = settings.cluster, settings.storage.cold
     if not cluster.postgres_url or not cluster.secret or cold is None:
