@@ -100,6 +100,34 @@ def test_dead_node_loses_nothing_and_drained_one_is_not_missed(cluster: RunningC
     cluster.wait_until_shared(0, 1, 2)
 
 
+@pytest.mark.timeout(240)
+def test_requests_get_503_while_postgres_has_no_standby(cluster: RunningCluster) -> None:
+    name = cluster.name_in(0, "alone-")
+    first, second, _ = urls(cluster, name)
+    assert httpx.put(first, headers=TEXT).status_code == 201
+    appended(second, b"before;")
+    postgres = cluster.postgres
+    standbys = [server for number, server in enumerate(postgres.servers) if number != postgres.primary]
+    for server in standbys:
+        server.kill()
+
+    def refused() -> httpx.Response | None:
+        try:
+            return httpx.post(first, content=b"not certain;", headers=TEXT, timeout=1)
+        except httpx.HTTPError:
+            return None
+
+    answer = wait_until(refused, lambda each: each is not None and each.status_code == 503, what="503")
+    assert answer is not None
+    assert answer.headers["Retry-After"] == "1"
+    postgres.watch()
+    appended(second, b"after;")
+    content = httpx.get(first).content
+    assert content.startswith(b"before;")
+    assert content.endswith(b"after;")
+    cluster.wait_until_shared(0, 1, 2)
+
+
 @pytest.mark.timeout(3600)
 def test_no_fault_breaks_a_promise(cluster: RunningCluster, long: bool) -> None:
     seed = time.time_ns() % 10**9 if long else 20_265
