@@ -209,7 +209,7 @@ class WorkerSupervisor:
         return worker.failure is not None and not self._has_announced
 
     def _is_leaving(self, worker: WorkerProcess) -> bool:
-        """Whether a worker that ended was meant to."""
+        """Whether a worker ended on purpose, and is not to be restarted."""
         return False
 
     def _run_worker(self, number: int, control: socket.socket) -> int:

@@ -24,7 +24,7 @@ from headwater.stack.state import StackDirectory
 
 POSTGRES_SERVERS: Final = 3
 SHARDS_PER_NODE: Final = 2
-"""Fewer processes than on machines of their own."""
+"""Fewer processes than on separate machines."""
 BUCKET: Final = "headwater"
 ACCESS_NAME: Final = "cluster.json"
 """Within the directory of the stack: what a command needs to use the cluster."""

@@ -1,4 +1,4 @@
-"""ShardLinks between the processes of shards: who knows the secret is connected, and nobody else."""
+"""Links between the processes of shards: only a process that knows the secret is connected."""
 
 from __future__ import annotations
 

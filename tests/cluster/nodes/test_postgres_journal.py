@@ -193,7 +193,7 @@ def test_commit_without_a_standby_is_not_acknowledged_until_a_standby_has_it(
         writer = threading.Thread(target=append)
         with stopped_replication(servers):
             writer.start()
-            # What waits for a standby is told not to wait, and so is what proves it.
+            # The commit that waits for a standby is cancelled, and so is the write that should prove it.
             warnings = 2 if kind is PostgresJournal else 1
             with psycopg.connect(servers.servers[servers.primary].url, autocommit=True) as admin:
 

@@ -67,7 +67,7 @@ class PostgresJournal:
         self.shard: Final = shard
         self.epoch: Final = epoch
         self._is_ours = is_ours
-        """Whether it makes sense to go on trying: the lease has not expired."""
+        """Whether to continue trying: the lease has not expired."""
         self._retry_s = retry_s
         condition = _SYNCHRONOUS if require_standby else ""
         self._commit_statement = _COMMIT.format(condition)
@@ -115,7 +115,7 @@ class PostgresJournal:
                 yield bytearray(batch)
 
     def trim(self, lsn: int) -> None:
-        # On a connection of its own: another thread commits.
+        # On a separate connection: another thread commits.
         try:
             with connect(self._url, f"trim {self.shard}") as connection:
                 connection.execute("SET synchronous_commit = off")

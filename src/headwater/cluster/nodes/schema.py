@@ -2,8 +2,8 @@
 
 `shard` says who owns a shard and up to which record its journal goes; `journal` has the batches that the object store
 does not have yet; `node` has the nodes, alive or not. There are no times in them: a lease is a counter that its owner
-raises, and whoever wants to take a shard over has to see for the length of a lease, by its own clock, that it stands
-still. So clocks may differ as they like.
+raises, and a node takes a shard over only if it saw the counter unchanged for the length of a lease, by its own clock.
+So clocks may differ.
 """
 
 from __future__ import annotations
