@@ -68,7 +68,7 @@ def test_invalid_environment_variable_prevents_the_start(tmp_path: Path) -> None
     assert done.returncode == 2
     assert done.stderr == (
         "headwater: storage.mode: got 'floppy' from DS_STORAGE__MODE;"
-        " it takes memory, file-fast, file-durable or acid\n"
+        " it takes memory, file-fast, file-durable, acid or cluster\n"
     )
 
 

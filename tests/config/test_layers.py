@@ -200,7 +200,7 @@ def test_variables_that_are_not_ours_are_left_alone(cwd: Path) -> None:
         (
             "DS_STORAGE__MODE",
             "disk",
-            "storage.mode: got 'disk' from DS_STORAGE__MODE; it takes memory, file-fast, file-durable or acid",
+            "storage.mode: got 'disk' from DS_STORAGE__MODE; it takes memory, file-fast, file-durable, acid or cluster",
         ),
         (
             "DS_STORAGE__ACID_SHARD_COUNT",

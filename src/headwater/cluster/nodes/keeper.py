@@ -49,12 +49,16 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def send_turn(keeper: socket.socket, turn: Turn) -> None:
-    keeper.send(_encode(turn))
+    with suppress(ConnectionError):  # The keeper is gone, as `receive_answer` will say.
+        keeper.send(_encode(turn))
 
 
 def receive_answer(keeper: socket.socket) -> Answer | None:
     """The next answer; None if the keeper is gone."""
-    data = keeper.recv(_PACKET_MAX_BYTES)
+    try:
+        data = keeper.recv(_PACKET_MAX_BYTES)
+    except ConnectionError:
+        return None
     return _decode_answer(data) if data else None
 
 
