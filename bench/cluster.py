@@ -55,6 +55,8 @@ async def appends(urls: list[str], connections: int, seconds: float) -> dict[str
     senders: list[Sender] = []
     for number in range(connections):
         address = urlsplit(urls[number % len(urls)])
+        assert address.hostname is not None
+        assert address.port is not None
         request = encode("POST", f"/v1/stream/bench-{connections}-{number}", BODY)
         make = partial(Sender, request, latencies_s)
         senders.append((await loop.create_connection(make, address.hostname, address.port))[1])

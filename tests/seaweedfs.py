@@ -65,6 +65,9 @@ class SeaweedFs:
             "-s3",
             f"-s3.port={ports['s3']}",
             f"-s3.port.grpc={ports['s3-grpc']}",
+            # Further services on fixed ports, which two stores on one machine cannot share.
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
             f"-s3.config={self._config}",
         ]
         with (self._directory / "log").open("ab") as log:

@@ -126,6 +126,7 @@ def _store(directory: Path, port: int, access: dict[str, str]) -> Service:
         (
             *(str(weed), "-logtostderr=true", "server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
             *("-master.volumeSizeLimitMB=256", "-master.telemetry=false", "-volume.max=100", "-filer", "-s3"),
+            *("-s3.port.iceberg=0", "-s3.port.lance=0"),
             *(f"{option}={port + number}" for number, option in enumerate(_WEED_PORTS)),
             f"-s3.config={config}",
         ),

@@ -7,7 +7,9 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -57,9 +59,8 @@ class RunningCluster:
     def start(self, number: int) -> Server:
         port = self._ports.setdefault(number, free_port())
         directory = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-node-")))
-        node = self._stack.enter_context(
-            serve(directory=directory, port=port, program=self._program, **self.environment(number))
-        )
+        environment: dict[str, Any] = self.environment(number)
+        node = self._stack.enter_context(serve(directory=directory, port=port, program=self._program, **environment))
         self.nodes[number] = node
         return node
 
@@ -78,7 +79,8 @@ class RunningCluster:
         for process in processes:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.nodes.pop(number).kill()
+        with suppress(ProcessLookupError):
+            self.nodes.pop(number).kill()
 
     @contextmanager
     def paused(self, number: int) -> Iterator[None]:
@@ -108,7 +110,7 @@ class RunningCluster:
         names = {f"node-{number}" for number in numbers}
         wait_until(lambda: set(self.owners().values()), lambda owners: owners == names, what=f"shards at {names}")
         for number in numbers:
-            wait_until(lambda number=number: self._answers(number), what=f"an answer of node-{number}")
+            wait_until(partial(self._answers, number), what=f"an answer of node-{number}")
 
     def _answers(self, number: int) -> bool:
         try:
