@@ -334,18 +334,25 @@ class Peers:
     def connect(self, worker: int) -> Peer:
         """The protocol of a new connection to a worker. The rest of an earlier connection is dropped first: frames from
         before the worker died must not be processed after new ones."""
-        old = self._connected.pop(worker, None)
-        if old is not None:
-            old.close()
+        self._drop(worker)
         return Peer(worker, self)
 
     def connected(self, peer: Peer) -> None:
+        self._drop(peer.worker)
         self._connected[peer.worker] = peer
         for on_connected in self.on_connected:
             on_connected(peer)
         waiting, self._waiting[peer.worker] = self._waiting[peer.worker], {}
         for then in waiting:
             then()
+
+    def _drop(self, worker: int) -> None:
+        """Drop a connection that is being replaced. Its end is reported now: the other side may be another process."""
+        old = self._connected.pop(worker, None)
+        if old is not None:
+            old.close()
+            for on_disconnected in self.on_disconnected:
+                on_disconnected(worker)
 
     def on_lost(self, peer: Peer) -> None:
         if self._connected.get(peer.worker) is peer:

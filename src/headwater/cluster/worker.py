@@ -252,11 +252,11 @@ class ServingWorker:
                     raise AssertionError(f"a worker does not get {message}")
 
     async def _connect(self, worker: int, descriptor: int, moves: int) -> None:
-        if self._hand_over is not None:
-            self._hand_over.connect(worker, socket.socket(fileno=moves))
         opened = socket.socket(fileno=descriptor)
         opened.setblocking(False)
         peer = self._peers.connect(worker)
+        if self._hand_over is not None:
+            self._hand_over.connect(worker, socket.socket(fileno=moves))
         await asyncio.get_running_loop().create_unix_connection(lambda: peer, sock=opened)
         self._peers.connected(peer)
 

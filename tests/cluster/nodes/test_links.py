@@ -74,8 +74,11 @@ def test_link_that_breaks_is_made_again_and_a_new_owner_replaces_the_old() -> No
         await async_wait_until(lambda: high.peers.get(0) is None, what="the end of the link")
         await link(low, high)
         heir = Process(2, epoch=2)
+        lost: list[int] = []
+        low.peers.on_disconnected.append(lost.append)
         try:
             await link(low, heir)
+            await async_wait_until(lambda: lost, what="the report of the end of the old link")
             assert await low.peers.ask(2, "echo", 1) == [0, 1]
             await async_wait_until(lambda: high.peers.get(0) is None, what="the end of the old owner's link")
         finally:
