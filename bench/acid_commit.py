@@ -1,15 +1,15 @@
-"""What a batch costs to make durable: the log's way, LMDB in each shard, and `acid` as it is. Ratios of one run.
+"""The cost of making a batch durable: a plain log, LMDB in each shard, and `acid`. Ratios within one run.
 
     python -m bench.acid_commit [--directory DIR] [--rounds N] [--streams N]
 
-Ways, each given the same batches in turn, so that a noisy machine is noisy for all of them:
+The methods get the same batches in turn, so that other load on the machine affects all of them:
 
-- `log`: append the encoded batch to a file, fdatasync. What `file-durable` costs at least.
+- `log`: append the encoded batch to a file, fdatasync. The minimum cost of `file-durable`.
 - `shards, one by one`: one LMDB transaction in every shard that the batch touches.
-- `shards, threads`: the same, committed by a pool of threads (py-lmdb lets go of the GIL in a commit).
-- `acid`: one synced append to the journal; checkpoints apply it to the shards meanwhile.
+- `shards, threads`: the same, committed by a pool of threads (py-lmdb releases the GIL in a commit).
+- `acid`: one synced append to the journal; checkpoints apply it to the shards in the background.
 
-Every way keeps the promise that an acknowledged write survives a power cut; none of LMDB's syncs is turned off.
+With every method an acknowledged write survives a power failure; none of LMDB's syncs is disabled.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PAYLOAD = b"x" * 100
 
 
 class Way(Protocol):
-    """One way to make batches durable."""
+    """A method to make batches durable."""
 
     def write(self, batch: Sequence[Committed]) -> None: ...
 
@@ -58,7 +58,7 @@ class Log:
 
 
 class Shards:
-    """Data and state straight into the shards, the simplest thing that could work."""
+    """Write data and state directly to the shards, the simplest method."""
 
     def __init__(self, directory: Path, count: int, pool: ThreadPoolExecutor | None) -> None:
         self._pool = pool
@@ -113,7 +113,7 @@ class Acid:
 
 
 def batches(connections: int, streams: int, rounds: int) -> list[list[Committed]]:
-    """Each round every connection appends once, to a stream of its choice."""
+    """In each round every connection appends once, to a random stream."""
     catalog: Catalog[StreamState] = Catalog(StreamState)
     made: list[list[Committed]] = [[]]
     for number in range(streams):

@@ -1,6 +1,6 @@
-"""Appends per second, ours and the official Node server's: side by side, loaded by wrk in alternating rounds.
+"""Appends per second of our server and of the official Node server, loaded by wrk in alternating rounds.
 
-Invariant: a round counts only if every request succeeded; a refused or broken one ends the run.
+Invariant: a round counts only if every request succeeded; a rejected or failed request ends the run.
 
     python -m bench.append                 100-byte text appends to one stream over 32 connections, in memory
     python -m bench.append --json --connections 128 --mode file-durable
@@ -88,7 +88,7 @@ def run_round(server: Running, load: Load, number: int) -> Round:
 
 
 def measure(load: Load, rounds: int, mode: str) -> list[Round]:
-    """Rounds alternate, so that whatever else the machine does meets both servers alike."""
+    """Rounds alternate, so that other load on the machine affects both servers equally."""
     with headwater(mode) as ours, official_node(mode) as theirs:
         warm_up = Load(load.connections, load.streams, 1, load.body, load.content_type)
         for server in (ours, theirs):
@@ -135,7 +135,7 @@ def main() -> None:
     ours, theirs = median_of(rounds, "headwater"), median_of(rounds, "official node")
     print(_row(ours, "median"))
     print(_row(theirs, "median"))
-    # Rounds that follow each other met the same machine, so each pair gives a ratio of its own.
+    # Consecutive rounds had the same conditions, so each pair gives a ratio.
     ratio = statistics.median(
         one.appends_per_sec / other.appends_per_sec for one, other in zip(rounds[::2], rounds[1::2], strict=True)
     )

@@ -1,4 +1,4 @@
-"""Archive messages, compact the archive, count it with Spark; and the growth with the data.
+"""Archive messages, compact the archive, and count its rows with Spark, for growing amounts of data.
 
 python -m bench.archive [--messages N] [--streams N] [--sizes N,N]
 

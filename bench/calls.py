@@ -1,4 +1,4 @@
-"""Python calls of one append, one read and one event to each live reader: a cost that noise does not change.
+"""Number of Python calls of one append, one read and one event to each live reader: a cost without noise.
 
     python -m bench.calls            print the counts
     python -m bench.calls --write    write them to bench/calls.json as the new limits
@@ -30,7 +30,7 @@ from headwater.http.server import build_context, build_engine
 
 LIMITS = Path(__file__).with_name("calls.json")
 REPEATS = 200
-"""Operations that are counted together, so that what happens once in a while is spread over them."""
+"""Operations that are counted together, so that occasional work is averaged over them."""
 READERS = 50
 
 
@@ -75,7 +75,7 @@ class Counter:
 
 
 class World:
-    """A server without sockets: what connections receive is passed in, what they send is kept."""
+    """A server without sockets: received data is passed in, and sent data is kept."""
 
     def __init__(self, engine: Engine, context: Context) -> None:
         self.engine = engine
@@ -89,7 +89,7 @@ class World:
         return connection, transport
 
     async def request(self, connection: Connection, transport: KeptTransport, data: bytes, status: bytes) -> None:
-        """Send one request and wait until it is answered."""
+        """Send one request and wait for its response."""
         before = len(transport.written)
         connection.data_received(data)
         while len(transport.written) == before:  # noqa: ASYNC110 - the next iteration is what is waited for
@@ -114,7 +114,7 @@ async def count_appends(world: World, body: bytes, content_type: str = "text/pla
         connection.data_received(append)
         counter.stop()
         while len(transport.written) == before:
-            # The commit is a callback of the event loop; only what it calls is counted.
+            # The commit is a callback of the event loop; only its own calls are counted.
             counter.start()
             await asyncio.sleep(0)
             counter.stop()

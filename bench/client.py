@@ -1,8 +1,8 @@
-"""The Python client beside the official one and plain httpx: appends and followed messages per second, as ratios.
+"""The Python client compared with the official one and plain httpx: appends and followed messages per second.
 
-The clients take turns within each round, so that a change of the machine's load meets all of them. A rate depends on
-the server and on the machine, the CPU time of the process only on the client: both are printed, each as the median over
-the rounds of the ratio to ours within the same round.
+The clients take turns within each round, so that other load on the machine affects all of them. A rate depends on the
+server and on the machine, the CPU time of the process only on the client. Both are printed, each with the median over
+the rounds of its ratio to our client in the same round.
 
     python -m bench.client
     python -m bench.client --rounds 9 --appends 3000
@@ -112,7 +112,7 @@ def follow_httpx(url: str, count: int) -> None:
 
 
 def events_httpx(url: str, count: int) -> None:
-    """Server-sent events by hand: no reconnect, no other content type than JSON."""
+    """Server-sent events without a library: no reconnects, only JSON."""
     seen = 0
     with httpx.Client() as http, http.stream("GET", url, params={"offset": "-1", "live": "sse"}) as response:
         kind = ""
@@ -137,7 +137,7 @@ def follow_ours(url: str, count: int) -> None:
 
 
 def sse_ours(url: str, count: int) -> None:
-    """Events from the first message on, without the catch-up read."""
+    """Events from the first message, without a catch-up read."""
     from headwater.client.operations import StreamOperations
     from headwater.client.reading import Follower, Position
 
@@ -149,7 +149,7 @@ def sse_ours(url: str, count: int) -> None:
 
 
 class Group:
-    """Cases that do the same; the first is ours."""
+    """Cases that do the same work; the first is ours."""
 
     def __init__(self, title: str, count: int, cases: dict[str, Case], *, fresh: bool) -> None:
         self.title = title

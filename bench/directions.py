@@ -1,10 +1,11 @@
-"""The pipeline by direction and number of streams: latency of single events, warm, and throughput of many messages.
+"""The pipeline by direction and number of streams: latency of single events after a warm-up, and throughput.
 
     python -m bench.directions [--streams 1,1000,10000] [--messages N] [--events N] [--warm-up N] [--only fold,…]
     python -m bench.directions --page bench/directions.json     write the table of docs/benchmarks.md
 
-Each direction first delivers what its streams hold, which gives the throughput; then single events meet the waiting
-query. All of it runs on this machine: our server in memory, Postgres, and Spark on `local[2]` with our settings.
+Each direction first delivers the existing messages of its streams, which gives the throughput; then single events are
+sent to the waiting query. Everything runs on this machine: our server in memory, Postgres, and Spark on `local[2]` with
+our settings.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ REGISTRY = {"DS_REGISTRY__ENABLED": "true"}
 
 @dataclass(slots=True)
 class Ground:
-    """The programs of a run, and how many streams it has."""
+    """The programs and the number of streams of a run."""
 
     spark: SparkSession
     http: httpx.Client
@@ -102,7 +103,7 @@ _MESSAGE = json.dumps({"type": "item", "key": "k", "operation": "set", "value": 
 
 
 class Direction:
-    """One query: how it starts, and how one event goes through it."""
+    """One query: how to start it, and how to send one event through it."""
 
     query: StreamingQuery
     first_messages: int
@@ -115,11 +116,11 @@ class Direction:
         raise NotImplementedError
 
     def one_event(self, number: int) -> Callable[[], None]:
-        """Send it; what is returned waits until its effect can be seen."""
+        """Send an event; return a function that waits until its effect is visible."""
         raise NotImplementedError
 
     def delivered(self, seen: dict[int, int]) -> int:
-        """Rows of committed batches; `seen` keeps those that Spark forgets."""
+        """Rows of committed batches; `seen` keeps the batches that Spark no longer reports."""
         progress: Any
         if self.query.exception() is not None:
             raise RuntimeError(str(self.query.exception()))
@@ -163,23 +164,23 @@ class ToTable(Direction):
 
 
 class FromTable(Direction):
-    """Rows go to one stream for each value of a column."""
+    """Publish rows to one stream for each value of a column."""
 
     def start(self) -> None:
         around = self.ground
-        around.sql.execute("CREATE TABLE told (id serial PRIMARY KEY, place int NOT NULL, pad text)")
+        around.sql.execute("CREATE TABLE published_rows (id serial PRIMARY KEY, place int NOT NULL, pad text)")
         around.sql.execute(
-            "INSERT INTO told (place, pad) SELECT n %% %s, repeat('x', 40) FROM generate_series(0, %s) AS n",
+            "INSERT INTO published_rows (place, pad) SELECT n %% %s, repeat('x', 40) FROM generate_series(0, %s) AS n",
             [around.streams, self.first_messages - 1],
         )
-        tables = (FollowedTable("told", "told/{key}", "changes", key=("place",)),)
-        self.query = FromPostgres(name="told", tables=tables).start(around.spark, around.jobs)
+        tables = (FollowedTable("published_rows", "published_rows/{key}", "changes", key=("place",)),)
+        self.query = FromPostgres(name="published_rows", tables=tables).start(around.spark, around.jobs)
 
     def one_event(self, number: int) -> Callable[[], None]:
         place = self.ground.chance.randrange(self.ground.streams)
-        path = f"/v1/stream/told/{place}"
+        path = f"/v1/stream/published_rows/{place}"
         tail = self.ground.tail(path)
-        self.ground.sql.execute("INSERT INTO told (place) VALUES (%s)", [place])
+        self.ground.sql.execute("INSERT INTO published_rows (place) VALUES (%s)", [place])
         return lambda: self.ground.wait_for_message(path, tail)
 
 
@@ -201,7 +202,7 @@ class Folded(Direction):
 
 
 class Archived(Direction):
-    """An event is seen when its batch is committed."""
+    """An event is visible when its batch is committed."""
 
     def start(self) -> None:
         around = self.ground

@@ -1,4 +1,4 @@
-"""What durability costs, and what it gives: appends, replay and many streams, each measured side by side in one run.
+"""The cost of durability: appends, replay and many streams, each compared within one run.
 
     python -m bench.durable                      everything, at sizes that take a few minutes
     python -m bench.durable replay --mebibytes 1024
@@ -6,13 +6,13 @@
 
 | part    | measures                                                                                         |
 |---------|--------------------------------------------------------------------------------------------------|
-| node    | appends a second, `file-durable` against the official Node server's files, 32 connections        |
-| modes   | appends a second, `file-durable` and `acid` against our own `memory`, 128 connections            |
+| node    | appends per second, `file-durable` against the official Node server's files, 32 connections      |
+| modes   | appends per second, `file-durable` and `acid` against our own `memory`, 128 connections          |
 | replay  | MB/s of reading a large stream from its beginning, against the Node server; our peak memory      |
 | streams | seconds to boot with many streams, and bytes of memory for an idle one                           |
 
-Invariant: only ratios of rounds that took turns on the same core are reported as results; absolute numbers belong to
-the machine and to what else it did at the time.
+Invariant: only ratios of alternating rounds on the same core are reported as results; absolute numbers depend on the
+machine and its other load.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def in_turns(servers: list[Running], load: Load, rounds: int) -> dict[str, list[
 
 
 def ratio(results: dict[str, list[Round]], ours: str, theirs: str) -> float:
-    """The median over rounds that followed each other: they met the same machine."""
+    """The median ratio over pairs of consecutive rounds, which had the same conditions."""
     pairs = zip(results[ours], results[theirs], strict=True)
     return statistics.median(one.appends_per_sec / other.appends_per_sec for one, other in pairs)
 
@@ -96,7 +96,7 @@ def appends_by_mode(seconds: int, rounds: int, streams: int) -> dict[str, Any]:
 
 
 class Memory:
-    """The peaks of a process's memory, looked at now and then: what it holds itself, and what it maps of files."""
+    """The peak memory of a process, sampled occasionally: its own memory, and its mapped files."""
 
     def __init__(self, pid: int) -> None:
         self._path = Path(f"/proc/{pid}/status")
@@ -113,7 +113,7 @@ def memory_of(status: Path) -> tuple[int, int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has computed so far: unlike time, this does not depend on what else the machine does."""
+    """The CPU time of a process so far, which does not depend on other load, unlike wall-clock time."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -127,7 +127,7 @@ def fill(server: Running, path: str, mebibytes: int, message_bytes: int) -> None
 
 
 def read_through(server: Running, path: str, memory: Memory | None) -> tuple[int, float]:
-    """Bytes and seconds of one catch-up from the beginning, as a reader does it: chunk after chunk."""
+    """Bytes and seconds of one catch-up from the beginning, chunk by chunk, as a reader does it."""
     total, offset = 0, "-1"
     started = time.perf_counter()
     with socket.create_connection(("127.0.0.1", server.port), timeout=120) as connection:
@@ -143,7 +143,7 @@ def read_through(server: Running, path: str, memory: Memory | None) -> tuple[int
 
 
 def _answer(connection: socket.socket) -> tuple[dict[str, str], int]:
-    """Read one answer, throw its body away; its headers, and the size of the body."""
+    """Read one response and discard its body; return its headers and the size of the body."""
     raw = b""
     while b"\r\n\r\n" not in raw:
         more = connection.recv(4096)
@@ -178,7 +178,7 @@ _NOWHERE = bytearray(4 * MIB)
 
 
 def _discard(connection: socket.socket, left: int) -> None:
-    """The kernel throws it away uncopied: the reader costs next to nothing, so it is the server that is measured."""
+    """Let the kernel discard data without copying it, so that the reader costs little CPU time."""
     while left > 0:
         got = connection.recv_into(_NOWHERE, min(left, len(_NOWHERE)), socket.MSG_TRUNC)
         assert got, "the server hung up"
@@ -189,7 +189,7 @@ def replay(mebibytes: int, message_bytes: int, rounds: int) -> dict[str, Any]:
     path = "/v1/stream/replayed"
     speeds: dict[str, list[float]] = {}
     costs: dict[str, list[float]] = {}
-    # Without compression on their side: these bytes gain nothing by it, and it would only cost them.
+    # Without compression in the Node server: these bytes do not compress, so it would only cost CPU time.
     with headwater("file-durable", **UNLIMITED) as ours, official_node("file", arguments=("--no-compression",)) as node:
         memory = Memory(ours.pid)
         for server in (ours, node):
@@ -225,7 +225,7 @@ def replay(mebibytes: int, message_bytes: int, rounds: int) -> dict[str, Any]:
 
 
 def create_many(port: int, count: int) -> None:
-    """Over many connections at once, so that creates share commits."""
+    """Create streams over many connections at once, so that creates share commits."""
     body = "x" * 100
     with ExitStack() as opened:
         connections = [
@@ -255,7 +255,7 @@ def _skip_answer(reader: Any) -> None:
 
 class Booted(NamedTuple):
     seconds: float
-    """Until it listened."""
+    """Time until it listened."""
     own_bytes: int
     descriptors: int
     threads: int

@@ -1,8 +1,8 @@
-"""A bare HTTP server on the same event loop and parser as ours: it parses each request and answers 204.
+"""A bare HTTP server on the same event loop and parser as ours: it parses each request and returns 204.
 
     python -m bench.echo_server        prints "listening on URL", serves until its standard input ends
 
-It is the least that a server of this kind can cost: what ours takes beyond it is ours to save.
+It shows the minimum cost of such a server; only the difference to ours can be optimized.
 """
 
 from __future__ import annotations

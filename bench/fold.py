@@ -1,4 +1,4 @@
-"""Folding many streams in one job: from nothing, then again for what came since. And the growth with the data.
+"""Fold many streams in one job, first from the beginning, then again for new messages; for growing amounts of data.
 
 python -m bench.fold [--streams N] [--messages N] [--sizes N,N] [--every N]
 
@@ -58,7 +58,7 @@ def run(spark: SparkSession, fold: Fold, environment: JobEnvironment) -> float:
 
 
 def check(url: str, bucket: str, streams: int) -> None:
-    """Every stream must have its snapshot at its tail, or nothing is reported."""
+    """Check that every stream has its snapshot at its tail; otherwise nothing is reported."""
     with httpx.Client(base_url=f"{url}/ds/{bucket}", timeout=60.0) as http:
         for stream in range(streams):
             head = http.head(f"/s{stream}").headers
@@ -74,7 +74,7 @@ def main() -> None:
     results = []
     with spark_session() as spark, headwater() as server, tempfile.TemporaryDirectory(prefix="fold-bench-") as scratch:
         for number, size in enumerate([0, *map(int, chosen.sizes.split(","))]):
-            # The first round warms Spark up and is not reported.
+            # The first round is a warm-up of Spark and is not reported.
             bucket, messages = f"bench-{number}", chosen.messages * max(size, 1)
             streams = chosen.streams if size else 20
             httpx.put(f"{server.url}/ds/{bucket}").raise_for_status()

@@ -1,11 +1,11 @@
-"""Our appends beside two limits, in one run: a bare echo of the same requests, and a raw loop of syncs.
+"""Our appends compared with two limits in one run: a bare echo of the same requests, and a raw loop of syncs.
 
     python -m bench.limits                          appends of 100 bytes over 32 connections, in memory
     python -m bench.limits --mode file-durable
 
-Rates depend on the machine and on what else it does. CPU time per request, divided by that of the echo, does not depend
-on either nearly as much. Rounds of the servers alternate. The load generator runs in this process, on another core; the
-echo's rate shows how much it can send.
+Rates depend on the machine and its other load. CPU time per request, divided by that of the echo, depends much less on
+either. Rounds of the servers alternate. The load generator runs in this process, on another core; the rate of the echo
+shows how much it can send.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LimitRound:
     server: str
     requests_per_sec: float
     cpu_us: float
-    """User and system time of the server for one request."""
+    """User and system time of the server per request."""
     p50_us: float
     p99_us: float
 
@@ -61,7 +61,7 @@ def bare_echo() -> Iterator[Running]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time that a process has taken."""
+    """User and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
 
@@ -72,7 +72,7 @@ def encode(method: str, path: str, body: bytes) -> bytes:
 
 
 class Sender(asyncio.Protocol):
-    """Sends one request after the other on a connection, and measures each. Answers have no body."""
+    """Sends one request after the other on a connection and times each. Responses have no body."""
 
     def __init__(self, request: bytes, latencies_s: list[float]) -> None:
         self._request = request
@@ -144,7 +144,7 @@ def one_round(server: Running, number: int, size: int, connections: int, seconds
 
 
 def sync_loop(directory: Path, size: int, seconds: float) -> dict[str, float]:
-    """One `pwrite` and `fdatasync` after the other over blocks that were written before: the disk's own limit."""
+    """Repeat `pwrite` and `fdatasync` over blocks that were written before: the limit of the disk."""
     file_bytes = 16 * 2**20
     block = b"x" * size
     took_s: list[float] = []
@@ -186,7 +186,7 @@ def main() -> None:
             rounds += [
                 one_round(server, number, chosen.bytes, chosen.connections, chosen.seconds) for server in (ours, echo)
             ]
-        # A batch holds what one iteration of the event loop received: at most one append of each connection.
+        # A batch has the appends that one iteration of the event loop received: at most one per connection.
         batch_bytes = chosen.connections * chosen.bytes
         syncs = sync_loop(Path(directory), batch_bytes, chosen.seconds) if chosen.mode != "memory" else None
     print(f"{'server':<12}{'requests/s':>12}{'CPU us':>9}{'p50 us':>9}{'p99 us':>9}")

@@ -1,9 +1,9 @@
-"""Appends per second in our storage modes, side by side: the same load in turns, ratios of neighbouring rounds.
+"""Appends per second in our storage modes: the same load in alternating rounds, and the ratios of consecutive rounds.
 
     python -m bench.modes                                acid against file-durable, one stream over 32 connections
     python -m bench.modes --streams 64 --connections 128 --modes memory file-durable acid
 
-The first mode given is the measure of the others. Invariant: a round counts only if every append was acknowledged.
+The first mode is the baseline. Invariant: a round counts only if every append was acknowledged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.servers import STORAGE_MODES, headwater
 
 
 def measure(modes: list[str], load: Load, rounds: int, **settings: str) -> dict[str, list[Round]]:
-    """Rounds of every mode in turns, so that whatever else the machine does meets all of them alike."""
+    """Rounds of the modes alternate, so that other load on the machine affects all of them equally."""
     with ExitStack() as running:
         servers = [replace(running.enter_context(headwater(mode, **settings)), name=mode) for mode in modes]
         for server in servers:

@@ -1,4 +1,4 @@
-"""Every load on every storage mode, beside the official Node server and other servers, in turns.
+"""Every load on every storage mode, compared with the official Node server and other servers in alternating rounds.
 
     python -m bench.report --json run.json                   everything: about 12 minutes on two quiet cores
     python -m bench.report --full --json run.json            up to 1,000,000 streams and 1 GB: about 30 minutes
@@ -6,10 +6,10 @@
     python -m bench.report --peer other=http://127.0.0.1:8080 --peer-command rust="server --port {port}"
     python -m bench.report --page run.json                   write the tables and the charts of docs/benchmarks.md
 
-One client on one core loads one server on another, and the servers take turns in each round, so that only the ratios of
-one run mean anything. A bare echo of the same requests shows what the generator can send, and a raw loop of syncs what
-the disk can do. The loads are in `workloads`, what grows is in `scale`. If a request to our server fails there is no
-report; another server that fails under a load is listed with its first error.
+One client on one core loads one server on another, and the servers take turns in each round; only the ratios within a
+run are meaningful. A bare echo of the same requests shows the limit of the generator, and a raw loop of syncs that of
+the disk. The loads are in `workloads`, growth is in `scale`. If a request to our server fails there is no report;
+another server that fails under a load is listed with its first error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _START_S = 20.0
 
 @contextmanager
 def commanded(name: str, command: str) -> Iterator[Running]:
-    """Another server, started by a command line in which `{port}` stands for its port."""
+    """Another server, started by a command line in which `{port}` is replaced by its port."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,7 +66,7 @@ def commanded(name: str, command: str) -> Iterator[Running]:
 
 
 def growing_loop(directory: Path, size: int, seconds: float) -> float:
-    """Megabytes a second of appending and syncing to a file that grows."""
+    """Megabytes per second of appending and syncing to a growing file."""
     block = b"x" * size
     written = 0
     descriptor = os.open(directory / "growing", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -81,7 +81,7 @@ def growing_loop(directory: Path, size: int, seconds: float) -> float:
 
 
 def disk(seconds: float) -> dict[str, float]:
-    """The disk's own figures."""
+    """Measurements of the disk itself."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         small = sync_loop(directory, 3200, seconds)
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
                         except SystemExit as error:
                             if server.name in arguments.modes:
                                 raise
-                            # Another server that fails under a load has no figure there; the others still do.
+                            # Another server that fails under a load has no result for it; the others still do.
                             failures.setdefault(load, {})[server.name] = str(error)[:100]
                             samples.get(load, {}).pop(server.name, None)
                             continue
@@ -176,16 +176,14 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=STORAGE_MODES, default=list(STORAGE_MODES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one load in a round")
-    parser.add_argument("--loads", nargs="+", help="only the loads whose name contains one of these")
-    parser.add_argument("--no-scale", action="store_true", help="leave out the tables of what grows")
-    parser.add_argument("--full", action="store_true", help="let it grow to 1,000,000 streams and 1 GB")
-    parser.add_argument("--no-node", action="store_true", help="leave out the official Node server")
+    parser.add_argument("--loads", nargs="+", help="run only loads whose name contains one of these")
+    parser.add_argument("--no-scale", action="store_true", help="omit the tables of growth")
+    parser.add_argument("--full", action="store_true", help="grow to 1,000,000 streams and 1 GB")
+    parser.add_argument("--no-node", action="store_true", help="omit the official Node server")
     parser.add_argument("--peer", type=_named, action="append", default=[], metavar="NAME=URL")
     parser.add_argument("--peer-command", type=_named, action="append", default=[], metavar="NAME=COMMAND")
     parser.add_argument("--json", type=Path, help="write the run to this file")
-    parser.add_argument(
-        "--page", type=Path, metavar="RUN", help="write docs/benchmarks.md from this file, and measure nothing"
-    )
+    parser.add_argument("--page", type=Path, metavar="RUN", help="only write docs/benchmarks.md from this file")
     arguments = parser.parse_args()
     if arguments.page is not None:
         write_page(json.loads(arguments.page.read_text()))

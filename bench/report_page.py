@@ -27,7 +27,7 @@ def write_page(run: dict[str, Any]) -> None:
 
 
 def replace_part(begin: str, text: str) -> None:
-    """Replace what is between this line and the next end of a generated part."""
+    """Replace the text between this line and the next end of a generated part."""
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
     _, _, after = rest.partition(END)
     PAGE.write_text(before + begin + "\n\n" + text + "\n" + END + after, encoding="utf-8")
@@ -143,7 +143,7 @@ def chart(run: dict[str, Any]) -> str:
 
 
 def growth_chart(rows: Rows) -> str:
-    """CPU time of an append and of a read over the number of streams, on a logarithmic scale. Flat is the goal."""
+    """CPU time of an append and of a read over the number of streams, on a logarithmic scale. It should be flat."""
     drawn = [
         (
             f"{figure.partition(' ')[0]}, {mode}",

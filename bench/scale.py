@@ -1,10 +1,10 @@
-"""What our server costs as things grow: streams, bytes in a stream, idle readers, readers beside writers, a slow disk.
+"""The cost of our server with growth: streams, bytes in a stream, idle readers, concurrent readers, a slow disk.
 
     python -m bench.scale                        about 4 minutes
     python -m bench.scale --full                 up to 1,000,000 streams and 1 GB: about 15 minutes
 
-Each table is measured on servers of its own, one after the other. CPU time per request is the figure to look at: it
-depends least on what else the machine does. Flat columns are the goal.
+Each table is measured on separate servers, one after the other. Compare the CPU time per request, which depends least
+on other load on the machine. The columns should be flat.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ SIZES_MB = (1, 16, 128)
 SIZES_MB_FULL = (*SIZES_MB, 1024)
 IDLE_READERS = 10_000
 TRIED_MAX = 20_000
-"""Of many streams, so many are used in one measurement, chosen at random."""
+"""How many of many streams are used in one measurement, chosen at random."""
 PACE = 0.6
-"""Of the highest rate: how fast the writers of the mixed load write."""
+"""The rate of the writers in the mixed load, as a fraction of the highest rate."""
 
 Rows = list[dict[str, Any]]
 _SETTINGS: dict[str, Any] = {
@@ -74,7 +74,7 @@ def server_on(mode: str, directory: Path, program: tuple[str, ...] = ("headwater
 
 
 def of_streams(mode: str, counts: tuple[int, ...], seconds: float) -> Rows:
-    """Appends spread over all streams, reads and wake-ups, with more and more streams; then a start with all."""
+    """Appends spread over all streams, reads and wake-ups, with a growing number of streams; then a start with all."""
     rows: Rows = []
     with tempfile.TemporaryDirectory(prefix="headwater-scale-") as name:
         directory = Path(name)
@@ -100,7 +100,7 @@ def of_streams(mode: str, counts: tuple[int, ...], seconds: float) -> Rows:
 
 
 def of_bytes(mode: str, sizes_mb: tuple[int, ...], seconds: float) -> Rows:
-    """The same for one stream that grows."""
+    """The same for one growing stream."""
     rows: Rows = []
     path = "/v1/stream/growing"
     with (
@@ -142,7 +142,7 @@ def _some_of(count: int) -> list[str]:
 
 
 def idle_readers(count: int) -> Rows:
-    """Many SSE readers that wait, and appends to another stream meanwhile."""
+    """Many waiting SSE readers, and concurrent appends to another stream."""
     allow_sockets(count)
     with (
         tempfile.TemporaryDirectory(prefix="headwater-scale-") as name,
@@ -170,7 +170,7 @@ def idle_readers(count: int) -> Rows:
 
 
 def slow_disk(seconds: float) -> Rows:
-    """Group commit on a disk whose syncs take 5 ms more: the rate must grow with the connections."""
+    """Group commit on a disk whose syncs take 5 ms longer: the rate must grow with the number of connections."""
     rows: Rows = []
     with (
         tempfile.TemporaryDirectory(prefix="headwater-scale-") as name,
@@ -183,7 +183,7 @@ def slow_disk(seconds: float) -> Rows:
 
 
 def mixed(mode: str, seconds: float) -> Rows:
-    """Writers at a part of the highest rate, beside readers that read a stream as fast as they can, or at a pace."""
+    """Writers at a fraction of the highest rate, with readers that read a stream as fast as possible, or paced."""
     rows: Rows = []
     with tempfile.TemporaryDirectory(prefix="headwater-scale-") as name, server_on(mode, Path(name)) as server:
         with connected(server) as link:
@@ -226,7 +226,7 @@ def _paced(server: Running, path: str, per_second: float, seconds: float) -> Sam
                 link.send(message)
             for link in links:
                 link.answer()
-                # From when it should have been sent: a server that falls behind cannot hide it.
+                # Measured from the scheduled time, so that a server that falls behind cannot hide it.
                 took_s.append(time.perf_counter() - due_s)
             due_s += every_s
         elapsed_s = time.perf_counter() - began_s
@@ -235,7 +235,7 @@ def _paced(server: Running, path: str, per_second: float, seconds: float) -> Sam
 
 @contextmanager
 def _readers(server: Running, count: int, pause_s: float) -> Iterator[None]:
-    """Processes that read a stream of 8 MiB from its beginning, again and again."""
+    """Processes that repeatedly read a stream of 8 MiB from its beginning."""
     context = multiprocessing.get_context("spawn")
     children = [context.Process(target=read_again, args=(server, pause_s), daemon=True) for _ in range(min(count, 2))]
     for child in children:
@@ -261,7 +261,7 @@ def read_again(server: Running, pause_s: float) -> None:
 
 
 def replay(size_mb: int) -> Rows:
-    """A whole stream read from its beginning, from files that are not in memory, and again."""
+    """Read a whole stream from its beginning, first with a cold page cache, then again."""
     rows: Rows = []
     for mode in ("file-durable", "acid"):
         with tempfile.TemporaryDirectory(prefix="headwater-scale-") as name:
@@ -300,7 +300,7 @@ def _read_whole(server: Running, path: str) -> dict[str, float]:
 
 
 def forget_files(directory: Path) -> None:
-    """Take the content of files out of the memory of the system."""
+    """Drop files from the page cache."""
     for path in directory.rglob("*"):
         if path.is_file():
             descriptor = os.open(path, os.O_RDONLY)

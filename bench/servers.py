@@ -1,6 +1,6 @@
 """The two servers that the benchmarks compare, as child processes pinned to a core, and the pinning itself.
 
-Invariant: both are started alike, on the same core, and both are gone when the `with` block is left.
+Invariant: both are started in the same way, on the same core, and both have exited after the `with` block.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.serving import serve
 REPOSITORY = Path(__file__).resolve().parent.parent
 STORAGE_MODES = ("memory", "file-fast", "file-durable", "acid")
 
-# The first core serves, the last one loads. With one core they share it, and the ratio still is fair.
+# The server uses the first core, the load generator the last. With one core they share it; the ratio is still fair.
 _CORES = sorted(os.sched_getaffinity(0))
 SERVER_CORE = _CORES[0]
 LOAD_CORE = _CORES[-1]
@@ -41,7 +41,7 @@ class Running:
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Children started inside run on this core: affinity is inherited, by every thread of the child too."""
+    """Children started within the block run on this core: they and all their threads inherit the affinity."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -52,7 +52,7 @@ def on_core(core: int) -> Iterator[None]:
 
 @contextmanager
 def headwater(mode: str = "memory", **settings: Any) -> Iterator[Running]:
-    """Our server, with the size limits lifted: the official one has none."""
+    """Our server, without size limits, because the official one has none."""
     unlimited = {"DS_LIMITS__MAX_STREAM_BYTES": "0", "DS_LIMITS__MAX_MEMORY_BYTES": str(8 * 2**30)}
     with tempfile.TemporaryDirectory(prefix="headwater-bench-") as directory:
         with on_core(SERVER_CORE):

@@ -16,7 +16,7 @@ from tests.shapes.npm_readers import Readers, npm_readers
 from tests.shapes.serving import Shapes, shapes
 
 PAUSE_S = {1: 0.05, 200: 1.0}
-"""Between inserts, by the number of readers: each insert makes every reader ask again."""
+"""Pause between inserts, by the number of readers: each insert makes every reader send a new request."""
 IDLE_READERS = 500
 
 
@@ -24,10 +24,10 @@ def main() -> None:
     inserts_of_one = int(sys.argv[1]) if len(sys.argv) > 1 else 200
     with shapes("items", DS_SHAPES__LONG_POLL_TIMEOUT_SECS="300", DS_SHAPES__SSE_TIMEOUT_SECS="300") as running:
         running.sql("CREATE TABLE items (id int PRIMARY KEY, title text, n int)")
-        # A row to wait for: a reader of an empty table would look as if it had started.
+        # A row to wait for: a reader of an empty table would look ready immediately.
         running.sql("INSERT INTO items VALUES (-1, 'first', 0)")
         for mode in ("long-poll", "SSE"):
-            # In a fresh process: memory that earlier connections left would hide what these take.
+            # In a new process, because memory left by earlier connections would hide the memory of these.
             running.kill()
             running.start()
             print(f"idle {mode} reader: {idle_kib(running, sse=mode == 'SSE'):.1f} KiB", flush=True)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def latencies(running: Shapes, readers: Readers, count: int, first: int, inserts: int, *, sse: bool) -> list[float]:
-    """Milliseconds from before the INSERT to each callback, of all readers."""
+    """Milliseconds from before the INSERT to the callback of each reader."""
     names = [f"reader-{number}" for number in range(count)]
     for name in names:
         readers.open(name, running.url, {"table": "items"}, ["id"], sse=sse, stamp="id")

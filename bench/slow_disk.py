@@ -1,4 +1,4 @@
-"""A server whose disk is slow: five milliseconds are added to every sync. Arguments are those of `headwater`."""
+"""A server with a slow disk: every sync takes five milliseconds longer. Arguments are those of `headwater`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Micro-batch latency: from the start of an append to the copy being visible in the target stream, one event at a time.
 
-Our server and the official Node server in turns, warm, with the recommended settings. `single` events meet a query that
-waits; `in a row` each is sent as soon as the one before is seen, and so waits for that one's batch to be committed.
+Our server and the official Node server in turns, after a warm-up, with the recommended settings. `single` events are
+sent to a waiting query; `in a row` each is sent when the previous one is visible, and waits for that one's commit.
 
 python -m bench.spark_latency [--events N] [--warm-up N]
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 JSON = {"Content-Type": "application/json"}
 PAUSE_S = (0.1, 0.3)
-"""Between single events: longer than a batch needs to end, and of no rhythm."""
+"""Pause between single events: random, and longer than a batch takes to end."""
 
 
 class Copy:
-    """A running query from stream `in` to stream `out` of a server, and a client that waits at `out`."""
+    """A running query from stream `in` to stream `out` of a server, and a client that waits for `out`."""
 
     def __init__(self, spark: SparkSession, server: Running, checkpoint: str) -> None:
         self._http = httpx.Client(base_url=f"{server.url}/v1/stream", timeout=60.0)
@@ -50,7 +50,7 @@ class Copy:
         )
 
     def events(self, count: int, pause_s: tuple[float, float] = (0.0, 0.0)) -> list[float]:
-        """The milliseconds that each took."""
+        """The latency of each event in milliseconds."""
         taken = []
         for _ in range(count):
             time.sleep(random.uniform(*pause_s))
@@ -73,7 +73,7 @@ class Copy:
         return seconds
 
     def phases(self) -> dict[str, float]:
-        """Milliseconds that a batch with data spent in each phase, in the median."""
+        """The median time of each phase of a batch with data, in milliseconds."""
         spent: defaultdict[str, list[int]] = defaultdict(list)
         progress: Any
         for progress in self.query.recentProgress:

@@ -1,4 +1,4 @@
-"""A query over many streams: CPU while idle, time to notice a message, size of an offset. Without Spark's own cost.
+"""A query over many streams, without Spark: CPU time while idle, time to notice a message, size of an offset.
 
 The source is driven as Spark drives it: `latestOffset` in a loop, offsets as JSON text.
 
@@ -50,13 +50,13 @@ def main() -> None:
         began = time.perf_counter()
         place = look(reader, reader.initialOffset())
         reader.partitions(reader.initialOffset(), place)
-        print(f"first look and plan: {time.perf_counter() - began:.2f} s; offset: {len(json.dumps(place)):,} bytes")
+        print(f"first plan: {time.perf_counter() - began:.2f} s; offset: {len(json.dumps(place)):,} bytes")
         used, until = time.process_time(), time.monotonic() + arguments.seconds
         looks = 0
         while time.monotonic() < until:
             place = look(reader, place)
             looks += 1
-        print(f"idle: {(time.process_time() - used) / arguments.seconds:.1%} of a core, {looks} looks")
+        print(f"idle: {(time.process_time() - used) / arguments.seconds:.1%} of a core, {looks} calls")
         noticed = []
         for n in range(NOTICES):
             sent: list[float] = []

@@ -1,6 +1,6 @@
 """Spark throughput: a million small JSON messages to Parquet, and a million rows written to a hundred streams.
 
-Our server and the official Node server in turns, in one run; then where the time goes.
+Our server and the official Node server in turns, in one run; then a breakdown of the time.
 
 python -m bench.spark_read [--messages N] [--rounds N]
 """
@@ -55,7 +55,7 @@ def timed(action: Callable[[], object]) -> float:
 
 
 class Jobs:
-    """The same Spark jobs against either server."""
+    """The same Spark jobs for both servers."""
 
     def __init__(self, spark: SparkSession, scratch: Path) -> None:
         self._spark = spark
@@ -91,7 +91,7 @@ class Jobs:
 
 
 def shares(server: Running, count: int) -> Iterator[tuple[str, float]]:
-    """The parts of a read, one by one, without Spark: one process, one connection."""
+    """The parts of a read, measured separately, without Spark: one process, one connection."""
     from pyspark.sql.types import StructType
 
     from headwater.spark.arrow import Layout
@@ -140,7 +140,7 @@ def main() -> None:
         print(f"{count:,} messages, {size / count:.0f} bytes each, in one stream of each server; Spark local[2]\n")
         jobs = Jobs(spark, Path(scratch))
         for server in (ours, theirs):
-            # The first job of each kind pays for starting workers and compiling.
+            # The first job of each kind includes the start of workers and compilation.
             jobs.parquet(server, RAW)
             jobs.parquet(server, TYPED)
         print(f"{'to Parquet':28}{'ours':>10}{'Node':>10}{'ratio':>8}")
@@ -153,7 +153,7 @@ def main() -> None:
             mine, other = (statistics.median(column) for column in zip(*pairs, strict=True))
             ratio = statistics.median(other / mine for mine, other in pairs)
             print(f"{name:28}{count / mine:>8,.0f}/s{count / other:>8,.0f}/s{ratio:>7.1f}x")
-        print("\nwhere the time goes (ours)")
+        print("\nbreakdown of the time (ours)")
         parts = list(shares(ours, count))
         for name, schema in (("value only", RAW), ("typed columns", TYPED)):
             parts.append((f"Spark without Parquet, {name}", jobs.to_nowhere(ours, schema)))

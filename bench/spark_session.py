@@ -1,4 +1,4 @@
-"""The Spark session of the benchmarks: local[2] with the recommended settings, as a user would have it."""
+"""The Spark session of the benchmarks: local[2] with the recommended settings."""
 
 from __future__ import annotations
 

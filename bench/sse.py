@@ -1,4 +1,4 @@
-"""SSE fan-out, ours and the official Node server's: how long an event takes from its POST to every reader.
+"""SSE fan-out of our server and of the official Node server: the time of an event from its POST to every reader.
 
 Invariant: a round counts only if every reader got every event.
 
@@ -38,7 +38,7 @@ def percentile(ordered: list[float], share: float) -> float:
 
 
 def publish(http: httpx.Client, path: str, rate: float, seconds: float) -> tuple[int, float]:
-    """POST `rate` events a second, each with its send time inside; returns how many and the rate reached."""
+    """POST `rate` events per second, each with its send time; return their number and the actual rate."""
     sent, began = 0, time.monotonic()
     while sent < rate * seconds:
         delay = began + sent / rate - time.monotonic()
@@ -129,7 +129,7 @@ def main() -> None:
     ours, theirs = median_of(rounds, "headwater"), median_of(rounds, "official node")
     print(_row(ours, "median"))
     print(_row(theirs, "median"))
-    # Rounds that follow each other met the same machine, so each pair gives a ratio of its own.
+    # Consecutive rounds had the same conditions, so each pair gives a ratio.
     pairs = list(zip(rounds[::2], rounds[1::2], strict=True))
     ratios = {
         "p50": statistics.median(one.p50_ms / other.p50_ms for one, other in pairs),

@@ -1,10 +1,10 @@
-"""The readers of the SSE benchmark, in a process of their own: N raw sockets on one stream, one epoll loop.
+"""The readers of the SSE benchmark, in a separate process: N raw sockets on one stream, one epoll loop.
 
-Invariant: an arrival is stamped right after `recv` and parsed after the run, so the readers' own work is not
+Invariant: an arrival is timed right after `recv` and parsed after the run, so the work of the readers is not
 measured.
 
-Prints `ready` once every reader has its first control event, and one line of JSON with the latencies once its
-stdin is closed. The send time travels in the payload, in nanoseconds of the system-wide monotonic clock.
+Prints `ready` when every reader has its first control event, and one line of JSON with the latencies when its
+stdin is closed. The send time is in the payload, in nanoseconds of the system-wide monotonic clock.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def connect(host: str, port: int, path: str, readers: int) -> dict[int, socket.s
 def collect(
     poller: select.epoll, readers: dict[int, socket.socket], arrivals: dict[int, Chunks], wait_secs: float
 ) -> int:
-    """Take what is there; returns how many bytes came."""
+    """Read available data; return the number of bytes."""
     taken = 0
     for number, _ in poller.poll(wait_secs):
         chunk = readers[number].recv(_RECV_BYTES)
@@ -53,7 +53,7 @@ def collect(
 
 
 def latencies_ms(chunks: Chunks) -> list[float]:
-    """One value per event. A stamp counts as arrived with the chunk that completes it."""
+    """One value per event. An event arrives with the chunk that completes its send time."""
     found, pending = [], b""
     for arrived, chunk in chunks:
         pending += chunk
@@ -82,7 +82,7 @@ def main() -> None:
         own.clear()
     print("ready", flush=True)
 
-    # The parent closes our stdin once it has sent the last event; then drain until nothing comes for a while.
+    # The parent closes our stdin after the last event; then read until nothing arrives for a while.
     stdin_poller = select.poll()
     stdin_poller.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     while not stdin_poller.poll(0):

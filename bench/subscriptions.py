@@ -1,8 +1,8 @@
-"""What subscriptions cost: appends to and creations of streams that none, some or many of them follow.
+"""The cost of subscriptions: appends to and creations of streams that none, some or many of them follow.
 
-Everything runs in this process, on the engine with its memory store, and what is counted is processor time, so that
-the numbers are those of the code and not of a network or a neighbour. All houses hold the same streams; rounds
-alternate between them, and only the ratios to the house without subscriptions mean anything.
+Everything runs in this process, on the engine with its memory store, and CPU time is measured, so that the results do
+not depend on a network or on other load. All cases have the same streams; rounds alternate between them, and only the
+ratios to the case without subscriptions are meaningful.
 
     python -m bench.subscriptions                  500 subscriptions over 100,000 streams
     python -m bench.subscriptions --streams 20000 --subscriptions 1000
@@ -32,7 +32,7 @@ from headwater.storage.memory import MemoryStorage
 TEXT = "text/plain"
 BODY = b"x" * 100
 HOT = 50
-"""Streams that a round appends to, one after the other."""
+"""Streams that a round appends to in turn."""
 
 
 class _Never:
@@ -40,7 +40,7 @@ class _Never:
 
 
 class Ticks:
-    """A scheduler whose ticks end when the benchmark says so. Nothing here waits for a timer."""
+    """A scheduler whose ticks are run by the benchmark. Nothing here waits for a timer."""
 
     def __init__(self) -> None:
         self._soon: deque[Callable[[], None]] = deque()
@@ -66,21 +66,21 @@ class NoNetwork:
         done(None)
 
     def call(self, url: str, compose: Compose, timeout_s: float, done: OnAnswer) -> None:
-        raise AssertionError("nobody is called here")
+        raise AssertionError("no webhook is called here")
 
     async def stop(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Patterns:
-    """A house's subscriptions: what each of them follows."""
+    """The subscriptions of a case: what each of them follows."""
 
     name: str
     of: Callable[[int], str]
     count: int
 
 
-class House:
+class Case:
     def __init__(self, patterns: Patterns) -> None:
         self.name = patterns.name
         self.ticks = Ticks()
@@ -118,15 +118,15 @@ def _must(result: object) -> None:
         raise result
 
 
-def link_time_s(house: House, pattern: str) -> tuple[float, int]:
-    """How long a new subscription takes that follows everything there is."""
+def link_time_s(case: Case, pattern: str) -> tuple[float, int]:
+    """How long it takes to create a subscription that follows all streams."""
     config = make_config("pull-wake", pattern, (), None, "wake/all", 600_000, None, 1024)
     began = time.process_time()
-    house.subscriptions.put("all", config, "", _must)
-    house.ticks.tick()
+    case.subscriptions.put("all", config, "", _must)
+    case.ticks.tick()
     took_s = time.process_time() - began
-    linked = len(house.subscriptions._by_id["all"].links)
-    house.subscriptions.delete("all")
+    linked = len(case.subscriptions._by_id["all"].links)
+    case.subscriptions.delete("all")
     return took_s, linked
 
 
@@ -138,41 +138,41 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()
     count = options.subscriptions
-    # Nobody listens here, and that is said once for each subscription.
+    # Each subscription would log once that its webhook is unreachable.
     logging.getLogger("headwater.subscriptions").setLevel(logging.ERROR)
 
-    houses = [
-        House(Patterns("no subscription", str, 0)),
-        House(Patterns(f"{count}, none matches", lambda number: f"elsewhere/{number}/**", count)),
-        House(Patterns(f"{count}, one matches each stream", lambda number: f"events/{number}/*", count)),
-        House(Patterns("1 that matches everything", lambda _: "**", 1)),
+    cases = [
+        Case(Patterns("no subscription", str, 0)),
+        Case(Patterns(f"{count}, none matches", lambda number: f"elsewhere/{number}/**", count)),
+        Case(Patterns(f"{count}, one matches each stream", lambda number: f"events/{number}/*", count)),
+        Case(Patterns("1 that matches everything", lambda _: "**", 1)),
     ]
     names = [f"events/{number % count}/{number}" for number in range(options.streams)]
-    for house in houses:
+    for case in cases:
         gc.collect()
         gc.freeze()
-        house.create(names)
-    crowd = House(Patterns(f"{count}, all match the same {HOT} streams", lambda _: "events/*/*", count))
+        case.create(names)
+    crowd = Case(Patterns(f"{count}, all match the same {HOT} streams", lambda _: "events/*/*", count))
     crowd.create(names[:HOT])
-    houses.append(crowd)
+    cases.append(crowd)
 
     gc.collect()
     gc.freeze()
     for _ in range(options.rounds):
-        for house in houses:
-            house.round(names, options.appends)
+        for case in cases:
+            case.round(names, options.appends)
 
     print(f"{options.streams} streams; {options.rounds} rounds of {options.appends} appends of {len(BODY)} bytes\n")
     print(f"{'subscriptions':42} {'append':>10} {'ratio':>7} {'create':>10} {'ratio':>7}")
-    plain = houses[0]
-    for house in houses:
-        # Rounds are neighbours in time: the ratio of two of them leaves out what the machine did meanwhile.
-        pairs = zip(house.append_ns, plain.append_ns, strict=True)
+    plain = cases[0]
+    for case in cases:
+        # Consecutive rounds had the same conditions, so their ratio excludes other load.
+        pairs = zip(case.append_ns, plain.append_ns, strict=True)
         ratio = statistics.median(own / other for own, other in pairs)
-        append_us = statistics.median(house.append_ns) / 1000
+        append_us = statistics.median(case.append_ns) / 1000
         print(
-            f"{house.name:42} {append_us:7.2f} us {ratio:7.2f}"
-            f" {house.create_ns / 1000:7.2f} us {house.create_ns / plain.create_ns:7.2f}"
+            f"{case.name:42} {append_us:7.2f} us {ratio:7.2f}"
+            f" {case.create_ns / 1000:7.2f} us {case.create_ns / plain.create_ns:7.2f}"
         )
     took_s, linked = link_time_s(plain, "**")
     print(

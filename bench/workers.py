@@ -1,11 +1,11 @@
-"""A server of one process and of several workers under the same loads, in one run, with rounds that alternate.
+"""A server with one process and with several workers under the same loads, in alternating rounds of one run.
 
     python -m bench.workers                         100 bytes, 32 connections, in memory; 1 process, 2, 4 and 8 workers
 
-Appends: every connection appends to one stream of its own, or to 500 streams in turn, most of which another worker
-owns. Fan-out: 40 events a second of one stream to 200 SSE readers. Replay: 8 connections that read one stream of 4 MiB
-from its beginning. CPU time is that of all processes of the server, for one append, one delivered event, or one MiB.
-The load generator takes its share of the same cores.
+Appends: every connection appends to its own stream, or to 500 streams in turn, most of which another worker owns.
+Fan-out: 40 events per second of one stream to 200 SSE readers. Replay: 8 connections that read one stream of 4 MiB
+from its beginning. CPU time is that of all processes of the server, per append, delivered event, or MiB. The load
+generator uses the same cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RotatingSender(Sender):
 
 
 class CountingReader(asyncio.Protocol):
-    """Sends one request, and counts the events of its answer."""
+    """Sends one request, and counts the events of its response."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -67,7 +67,7 @@ class CountingReader(asyncio.Protocol):
 
 
 class RepeatingReader(asyncio.Protocol):
-    """Reads the same chunk again and again, and counts its bytes."""
+    """Reads the same chunk repeatedly, and counts its bytes."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
@@ -95,7 +95,7 @@ class RepeatingReader(asyncio.Protocol):
 
 
 def create(server: Server, requests: list[bytes]) -> None:
-    """Send each request once. Answers have no body."""
+    """Send each request once. Responses have no body."""
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         for request in requests:
             connection.sendall(request)

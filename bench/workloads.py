@@ -1,7 +1,7 @@
-"""The loads of `bench.report`: what one client on one core does to one server, and what it measures.
+"""The loads of `bench.report`: the requests of one client on one core to one server, and the measurements.
 
-Every load sends a request on each of its connections, waits for all the answers, and repeats. An answer that is not a
-success ends the run: a rate with errors in it means nothing.
+Every load sends a request on each of its connections, waits for all responses, and repeats. A response that is not a
+success ends the run, because a rate with errors is meaningless.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BATCH = 500
 TRIPS = 200
 EVENTS = 20
 EVENTS_MAX_S = 4.0
-"""A fan-out ends after so long, however few events it had."""
+"""A fan-out ends after this time, even with few events."""
 CREATE_MAX_S = 30.0
 PIPELINED = 200
 HUGE = b"x" * (14 * 2**20)
@@ -39,16 +39,16 @@ class Sample:
     """One round of one load."""
 
     per_second: float
-    """Appends or deliveries, messages, or megabytes: see the load."""
+    """Appends, deliveries, messages or megabytes, depending on the load."""
     p50_us: float
     p99_us: float
     p999_us: float
     cpu_us: float
-    """CPU time of the server for one request, all of its threads."""
+    """CPU time of the server per request, of all its threads."""
 
 
 class Connection:
-    """One HTTP/1.1 connection that counts answers and reads nothing else out of them."""
+    """One HTTP/1.1 connection that counts responses without parsing them further."""
 
     def __init__(self, server: Running) -> None:
         self._socket = socket.create_connection(("127.0.0.1", server.port), timeout=60)
@@ -63,7 +63,7 @@ class Connection:
         return self.answer()
 
     def create_many(self, paths: Sequence[str], content_type: str) -> None:
-        """Many streams, with many requests under way."""
+        """Create many streams, with many requests in flight."""
         until_s = time.monotonic() + CREATE_MAX_S
         for start in range(0, len(paths), PIPELINED):
             if time.monotonic() > until_s:
@@ -74,7 +74,7 @@ class Connection:
                 self.answer()
 
     def delete(self, path: str) -> None:
-        """Let the server give back what the load has stored."""
+        """Delete a stream, so that the server frees the data of the load."""
         self._socket.sendall(f"DELETE {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         self.answer()
 
@@ -82,7 +82,7 @@ class Connection:
         self._socket.sendall(data)
 
     def answer(self) -> bytes:
-        """Read one answer without a body; returns its head."""
+        """Read one response without a body; return its head."""
         while True:
             head, found, rest = self._buffer.partition(b"\r\n\r\n")
             if not found:
@@ -95,7 +95,7 @@ class Connection:
             return head
 
     def body(self) -> int:
-        """Read one answer with its body; returns the length of what was received of it."""
+        """Read one response with its body; return the number of bytes received."""
         return self.head_and_body()[1]
 
     def head_and_body(self) -> tuple[bytes, int]:
@@ -126,7 +126,7 @@ class Connection:
         return self._socket.fileno()
 
     def has_received(self, mark: bytes) -> bool:
-        """Take what is there; whether the mark is among it. Everything before the mark is forgotten."""
+        """Read available data; return whether the mark is in it. Everything before the mark is discarded."""
         self._buffer += self._received()
         if mark not in self._buffer:
             return False
@@ -171,7 +171,7 @@ Load = Callable[[Running, str, float], Sample]
 def appends(
     connections: int, body: bytes = SMALL, content_type: str = TEXT, *, streams: int = 1, units: float = 1
 ) -> Load:
-    """Appends over so many connections, each with one in flight; `units` is what one counts for."""
+    """Appends over this many connections, each with one in flight; each counts as `units`."""
 
     def run(server: Running, path: str, seconds: float) -> Sample:
         with ExitStack() as opened:
@@ -213,7 +213,7 @@ def repeat(
     units_of: Callable[[Connection], float],
     seconds: float,
 ) -> Sample:
-    """Send the messages in turn, one on each connection, until the time is over."""
+    """Send the messages in turn, one on each connection, until the time has passed."""
     took_s: list[float] = []
     units, turn = 0.0, 0
     cpu_before_s, began_s = cpu_seconds(server.pid), time.perf_counter()
@@ -229,7 +229,7 @@ def repeat(
 
 
 def delivery(mode: str) -> Load:
-    """The time from an append until a live reader has it, one after the other."""
+    """The time from an append until a live reader receives it, one at a time."""
 
     def run(server: Running, path: str, _: float) -> Sample:
         took_s: list[float] = []
@@ -243,7 +243,7 @@ def delivery(mode: str) -> Load:
                 mark = b"%099d" % number
                 if mode != "sse":
                     reader.send(_live_read(path, mode, _next_offset(head)))
-                    time.sleep(0.001)  # So that the poll usually waits at the server before the append arrives.
+                    time.sleep(0.001)  # So that the server usually has the long-poll before the append.
                 sent_s = time.perf_counter()
                 writer.send(request("POST", path, TEXT, mark))
                 reader.until(mark)
@@ -256,7 +256,7 @@ def delivery(mode: str) -> Load:
 
 
 def fan_out(readers: int) -> Load:
-    """The time from an append until each of many SSE readers has it, one append after the other."""
+    """The time from an append until each of many SSE readers receives it, one append at a time."""
 
     def run(server: Running, path: str, _: float) -> Sample:
         took_s: list[float] = []
@@ -291,7 +291,7 @@ def fan_out(readers: int) -> Load:
 def follow(
     server: Running, paths: Sequence[str], opened: ExitStack, poller: select.epoll | None = None
 ) -> dict[int, Connection]:
-    """SSE readers at the end of these streams, each ready for the next event; by file descriptor."""
+    """SSE readers at the end of these streams, each ready for the next event, by file descriptor."""
     links: dict[int, Connection] = {}
     for start in range(0, len(paths), PIPELINED):
         some = [opened.enter_context(connected(server)) for _ in paths[start : start + PIPELINED]]
@@ -307,15 +307,15 @@ def follow(
 
 
 def allow_sockets(count: int) -> None:
-    """Raise the limit on open files of this process for so many connections."""
+    """Raise the limit on open files of this process for this many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count + 200:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count + 200, hard), hard))
 
 
 def official(counts: tuple[int, ...], message: bytes, rounds: int) -> Load:
-    """The requests of the official benchmark package: its client sends the first message of a burst alone, and glues
-    the others into one request. In messages."""
+    """The requests of the official benchmark package: its client sends the first message of a burst alone, and joins
+    the others into one request. Counted in messages."""
 
     def run(server: Running, path: str, _: float) -> Sample:
         took_s: list[float] = []
@@ -338,7 +338,7 @@ def official(counts: tuple[int, ...], message: bytes, rounds: int) -> Load:
 
 
 def round_trip(server: Running, path: str, _: float) -> Sample:
-    """The official round trip: append, and receive it by a long-poll from the offset before."""
+    """The official round trip: append a message, and receive it by a long-poll from the offset before it."""
     took_s: list[float] = []
     with connected(server) as link:
         head = link.create(path, TEXT)
@@ -375,7 +375,7 @@ def sample_of(per_second: float, took_s: list[float], cpu_s: float) -> Sample:
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process with all its threads; 0 for a server that is not ours to look at."""
+    """CPU time of a process with all its threads; 0 for a server without a known process."""
     if not pid:
         return 0.0
     tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
@@ -383,12 +383,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 def peak_bytes(pid: int) -> int:
-    """The most memory that a process ever had; 0 where that is unknown."""
+    """The peak memory of a process; 0 if unknown."""
     return _memory(pid, "VmHWM:") if pid else 0
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory that a process has now, without that of files."""
+    """The current memory of a process, without mapped files."""
     return _memory(pid, "RssAnon:")
 
 
@@ -417,6 +417,6 @@ LOADS: dict[str, tuple[str, Load]] = {
     "official: small messages": ("messages/s", official((1, 74), SMALL, 14)),
     "official: large messages": ("messages/s", official((1, 14), b"x" * 1_000_000, 4)),
 }
-"""What the rate of each counts, and the load itself."""
+"""The unit of the rate of each load, and the load itself."""
 ECHOED = tuple(name for name in LOADS if name.startswith("append"))
-"""The loads that a bare echo can answer: they show what the generator can do at most."""
+"""The loads that a bare echo can serve: they show the limit of the generator."""

@@ -1,4 +1,4 @@
-"""Generate the parts of the documentation that follow from the code: settings, error codes, modules, packages.
+"""Generate the parts of the documentation that are derived from the code: settings, error codes, modules, packages.
 
 `python scripts/generate_docs.py` writes them; `--check` only compares them and exits with 1 if they differ.
 Invariant: only the text between the markers of a page changes.
@@ -71,9 +71,9 @@ PACKAGES = {
     "config": (0, 3, "settings"),
     "cluster": (0, 4, "workers, relaying"),
     "http": (1, 0, "requests, live reads"),
-    "engine": (1, 1, "rules meet storage"),
-    "storage": (1, 2, "where bytes live"),
-    "core": (1, 3, "the rules, pure"),
+    "engine": (1, 1, "commits and publishes"),
+    "storage": (1, 2, "journal and cold store"),
+    "core": (1, 3, "rules, without I/O"),
     "operating_system": (1, 4, "Linux and macOS"),
     "client": (2, 0, "the protocol client"),
     "stack": (3, 1, "Envoy and Postgres"),
@@ -86,7 +86,7 @@ PACKAGES = {
     "ai": (2, 4, "durable model output"),
     "otel": (3, 4, "OpenTelemetry"),
 }
-"""Where a package is drawn: column, row, and its job in a few words. Arrows come from the code."""
+"""The position of a package in the picture (column, row), and its job in a few words. Arrows are from the code."""
 
 _COLUMN, _ROW_HEIGHT, _WIDTH, _HEIGHT = 220, 110, 170, 56
 _STYLE = (
@@ -115,7 +115,7 @@ def packages_picture() -> str:
 
 
 def _imports() -> set[tuple[str, str]]:
-    """Pairs of packages of which the first imports the second."""
+    """Pairs of packages where the first imports the second."""
     found = set()
     for module in _modules():
         package = module.relative_to(PACKAGE).parts[0].removesuffix(".py")
@@ -141,12 +141,12 @@ def _box(package: str) -> str:
 
 
 def _arrow(source: str, target: str) -> str:
-    """An arc from package to package, so that it avoids those between."""
+    """An arc between two packages, which avoids those in between."""
     (ax, ay), (bx, by) = _centre(source), _centre(target)
     far = math.hypot(bx - ax, by - ay)
     bow = 0.0 if far < 1.6 * _ROW_HEIGHT else 0.38
     cx, cy = (ax + bx) / 2 - (by - ay) * bow, (ay + by) / 2 + (bx - ax) * bow * 0.4
-    # It ends at the edge of the box, coming from the bow's middle.
+    # It ends at the edge of the box, in the direction of the middle of the arc.
     dx, dy = cx - bx, cy - by
     reach = min(_WIDTH / 2 / abs(dx) if dx else math.inf, _HEIGHT / 2 / abs(dy) if dy else math.inf)
     ex, ey = bx + dx * reach, by + dy * reach
@@ -223,7 +223,7 @@ _LIMIT_KEY = re.compile(r"max_|.*_max_|.*_timeout_secs$|.*_concurrency|.*_per_ho
 
 
 def limits_table() -> str:
-    """Every setting that bounds what a client can make the server hold, do or wait for."""
+    """Every setting that limits the memory, work or waiting that a client can cause."""
     head = "| setting | default | beyond it |\n|---|---|---|\n"
     rows = [
         _row((f"`{setting.section}.{setting.key}`", f"`{setting.default}`" if setting.default else "unset", text))
@@ -236,23 +236,23 @@ def limits_table() -> str:
 
 
 NO_LIMITS = {"auth", "proxy", "stack", "retention"}
-"""Sections about the programs around the server, or about what is kept on purpose."""
+"""Sections about other programs, or about data that is kept on purpose."""
 
-# -- what the checkers found
+# -- results of the checkers
 
 RESULTS = REPOSITORY / "tests" / "pressure" / "results"
 CHECKS: dict[str, tuple[str, str, str]] = {
     "crash_points": ("Crashes of a simulated disk, each recovery compared with an oracle", "recoveries", "recoveries"),
-    "kill_nine": ("kill -9 of the server under load, over and over on one directory", "rounds", "rounds"),
-    "pipeline_kills": ("kill -9 around a pipeline that runs in every direction", "kills", "kills"),
-    "model_steps": ("Random operations on the engine beside the model", "steps", "steps"),
-    "fuzz": ("Pipelined requests, cut at random bytes, each answer judged by the model", "requests", "requests"),
-    "history": ("Concurrent clients through kills, stops, cuts, clock jumps and disk trouble", "troubles", "troubles"),
+    "kill_nine": ("kill -9 of the server under load, repeatedly on one directory", "rounds", "rounds"),
+    "pipeline_kills": ("kill -9 of processes of a pipeline that runs in every direction", "kills", "kills"),
+    "model_steps": ("Random operations on the engine, compared with the model", "steps", "steps"),
+    "fuzz": ("Pipelined requests, split at random bytes, compared with the model", "requests", "requests"),
+    "history": ("Concurrent clients during kills, stops, clock jumps and disk errors", "troubles", "disruptions"),
     "silent_readers": ("Readers that never read", "readers", "readers"),
     "idle_connections": ("Idle connections", "connections", "connections"),
     "soak": ("Mixed load", "minutes", "minutes"),
 }
-"""By result file: what was tried, which count is its size, and the unit."""
+"""By result file: the check, the count that is its size, and the unit."""
 
 
 KILL_COUNTS = {
@@ -260,9 +260,9 @@ KILL_COUNTS = {
     "workers": "Python processes of Spark killed",
     "servers": "servers killed",
     "databases": "databases killed",
-    "second drivers": "second drivers started beside a running one",
-    "suspended": "drivers suspended for 5 to 45 s while another one worked",
-    "suspended long": "drivers suspended for 130 to 150 s, longer than every time-out",
+    "second drivers": "second drivers started while the first one ran",
+    "suspended": "drivers suspended for 5 to 45 s while another one ran",
+    "suspended long": "drivers suspended for 130 to 150 s, longer than every timeout",
     "restores": "restores from a backup",
     "messages": "messages and changes that were compared",
 }
@@ -270,8 +270,8 @@ KILL_COUNTS = {
 
 
 def reliability() -> str:
-    """All results: a summary, then what needs more than one number."""
-    head = "| tried | how often | runs | found | by mode |\n|---|---|---|---|---|\n"
+    """All results: a summary, then those with more than one number."""
+    head = "| check | size | runs | found | by mode |\n|---|---|---|---|---|\n"
     rows = [_row(_summary(name, *words)) for name, words in CHECKS.items() if _results(name)]
     parts = ["## Summary\n\n" + head + "\n".join(rows)]
     parts += [part for part in (_kills(), _crowds(), _soak(), _loop_cpu(), _stalls(), _findings()) if part]
@@ -294,7 +294,7 @@ def _summary(name: str, what: str, count: str, unit: str) -> tuple[str, ...]:
 
 
 def _kills() -> str:
-    """What happened in the trials of the pipeline, summed over the runs."""
+    """The events of the pipeline's trials, summed over the runs."""
     runs = [run["counts"] for run in _results("pipeline_kills") if run["counts"]]
     if not runs:
         return ""
@@ -302,11 +302,11 @@ def _kills() -> str:
     rows = [_row((words, f"{counts[name]:,}")) for name, words in KILL_COUNTS.items()]
     head = (
         "## Kills around the pipeline\n\nStream to stream, stream to Postgres, Postgres to stream, a fold and an"
-        " archive run in one application while messages and rows are written. At random moments its processes, the"
+        " archive run in one application while messages and rows are written. At random times its processes, the"
         " server (durable files) and the database are killed, second drivers start on the same checkpoints, drivers are"
-        " suspended and wake up while another one works, and everything is restored from a backup. At the end of a run"
-        " all that was written must be there in every direction: once, and in order.\n\n"
-        "| what happened | how often |\n|---|---|\n"
+        " suspended and resumed while another one runs, and everything is restored from a backup. At the end of a run"
+        " everything that was written must be there in every direction: once, and in order.\n\n"
+        "| event | count |\n|---|---|\n"
     )
     return head + "\n".join(rows)
 
@@ -324,13 +324,12 @@ def _crowds() -> str:
                 )
                 rows.append(_row((f"{counts[key]:,} {CHECKS[name][0].lower()}", *memory, *latency, run["commit"])))
     head = (
-        "## Crowds\n\nMemory of the server process before, with and after the crowd, and after a second one like it;"
-        " and what an append and a HEAD of a client that behaves cost without and with it: the server's CPU time, and"
-        " the 99th percentile of the time that the client waits. The client alternates between a server without the"
-        " crowd and one with it, so that other programs on the machine delay both alike.\n\n"
-        "| crowd | before | with it | after | after a second | CPU quiet | CPU with it | p99 quiet | p99 with it |"
-        " commit |\n"
-        "|---|---|---|---|---|---|---|---|---|---|\n"
+        "## Many idle connections and silent readers\n\nMemory of the server process before, with and after many such"
+        " connections, and after a second time; and the cost of an append and a HEAD of a normal client without and"
+        " with them: the server's CPU time, and the 99th percentile of the response time. The client alternates"
+        " between a server without the connections and one with them, so that other programs on the machine delay both"
+        " equally.\n\n| connections | before | with | after | after the second | CPU without | CPU with | p99 without"
+        " | p99 with | commit |\n|---|---|---|---|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(rows) if rows else ""
 
@@ -343,10 +342,10 @@ def _soak() -> str:
             rows.append(_row((f"{run['counts']['minutes']:g} min, {run['mode']}", f"`{key}`", *growth, run["commit"])))
     head = (
         "## Soak\n\nSlopes of a straight line through the samples after the first quarter of the run. `cpu_ms` is the"
-        " server's CPU time for each request. `echo_…` are the times of exchanges with an echo server at the same"
-        " moments, and `…_of_echo` the latency as a multiple of them: what other programs on the machine slow down"
-        " changes both.\n\n"
-        "| run | number | mean | per minute | over the run | commit |\n|---|---|---|---|---|---|\n"
+        " server's CPU time per request. `echo_…` are the times of round trips with an echo server at the same"
+        " time, and `…_of_echo` the latency as a multiple of them: other programs on the machine slow down"
+        " both.\n\n"
+        "| run | metric | mean | per minute | over the run | commit |\n|---|---|---|---|---|---|\n"
     )
     return head + "\n".join(rows) if rows else ""
 
@@ -365,10 +364,10 @@ def _stalls() -> str:
             waits = (f"{row['worst_ms']} ms", f"{row['quiet_worst_ms']} ms")
             rows.append(_row((f"`{row['operation']}`", f"{row['input']} ({row['mode']})", *waits, over)))
     head = (
-        "## The worst stall of each operation\n\nA probe asks for `/healthz` every 5 ms on its own connection while"
-        " one other client drives the operation with its worst legal input. The longest answer of the probe, and its"
-        f" longest when nothing else ran. Commit {run['commit']}, {run['cores']} cores, load average"
-        f" {run['load_before']} when it began.\n\n"
+        "## The worst stall of each operation\n\nA probe requests `/healthz` every 5 ms on its own connection while"
+        " another client runs the operation with its worst legal input. The table has the longest response time of the"
+        f" probe, and its longest without the operation. Commit {run['commit']}, {run['cores']} cores, load average"
+        f" {run['load_before']} at the start.\n\n"
         "| operation | input | worst | quiet | |\n|---|---|---|---|---|\n"
     )
     return head + "\n".join(rows)
@@ -386,8 +385,8 @@ def _loop_cpu() -> str:
         rows.append(_row((f"`{row['operation']}`", f"{row['input']} ({row['mode']})", measured, over)))
     head = (
         "## The longest iteration of the event loop\n\nThe most CPU time that one iteration of the event loop took"
-        " while one client drove the operation with its worst legal input: what other clients wait at least. Other"
-        f" programs on the machine do not change it. Commit {run['commit']}, {run['size']} % of the input.\n\n"
+        " while a client ran the operation with its worst legal input: other clients wait at least that long. It does"
+        f" not depend on other programs on the machine. Commit {run['commit']}, {run['size']} % of the input.\n\n"
         "| operation | input | CPU time | |\n|---|---|---|---|\n"
     )
     return head + "\n".join(rows)
@@ -437,7 +436,7 @@ def _first_sentence(module: Path) -> str:
 
 
 def with_generated_part(page: str, part: str, name: str) -> str:
-    """The page with everything between its markers generated again."""
+    """The page with a newly generated part between its markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,4 +1,4 @@
-"""Ports for what must be told its port before it listens.
+"""Ports for programs that need their port before they listen.
 
 Invariant: they lie below those that the system gives out by itself, and no two tests of a run get the same, whichever
 of its processes they run in; so a port stays free between being chosen and being used, and between two uses.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import pytest
 import typer.main
 
+import headwater
 from headwater.cli import command_line, main
 from tests.ports import free_port
 from tests.serving import Server, serve
@@ -230,3 +232,10 @@ def test_a_stream_without_a_bucket_has_no_snapshots(run: Run, server: Server, co
     reports(run(*command, "--url", server.url), "/ds/BUCKET/STREAM", "'plain'")
     listed = httpx.get(f"{server.url}/v1/stream/__ds/streams", params={"prefix": "plain/"}).json()
     assert listed["streams"] == [], "nothing was written under another name"
+
+
+def test_extras_are_quoted_for_shells_that_expand_brackets() -> None:
+    package = Path(headwater.__file__).parent
+    pages = [*package.parents[1].glob("docs/**/*.md"), *package.rglob("*.py")]
+    found = [path.name for path in pages if re.search(r"install headwater\[", path.read_text(encoding="utf-8"))]
+    assert found == []

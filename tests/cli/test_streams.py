@@ -491,15 +491,14 @@ def test_closed_output_pipe_is_not_an_error(shell: Shell) -> None:
     assert done.stderr == b""
 
 
-def test_terminal_shows_the_progress_of_a_read(shell: Shell) -> None:
-    shell.ok("create", "shown/one")
-    shell.ok("append", "shown/one", stdin=b"".join(b"%d\n" % number for number in range(5000)))
+def on_terminal(shell: Shell, *arguments: str, stdin: bytes = b"") -> tuple[bytes, str]:
+    """Run a command whose stderr is a terminal; return its stdout and what the terminal shows."""
     leader, follower = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-m", "headwater", "read", "shown/one"],
+        [sys.executable, "-m", "headwater", *arguments],
         cwd=shell.directory,
         env=server_environment(DS_URL=shell.url, TERM="xterm"),
-        stdin=subprocess.DEVNULL,
+        input=stdin,
         stdout=subprocess.PIPE,
         stderr=follower,
         timeout=60,
@@ -507,27 +506,23 @@ def test_terminal_shows_the_progress_of_a_read(shell: Shell) -> None:
     os.close(follower)
     shown = os.read(leader, 65536).decode()
     os.close(leader)
-    assert len(done.stdout.splitlines()) == 5000
+    assert done.returncode == 0, shown
+    return done.stdout, shown
+
+
+def test_terminal_shows_the_progress_of_a_read(shell: Shell) -> None:
+    shell.ok("create", "shown/one")
+    shell.ok("append", "shown/one", stdin=b"".join(b"%d\n" % number for number in range(5000)))
+    printed, shown = on_terminal(shell, "read", "shown/one")
+    assert len(printed.splitlines()) == 5000
     assert "shown/one" in shown
     assert "kB" in shown
 
 
 def test_terminal_shows_the_progress_of_an_append(shell: Shell) -> None:
     shell.ok("create", "shown/written")
-    leader, follower = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "headwater", "append", "shown/written"],
-        cwd=shell.directory,
-        env=server_environment(DS_URL=shell.url, TERM="xterm"),
-        input=b"".join(b"%d\n" % number for number in range(5000)),
-        stdout=subprocess.PIPE,
-        stderr=follower,
-        timeout=60,
-    )
-    os.close(follower)
-    shown = os.read(leader, 65536).decode()
-    os.close(leader)
-    assert done.returncode == 0
+    lines = b"".join(b"%d\n" % number for number in range(5000))
+    _, shown = on_terminal(shell, "append", "shown/written", stdin=lines)
     assert "shown/written" in shown
     assert "kB" in shown
 

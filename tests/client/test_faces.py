@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from bench.servers import official_node
 
 import headwater
 from headwater.client import (
@@ -39,7 +38,7 @@ from headwater.client import (
     StreamNotFoundError,
     digest_of,
 )
-from tests.client.faces import ASYNC, SYNC, client_of
+from tests.client.faces import client_of
 from tests.serving import Server, serve
 
 OURS = "headwater"
@@ -56,17 +55,6 @@ def ours() -> Iterator[Server]:
         DS_REGISTRY__ENABLED="true",
     ) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[str]:
-    with official_node() as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module", params=[SYNC, ASYNC])
-def face(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module", params=[OURS, NODE])

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import httpx
 import pytest
-from bench.servers import official_node
 
 from headwater.client import (
     ClaimLostError,
@@ -20,7 +19,7 @@ from headwater.client import (
 )
 from headwater.client.http1 import HttpResponse
 from headwater.client.producing import ProducerCore, ProducerSettings
-from tests.client.faces import ASYNC, SYNC, client_of
+from tests.client.faces import SYNC, client_of
 from tests.client.proxies import Breaking, running
 from tests.serving import Server, serve
 
@@ -31,17 +30,6 @@ QUICK = Retry(timeout_s=60, first_delay_s=0.001, max_delay_s=0.02)
 def ours() -> Iterator[Server]:
     with serve(DS_HTTP__MAX_BODY_BYTES="1000000") as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[str]:
-    with official_node() as running:
-        yield running.url
-
-
-@pytest.fixture(scope="module", params=[SYNC, ASYNC])
-def face(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture(scope="module", params=["headwater", "node"])
@@ -62,9 +50,7 @@ def test_messages_are_stored_once_in_order(url: str, face: str, stream_name: Cal
         assert list(stream.read()) == [*({"n": n} for n in range(1000)), [1000]]
 
 
-def test_broken_connections_lose_and_duplicate_nothing(
-    url: str, face: str, stream_name: Callable[[], str]
-) -> None:
+def test_broken_connections_lose_and_duplicate_nothing(url: str, face: str, stream_name: Callable[[], str]) -> None:
     proxy = Breaking(url, seed=3)
     name = stream_name()
     with client_of(face, url) as direct:

@@ -168,6 +168,34 @@ describe("idempotent producer", () => {
     await producer.detach()
   })
 
+  test("a worker that lost its claim of a fenced stream stops with its first refused batch", async () => {
+    const handle = await json({ headers: { "Write-Fence": "true" } })
+    const wakes = await json()
+    const name = (url) => url.slice(`${base}/v1/stream/`.length)
+    const api = `${base}/v1/stream/__ds/subscriptions/${name(handle.url).replaceAll("/", "-")}`
+    const send = (url, method, body, headers = {}) =>
+      fetch(url, { method, body: JSON.stringify(body), headers: { "content-type": "application/json", ...headers } })
+    await send(api, "PUT", { type: "pull-wake", streams: [name(handle.url)], wake_stream: name(wakes.url), lease_ttl_ms: 60_000 })
+    await send(handle.url, "POST", "wake up")
+    const claim = await (await send(`${api}/claim`, "POST", { worker: "w" })).json()
+
+    const counted = counting("POST")
+    const errors = []
+    const options = { headers: { "Write-Token": claim.write_token }, epoch: claim.generation, lingerMs: 0, fetch: counted }
+    const producer = new IdempotentProducer(handle, "agent", { ...options, onError: (error) => errors.push(error) })
+    producer.append('"held"')
+    await producer.flush()
+    const { generation, wake_id } = claim
+    await send(`${api}/release`, "POST", { generation, wake_id }, { authorization: `Bearer ${claim.token}` })
+    const before = counted.count
+    producer.append('"late"')
+    await producer.flush().catch(() => {})
+    expect(errors.length).toBe(1)
+    expect(counted.count).toBe(before + 1)
+    expect(await everything(handle)).toEqual(["wake up", "held"])
+    await producer.detach()
+  })
+
   test("a restart takes the epoch over, and the one before is fenced off", async () => {
     const handle = await json()
     const zombie = new IdempotentProducer(handle, "p", { lingerMs: 0, onError: (error) => (fenced = error) })

@@ -10,7 +10,7 @@ from tests.serving import serve
 from tests.vitest_run import check_vitest
 
 CLIENT_TESTS = Path(__file__).parent / "npm_client.test.mjs"
-EXPECTED = 36
+EXPECTED = 37
 
 
 @pytest.mark.timeout(150)

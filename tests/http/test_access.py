@@ -139,6 +139,7 @@ def test_health_the_page_and_preflights_need_no_token(guarded: Server) -> None:
         assert http.get("/healthz").status_code == 200
         assert http.get("/readyz").status_code == 200
         assert http.get("/ui/").status_code == 200
+        assert http.get("/", follow_redirects=True).url.path == "/ui/"
         assert http.options("/v1/stream/x").status_code == 204
         assert http.get("/uix").status_code == 401
 

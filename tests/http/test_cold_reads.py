@@ -1,4 +1,4 @@
-"""Every kind of read of data that is not on the disk any more, while other requests go on."""
+"""Reads of data that is no longer on the disk, of every kind, while other requests continue."""
 
 from __future__ import annotations
 

@@ -30,18 +30,21 @@ def moving_stream(moving_client: httpx.Client, stream_name: Callable[[], str]) -
     return Stream(moving_client, stream_name(), "application/json")
 
 
-def test_a_lease_is_acquired_shown_renewed_and_released(json_stream: Stream) -> None:
-    json_stream.create()
-    acquired = lease(json_stream, "acquire", ttl_ms=60_000, append=LOST)
+def test_a_lease_is_acquired_shown_renewed_and_released(moving_stream: Stream, moving_server: Any) -> None:
+    moving_stream.create()
+    acquired = lease(moving_stream, "acquire", ttl_ms=HOUR_MS, append=LOST)
     assert acquired.status_code == 200
-    assert acquired.json() == {"holder": "w1", "ttl_ms": 60_000, "expires_in_ms": 60_000}
-    shown = json_stream.get(lease="show").json()
-    assert (shown["holder"], 0 < shown["expires_in_ms"] <= 60_000) == ("w1", True)
-    assert lease(json_stream, "renew").json()["expires_in_ms"] == 60_000
-    assert lease(json_stream, "release").status_code == 204
-    assert_problem(json_stream.get(lease="show"), 404, "lease_not_found")
-    assert_problem(lease(json_stream, "renew"), 404, "lease_not_found")
-    assert json_stream.content() == b"[]"
+    left = acquired.json()["expires_in_ms"]
+    assert acquired.json() == {"holder": "w1", "ttl_ms": HOUR_MS, "expires_in_ms": left}
+    assert 0 < left <= HOUR_MS
+    moving_server.pass_time(HOUR_MS / 2000)
+    shown = moving_stream.get(lease="show").json()
+    assert (shown["holder"], 0 < shown["expires_in_ms"] <= HOUR_MS / 2) == ("w1", True)
+    assert HOUR_MS / 2 < lease(moving_stream, "renew").json()["expires_in_ms"] <= HOUR_MS
+    assert lease(moving_stream, "release").status_code == 204
+    assert_problem(moving_stream.get(lease="show"), 404, "lease_not_found")
+    assert_problem(lease(moving_stream, "renew"), 404, "lease_not_found")
+    assert moving_stream.content() == b"[]"
 
 
 def test_the_server_ends_the_stream_of_a_lost_writer(moving_stream: Stream, moving_server: Any) -> None:

@@ -437,8 +437,8 @@ def test_a_damaged_snapshot_is_never_served(tmp_path: Path) -> None:
         assert stream.snapshot(ONE).content == LARGE * 4
         path.unlink()
         assert_problem(stream.snapshot(ONE), 500, "data_corrupt")
-        stream.publish(ONE, "anew")
-        assert stream.snapshot(ONE).content == b"anew"
+        stream.publish(ONE, "again")
+        assert stream.snapshot(ONE).content == b"again"
 
 
 def test_many_publishers_at_once_leave_one_snapshot(tmp_path: Path) -> None:

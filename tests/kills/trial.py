@@ -35,12 +35,12 @@ SUSPENDED_S = {"suspended": (5.0, 45.0), "suspended long": (130.0, 150.0)}
 or longer than every timeout (a request is retried for 120 s, and a batch waits 60 s for the database)."""
 KILLED = ("drivers", "workers", "servers", "databases")
 CHANCES = {
-    "workers": 0.40,
+    "workers": 0.24,
     "servers": 0.28,
-    "databases": 0.22,
-    "second drivers": 0.04,
-    "suspended": 0.045,
-    "suspended long": 0.015,
+    "databases": 0.28,
+    "second drivers": 0.10,
+    "suspended": 0.08,
+    "suspended long": 0.02,
 }
 """What can happen to a driver before it is killed."""
 HAPPENED = ("drivers", *CHANCES, "backups", "restores", "not ready", "messages")

@@ -1,4 +1,4 @@
-"""A bucket for a test, and a job that is run to its end: what the tests of folds, archives and queries share."""
+"""A bucket for a test, and running a job to its end, for the tests of folds, archives and queries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import wait_until
 
 
 class Bucket(Streams):
-    """A bucket of this test's own."""
+    """A bucket that no other test uses."""
 
     def __init__(self, server: Server, http: httpx.Client, name: str) -> None:
         super().__init__(f"{server.url}/ds/{name}", http)
@@ -33,7 +33,7 @@ class Bucket(Streams):
         return self.http.get(f"{self.root}/{name}/snapshot", follow_redirects=True).raise_for_status().content
 
     def bootstrapped(self, name: str) -> FoldState:
-        """What a client makes of the stream now, by the protocol's own way."""
+        """The state that a client gets from a bootstrap of the stream."""
         return bootstrapped(f"{self.root}/{name}")
 
 
@@ -45,7 +45,7 @@ def bootstrapped(url: str) -> FoldState:
 
 
 def run(spark: SparkSession, configured: Archive | Fold, environment: JobEnvironment) -> None:
-    """Until all is done that is there, as the command does it."""
+    """Run a job until it has processed everything, as the command does."""
     job = configured.model_copy(update={"once": True})
     supervisor = JobSupervisor(spark, environment, [job], COMMAND)
 

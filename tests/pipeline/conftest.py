@@ -1,7 +1,7 @@
-"""What the pipeline's tests share: one Spark session, one server and one Postgres for the whole run.
+"""Fixtures of the pipeline's tests: one Spark session, one server and one Postgres for the whole run.
 
-Invariant: tests never share a stream, a table, a slot or a checkpoint: each takes names of its own, or a database of
-its own from `fresh_database`.
+Invariant: tests never share a stream, a table, a slot or a checkpoint: each uses unique names, or its own database from
+`fresh_database`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _counter = itertools.count()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The patience of the Spark tests, and more: some wait for Postgres too."""
+    """Set the timeout of the Spark tests, plus some time for Postgres."""
     for item in items:
         if str(item.path).startswith(f"{Path(__file__).parent}/") and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(PIPELINE_TEST_TIMEOUT_S))
@@ -58,14 +58,14 @@ def environment(server: Server, tmp_path: Path) -> JobEnvironment:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[LocalPostgres]:
-    """A running Postgres. Do not stop it; a test that must takes `tests.postgres.databases.database()`."""
+    """A running Postgres. Tests that stop it must use `tests.postgres.databases.database()` instead."""
     with database() as running:
         yield running
 
 
 @pytest.fixture
 def fresh_database(postgres: LocalPostgres) -> Iterator[Callable[[], str]]:
-    """Makes databases that no other test uses; the address of each. They are dropped, with their slots, afterwards."""
+    """A function that creates a database and returns its address. They are dropped afterwards, with their slots."""
     made: list[str] = []
 
     def make() -> str:
@@ -86,5 +86,5 @@ def fresh_database(postgres: LocalPostgres) -> Iterator[Callable[[], str]]:
 
 @pytest.fixture
 def postgres_url(fresh_database: Callable[[], str]) -> str:
-    """The address of an empty database of this test's own."""
+    """The address of an empty database that no other test uses."""
     return fresh_database()

@@ -1,6 +1,6 @@
-"""A real `headwater sync` for a test: a child process with Spark in it, ended when the `with` block is left.
+"""A real `headwater sync` for a test: a child process with Spark, stopped at the end of the `with` block.
 
-Invariant: its whole tree of processes is gone afterwards.
+Invariant: all its processes have exited afterwards.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Sync:
         return self.process.wait(STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """All of it at once, as a machine that goes away would."""
+        """Kill all processes at once, as the loss of a machine would."""
         if self.process.poll() is None:
             kill_tree(psutil.Process(self.process.pid))
         self.process.wait(STOP_TIMEOUT_S)
@@ -71,7 +71,7 @@ def syncing(
     environ: Mapping[str, str] | None = None,
     program: Sequence[str] = (sys.executable, "-m", "headwater", "sync"),
 ) -> Iterator[Sync]:
-    """`directory` keeps checkpoints and log: pass the same one again to continue."""
+    """Run it with checkpoints and log in `directory`; pass the same directory again to continue."""
     require_java()
     port = free_port()
     log_file = directory / "sync.log"

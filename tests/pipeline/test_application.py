@@ -1,4 +1,4 @@
-"""The application around the jobs: it starts again what failed, gives up where that is right, and says so."""
+"""The application: it restarts failed jobs, gives up on permanent errors, and reports both."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Steps = Iterator[Callable[[Seen], bool]]
 
 
 def play(file: Path, steps: Steps, *, server: str, postgres: str) -> int:
-    """Run the application until the steps are done: each gives what it waits for. The exit code.
+    """Run the application until the steps are done; return the exit code. Each step yields a condition to wait for.
 
-    It runs in this thread, which has the session, so that it uses that one and leaves it.
+    It runs in this thread, so that it uses the existing session and leaves it running.
     """
     flags = {
         "server": server,
@@ -49,7 +49,7 @@ def play(file: Path, steps: Steps, *, server: str, postgres: str) -> int:
     def show(queries: list[QueryStatus], found: dict[str, dict[str, Any]]) -> None:
         nonlocal waits_for, deadline
         if not waits_for(({one.name: one for one in queries}, found)):
-            assert time.monotonic() < deadline, f"waited in vain: {queries} {found}"
+            assert time.monotonic() < deadline, f"timed out: {queries} {found}"
             return
         deadline = time.monotonic() + PATIENCE_S
         try:
@@ -88,7 +88,7 @@ def test_slot_that_retains_too_much_causes_a_warning_then_is_dropped_and_the_oth
 
         def steps() -> Steps:
             yield lambda seen: seen[0]["in"].status == seen[0]["out"].status == "running" and "lagging" in seen[1]
-            # A closed stream takes nothing: the job fails again and again, and its slot stays where it is.
+            # A closed stream rejects appends: the job fails repeatedly, and its slot does not advance.
             streams.http.post(f"{streams.root}/lagging-out", headers={"Stream-Closed": "true"}).raise_for_status()
             sql.execute(write.format(2_000))
             yield lambda seen: seen[0]["out"].restarts > 0
@@ -100,13 +100,13 @@ def test_slot_that_retains_too_much_causes_a_warning_then_is_dropped_and_the_oth
 
         code = play(file, steps(), server=server.url, postgres=postgres_url)
     assert code == 1, "a job ended with an error"
-    assert "MiB of its log for this slot" in caplog.text
+    assert "MiB of WAL for this slot" in caplog.text
     assert "more than lag_bytes_max; it was dropped" in caplog.text
     with connect(postgres_url) as connection:
         assert slots.state(connection, "lagging") is None
 
 
-def test_a_server_without_room_is_waited_for_and_nothing_is_lost_or_repeated(
+def test_job_waits_for_a_full_server_without_loss_or_duplicates(
     spark: SparkSession, postgres_url: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "pipeline.toml"
@@ -143,10 +143,10 @@ def published(http: httpx.Client) -> list[int]:
     return [one["id"] for one in answer.json()]
 
 
-def test_a_full_disk_of_the_database_is_waited_for_and_nothing_is_lost(
+def test_job_waits_for_a_full_database_disk_without_loss(
     spark: SparkSession, server: Server, streams: Streams, postgres_url: str, tmp_path: Path
 ) -> None:
-    """A trigger says what Postgres says when its disk is full: the same class of error, from the same statement."""
+    """A trigger raises the error of a full disk: the same class of error, from the same statement."""
     file = tmp_path / "pipeline.toml"
     file.write_text("[[to_postgres]]\nname = 'in'\nstreams = ['full-in']\n", encoding="utf-8")
     with psycopg.connect(postgres_url, autocommit=True) as sql:

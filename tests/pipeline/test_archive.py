@@ -1,4 +1,4 @@
-"""Archives: each message once, whatever is repeated; a Delta table that other tools open; trimmed when safe."""
+"""Archives: each message once, even if batches are repeated; a Delta table that other tools can read; safe trimming."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def batch_of(spark: SparkSession, environment: JobEnvironment, bucket: Bucket) -
 
 
 def held(lake: Path) -> dict[str, list[Any]]:
-    """What the archive holds, read with `deltalake` alone."""
+    """The contents of the archive, read with only `deltalake`."""
     found: dict[str, dict[int, Any]] = {}
     for row in DeltaTable(str(lake)).to_pyarrow_table().to_pylist():
         mine = found.setdefault(row["stream"], {})
@@ -72,7 +72,7 @@ def test_every_message_is_archived_once(
     assert {name: end.offset for name, end in table.positions().items()} == {
         name: bucket.tail(name) for name in archive.streams
     }
-    # The same batch again, and the same messages under the name of another query.
+    # The same batch again, and the same messages from another query.
     batch = batch_of(spark, environment, bucket)
     assert archive.run(table, batch, "another", 0) == 0
     assert archive.run(table, batch, "another", 0) == 0
@@ -90,7 +90,7 @@ def test_every_message_is_archived_once(
         archive.model_copy(update={"shards": 4}).run(table, batch, "third", 0)
 
 
-def test_the_server_may_delete_what_is_archived_and_bootstrap_has_the_fold_or_a_pointer(
+def test_archived_messages_are_trimmed_and_bootstrap_returns_the_fold_or_a_pointer(
     spark: SparkSession, bucket: Bucket, environment: JobEnvironment, tmp_path: Path
 ) -> None:
     events = [{"key": f"k{n % 3}", "operation": "append", "value": f"{n} "} for n in range(12)]
@@ -146,7 +146,7 @@ def rows_of(incarnation: str, count: int, first: int = 0, stream: str = "s") -> 
 
 
 def archive_rows(lake: Path, rows: pa.RecordBatch, batch: int, date: str = "2026-11-16") -> int:
-    """As a batch of the job does it; how many rows were new."""
+    """Archive rows as a batch of the job does; return how many were new."""
     table = ArchiveTable(lake)
     known = table.positions()
     (written,) = ArchiveTask(str(lake), date, f"q-{batch}", known)(iter([rows]))
@@ -206,12 +206,12 @@ def test_show_lists_every_stream_with_its_offset(tmp_path: Path) -> None:
     assert "version 1: 2 streams, 10 rows, 2 files" in shown.output
 
 
-def test_two_archives_of_one_stream_at_the_same_time_are_refused(tmp_path: Path) -> None:
+def test_concurrent_archives_of_one_stream_are_an_error(tmp_path: Path) -> None:
     archive_rows(tmp_path, rows_of(OLD, 7), 0)
     late = ArchiveTable(tmp_path)
     known = late.positions()
     archive_rows(tmp_path, rows_of(OLD, 9), 1)
-    with pytest.raises(ArchiveError, match="another archive writes the same streams"):
+    with pytest.raises(ArchiveError, match="another archive job is writing the same streams"):
         late.commit({"other": 0}, [], {"s": ArchivedPosition(f"{9:016x}_{9:016x}_{OLD}", 9)}, 1, known)
 
 
@@ -238,7 +238,7 @@ def test_transactions_are_the_same_with_checkpoints_and_cleaned_up_commits(tmp_p
         TransactionLog(tmp_path).advance()
 
 
-def test_transactions_of_an_earlier_time_are_those_of_the_commits_before_it(tmp_path: Path) -> None:
+def test_transactions_at_an_earlier_time_are_those_of_the_commits_before_it(tmp_path: Path) -> None:
     log = tmp_path / "_delta_log"
     for batch in range(4):
         archive_rows(tmp_path, rows_of(OLD, batch + 1), batch)
@@ -269,7 +269,7 @@ def test_maintenance_compacts_and_deletes_only_what_no_version_needs(tmp_path: P
     maintenance.wait()
     assert len(ArchiveTable(tmp_path).files()) == 1
     assert held(tmp_path) == before
-    assert all(Path(path).exists() for path in replaced), "a reader of the version before still needs them"
+    assert all(Path(path).exists() for path in replaced), "a reader of the previous version still needs them"
     assert not leftover.exists()
     ArchiveMaintenance(tmp_path, every_s=0.0, keep_s=0.0).run_if_due()
     assert ArchiveTable(tmp_path).vacuum(0) == 4
@@ -295,7 +295,7 @@ def test_an_archive_with_a_manifest_is_migrated_in_place(spark: SparkSession, tm
     with pytest.raises(ArchiveError, match="archive migrate"):
         Archive(lake=lake, streams=("a",), shards=2).table()
     files = sorted(lake.rglob("*.parquet"))
-    for expected in ("is a Delta table now: 2 files, 2 streams", "needs no migration"):
+    for expected in ("to a Delta table: 2 files, 2 streams", "needs no migration"):
         done = CliRunner().invoke(command_line(), ["archive", "migrate", str(lake)])
         assert done.exit_code == 0, done.output
         assert expected in done.output
@@ -328,7 +328,7 @@ def test_a_damaged_manifest_is_not_migrated(tmp_path: Path) -> None:
     lake = old_archive(tmp_path, "parquet")
     (lake / "_manifest" / f"{2:020d}.json").unlink()
     done = CliRunner().invoke(command_line(), ["archive", "migrate", str(lake)])
-    assert "commit 2 is missing, but there is commit 5" in str(done.exception)
+    assert "commit 2 is missing, but commit 5 exists" in str(done.exception)
     assert not (lake / "_delta_log").exists()
 
 
@@ -353,11 +353,11 @@ def test_an_old_delta_archive_is_readable_and_gets_a_date_by_migration(spark: Sp
         ({"bucket": "abcd", "streams": ("a",), "prefix": "b"}, "not both"),
     ],
 )
-def test_wrong_settings_are_refused_with_the_reason(settings: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_rejected_with_the_reason(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         Archive(lake=Path("lake"), **settings)
 
 
-def test_a_directory_that_is_not_an_archive_is_refused(tmp_path: Path) -> None:
+def test_directory_that_is_not_an_archive_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="is not an archive"):
         ArchiveTable(tmp_path).files()

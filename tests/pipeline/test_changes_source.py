@@ -1,4 +1,4 @@
-"""The source of changes as Spark uses it, call by call, without Spark: offsets, batches, repeats, restarts."""
+"""The source of changes, called as Spark calls it but without Spark: offsets, batches, repeats, restarts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ TABLES = (
 
 
 class Query:
-    """What Spark does with a source and a checkpoint; `crash` forgets everything but the checkpoint.
+    """Does what Spark does with a source and a checkpoint; `crash` discards everything except the checkpoint.
 
-    That has the ends of batches only: where the first begins is asked of the source again.
+    A checkpoint has only the ends of batches: the start of the first is requested from the source again.
     """
 
     def __init__(self, url: str, tables: tuple[FollowedTable, ...] = TABLES, changes_max: int = 500) -> None:
@@ -40,7 +40,7 @@ class Query:
         self.received: list[tuple[str, Any]] = []
 
     def plan(self) -> bool:
-        """Write down where the next batch ends; whether there is one."""
+        """Record the end of the next batch; return whether there is one."""
         if self.planned is None:
             start = self.start()
             end = self.reader.latestOffset(start, ReadAllAvailable())
@@ -78,7 +78,7 @@ class Query:
 
 
 def folded(messages: list[Any]) -> dict[str, Any]:
-    """Current rows by key, as any reader of the state protocol would have them; refuses what does not follow."""
+    """Fold messages to current rows by key, like any reader of the state protocol; reject inconsistent changes."""
     state: dict[str, Any] = {}
     for message in messages:
         headers = message["headers"]
@@ -147,7 +147,7 @@ def test_copy_and_changes_under_concurrent_writers_and_crashes_give_the_table(ta
     query.reader.stop()
 
 
-def test_a_first_batch_that_was_broken_off_begins_where_it_began(tables: str) -> None:
+def test_interrupted_first_batch_starts_at_the_same_position(tables: str) -> None:
     query = Query(tables, TABLES[1:])
     query.reader.latestOffset(query.start(), ReadAllAvailable())
     with psycopg.connect(tables, autocommit=True) as sql:
@@ -161,7 +161,7 @@ def test_a_first_batch_that_was_broken_off_begins_where_it_began(tables: str) ->
     while query.step():
         pass
     assert [one["t"] for one in query.of("log")] == ["within", "meanwhile"]
-    # A query that lost its checkpoint after that begins again, with a new copy.
+    # A query that then loses its checkpoint starts again, with a new copy.
     again = Query(tables, TABLES[1:])
     while again.step():
         pass
@@ -169,7 +169,7 @@ def test_a_first_batch_that_was_broken_off_begins_where_it_began(tables: str) ->
     again.reader.stop()
 
 
-def test_a_table_that_joins_later_is_copied_then_followed(tables: str) -> None:
+def test_table_added_later_is_copied_then_followed(tables: str) -> None:
     query = Query(tables, TABLES[:1])
     while query.step():
         pass
@@ -199,7 +199,7 @@ def test_a_large_transaction_is_one_batch_and_is_read_by_its_task(tables: str) -
     query.reader.stop()
 
 
-def test_foreign_writes_move_the_slot_too(tables: str) -> None:
+def test_writes_to_other_tables_advance_the_slot(tables: str) -> None:
     query = Query(tables, TABLES[1:])
     query.step()
     with psycopg.connect(tables, autocommit=True) as sql:
@@ -225,15 +225,15 @@ def test_slot_moved_or_dropped_by_another_program_stops_the_query(tables: str) -
     with connect(tables) as connection:
         connection.execute("INSERT INTO log (t) VALUES ('missed')")
         slots.advance(connection, "by_hand", slots.flushed_lsn(connection))
-        expect(query.step, "another client advanced it")
+        expect(query.step, "another client advanced")
         slots.drop(connection, "by_hand")
         expect(query.step, "does not exist")
         slots.create(connection, "by_hand")
-        expect(query.step, "created it again")
+        expect(query.step, "recreated it")
     query.reader.stop()
 
 
-# -- tables of every shape ---------------------------------------------------------------------------------------------
+# -- all kinds of tables -----------------------------------------------------------------------------------------------
 
 
 def finish(query: Query) -> None:
@@ -294,7 +294,7 @@ def test_a_table_without_a_key_can_still_be_updated_by_its_application(tables: s
     keyed.reader.stop()
 
 
-def test_a_chosen_key_is_in_every_delete_and_change_of_key(tables: str) -> None:
+def test_configured_key_is_in_every_delete_and_change_of_key(tables: str) -> None:
     with psycopg.connect(tables, autocommit=True) as sql:
         sql.execute("CREATE TABLE users (id int PRIMARY KEY, email text NOT NULL, name text)")
         sql.execute("INSERT INTO users VALUES (1, 'a@x', 'A'), (2, 'b@x', 'B')")

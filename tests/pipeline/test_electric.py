@@ -39,7 +39,7 @@ def address(electric: Shapes) -> str:
 
 
 def folded(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """What a reader of the stream ends with; a key that is inserted twice is an error."""
+    """The final state of a reader of the stream; a key that is inserted twice is an error."""
     state: dict[str, Any] = {}
     for message in messages:
         if message["headers"].get("control") == "reset":
@@ -53,7 +53,7 @@ def folded(messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 class Batches:
-    """What Spark does with a source, without Spark: plan, read, note the offset, again."""
+    """Does what Spark does with a source, without Spark: plan, read, record the offset, repeat."""
 
     def __init__(self, electric: Shapes, table: FollowedTable) -> None:
         self._arguments = address(electric), ShapesFollowed((table,), idle_wait_s=0.2, wait_max_s=60.0)
@@ -62,7 +62,7 @@ class Batches:
         self.messages: list[dict[str, Any]] = []
 
     def restart(self) -> None:
-        """A new process, with the offset that Spark noted."""
+        """Start a new process with the recorded offset."""
         self.reader.stop()
         self.reader = ShapesReader(*self._arguments)
         self.offset = json.loads(json.dumps(self.offset))
@@ -123,7 +123,7 @@ def test_state_changes_reset_and_restart_without_duplicates(
     }
     assert [one["headers"]["operation"] for one in source.messages[5000:]] == ["update", "delete"]
     assert set(source.messages[5000]["headers"]) == {"operation", "txid", "lsn"}
-    # A restart continues: changes that were made meanwhile arrive, nothing arrives twice.
+    # A restart continues: changes made in the meantime arrive, and nothing arrives twice.
     source.restart()
     electric.sql("INSERT INTO items (id, title) VALUES (9000, 'meanwhile')")
     source.run(lambda found: len(found) >= 5003)
@@ -147,10 +147,10 @@ def test_a_planned_batch_is_the_same_after_a_restart(
     assert len(found) == 10
     electric.sql("UPDATE planned SET n = 2 WHERE id <= 10")
     source.restart()
-    assert source.read(end) == found, "what was committed since is not part of it"
+    assert source.read(end) == found, "later commits are not part of it"
 
 
-def test_a_shape_that_is_gone_while_the_job_is_stopped_is_a_reset(
+def test_shape_that_is_dropped_while_the_job_is_stopped_is_a_reset(
     electric: Shapes, following: Callable[[FollowedTable], Batches]
 ) -> None:
     electric.sql("CREATE TABLE docs (id int PRIMARY KEY)")
@@ -161,7 +161,7 @@ def test_a_shape_that_is_gone_while_the_job_is_stopped_is_a_reset(
     end = source.planned()
     source.restart()
     electric.http.delete(electric.url, params={"table": "docs", "replica": "full"})
-    assert source.read(end) == [], "a batch whose shape is gone cannot be read again"
+    assert source.read(end) == [], "a batch of a dropped shape cannot be read again"
     source.offset = end
     source.run(lambda found: len(found) == 6)
     assert source.messages == [{"id": 1}, {"id": 2}, {"headers": {"control": "reset"}}, {"id": 1}, {"id": 2}, {"id": 3}]
@@ -202,7 +202,7 @@ def test_one_job_reads_a_table_from_a_slot_and_another_from_electric(
             eventually(lambda stream=stream: streams.messages(stream), lambda found: found == [{"id": 1}, {"id": 2}])  # type: ignore[misc]
 
 
-def test_a_range_reads_the_same_again_and_a_shape_that_is_gone_says_so(electric: Shapes) -> None:
+def test_range_is_repeatable_and_a_dropped_shape_is_an_error(electric: Shapes) -> None:
     electric.sql("CREATE TABLE ranged (id int PRIMARY KEY, n int)")
     electric.sql("INSERT INTO ranged SELECT i, 0 FROM generate_series(1, 100) i")
     client = ShapeClient(address(electric), "ranged")
@@ -214,7 +214,7 @@ def test_a_range_reads_the_same_again_and_a_shape_that_is_gone_says_so(electric:
         later, _ = client.get(change.place, live=True, cursor=cursor)
         assert len(later.messages) == 10
         again = [message for part in client.between(snapshot.place, change.place) for message in part.messages]
-        assert again == change.messages, "what was appended since is not part of the range"
+        assert again == change.messages, "later appends are not part of the range"
         whole = [message for part in client.between(ShapePlace(), change.place) for message in part.messages]
         assert whole == snapshot.messages + change.messages
         electric.http.delete(electric.url, params={"table": "ranged", "replica": "full"})

@@ -1,4 +1,4 @@
-"""Folds of real streams by Spark: into snapshots that bootstrap serves, into a Postgres table, again and again."""
+"""Folds of real streams with Spark: into snapshots for bootstrap and into a Postgres table, batch after batch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.spark.streams import Streams
 
 
 class Batches:
-    """What Spark does around a task, without Spark: rows from where the last batch ended, through the same task."""
+    """Does what Spark does around a task, without Spark: passes the rows since the last batch to the same task."""
 
     def __init__(self, fold: Fold, environment: JobEnvironment) -> None:
         self._fold = fold
@@ -42,12 +42,12 @@ class Batches:
                 FoldTable(connection, fold.table).create_missing()
 
     def run(self, *names: str) -> FoldTotals:
-        """One batch of everything that is new."""
+        """Run one batch of everything that is new."""
         self.last = [row for name in sorted(names) for row in self._rows(name)]
         return self.repeat()
 
     def repeat(self) -> FoldTotals:
-        """The same batch again."""
+        """Run the same batch again."""
         (totals,) = self._fold.task(self._surroundings)(iter(self.last))
         self._client.disconnect()
         snapshot_client(self._fold.connection(self._surroundings)).disconnect()
@@ -111,7 +111,7 @@ def entries(events: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
     return {key: json.loads(entry.value) for key, entry in state.entries.items()}
 
 
-def test_batch_after_batch_the_snapshot_and_the_table_are_the_fold_from_the_beginning(
+def test_snapshot_and_table_equal_the_fold_from_the_beginning_after_every_batch(
     spark: SparkSession, bucket: Bucket, environment: JobEnvironment, postgres_url: str
 ) -> None:
     environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
@@ -133,7 +133,7 @@ def test_batch_after_batch_the_snapshot_and_the_table_are_the_fold_from_the_begi
         assert rows(postgres_url) == {name: found for name, events in sent.items() if (found := entries(events))}
 
 
-def test_a_lost_checkpoint_and_a_fresh_table_begin_from_the_snapshots(
+def test_lost_checkpoint_and_new_table_start_from_the_snapshots(
     spark: SparkSession, bucket: Bucket, environment: JobEnvironment, postgres_url: str, tmp_path: Path
 ) -> None:
     events = [event(random.Random(3)) for _ in range(40)] + [{"type": "a", "key": "q", "operation": "set", "value": 1}]
@@ -144,8 +144,8 @@ def test_a_lost_checkpoint_and_a_fresh_table_begin_from_the_snapshots(
     bucket.delete("gone")
     more = [{"type": "a", "key": "q", "operation": "append", "value": 2}]
     bucket.append("lively", more)
-    anew = JobEnvironment(environment.streams, str(tmp_path / "other"), postgres=postgres_url)
-    run(spark, Fold(bucket=bucket.name, table="folds"), anew)
+    new_environment = JobEnvironment(environment.streams, str(tmp_path / "other"), postgres=postgres_url)
+    run(spark, Fold(bucket=bucket.name, table="folds"), new_environment)
     assert rows(postgres_url) == {"silent": entries(events), "lively": entries(events + more)}
     assert bucket.snapshot("lively") == encoded(events + more)
 
@@ -170,14 +170,14 @@ def test_snapshots_are_published_every_n_messages_and_lose_nothing_between(
     assert bucket.snapshot("s") == encoded(sent[:33])
 
 
-def test_a_batch_that_is_done_again_changes_nothing_and_one_half_done_is_finished(
+def test_repeated_batch_changes_nothing_and_an_interrupted_one_is_completed(
     bucket: Bucket, environment: JobEnvironment, postgres_url: str
 ) -> None:
     environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
     events = [{"key": f"k{n % 3}", "operation": "append", "value": f"{n},"} for n in range(30)]
     for name in ("a", "b", "c"):
         bucket.filled(name, events)
-    # Killed after the table of a, and after the snapshot of b.
+    # Killed after writing the table of a, and after publishing the snapshot of b.
     Batches(Fold(bucket=bucket.name, table="folds", snapshots=False), environment).run("a")
     Batches(Fold(bucket=bucket.name), environment).run("b")
     batches = Batches(Fold(bucket=bucket.name, table="folds"), environment)
@@ -187,13 +187,13 @@ def test_a_batch_that_is_done_again_changes_nothing_and_one_half_done_is_finishe
         assert bucket.snapshot("a") == bucket.snapshot("b") == bucket.snapshot("c") == encoded(events)
         again = batches.repeat()
         assert (again.published, again.entries) == (0, 0)
-    # b has no messages left to bring its rows; the next one brings them all.
+    # The messages of b are deleted, so its rows are missing until the next message restores all of them.
     bucket.append("b", [{"key": "k0", "operation": "append", "value": "!"}])
     batches.run("b")
     assert rows(postgres_url)["b"] == entries([*events, {"key": "k0", "operation": "append", "value": "!"}])
 
 
-def test_streams_of_the_base_surface_fold_into_a_table_alone(
+def test_streams_outside_buckets_can_be_folded_only_into_a_table(
     streams: Streams, environment: JobEnvironment, postgres_url: str, stream_name: Callable[[], str]
 ) -> None:
     environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
@@ -214,16 +214,16 @@ def test_recreated_stream_is_folded_from_its_beginning(
 ) -> None:
     environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
     fold = Fold(bucket=bucket.name, table="folds")
-    bucket.filled("anew", [{"key": f"k{n}", "operation": "set", "value": n} for n in range(5)])
-    Batches(fold, environment).run("anew")
-    bucket.delete("anew")
-    bucket.filled("anew", [{"key": "other", "operation": "set", "value": 1}])
-    Batches(fold, environment).run("anew")
-    assert rows(postgres_url)["anew"] == {("", "other"): 1}
-    assert json.loads(bucket.snapshot("anew")) == [{"key": "other", "operation": "set", "value": 1}]
+    bucket.filled("recreated", [{"key": f"k{n}", "operation": "set", "value": n} for n in range(5)])
+    Batches(fold, environment).run("recreated")
+    bucket.delete("recreated")
+    bucket.filled("recreated", [{"key": "other", "operation": "set", "value": 1}])
+    Batches(fold, environment).run("recreated")
+    assert rows(postgres_url)["recreated"] == {("", "other"): 1}
+    assert json.loads(bucket.snapshot("recreated")) == [{"key": "other", "operation": "set", "value": 1}]
 
 
-def test_a_stream_that_was_created_again_with_equal_sizes_is_folded_from_its_beginning(
+def test_recreated_stream_with_equal_sizes_is_folded_from_its_beginning(
     bucket: Bucket, environment: JobEnvironment, postgres_url: str
 ) -> None:
     environment = JobEnvironment(environment.streams, environment.checkpoints, postgres=postgres_url)
@@ -236,7 +236,7 @@ def test_a_stream_that_was_created_again_with_equal_sizes_is_folded_from_its_beg
     Batches(fold, environment).run("again")
     expected = {("", f"n{n}"): n for n in range(5)}
     assert rows(postgres_url)["again"] == expected
-    # A task of the old stream's batch that was left over.
+    # A leftover task of a batch of the old stream.
     old.repeat()
     assert rows(postgres_url)["again"] == expected
     bucket.append("again", [{"key": "last", "operation": "set", "value": 9}])
@@ -256,14 +256,14 @@ def test_snapshot_of_another_writer_stops_the_fold_with_the_reason(bucket: Bucke
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"streams": ("a",)}, "have no snapshots, only those of a bucket"),
-        ({"bucket": "abcd", "snapshots": False}, "nowhere to go"),
+        ({"streams": ("a",)}, "only streams of a bucket .* have snapshots"),
+        ({"bucket": "abcd", "snapshots": False}, "a fold needs a target"),
         ({"bucket": "abcd", "streams": ("a",), "prefix": "b"}, "not both"),
         ({"snapshots": False, "table": "t"}, "name what to read"),
         ({"bucket": "abcd", "evry": 3}, "Extra inputs"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused_with_the_reason(settings: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_rejected_with_the_reason(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         Fold(**settings)
 
@@ -281,5 +281,5 @@ def test_a_table_keeps_the_fields_that_a_change_names_as_unchanged(postgres_url:
         table = FoldTable(connection, "docs")
         table.create_missing()
         for message in messages:
-            table.take(cast(Any, "not needed: the messages continue at the table's place"), {"s": [message]})
+            table.apply(cast(Any, "not needed: the messages continue at the table's place"), {"s": [message]})
         assert connection.execute("SELECT value FROM docs").fetchall() == [({"n": 1, "body": "large"},)]

@@ -1,4 +1,4 @@
-"""The pages on folds and archives list every setting there is, with its description and nothing else."""
+"""The pages on folds and archives list exactly the settings, with their descriptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.spark.session import REPOSITORY
 
 
 @pytest.mark.parametrize(("page", "model", "kind"), [("folds.md", Fold, "fold"), ("archives.md", Archive, "archive")])
-def test_the_table_of_settings_is_the_models(page: str, model: type[BaseModel], kind: str) -> None:
+def test_table_of_settings_matches_the_model(page: str, model: type[BaseModel], kind: str) -> None:
     text = (REPOSITORY / "docs" / page).read_text()
     rows = text[text.index("| setting | default | what |") :].splitlines()[2:]
     listed = {row.split("`")[1]: row.rsplit(" | ", 1)[1].removesuffix(" |") for row in rows}

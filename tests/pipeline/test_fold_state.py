@@ -1,4 +1,4 @@
-"""The state of a stream of changes: what each operation does, and that where a fold begins never shows in its bytes."""
+"""The state of a change stream: the effect of each operation, and that a fold does not depend on where it starts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_state_protocols_operations_replace_the_whole_value(operation: str) 
     assert folded(change(operation, "u", {"a": 3}), change("delete", "u")) == {}
 
 
-def test_keys_of_two_types_are_two() -> None:
+def test_same_key_of_two_types_is_two_entries() -> None:
     assert len(folded(change("insert", "1", 1, kind="user"), change("insert", "1", 2, kind="room"))) == 2
 
 
@@ -100,7 +100,7 @@ def test_values_keep_their_bytes() -> None:
     assert FoldState.decoded(state.encoded()).encoded() == state.encoded()
 
 
-def test_a_snapshot_is_messages_in_order_each_in_the_spelling_it_came_in() -> None:
+def test_snapshot_is_a_sorted_list_of_messages_in_their_original_form() -> None:
     state = FoldState().apply_all([change("update", "b", 1), session("set", "a", 2, "z"), change("insert", "a", 3)])
     assert json.loads(state.encoded()) == [
         {"type": "user", "key": "a", "value": 3, "headers": {"operation": "insert"}},
@@ -111,12 +111,12 @@ def test_a_snapshot_is_messages_in_order_each_in_the_spelling_it_came_in() -> No
 
 
 @pytest.mark.parametrize("snapshot", [b"", b"{}", b"\x00\x01", b"[1]", b'[{"key":"a"}]'])
-def test_a_snapshot_in_another_form_is_refused_with_the_reason(snapshot: bytes) -> None:
+def test_snapshot_in_another_format_is_rejected_with_the_reason(snapshot: bytes) -> None:
     with pytest.raises(SnapshotFormatError, match=r"array|not changes"):
         FoldState.decoded(snapshot)
 
 
-# -- where a fold begins never shows -----------------------------------------------------------------------------------
+# -- a fold does not depend on where it starts -------------------------------------------------------------------------
 
 _json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -162,7 +162,7 @@ def test_fold_from_any_snapshot_gives_the_same_bytes_as_from_the_beginning(
 
 @settings(suppress_health_check=[HealthCheck.too_slow])  # A busy machine generates slowly.
 @given(_json, st.lists(_json, min_size=1, max_size=6), st.integers(0, 6))
-def test_growing_at_once_and_one_by_one_give_the_same_bytes(base: Any, values: list[Any], cut: int) -> None:
+def test_appending_chunks_together_or_one_by_one_gives_the_same_bytes(base: Any, values: list[Any], cut: int) -> None:
     chunks = [json.dumps(value).encode() for value in values]
     value = json.dumps(base).encode()
     one_by_one = value

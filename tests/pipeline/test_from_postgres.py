@@ -1,4 +1,4 @@
-"""Tables into streams: what was there first, then every committed change, once, in the order of commits."""
+"""Tables to streams: first the existing rows, then every committed change once, in commit order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_several_tables_one_slot_a_schema_change_and_a_stream_for_each_key(
         )
         around = JobEnvironment(streams.root, str(tmp_path), postgres=postgres_url)
         with running(spark, job, around):
-            # Both tables are followed from here on; before, rows would come with the first copy.
+            # Both tables are followed from here on; earlier rows would be part of the first copy.
             eventually(lambda: count_of_copies(postgres_url, "several"), lambda found: found == 2)
             sql.execute("INSERT INTO users VALUES (1, 'a')")
             sql.execute("INSERT INTO docs VALUES ('d1')")
@@ -57,7 +57,7 @@ def test_several_tables_one_slot_a_schema_change_and_a_stream_for_each_key(
         assert streams.messages("docs-out")[0]["after"] == {"id": "d1"}
 
 
-def test_a_crash_of_postgres_repeats_and_loses_nothing_and_a_dropped_slot_stops_with_its_reason(
+def test_postgres_crash_duplicates_and_loses_nothing_and_a_dropped_slot_stops_the_job(
     spark: SparkSession, streams: Streams, tmp_path: Path
 ) -> None:
     with database() as own:

@@ -1,4 +1,4 @@
-"""Loading a batch into a table, without Spark: everything is somewhere, nothing is there twice, bad rows stay alone."""
+"""Loading a batch into a table, without Spark: nothing is lost or duplicated, and invalid rows are set aside."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_batch_has_a_span_in_the_trace_of_each_traced_event(connection: Connecti
         assert len(receiver.spans) == 2, "one span for the batch, one in the trace"
 
 
-def test_any_mixture_is_in_the_table_or_among_the_letters_and_again_changes_nothing(connection: Connection) -> None:
+def test_every_event_is_in_the_table_or_a_dead_letter_and_a_repeat_changes_nothing(connection: Connection) -> None:
     tables.prepare(connection, REFERENCE)
     connection.execute("ALTER TABLE session_events ADD CHECK (event_key <> 'refuse me')")
     how = statements(connection, REFERENCE)
@@ -112,7 +112,7 @@ def test_database_error_leaves_no_rows(connection: Connection) -> None:
     assert load(connection, how, BatchPart("job", "q", 0, 0), batch([b'{"a": 1}', b"[]"]), LIMIT) == LoadResult(1, 1)
 
 
-def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused(connection: Connection) -> None:
+def test_reference_table_gets_a_key_and_duplicate_events_are_an_error(connection: Connection) -> None:
     connection.execute(
         "CREATE TABLE session_events (id SERIAL PRIMARY KEY, stream_name TEXT NOT NULL, event_key TEXT,"
         " event_type TEXT, operation TEXT, payload JSONB NOT NULL, ds_offset TEXT,"
@@ -121,7 +121,7 @@ def test_the_reference_table_gets_a_key_and_one_that_has_events_twice_is_refused
     connection.execute(
         "INSERT INTO session_events (stream_name, payload, ds_offset) SELECT 's', '{}', 'o' FROM generate_series(1, 2)"
     )
-    with pytest.raises(PostgresSetupError, match="holds some events twice") as refused:
+    with pytest.raises(PostgresSetupError, match="contains some events twice") as refused:
         tables.prepare(connection, REFERENCE)
     connection.execute(str(refused.value).rpartition("with: ")[2])
     assert connection.execute("SELECT id FROM session_events").fetchall() == [(1,)], "the first one is kept"
@@ -176,7 +176,7 @@ def events_of(numbers: range) -> list[bytes]:
 
 
 def upgraded(connection: Connection, numbers: range = range(3)) -> None:
-    """A database as the release before offsets named the incarnation left it, prepared by this one."""
+    """A database of the release before offsets had incarnations, prepared by this release."""
     connection.execute(BEFORE_THE_UPGRADE)
     for n in numbers:
         connection.execute(
@@ -200,7 +200,7 @@ def held(connection: Connection) -> list[tuple[int, str]]:
     return connection.execute("SELECT (payload->>'n')::int, ds_incarnation FROM session_events ORDER BY id").fetchall()
 
 
-def test_an_event_that_was_brought_before_the_upgrade_is_one_row_when_it_is_brought_again(
+def test_event_loaded_before_and_after_the_upgrade_is_one_row(
     connection: Connection,
 ) -> None:
     upgraded(connection)
@@ -209,7 +209,7 @@ def test_an_event_that_was_brought_before_the_upgrade_is_one_row_when_it_is_brou
     assert held(connection) == [(0, ""), (1, ""), (2, ""), (3, OLD), (4, OLD)]
 
 
-def test_a_batch_that_was_planned_before_the_upgrade_is_the_same_rows_after_it(connection: Connection) -> None:
+def test_batch_planned_before_the_upgrade_gives_the_same_rows_after_it(connection: Connection) -> None:
     upgraded(connection)
     bring(connection, batch(events_of(range(2, 4)), first=2))
     bring(connection, batch(events_of(range(4, 6)), first=4, incarnation=OLD))
@@ -217,7 +217,7 @@ def test_a_batch_that_was_planned_before_the_upgrade_is_the_same_rows_after_it(c
     assert held(connection) == [(0, ""), (1, ""), (2, ""), (3, ""), (4, OLD), (5, OLD)]
 
 
-def test_a_row_that_the_application_changed_is_still_known_after_the_upgrade(connection: Connection) -> None:
+def test_row_changed_by_the_application_is_still_recognised_after_the_upgrade(connection: Connection) -> None:
     upgraded(connection)
     bring(connection, batch(events_of(range(3, 4)), first=3, incarnation=OLD))
     connection.execute("UPDATE session_events SET payload = '{\"n\": -1}' WHERE event_key = '1'")
@@ -227,7 +227,7 @@ def test_a_row_that_the_application_changed_is_still_known_after_the_upgrade(con
 
 @pytest.mark.parametrize("continues", [True, False], ids=["continued before", "repeated before"])
 def test_stream_created_again_after_the_upgrade_has_its_own_rows(connection: Connection, continues: bool) -> None:
-    """Even where every event of it has the offset and the content of an old one."""
+    """Even if every event has the offset and the content of an old one."""
     upgraded(connection)
     first = 3 if continues else 0
     bring(connection, batch(events_of(range(first, 4)), first=first, incarnation=OLD))
@@ -236,17 +236,17 @@ def test_stream_created_again_after_the_upgrade_has_its_own_rows(connection: Con
     assert held(connection) == [(0, ""), (1, ""), (2, ""), (3, OLD), (0, NEW), (1, NEW), (2, NEW), (3, NEW)]
 
 
-def test_rows_of_a_stream_that_was_deleted_before_the_upgrade_are_not_taken_for_the_new_ones(
+def test_rows_of_a_stream_deleted_before_the_upgrade_are_not_mistaken_for_new_ones(
     connection: Connection,
 ) -> None:
-    """A server in memory mode is upgraded: every stream of it is another one, at the offsets of the old ones."""
+    """A server in memory mode is upgraded: all its streams are new, with the same offsets as the old ones."""
     upgraded(connection)
     bring(connection, batch(events_of(range(50, 52)), incarnation=NEW))
     bring(connection, batch(events_of(range(52, 54)), first=2, incarnation=NEW))
     assert held(connection) == [(0, ""), (1, ""), (2, ""), (50, NEW), (51, NEW), (52, NEW), (53, NEW)]
 
 
-def test_events_that_cannot_be_compared_with_the_old_rows_are_other_events(connection: Connection) -> None:
+def test_events_that_cannot_be_compared_with_old_rows_are_new_events(connection: Connection) -> None:
     upgraded(connection)
     bring(connection, batch([b'{"key": "\\u0000"}', b'{"n": 7}'], incarnation=NEW))
     assert held(connection) == [(0, ""), (1, ""), (2, ""), (7, NEW)]
@@ -271,7 +271,7 @@ def test_a_mapping_without_the_payload_compares_its_fields(connection: Connectio
         ("PRIMARY KEY (stream_name, ds_offset)", "p"),
     ],
 )
-def test_a_key_of_the_users_own_gets_the_incarnation(connection: Connection, key: str, kept: str) -> None:
+def test_user_defined_key_gets_the_incarnation(connection: Connection, key: str, kept: str) -> None:
     connection.execute(
         "CREATE TABLE session_events (stream_name text, event_key text, event_type text, operation text,"
         f" payload jsonb NOT NULL, ds_offset text, {key})"
@@ -288,7 +288,7 @@ def test_a_key_of_the_users_own_gets_the_incarnation(connection: Connection, key
     assert connection.execute("SELECT count(*) FROM session_events").fetchone() == (4,)
 
 
-def test_role_without_rights_on_the_table_is_shown_the_statement_for_its_owner(
+def test_error_for_a_role_without_rights_has_the_statement_for_the_owner(
     connection: Connection,
 ) -> None:
     connection.execute(BEFORE_THE_UPGRADE)

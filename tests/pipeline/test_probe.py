@@ -1,4 +1,4 @@
-"""The probe: ready only when an event has really gone from a stream to a table, and nothing of it is left."""
+"""The probe: ready only after an event has passed from a stream to a table, and nothing of it remains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def attended(probe: Probe, until: str) -> None:
     wait_until(look, lambda found: until in found if until else not found, limit_s=PATIENCE_S, every_s=0.1)
 
 
-def test_an_event_arrives_and_nothing_is_left(
+def test_event_arrives_and_nothing_remains(
     spark: SparkSession, server: Server, postgres_url: str, tmp_path: Path
 ) -> None:
     environment = JobEnvironment(f"{server.url}/v1/stream", str(tmp_path), postgres=postgres_url)
@@ -51,7 +51,7 @@ def test_an_event_arrives_and_nothing_is_left(
 
 
 class CommittedRows(StreamingQueryListener):
-    """Adds up the rows of committed batches until a query ends; a batch that is interrupted is not among them."""
+    """Counts the rows of committed batches until a query ends; interrupted batches do not count."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -92,7 +92,7 @@ def test_unavailable_database_is_reported_and_retried(spark: SparkSession, serve
     assert "could not be used" in probe.not_ready
 
 
-def test_token_that_may_not_create_streams_does_not_delay_the_start(tmp_path: Path) -> None:
+def test_token_without_the_right_to_create_streams_does_not_delay_the_start(tmp_path: Path) -> None:
     with serve(DS_AUTH__TOKEN="the-one-and-only-token") as closed:
         environment = JobEnvironment(f"{closed.url}/v1/stream", str(tmp_path), "another", "postgresql://unused")
         attended(Probe(cast(Any, "no Spark is needed"), environment), "")

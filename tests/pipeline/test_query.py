@@ -1,4 +1,4 @@
-"""`headwater query`, `fold` and `archive` as a user has them: SQL over streams, lakes, snapshots and states by name."""
+"""`headwater query`, `fold` and `archive` from the command line: SQL over streams, archives, snapshots and states."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.spark.streams import Streams
         ("FROM streams('a'), states('/ds/b/')", "FROM v0, v1", [("streams", "a"), ("states", "/ds/b/")]),
     ],
 )  # fmt: skip
-def test_only_our_calls_with_plain_texts_are_replaced(
+def test_only_table_functions_with_string_arguments_are_replaced(
     text: str, result: str | None, calls: list[tuple[str, ...]]
 ) -> None:
     seen: list[TableCall] = []
@@ -125,7 +125,7 @@ def test_sql_over_streams_lakes_snapshots_and_states(
     assert json.loads(shell("archive", "show", lake, "--json", remote=False).splitlines()[1]) == {
         "stream": "chat-2", "offset": bucket.tail("chat-2"), "messages": 6,
     }  # fmt: skip
-    assert "0 files became 0" in shell("archive", "compact", lake, remote=False)
+    assert "compacted 0 files into 0" in shell("archive", "compact", lake, remote=False)
 
     shell("query", "SELECT * FROM stream('no-such-stream')", code=3)
     assert "there is no stream" in shell.said
@@ -134,4 +134,4 @@ def test_sql_over_streams_lakes_snapshots_and_states(
     shell("query", f"FROM archive('{tmp_path}')", code=1)
     assert "is not an archive" in shell.said
     shell("fold", "chat-1", "--once", code=2)
-    assert "only those of a bucket" in shell.said
+    assert "only streams of a bucket" in shell.said

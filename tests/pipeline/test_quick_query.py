@@ -1,4 +1,4 @@
-"""Questions that are answered without Spark: which are, what they answer, and that Spark answers the same."""
+"""Queries without Spark: which are supported, their results, and that Spark gives the same results."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def orders(streams: Streams, stream_name: Callable[[], str]) -> str:
     return streams.filled(stream_name(), ORDERS)
 
 
-def test_simple_questions_have_the_answers_of_spark(
+def test_simple_queries_give_the_same_results_as_spark(
     spark: SparkSession, server: Server, orders: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shell = Shell(server, capsys)
@@ -49,7 +49,7 @@ def test_simple_questions_have_the_answers_of_spark(
             text = question.format(name=orders, schema=SCHEMA)
             quick = shell("query", text, "--format", "csv")
             assert quick == shell("query", text, "--format", "csv", "--engine", "spark"), text
-            assert answer(text, client, 0).rows, "it was not left to Spark"
+            assert answer(text, client, 0).rows, "it does not need Spark"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_simple_questions_have_the_answers_of_spark(
         "DELETE FROM stream('{name}')",
     ],
 )
-def test_other_questions_are_left_to_spark(server: Server, orders: str, text: str) -> None:
+def test_other_queries_are_left_to_spark(server: Server, orders: str, text: str) -> None:
     with Client(server.url) as client, pytest.raises(NotSimpleError):
         answer(text.format(name=orders), client, 0)
 

@@ -1,4 +1,4 @@
-"""The pipeline's settings: the reference's jobs by default, a file and the environment over them, mistakes told."""
+"""The pipeline's settings: the reference's jobs by default, overridden by a file and the environment; errors."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_file_defines_the_jobs_and_flags_take_precedence(tmp_path: Path) -> None
         (
             "[[from_postgres]]\ntables = [{ table = 'a', stream = 's', format = 'changes' },"
             " { table = 'b', stream = 's', format = 'changes' }]",
-            "a stream each",
+            "needs its own stream",
         ),
         ("[[to_postgres]]\nname='x'\nstreams=['s']\n[[to_postgres]]\nname='x'\nstreams=['s']", "two jobs are called x"),
         ("[[from_postgres]]\ntables = [{ table = 't', stream = 's', keys = 'x' }]", "tables.0.keys: no such setting"),
@@ -85,7 +85,7 @@ def test_file_defines_the_jobs_and_flags_take_precedence(tmp_path: Path) -> None
         ("[pipeline]\nserver = 'ftp://x'", "must begin with http"),
     ],
 )
-def test_mistakes_are_one_line(tmp_path: Path, text: str, said: str) -> None:
+def test_settings_errors_are_one_line(tmp_path: Path, text: str, said: str) -> None:
     def use() -> None:
         load(written(tmp_path, text), {}).jobs()
 
@@ -95,7 +95,7 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["sync"], ["archive", "run", "a", "--lake", "lake"]])
-def test_a_busy_metrics_port_is_one_line(
+def test_metrics_port_in_use_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_busy_metrics_port_is_one_line(
     assert "Traceback" not in said
 
 
-def test_a_command_restarts_only_after_errors_that_pass() -> None:
+def test_command_restarts_only_after_transient_errors() -> None:
     gone, bad = RuntimeError("headwater.spark.errors.DataGoneError: gone"), RuntimeError("bad option")
     assert COMMAND.allows(gone, 0)
     assert not COMMAND.allows(gone, 5)

@@ -1,4 +1,4 @@
-"""The metrics of the pipeline have names as Prometheus recommends them; names of the previous release still work."""
+"""The metrics of the pipeline follow Prometheus's naming; names of the previous release still work."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_times_are_seconds_and_counters_end_in_total(page: str) -> None:
         assert f"{line}\n" in page
 
 
-def test_errors_for_old_names_suggest_the_new_ones(page: str) -> None:
+def test_help_of_old_names_refers_to_the_new_ones(page: str) -> None:
     for line in (
         'headwater_pipeline_rows{job="events"} 70.0',
         'headwater_pipeline_batch_milliseconds{job="events"} 1500.0',

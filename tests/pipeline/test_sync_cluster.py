@@ -1,6 +1,6 @@
-"""Every kind of job in one application on a standalone cluster of two workers, by spark-submit, from a wheel.
+"""Every kind of job in one application on a standalone cluster of two workers, run with spark-submit from a wheel.
 
-Meanwhile an executor is killed.
+An executor is killed while it runs.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from tests.serving import Server
 from tests.spark.processes import SPARK_HOME, environment, installed_wheel, standalone_cluster
 from tests.spark.streams import Streams
 
-# Minutes: a cluster is started. Run by `make test-long`.
+# Takes minutes, because it starts a cluster. Run by `make test-long`.
 pytestmark = pytest.mark.long
 
 STREAMS = 10
 
 
 @pytest.mark.timeout(900)
-def test_both_ways_a_fold_and_an_archive_on_a_cluster(
+def test_both_directions_a_fold_and_an_archive_on_a_cluster(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, server: Server, streams: Streams
 ) -> None:
     package = installed_wheel(tmp_path_factory.mktemp("wheel"))

@@ -1,4 +1,4 @@
-"""Streams into a table over upgrades, deletions and restarts: each event is one row, and none is missed.
+"""Streams to a table across upgrades, deletions and restarts: each event is one row, and none is missed.
 
 The source and the loading of the job `to_postgres` are run as Spark runs them, without a session.
 """
@@ -43,7 +43,7 @@ class Sync:
         tables.prepare(connection, MAPPED)
 
     def load(self) -> None:
-        """Bring the planned batch into the table. Without `commit`, as if the driver died then."""
+        """Load the planned batch. Without a `commit` after it, the driver seems to have died."""
         found = self.query.tables()
         if found:
             how = statements(self._connection, MAPPED)
@@ -53,7 +53,7 @@ class Sync:
         self.query.place = self.query.planned
 
     def run(self, rows: int) -> None:
-        """Batch after batch, until the table has so many rows."""
+        """Run batches until the table has this many rows."""
         deadline = time.monotonic() + 60
         while len(self.keys()) < rows:
             assert time.monotonic() < deadline, self.keys()
@@ -78,12 +78,12 @@ def test_the_job_waits_for_deleted_streams_and_reads_new_ones_by_default() -> No
     assert ON_GONE == "restart"
 
 
-def test_an_upgrade_in_the_middle_of_a_batch_brings_each_event_once(
+def test_upgrade_in_the_middle_of_a_batch_loads_each_event_once(
     streams: Streams, stream_name: Callable[[], str], connection: Connection
 ) -> None:
     name = streams.filled(stream_name(), events("a", 3))
     sync = Sync(streams, connection, streams=name)
-    # The release before planned the batch and loaded it, and was stopped before the checkpoint said so.
+    # The previous release planned and loaded the batch, and was stopped before it recorded that in the checkpoint.
     sync.query.plan()
     sync.query.place = without_incarnation(sync.query.place)
     sync.query.planned = without_incarnation(sync.query.planned)
@@ -94,7 +94,7 @@ def test_an_upgrade_in_the_middle_of_a_batch_brings_each_event_once(
     sync.commit()
     streams.append(name, [{"key": "a4"}])
     sync.run(4)
-    # The checkpoint is lost, and everything is brought again.
+    # The checkpoint is lost, and everything is loaded again.
     sync.query.place = None
     sync.query.restart()
     streams.append(name, [{"key": "a5"}])
@@ -103,7 +103,7 @@ def test_an_upgrade_in_the_middle_of_a_batch_brings_each_event_once(
 
 
 @pytest.mark.parametrize("on_gone", ["restart", "skip", "bootstrap"])
-def test_a_recreated_stream_that_is_read_from_its_beginning_brings_all_its_events(
+def test_all_events_of_a_recreated_stream_are_loaded(
     streams: Streams, stream_name: Callable[[], str], connection: Connection, on_gone: str
 ) -> None:
     name = streams.filled(stream_name(), events("a", 100))
@@ -117,7 +117,7 @@ def test_a_recreated_stream_that_is_read_from_its_beginning_brings_all_its_event
 
 @pytest.mark.parametrize("running", [True, False], ids=["running", "restarted"])
 @pytest.mark.parametrize("letter", ["b", "a"], ids=["other events", "equal events"])
-def test_a_stream_that_was_recreated_with_equal_sizes_brings_all_its_events(
+def test_all_events_of_a_recreated_stream_with_equal_sizes_are_loaded(
     streams: Streams, stream_name: Callable[[], str], connection: Connection, running: bool, letter: str
 ) -> None:
     name = streams.filled(stream_name(), events("a", 3))
@@ -129,7 +129,7 @@ def test_a_stream_that_was_recreated_with_equal_sizes_brings_all_its_events(
         sync.query.restart()
     sync.run(6)
     assert sync.keys() == keys("a", 3) + keys(letter, 3)
-    # A new checkpoint brings nothing twice.
+    # A new checkpoint loads nothing twice.
     sync.query.place = None
     sync.query.restart()
     streams.append(name, [{"key": "last"}])
@@ -137,7 +137,7 @@ def test_a_stream_that_was_recreated_with_equal_sizes_brings_all_its_events(
     assert sync.keys() == [*keys("a", 3), *keys(letter, 3), "last"]
 
 
-def test_the_rows_of_a_release_before_stay_beside_those_of_a_recreated_stream(
+def test_rows_of_an_earlier_release_are_kept_with_those_of_a_recreated_stream(
     streams: Streams, stream_name: Callable[[], str], connection: Connection
 ) -> None:
     name = streams.filled(stream_name(), events("a", 3))
@@ -148,13 +148,13 @@ def test_the_rows_of_a_release_before_stay_beside_those_of_a_recreated_stream(
     sync.query.place = without_incarnation(sync.query.place)
     streams.delete(name)
     streams.filled(name, events("b", 2))
-    # Shorter than what was read: the only sign that an offset without an incarnation leaves.
+    # Shorter than what was read: the only sign of a recreation if the offset has no incarnation.
     sync.query.restart()
     sync.run(5)
     assert sync.keys() == keys("a", 3) + keys("b", 2)
 
 
-def test_a_server_in_memory_mode_that_was_killed_brings_all_that_it_gets_afterwards(connection: Connection) -> None:
+def test_all_events_after_a_kill_of_a_memory_mode_server_are_loaded(connection: Connection) -> None:
     port = free_port()
     with serve(port=port, DS_STORAGE__MODE="memory") as server, httpx.Client() as http:
         sync = Sync(Streams(f"{server.url}/v1/stream", http), connection, streams="events")

@@ -1,4 +1,4 @@
-"""Streams into tables: each event once, in order, with its offset; what cannot be a row is set aside with a reason."""
+"""Streams to tables: each event once, in order, with its offset; invalid events are set aside with a reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _phase(query: StreamingQuery) -> str:
 
 
 def _initialized(spark: SparkSession, job: Job, environment: JobEnvironment) -> StreamingQuery:
-    """Start a job, again while Spark gives up on its Python process: it allows ten seconds, too few when busy."""
+    """Start a job; retry if Spark gives up on its Python process after ten seconds, which happens on a busy machine."""
     while True:
         query = job.start(spark, environment)
         eventually(functools.partial(_phase, query), lambda phase: "Initializing" not in phase)
@@ -73,7 +73,7 @@ def test_events_are_loaded_once_in_order_with_offsets_and_reference_columns(
     assert rows(postgres_url, "SELECT DISTINCT ds_incarnation FROM session_events") == [(tokens[0][34:],)]
     assert [row[5] for row in found] == offsets
     assert found[3][1:4] == ("2", "message", None)
-    # Everything again, from a lost checkpoint: nothing changes.
+    # Load everything again after losing the checkpoint: nothing changes.
     shutil.rmtree(tmp_path / job.name)
     with running(spark, job, around):
         last = streams.append("session-order", [{"key": "last"}])[:33]
@@ -85,7 +85,7 @@ def test_events_are_loaded_once_in_order_with_offsets_and_reference_columns(
     assert rows(postgres_url, "SELECT job, dead FROM headwater.batches")[0] == (job.name, 0)
 
 
-def test_a_stream_that_is_deleted_and_created_again_brings_its_events_without_manual_steps(
+def test_events_of_a_recreated_stream_are_loaded_without_manual_steps(
     spark: SparkSession, streams: Streams, postgres_url: str, tmp_path: Path
 ) -> None:
     """Streams can be deleted after they are synced. The new events have the offsets of the old ones."""
@@ -103,7 +103,7 @@ def test_a_stream_that_is_deleted_and_created_again_brings_its_events_without_ma
         streams.filled("session-again", [{"key": f"b{n}"} for n in range(3)])
         eventually(count(postgres_url, "session_events"), lambda found: found >= 6)
         assert keys() == ["a0", "a1", "a2", "b0", "b1", "b2"]
-    # Once more while the job is down, and longer than what was read.
+    # Recreated again while the job is stopped, and longer than what was read.
     streams.delete("session-again")
     streams.filled("session-again", [{"key": f"c{n}"} for n in range(5)])
     with running(spark, job, around):
@@ -163,7 +163,7 @@ def test_invalid_rows_go_to_the_dead_letters_and_block_nothing(
     ]
 
 
-def test_a_database_that_is_down_is_waited_for_and_nothing_is_lost(
+def test_job_waits_for_an_unavailable_database_without_loss(
     spark: SparkSession, streams: Streams, tmp_path: Path
 ) -> None:
     with database() as own:

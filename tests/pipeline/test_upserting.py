@@ -1,4 +1,4 @@
-"""Changes into typed tables: the table has the current row of each key, whatever is repeated or out of range."""
+"""Changes to typed tables: the table has the current row of each key, even if changes are repeated or invalid."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def held(connection: Connection) -> dict[int, Any]:
     return {row[0]: row[1] if row[2] is None else row[1:] for row in found}
 
 
-def test_the_last_change_of_each_key_counts_and_repeating_changes_nothing(connection: Connection) -> None:
+def test_last_change_of_each_key_wins_and_a_repeat_changes_nothing(connection: Connection) -> None:
     how = upserts.prepare(connection, USERS)
     messages = [
         change("insert", 1, {"id": 1, "name": "a", "tags": ["x"]}),
@@ -83,7 +83,7 @@ def test_the_last_change_of_each_key_counts_and_repeating_changes_nothing(connec
     assert held(connection) == {1: "e", 3: "of a session"}, "older changes do not replace newer ones"
 
 
-def test_left_out_columns_keep_their_values(connection: Connection) -> None:
+def test_omitted_columns_keep_their_values(connection: Connection) -> None:
     how = upserts.prepare(connection, USERS)
     messages = [
         change("insert", 1, {"id": 1, "name": "a", "about": "large"}),
@@ -97,7 +97,7 @@ def test_left_out_columns_keep_their_values(connection: Connection) -> None:
     assert held(connection) == {1: "d", 2: "never seen"}
 
 
-def test_resets_and_recreated_streams_begin_with_an_empty_table(connection: Connection) -> None:
+def test_resets_and_recreated_streams_start_with_an_empty_table(connection: Connection) -> None:
     how = upserts.prepare(connection, USERS)
     old, new = "00000000000000aa", "00000000000000bb"
     reset = {"headers": {"control": "reset"}}
@@ -110,7 +110,7 @@ def test_resets_and_recreated_streams_begin_with_an_empty_table(connection: Conn
     assert held(connection) == {4: "c", 5: "d"}
 
 
-def test_what_cannot_be_applied_is_a_dead_letter_and_blocks_nothing(connection: Connection) -> None:
+def test_invalid_change_is_a_dead_letter_and_blocks_nothing(connection: Connection) -> None:
     connection.execute(
         "CREATE TABLE users (id int PRIMARY KEY, name text CHECK (name <> 'bad'), tags text[], about text)"
     )
@@ -131,7 +131,7 @@ def test_what_cannot_be_applied_is_a_dead_letter_and_blocks_nothing(connection: 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_cut_into_batches_and_any_repeat_gives_the_same_table(connection: Connection, seed: int) -> None:
+def test_any_split_into_batches_and_any_repeat_gives_the_same_table(connection: Connection, seed: int) -> None:
     chance = random.Random(seed)
     expected: dict[int, str] = {}
     messages: list[Any] = []
@@ -173,15 +173,15 @@ def test_missing_key_is_added_or_the_error_says_how(connection: Connection) -> N
         ({"streams": ("a",)}, "needs a key"),
         ({"streams": ("a",), "columns": {"id": "value.id"}, "key": ("other",)}, "needs a key"),
         ({"prefix": "a", "columns": {"id": "value.id"}, "key": ("id",)}, "need a column for"),
-        ({"mode": "append", "streams": ("a",), "key": ("id",)}, "is for the mode upsert"),
+        ({"mode": "append", "streams": ("a",), "key": ("id",)}, "only allowed in the mode upsert"),
     ],
 )
-def test_wrong_settings_are_refused_with_the_reason(given: dict[str, Any], reason: str) -> None:
+def test_invalid_settings_are_rejected_with_the_reason(given: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         ToPostgres(**{"mode": "upsert", **given})
 
 
-def test_a_table_is_copied_through_its_change_stream_and_a_bucket_stream_fills_another(
+def test_table_is_copied_through_its_change_stream_and_another_is_filled_from_a_bucket(
     spark: SparkSession, streams: Streams, bucket: Bucket, postgres_url: str, tmp_path: Path
 ) -> None:
     environment = JobEnvironment(streams.root, str(tmp_path), postgres=postgres_url)

@@ -1,4 +1,4 @@
-"""Waiting for what a pipeline brings about, with a bound."""
+"""Wait for the result of a pipeline, with a timeout."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ PATIENCE_S = 240.0
 
 
 def eventually(look: Callable[[], Value], wanted: Callable[[Value], bool], patience_s: float = PATIENCE_S) -> Value:
-    """What `look` gives once it is as wanted; the last that it gave is in the failure."""
+    """Call `look` until its result is as `wanted`, and return it; a failure contains the last result."""
     return wait_until(look, wanted, limit_s=patience_s, every_s=0.05)

@@ -1,8 +1,8 @@
-"""Clients whose history is judged: writers, producers and readers of kept streams, and those who create and delete.
+"""Clients whose history is checked: writers, producers and readers of kept streams, and clients that create and delete.
 
-They know a list of base URLs and use any of them for each request, so that the same clients serve one server, several
-workers, or a cluster. Answers are logged as they are; whether they are right is for `history` to say. Only an answer
-that can never be right, such as a 500, ends the run at once.
+They have a list of base URLs and use a random one for each request, so that the same clients work with one server,
+several workers, or a cluster. Responses are logged, and `history` checks them later. Only a response that can never be
+correct, such as a 500, ends the run immediately.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from tests.pressure.history import History, Kind, Operation, Outcome, Producer
 RETRY_S = 0.005
 TEXT = {"Content-Type": "text/plain"}
 BUSY = {429, 503, 507}
-"""Refusals of a server in trouble. What they refused may have reached the disk: its outcome is unknown."""
+"""Errors of a failing server. The rejected request may have reached the disk, so its outcome is unknown."""
 PAUSE_S = 0.002
 GIVE_UP_S = 30.0
 
 
 class Fleet:
-    """The servers, what was done to them, and whether to continue."""
+    """The servers, the history of requests to them, and whether to continue."""
 
     def __init__(self, urls: Sequence[str], dice: random.Random) -> None:
         self.urls = list(urls)
@@ -69,7 +69,7 @@ class Fleet:
 
 
 class Link:
-    """One client's way to all servers."""
+    """The connections of one client to all servers."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._clients = [fleet.connect(url) for url in fleet.urls]
@@ -87,7 +87,7 @@ def position(token: str) -> int:
 
 
 async def logged(fleet: Fleet, link: Link, operation: Operation, method: str, target: str, **more: Any) -> Reply | None:
-    """Send it once and log the answer; None when nobody knows, or when it was not even sent."""
+    """Send a request once and log the response; None if the outcome is unknown or the request was not sent."""
     try:
         reply = await link.request(method, target, **more)
     except NotSent:
@@ -125,7 +125,7 @@ def _outcome(operation: Operation, reply: Reply) -> Outcome:
 
 
 async def write(fleet: Fleet, path: str, who: str) -> None:
-    """Appends that are never tried again; now and then one that must be refused."""
+    """Append without retries; occasionally send an append that must be rejected."""
     link = fleet.link()
     for number in itertools.count():
         if not fleet.running:
@@ -141,7 +141,7 @@ async def write(fleet: Fleet, path: str, who: str) -> None:
 
 
 async def produce(fleet: Fleet, path: str, who: str) -> None:
-    """A producer sends each message until it is answered."""
+    """Send each message as a producer until there is a response."""
     link = fleet.link()
     for seq in itertools.count():
         body = message(who, seq)
@@ -159,11 +159,11 @@ async def produce(fleet: Fleet, path: str, who: str) -> None:
         if reply.status not in {200, 204}:
             raise Violation(f"{who} {seq}: {reply.status} {reply.body!r}")
         if reply.status == 204 and not retried:
-            raise Violation(f"{path}: message {seq} of {who} was called a repeat, and was sent only once")
+            raise Violation(f"{path}: message {seq} of {who} was reported as a duplicate, but was sent only once")
 
 
 async def follow(fleet: Fleet, path: str, live: str) -> None:
-    """Read on from where the last answer ended: by catch-up or long-poll."""
+    """Continue reading where the last response ended, by catch-up or long-poll."""
     link = fleet.link()
     token, at = "-1", 0
     while fleet.running:
@@ -181,7 +181,7 @@ async def follow(fleet: Fleet, path: str, live: str) -> None:
 
 
 async def listen(fleet: Fleet, path: str) -> None:
-    """Read on by server-sent events; each control event ends one read."""
+    """Continue reading by server-sent events; each control event ends one read."""
     link = fleet.link()
     token, at = "-1", 0
     while fleet.running:
@@ -204,7 +204,7 @@ async def listen(fleet: Fleet, path: str) -> None:
             await asyncio.sleep(RETRY_S)
         except Refused as refused:
             if not any(f" {status} " in f"{refused} " for status in BUSY):
-                raise Violation(f"a reader cannot continue where it was: {refused}") from None
+                raise Violation(f"a reader cannot continue from its offset: {refused}") from None
             await asyncio.sleep(RETRY_S)
 
 
@@ -220,13 +220,13 @@ def message(who: str, number: int) -> bytes:
     return f"{who}:{number}:".encode() + b"x" * (number * 37 % 300) + b";"
 
 
-# -- mortal streams
+# -- temporary streams
 
 METHODS: dict[Kind, str] = {"create": "PUT", "append": "POST", "read": "GET", "delete": "DELETE"}
 
 
 async def create_and_delete(fleet: Fleet, who: str, names: list[str]) -> None:
-    """Several of these race on one name, until they leave it behind, deleted, for the next; and look back."""
+    """Create, append to, read and delete streams; several of these race on each name."""
     link = fleet.link()
     for number in itertools.count():
         if not fleet.running:
@@ -279,7 +279,7 @@ def everybody(fleet: Fleet) -> list[Coroutine[Any, Any, None]]:
 
 
 async def content(fleet: Fleet, path: str) -> bytes:
-    """All of a kept stream, from every server the same."""
+    """The whole content of a kept stream, which must be the same on every server."""
     found: list[bytes] = []
     for url in fleet.urls:
         client = fleet.connect(url)

@@ -1,9 +1,9 @@
-"""What happens to a server while its clients' history is logged: kills, stops, cut connections, disks in trouble.
+"""Disruptions of a server while its clients' history is logged: kills, stops, cut connections, disk errors.
 
-    python -m tests.pressure.troubles --mode acid --rounds 50 --seed 7
+    python -m tests.pressure.disruptions --mode acid --rounds 50 --seed 7
 
-Each trouble leaves a server that works again, so that any sequence of them can follow. After the last one the history
-is judged; the seed decides the troubles and what the clients do, not the timing.
+After each disruption the server works again, so that any sequence of them is possible. After the last one the history
+is checked; the seed determines the disruptions and the clients' requests, but not the timing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ UNLIMITED = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
 
 
 class Scene:
-    """One server, its clients, and the trouble between them."""
+    """One server and its clients."""
 
     def __init__(self, server: KillableServer, fleet: Fleet) -> None:
         self.server = server
@@ -57,12 +57,12 @@ class Scene:
 
 
 async def kill(scene: Scene) -> None:
-    """kill -9 at a random moment."""
+    """kill -9 at a random time."""
     await scene.restart()
 
 
 async def stop(scene: Scene) -> None:
-    """SIGSTOP for a while: the server neither answers nor dies."""
+    """SIGSTOP for a while: the server neither responds nor exits."""
     os.kill(scene.server.pid, signal.SIGSTOP)
     try:
         await scene.wait(0.05, 0.8)
@@ -71,14 +71,14 @@ async def stop(scene: Scene) -> None:
 
 
 async def cut(scene: Scene) -> None:
-    """All connections break, several times."""
+    """Break all connections, several times."""
     for _ in range(4):
         scene.fleet.cut()
         await scene.wait(0.0, 0.1)
 
 
 async def clock(scene: Scene) -> None:
-    """The server starts again with a clock that is days off, and once more with the right one."""
+    """Restart the server with a clock that is days off, then with the correct one."""
     await scene.restart(clock_ahead_s=scene.dice.choice((-2, -0.1, 0.1, 40)) * DAY_S)
     await scene.wait(0.1, 0.3)
     await scene.restart()
@@ -97,7 +97,7 @@ async def descriptors(scene: Scene) -> None:
 
 
 async def full(scene: Scene) -> None:
-    """A file cannot grow: a write ends short and then fails, as on a full disk."""
+    """Files cannot grow: a write is cut short and then fails, as on a full disk."""
     pid = scene.server.pid
     largest = max((path.stat().st_size for path in scene.server.data.rglob("*") if path.is_file()), default=0)
     limit = min(largest, 1 << 20) + 2_000
@@ -108,7 +108,7 @@ async def full(scene: Scene) -> None:
 
 
 def _worker(scene: Scene) -> int | None:
-    """Some worker process, if there is one."""
+    """A random worker process, if there is one."""
     workers = psutil.Process(scene.server.pid).children()
     return scene.dice.choice(workers).pid if workers else None
 
@@ -122,7 +122,7 @@ async def kill_worker(scene: Scene) -> None:
 
 
 async def stop_worker(scene: Scene) -> None:
-    """SIGSTOP of one worker, until it continues, or until it is killed because it does not answer."""
+    """SIGSTOP of one worker, until it continues or is killed because it does not respond."""
     pid = _worker(scene)
     if pid is None:
         return
@@ -133,7 +133,7 @@ async def stop_worker(scene: Scene) -> None:
 
 
 async def _inject(scene: Scene, what: str, low: float, high: float) -> None:
-    """Let strace change what system calls of the running server do."""
+    """Use strace to change the behaviour of system calls of the running server."""
     strace = shutil.which("strace")
     assert strace is not None, "strace is missing; on Debian: apt-get install strace"
     calls = what.partition(":")[0]
@@ -157,39 +157,39 @@ async def slow_disk(scene: Scene) -> None:
 
 
 async def failing_disk(scene: Scene) -> None:
-    """Some sync fails with EIO: nothing is acknowledged after it until the server was started again."""
+    """A sync fails with EIO: nothing is acknowledged after it until the server is restarted."""
     await _inject(scene, f"fdatasync,fsync:error=EIO:when={scene.dice.randrange(1, 6)}+7", 0.3, 0.6)
     await scene.restart()
 
 
 async def no_space(scene: Scene) -> None:
-    """Some sync fails with ENOSPC, as on a file system that allocates late."""
+    """A sync fails with ENOSPC, as on a file system with delayed allocation."""
     await _inject(scene, f"fdatasync,fsync:error=ENOSPC:when={scene.dice.randrange(1, 6)}+5", 0.3, 0.6)
     await scene.restart()
 
 
-Trouble = Callable[[Scene], Awaitable[None]]
-TROUBLES: dict[str, Trouble] = {
-    trouble.__name__: trouble
-    for trouble in (kill, stop, cut, clock, descriptors, full, slow_disk, failing_disk, no_space)
+Disruption = Callable[[Scene], Awaitable[None]]
+DISRUPTIONS: dict[str, Disruption] = {
+    disruption.__name__: disruption
+    for disruption in (kill, stop, cut, clock, descriptors, full, slow_disk, failing_disk, no_space)
 }
 
 
-OF_WORKERS: dict[str, Trouble] = {trouble.__name__: trouble for trouble in (kill_worker, stop_worker)}
-"""Troubles of a server with several workers."""
+OF_WORKERS: dict[str, Disruption] = {disruption.__name__: disruption for disruption in (kill_worker, stop_worker)}
+"""Disruptions of a server with several workers."""
 
 
-async def endure(
+async def run_disruptions(
     home: Path,
     mode: str,
-    troubles: list[str],
+    disruptions: list[str],
     seed: int,
     *,
     workers: int = 1,
     fault: str | None = None,
     calm_s: tuple[float, float] = CALM_S,
 ) -> Counter[str]:
-    """Run the clients through these troubles, then judge their history."""
+    """Run the clients during these disruptions, then check their history."""
     dice = random.Random(seed)
     server = KillableServer(home, mode, free_port(), fault, workers)
     fleet = Fleet([f"http://127.0.0.1:{server.port}"], dice)
@@ -203,10 +203,10 @@ async def endure(
         async with asyncio.TaskGroup() as group:
             for client in clients.everybody(fleet):
                 group.create_task(client)
-            for name in troubles:
+            for name in disruptions:
                 await scene.wait(*calm_s)
                 done.append(name)
-                await (TROUBLES | OF_WORKERS)[name](scene)
+                await (DISRUPTIONS | OF_WORKERS)[name](scene)
             await scene.wait(*calm_s)
             fleet.running = False
         content = {path: await clients.content(fleet, path) for path in fleet.kept}
@@ -219,12 +219,12 @@ async def endure(
     except BaseException as error:
         while isinstance(error, BaseExceptionGroup):
             error = next((each for each in error.exceptions if isinstance(each, Violation)), error.exceptions[0])
-        error.add_note(f"mode {mode}, seed {seed}, troubles {done}; the server's log ends:\n{server.log_tail()}")
+        error.add_note(f"mode {mode}, seed {seed}, disruptions {done}; the server's log ends:\n{server.log_tail()}")
         raise error from None
     finally:
         await fleet.close()
         await server.close()
-    return judged + fleet.counts + Counter(troubles)
+    return judged + fleet.counts + Counter(disruptions)
 
 
 def main() -> None:
@@ -232,16 +232,16 @@ def main() -> None:
     parser.add_argument("--mode", default="file-durable")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 10**9)
-    parser.add_argument("--only", choices=TROUBLES | OF_WORKERS)
+    parser.add_argument("--only", choices=DISRUPTIONS | OF_WORKERS)
     parser.add_argument("--workers", type=int, default=1)
     chosen = parser.parse_args()
     print(f"seed {chosen.seed}", flush=True)  # noqa: T201 - needed to replay, also after a crash
-    # What is injected into the supervisor would not reach the workers.
+    # Faults injected into the supervisor would not reach the workers.
     of_workers = [*OF_WORKERS, "kill", "cut"]
-    names = [chosen.only] if chosen.only else of_workers if chosen.workers > 1 else list(TROUBLES)
-    troubles = random.Random(chosen.seed).choices(names, k=chosen.rounds)
+    names = [chosen.only] if chosen.only else of_workers if chosen.workers > 1 else list(DISRUPTIONS)
+    disruptions = random.Random(chosen.seed).choices(names, k=chosen.rounds)
     with tempfile.TemporaryDirectory() as directory:
-        run = endure(Path(directory), chosen.mode, troubles, chosen.seed, workers=chosen.workers)
+        run = run_disruptions(Path(directory), chosen.mode, disruptions, chosen.seed, workers=chosen.workers)
         counts: dict[str, Any] = dict(asyncio.run(run))
     print(json.dumps(counts))  # noqa: T201
 

@@ -1,8 +1,8 @@
-"""A server that sends back what it gets: what an exchange costs on this machine at this moment, without our server.
+"""An echo server, to measure the cost of a round trip on this machine without our server.
 
     python -m tests.pressure.echo
 
-Prints its port. Ends with its stdin.
+Prints its port. Exits when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Echo(asyncio.Protocol):
 
 @contextmanager
 def echo_server() -> Iterator[int]:
-    """The port of one in another process."""
+    """Run an echo server in another process; yields its port."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.pressure.echo"],
         cwd=Path(__file__).resolve().parents[2],

@@ -1,4 +1,4 @@
-"""Servers that are wrong on purpose, one way each: what the checkers of this package must notice.
+"""Servers with one deliberate fault each, which the checkers of this package must detect.
 
     python -m tests.pressure.faults FAULT serve --port 0
 
@@ -22,7 +22,7 @@ from tests.pressure.metered import stalls_on_heads
 
 
 def _model_fault(way: str) -> Callable[[], None]:
-    """One of the model test's broken engines, for the life of the process."""
+    """One of the model test's broken engines, active for the whole process."""
 
     def bend() -> None:
         broken = BROKEN[way].patch
@@ -33,7 +33,7 @@ def _model_fault(way: str) -> Callable[[], None]:
 
 
 def swaps_pipelined_requests() -> None:
-    """Two reads in one segment are answered in the wrong order."""
+    """Responses to two reads in one segment are sent in the wrong order."""
     receive = Connection.data_received
 
     def swapped(self: Connection, data: bytes) -> None:
@@ -57,7 +57,7 @@ def loses_a_byte_between_segments() -> None:
 
 
 def sends_a_stray_byte() -> None:
-    """The answer to a HEAD is followed by a byte that no framing announces."""
+    """The response to a HEAD is followed by a stray byte."""
     receive = Connection.data_received
 
     def generous(self: Connection, data: bytes) -> None:
@@ -69,7 +69,7 @@ def sends_a_stray_byte() -> None:
 
 
 def reads_a_request_twice() -> None:
-    """A segment that is one whole append is taken twice: the second answer belongs to nobody."""
+    """A segment that is one whole append is processed twice, so there is a second, unexpected response."""
     receive = Connection.data_received
     calls = itertools.count(1)
 
@@ -117,7 +117,7 @@ def leaks_with_every_append() -> None:
 
 
 def slows_with_every_append() -> None:
-    """Each append goes through all that came before it."""
+    """Each append iterates over all earlier appends."""
     append = Engine.append
     kept: list[object] = []
 
@@ -131,16 +131,16 @@ def slows_with_every_append() -> None:
 
 
 def keeps_freed_memory() -> None:
-    """What a crowd leaves behind stays with the process."""
+    """Freed memory is not returned to the system."""
 
     def nothing(self: MemoryReturn, now_s: float) -> None:
-        """As if little had been freed."""
+        """Do nothing, as if little had been freed."""
 
     MemoryReturn.check = nothing  # type: ignore[method-assign]
 
 
 def keeps_something_for_every_connection() -> None:
-    """Each connection costs 100 kB as long as the process lives."""
+    """Each connection leaks 100 kB."""
     made = Connection.connection_made
     kept: list[bytearray] = []
 
@@ -155,7 +155,7 @@ def buffers_for_silent_readers() -> None:
     """A full socket does not stop the server from writing."""
 
     def ignored(self: Connection) -> None:
-        """As if the socket had room."""
+        """Do nothing, as if the socket had room."""
 
     Connection.pause_writing = ignored  # type: ignore[method-assign]
 

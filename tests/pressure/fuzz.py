@@ -1,11 +1,11 @@
-"""Pipelining and segmentation against a model: random requests, cut at random bytes, read fast, slowly or not at all.
+"""Pipelining and segmentation against a model: random requests, split at random bytes, read fast, slowly or not at all.
 
     python -m tests.pressure.fuzz --requests 1000000 --seed 7 [--mode file-durable] [--depth 2000]
 
-Every client has a connection of its own and a `Script`. Each response is parsed by h11, which shares no code with the
-server, and must be the model's answer to the request whose turn it is. A connection that is cut leaves behind a state
-that some prefix of what was sent explains, and never less than what was answered. The seed decides what is sent and
-where it is cut; run with the same seed to send the same again.
+Every client has its own connection and a `Script`. Each response is parsed by h11, which shares no code with the
+server, and must be the model's response to the next request. After a connection is cut, the state must be explained by
+some prefix of the sent requests that includes all that got a response. The seed determines the requests and the splits;
+run with the same seed to repeat them.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tests.pressure.script import TEXT, Mismatch, Script, Step, Visible, Wake, p
 from tests.serving import serve
 
 DEPTH_MAX = 2_000
-"""Requests sent before the first answer is awaited."""
+"""Requests sent before the first response is awaited."""
 PATIENCE_BEATS = 2_000
-"""A request is without an answer when the server has answered this many others since. A clock would blame the server
-for a machine that is busy."""
+"""A request counts as unanswered after the server has responded to this many others. A time limit would blame the
+server for a busy machine."""
 LANES = 16
 WAKE_EVERY_S = (0.002, 0.03)
 SETTLE_S = 20.0
@@ -49,7 +49,7 @@ class Reply:
 
 
 class Replies:
-    """Responses out of received bytes, as h11 reads them."""
+    """Parses received bytes to responses with h11."""
 
     def __init__(self) -> None:
         self._h11 = h11.Connection(h11.CLIENT)
@@ -61,7 +61,7 @@ class Replies:
         self._h11.receive_data(data)
 
     def next(self, method: str) -> Reply | None:
-        """The response to a request with this method, once it is whole."""
+        """The response to a request with this method, once it is complete."""
         connection = self._h11
         try:
             if not self._asked:
@@ -79,9 +79,9 @@ class Replies:
                 elif isinstance(event, h11.EndOfMessage):
                     return self._finish()
                 elif not isinstance(event, h11.InformationalResponse):
-                    raise Mismatch(f"the connection ended where an answer to {method} was due ({event})")
+                    raise Mismatch(f"the connection ended instead of a response to {method} ({event})")
         except h11.RemoteProtocolError as error:
-            raise Mismatch(f"h11 cannot read the answer to {method}: {error}") from error
+            raise Mismatch(f"h11 cannot parse the response to {method}: {error}") from error
 
     def _finish(self) -> Reply:
         assert self._head is not None
@@ -100,7 +100,7 @@ class Replies:
 
 
 def compare(step: Step, reply: Reply) -> None:
-    """Whether this is the model's answer."""
+    """Raise a `Mismatch` if this is not the model's response."""
     if reply.status != step.status:
         raise Mismatch(f"status {reply.status} instead of {step.status}; {reply.body[:300]!r}")
     for key, wanted in step.facts.items():
@@ -128,7 +128,7 @@ _FACTS: dict[str, Any] = {
 
 @dataclass
 class Run:
-    """What all clients of one run share."""
+    """The state that all clients of one run share."""
 
     port: int
     seed: int
@@ -139,9 +139,9 @@ class Run:
     sent: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     beats: int = 0
-    """Answers on connections that send one request at a time."""
+    """Responses on connections that send one request at a time."""
     patience: dict[asyncio.Timeout, int] = field(default_factory=dict)
-    """By pending batch, the beat at which it has waited too long."""
+    """By pending batch, the beat at which it counts as unanswered."""
     _clients: list[Client] = field(default_factory=list)
 
     def client(self) -> Client:
@@ -163,7 +163,7 @@ class Run:
 
 
 async def fuzz(run: Run) -> Counter[str]:
-    """Send the requests; the first answer that is wrong ends it with a `Mismatch` that names seed and client."""
+    """Send the requests; the first wrong response ends the run with a `Mismatch` that names seed and client."""
     wakes = [Wake(f"/v1/stream/wake/{run.seed}/{number}") for number in range(2)]
     await asyncio.gather(*(_create(run, wake) for wake in wakes))
     lanes = [Lane(run, number, wakes[number % len(wakes)]) for number in range(run.lanes)]
@@ -258,7 +258,7 @@ class Lane:
 
     @asynccontextmanager
     async def _in_time(self, pipe: Pipe, steps: list[Step], way: str) -> AsyncIterator[None]:
-        """Fail with the request that waits, and with what its connection has received, when no answer comes."""
+        """Fail if there is no response, with the waiting request and what its connection has received."""
         self._position = 0
         try:
             async with asyncio.timeout(None) as limit:
@@ -270,7 +270,7 @@ class Lane:
         except TimeoutError:
             step = steps[min(self._position, len(steps) - 1)]
             raise Mismatch(
-                f"no answer to request {self._position} of {len(steps)} ({way}): {step.data[:300]!r};"
+                f"no response to request {self._position} of {len(steps)} ({way}): {step.data[:300]!r};"
                 f" {pipe.received} bytes received, {pipe.sent} of {sum(len(each.data) for each in steps)} sent,"
                 f" small window: {pipe.small_window}, requests before: {pipe.before}"
             ) from None
@@ -289,7 +289,7 @@ class Lane:
             raise Mismatch(f"request {position} ({way}): {what}: {error!s}") from error
 
     async def _vanish(self, pipe: Pipe, steps: list[Step]) -> None:
-        """Read some answers, cut the connection, and see that what is left can be explained."""
+        """Read some responses, cut the connection, and check that the resulting state is possible."""
         dice = self._dice
         acknowledged = self._wake.acknowledged
         read = dice.randrange(len(steps) + 1)
@@ -310,7 +310,7 @@ class Lane:
         self._script.start_over()
 
     def _possible(self, name: str, steps: list[Step], answered: int) -> list[Visible]:
-        """What may be left of a stream: the state after the last answered request, or after any later one."""
+        """The possible states of a stream: after the last request with a response, or after any later one."""
         touched = [(number, step) for number, step in enumerate(steps) if step.name == name]
         if not touched:
             return [self._script.visible(name)]
@@ -330,7 +330,7 @@ class Lane:
                 if not any(state.body() == body and state.closed == closed for state in states):
                     raise Mismatch(
                         f"after a cut connection {name} is {body[-200:] if body is not None else None!r}"
-                        f" (closed: {closed}), which none of its {len(states)} possible states is"
+                        f" (closed: {closed}), which is not one of its {len(states)} possible states"
                     )
                 self._run.counts["settled"] += 1
                 await client.request("DELETE", f"/v1/stream/{name}")
@@ -339,7 +339,7 @@ class Lane:
 
 
 class Pipe:
-    """A socket on which requests are cut and answers are awaited."""
+    """A socket on which split requests are sent and responses awaited."""
 
     def __init__(self, connected: socket.socket, *, small_window: bool) -> None:
         self._socket = connected
@@ -386,7 +386,7 @@ class Pipe:
 
 
 def cut(dice: random.Random, steps: list[Step]) -> Iterator[bytes]:
-    """The requests as one run of bytes, cut anywhere: at most a few hundred pieces."""
+    """Split the bytes of all requests at random positions, into at most a few hundred pieces."""
     data = b"".join(step.data for step in steps)
     (way,) = dice.choices(("whole", "few", "many", "bytes"), (40, 30, 25, 5))
     count = {"whole": 0, "few": dice.randrange(1, 5), "many": min(200, len(data) // 20), "bytes": 300}[way]
@@ -404,7 +404,7 @@ def cut(dice: random.Random, steps: list[Step]) -> Iterator[bytes]:
 
 
 def judge_wait(wake: Wake, start: int, acknowledged: int, reply: Reply) -> None:
-    """A long-poll on a stream that grows: everything from its offset on, or 204 when there was nothing."""
+    """Check a long-poll on a growing stream: everything from its offset, or 204 if there was nothing."""
     if reply.status == 204:
         if acknowledged > start:
             raise Mismatch(f"204 from message {start} on, when {acknowledged} were acknowledged")
@@ -417,7 +417,7 @@ def judge_wait(wake: Wake, start: int, acknowledged: int, reply: Reply) -> None:
 
 
 async def feed(run: Run, wake: Wake, number: int) -> None:
-    """Append to the wake stream at random moments, on its own connection."""
+    """Append to the wake stream at random times, on a separate connection."""
     dice = random.Random(f"{run.seed}/feed/{number}")
     client = run.client()
     while run.running:
@@ -431,7 +431,7 @@ async def feed(run: Run, wake: Wake, number: int) -> None:
 
 
 async def listen(run: Run, wake: Wake, number: int) -> None:
-    """Follow the wake stream by server-sent events, now and then slowly, and leave in the middle."""
+    """Follow the wake stream by server-sent events, sometimes slowly, and disconnect midway."""
     dice = random.Random(f"{run.seed}/listen/{number}")
     client = run.client()
     while run.running:

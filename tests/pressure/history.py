@@ -1,12 +1,12 @@
-"""Histories of concurrent clients, and what must hold of every one of them.
+"""Histories of concurrent clients, and the invariants that every history must satisfy.
 
-Clients log each operation when it is sent and again when it is answered. `check` then judges the whole history. One
-counter stamps both moments, so "A was answered before B was sent" is exact. An operation without an answer has an
-unknown outcome: it took place once, whole, or not at all, at any time after it was sent.
+Clients log each operation when it is sent and when its response arrives. `check` then checks the whole history. One
+counter stamps both events, so "A completed before B was sent" is exact. An operation without a response has an unknown
+outcome: it happened once, completely, or not at all, at any time after it was sent.
 
-Kept streams are never deleted; `check_kept` holds them against their content at the end. Mortal streams are created
-and deleted all the time; each creation begins with a marker of its own, so a read names the incarnation that it saw.
-Nothing here knows what a server is: several servers of one cluster give one history.
+Kept streams are never deleted; `check_kept` compares them with their content at the end. Temporary streams are created
+and deleted all the time; each creation begins with a unique marker, so a read identifies the incarnation that it saw.
+The check does not depend on the number of servers: several servers of one cluster give one history.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Operation:
     stream: str
     began: int
     body: bytes = b""
-    """What was appended or created, or what a read returned."""
+    """The body of an append or a creation, or the result of a read."""
     producer: Producer | None = None
     retried: bool = False
-    """Whether an earlier try of the same append had no answer: then its offset may be a later tail."""
+    """Whether an earlier attempt of the same append had no response: then its offset may be a later tail."""
     start: int = 0
     end: int = 0
     """Where a read ended; the tail after an append; the tail that HEAD returned."""
@@ -49,12 +49,12 @@ class Operation:
     ended: int | None = None
 
     def before(self, other: Operation) -> bool:
-        """Whether this one was answered before the other was sent."""
+        """Whether this operation completed before the other was sent."""
         return self.ended is not None and self.ended < other.began
 
 
 class History:
-    """What all clients did."""
+    """The operations of all clients."""
 
     def __init__(self) -> None:
         self._stamps = itertools.count()
@@ -76,7 +76,7 @@ class History:
 
 
 def check(history: History, content: dict[str, bytes]) -> Counter[str]:
-    """Judge everything; `content` is what each kept stream holds at the end. Returns what was judged."""
+    """Check everything; `content` is the final content of each kept stream. Returns counts of what was checked."""
     counts: Counter[str] = Counter()
     for stream in {operation.stream for operation in history.operations}:
         operations = history.of(stream)
@@ -97,14 +97,14 @@ def check_kept(stream: str, operations: list[Operation], content: bytes) -> None
     appends = [operation for operation in answered if operation.kind == "append"]
     _offsets_are_unique(stream, appends)
     for operation in appends:
-        # A repeat is answered with the tail of that moment, so only its presence can be judged.
+        # The response to a repeat has the tail at that time, so only the presence of the message can be checked.
         own = content[operation.end - len(operation.body) : operation.end]
         if not operation.retried and own != operation.body:
-            raise Violation(f"{stream}: {operation.body[:40]!r} was acknowledged at {operation.end} and is not there")
+            raise Violation(f"{stream}: {operation.body[:40]!r} was acknowledged at {operation.end} but is not there")
     for operation in answered:
         if operation.kind == "read" and content[operation.start : operation.end] != operation.body:
             raise Violation(
-                f"{stream}: a read from {operation.start} to {operation.end} returned what is not there any more"
+                f"{stream}: a read from {operation.start} to {operation.end} returned data that is no longer there"
             )
     _tails_never_go_back(stream, answered)
     _each_append_once(stream, operations, content)
@@ -121,7 +121,7 @@ def _offsets_are_unique(stream: str, appends: Iterable[Operation]) -> None:
 
 
 def _tails_never_go_back(stream: str, answered: list[Operation]) -> None:
-    """Whoever asks for the tail sees at least the furthest place that any earlier answer named."""
+    """Every returned tail is at or after the furthest offset of any earlier response."""
     known: list[tuple[int, int]] = []
     for operation in answered:
         assert operation.ended is not None
@@ -137,21 +137,21 @@ def _tails_never_go_back(stream: str, answered: list[Operation]) -> None:
             furthest = max(furthest, known[position][1])
             position += 1
         if operation.end < furthest:
-            raise Violation(f"{stream}: a {operation.kind} answered {operation.end} after {furthest} was answered")
+            raise Violation(f"{stream}: a {operation.kind} returned {operation.end} after {furthest} had been returned")
 
 
 def _each_append_once(stream: str, operations: list[Operation], content: bytes) -> None:
     found = Counter(messages(content))
     tried = {operation.body for operation in operations if operation.kind in {"append", "create"}}
     if foreign := found.keys() - tried:
-        raise Violation(f"{stream}: {min(foreign)[:40]!r} is there, and nobody appended it")
+        raise Violation(f"{stream}: {min(foreign)[:40]!r} is there, but no client appended it")
     if twice := [body for body, count in found.items() if count > 1]:
         raise Violation(f"{stream}: {twice[0][:40]!r} is there {found[twice[0]]} times")
     refused = {operation.body for operation in operations if operation.kind == "append"} - {
         operation.body for operation in operations if operation.outcome in {"ok", "unknown"}
     }
     if ghosts := refused & found.keys():
-        raise Violation(f"{stream}: {min(ghosts)[:40]!r} was refused and is there")
+        raise Violation(f"{stream}: {min(ghosts)[:40]!r} was rejected but is there")
     order: dict[str, list[int]] = {}
     seq_of = {operation.body: operation.producer for operation in operations if operation.producer is not None}
     for body in messages(content):
@@ -160,7 +160,7 @@ def _each_append_once(stream: str, operations: list[Operation], content: bytes) 
             order.setdefault(producer.id, []).append(producer.seq)
     for operation in operations:
         if operation.outcome == "ok" and operation.kind == "append" and operation.body not in found:
-            raise Violation(f"{stream}: {operation.body[:40]!r} was acknowledged and is missing")
+            raise Violation(f"{stream}: {operation.body[:40]!r} was acknowledged but is missing")
     for producer_id, seqs in order.items():
         if seqs != list(range(len(seqs))):
             raise Violation(f"{stream}: the messages of {producer_id} are not there once each and in order")
@@ -174,12 +174,12 @@ def messages(content: bytes) -> list[bytes]:
     return [part + b";" for part in parts]
 
 
-# -- streams that come and go
+# -- temporary streams
 
 
 @dataclass
 class Incarnation:
-    """One life of a stream's name: who asked for it, and what was read of it."""
+    """One incarnation of a stream: its creation and the reads of it."""
 
     created: Operation
     reads: list[Operation] = field(default_factory=list)
@@ -192,13 +192,15 @@ def check_mortal(stream: str, operations: list[Operation]) -> None:
             found = messages(operation.body)
             life = lives.get(found[0]) if found else None
             if life is None:
-                raise Violation(f"{stream}: a read begins with {operation.body[:40]!r}, which created nothing")
+                raise Violation(
+                    f"{stream}: a read begins with {operation.body[:40]!r}, which is not the marker of a creation"
+                )
             if operation.before(life.created):
                 raise Violation(f"{stream}: {found[0]!r} was read before it was created")
             life.reads.append(operation)
     for marker, life in lives.items():
         if life.created.outcome == "refused" and life.reads:
-            raise Violation(f"{stream}: {marker!r} was refused and is there")
+            raise Violation(f"{stream}: {marker!r} was rejected but is there")
         _grows_only(stream, life)
     seen = [life for life in lives.values() if life.reads]
     deletions = [operation for operation in operations if operation.kind == "delete"]
@@ -210,23 +212,23 @@ def check_mortal(stream: str, operations: list[Operation]) -> None:
 
 
 def _grows_only(stream: str, life: Incarnation) -> None:
-    """Reads of one life are prefixes of each other, and later ones are no shorter."""
+    """Reads of one incarnation are prefixes of each other, and later ones are at least as long."""
     longest = max((read.body for read in life.reads), key=len, default=b"")
     for read in life.reads:
         if not longest.startswith(read.body):
-            raise Violation(f"{stream}: two reads of one life differ: {read.body[:60]!r}, {longest[:60]!r}")
+            raise Violation(f"{stream}: two reads of one incarnation differ: {read.body[:60]!r}, {longest[:60]!r}")
     for first, second in itertools.permutations(life.reads, 2):
         if first.before(second) and len(second.body) < len(first.body):
-            raise Violation(f"{stream}: a read returned less than an earlier one of the same life")
+            raise Violation(f"{stream}: a read returned less than an earlier one of the same incarnation")
 
 
 def _alive_until(life: Incarnation) -> list[Operation]:
-    """Answers that prove that this life had begun."""
+    """Responses that prove that this incarnation existed."""
     return [*life.reads, *([life.created] if life.created.outcome == "ok" else [])]
 
 
 def _no_life_returns(stream: str, lives: Iterable[Incarnation], deletions: list[Operation]) -> None:
-    """Once a life has ended (deleted, or followed by another), no later read sees it."""
+    """After an incarnation has ended (deleted, or replaced by another), no later read sees it."""
     lives = list(lives)
     ends = [(deletion, None) for deletion in deletions if deletion.outcome == "ok"]
     follows: list[tuple[Operation, Incarnation | None]] = [*ends]
@@ -238,7 +240,7 @@ def _no_life_returns(stream: str, lives: Iterable[Incarnation], deletions: list[
             if successor is life:
                 continue
             if successor is not None:
-                # The other life was there at this moment; it followed only if it was created after this one was seen.
+                # The other incarnation existed at this time; it is a later one only if created after this one was seen.
                 ended = any(proof.before(successor.created) for proof in proofs)
             else:
                 ended = any(proof.before(end) for proof in proofs)
@@ -259,7 +261,7 @@ def _nothing_is_in_two_lives(stream: str, lives: list[Incarnation]) -> None:
 
 
 def _acknowledged_is_read(stream: str, lives: list[Incarnation], appends: list[Operation]) -> None:
-    """An append while a life was certainly there is in every later read of that life."""
+    """An append while an incarnation certainly existed is in every later read of it."""
     for life in lives:
         proofs = _alive_until(life)
         for append in appends:
@@ -271,7 +273,7 @@ def _acknowledged_is_read(stream: str, lives: list[Incarnation], appends: list[O
 
 
 def _missing_only_after_a_deletion(stream: str, operations: list[Operation], deletions: list[Operation]) -> None:
-    """404 needs a deletion that can have come after the last creation."""
+    """A 404 requires a deletion that may have happened after the last creation."""
     created = [operation for operation in operations if operation.kind == "create" and operation.outcome == "ok"]
     for operation in operations:
         if operation.outcome != "missing" or operation.kind == "delete":
@@ -286,4 +288,4 @@ def _missing_only_after_a_deletion(stream: str, operations: list[Operation], del
             if each.began < (operation.ended or 0) and not each.before(last) and each.outcome in {"ok", "unknown"}
         ]
         if not possible:
-            raise Violation(f"{stream}: a {operation.kind} found nothing, and nothing had deleted {last.body!r}")
+            raise Violation(f"{stream}: a {operation.kind} returned 404, but no request had deleted {last.body!r}")

@@ -1,8 +1,8 @@
-"""Requests with something wrong, read by the server and by h11: they must agree on what is a request.
+"""Malformed requests, parsed by the server and by h11: they must agree on what is a request.
 
-A server that sees requests where another parser sees none can be made to answer what nobody asked (request
-smuggling). So for each mutation the server may refuse what h11 accepts, but it must never answer more requests than
-h11 reads, nor continue with the connection where h11 finds an error.
+A server that sees requests where another parser sees none is vulnerable to request smuggling. So for each mutation the
+server may reject what h11 accepts, but it must never respond to more requests than h11 parses, nor keep the connection
+open where h11 finds an error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _FIELDS = (
 
 
 def mutate(dice: random.Random) -> bytes:
-    """A request with a body, with one to three things done to it."""
+    """A request with a body, with one to three mutations."""
     body = b"abc"
     if dice.random() < 0.5:
         framing, payload = b"Content-Length: 3\r\n", body
@@ -45,8 +45,8 @@ def mutate(dice: random.Random) -> bytes:
     head = b"POST /v1/stream/malformed HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n" + framing
     data = bytearray(head + b"\r\n" + payload)
     for _ in range(dice.choice((1, 1, 2, 3))):
-        # Not in the request line, of which a server may forgive blanks (RFC 9112 §3), nor in Host: without one a
-        # request is refused and the connection continues, which h11 does not tell from bad framing.
+        # Not in the request line, in which a server may tolerate blanks (RFC 9112 §3), nor in Host: a request without
+        # one is rejected and the connection stays open, which h11 does not distinguish from bad framing.
         at = dice.randrange(data.find(_HOST) + len(_HOST), len(data))
         way = dice.randrange(5)
         if way == 0:
@@ -65,7 +65,7 @@ def mutate(dice: random.Random) -> bytes:
 
 
 def read_by_h11(data: bytes) -> int:
-    """How many requests a server built on h11 reads before it finds an error or the end."""
+    """How many requests a server built on h11 parses before an error or the end."""
     requests = 0
     while data:
         server = h11.Connection(h11.SERVER)
@@ -85,7 +85,7 @@ def read_by_h11(data: bytes) -> int:
 
 
 def read_by_server(port: int, data: bytes) -> int:
-    """How many requests the server answers before it continues; one that it answers with `close` is not counted."""
+    """How many requests the server responds to, not counting a response with `close`."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)

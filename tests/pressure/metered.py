@@ -3,8 +3,8 @@
     METER_FILE=… python -m tests.pressure.metered [FAULT] serve --port 0
 
 The loop is asyncio's own, because uvloop has no hook around an iteration. On SIGUSR1 the worst iteration since the last
-one is written to METER_FILE as JSON. CPU time is that of the loop's thread: other programs on the machine do not
-change it, waiting does not count, garbage collection does.
+one is written to METER_FILE as JSON. CPU time is that of the loop's thread: it is independent of other programs on the
+machine, and includes garbage collection but not waiting.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from headwater.cli import main
 
 @dataclass
 class Worst:
-    """The worst iteration so far; each number on its own."""
+    """The maximum of each number over all iterations so far."""
 
     iterations: int = 0
     cpu_ms: float = 0.0
     callback: str = ""
-    """What ran longest in the iteration with the most CPU time."""
+    """The longest callback in the iteration with the most CPU time."""
     callback_cpu_ms: float = 0.0
     syncs: int = 0
     read_bytes: int = 0
@@ -74,7 +74,7 @@ class Meter:
         self.worst = Worst()
 
     def watch_calls(self) -> None:
-        """Count what blocks the loop's thread in the kernel: syncs, and bytes read from files."""
+        """Count blocking system calls of the loop's thread: syncs, and bytes read from files."""
 
         def counting(call: Callable[..., Any], count: Callable[[Any], None]) -> Callable[..., Any]:
             def counted(*args: Any, **more: Any) -> Any:
@@ -119,7 +119,7 @@ def measure_callbacks() -> None:
 
 
 def stalls_on_heads() -> None:
-    """The fault that the meter must show: every HEAD computes for 80 ms."""
+    """A fault that the meter must show: every HEAD computes for 80 ms."""
     from headwater.http.connection import Connection
 
     receive = Connection.data_received
@@ -135,7 +135,7 @@ def stalls_on_heads() -> None:
 
 
 def blocks_on_heads() -> None:
-    """Every HEAD waits for the disk: two syncs and a read of two mebibytes, which take hardly any CPU time."""
+    """Every HEAD waits for the disk: two syncs and a read of two mebibytes, which need little CPU time."""
     from headwater.http.connection import Connection
 
     receive = Connection.data_received

@@ -1,6 +1,6 @@
-"""Operations that may hold the event loop, each with its worst legal input.
+"""Operations that may block the event loop, each with its worst legal input.
 
-An `Operation` prepares what it needs and then drives the server; `Load.share` scales its input, so that the same list
+An `Operation` prepares its input and then drives the server; `Load.share` scales the input, so that the same list
 serves the quick test (CPU time per iteration) and the full measurement (wall-clock stalls). Add an entry for every
 operation whose cost a client can choose.
 """
@@ -11,140 +11,22 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from contextlib import ExitStack
 from random import Random
-from typing import Any
 
-from tests.http.raw import RawConnection, RawResponse, encode
-from tests.serving import Server
+from tests.http.raw import RawConnection, encode
+from tests.pressure.load import JSON, MIB, TEXT, Load, Operation, no_preparation
 from tests.waiting import wait_until
-
-MIB = 1024 * 1024
-TEXT = {"Content-Type": "text/plain"}
-JSON = {"Content-Type": "application/json"}
-WINDOW = 24
-"""Requests under way on one connection while input is prepared."""
-PATIENCE_S = 120.0
-
-
-class Load:
-    """A server under one operation, and how much of the full input is used."""
-
-    def __init__(self, server: Server, share: float) -> None:
-        self.server = server
-        self.share = share
-
-    def size(self, full: int, least: int = 1) -> int:
-        return max(least, int(full * self.share))
-
-    @contextmanager
-    def connect(self) -> Iterator[RawConnection]:
-        with RawConnection(self.server) as connection:
-            connection.socket.settimeout(PATIENCE_S)
-            yield connection
-
-    def ask(self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b"") -> RawResponse:
-        """One request on a connection of its own."""
-        with self.connect() as connection:
-            return connection.request(method, target, headers=headers, body=body)
-
-    def must(self, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b"") -> RawResponse:
-        """A request that succeeds, as soon as the disk has saved what earlier operations left."""
-        response = wait_until(lambda: self.ask(method, target, headers, body), lambda found: found.status != 503)
-        assert response.status < 300, f"{method} {target}: {response.status} {response.body[:300]!r}"
-        return response
-
-    def bucket(self, path: str) -> None:
-        """A bucket, perhaps of an earlier operation."""
-        assert self.ask("PUT", path).status in {201, 409}
-
-    def many(self, requests: Iterable[tuple[str, str, dict[str, str], bytes]]) -> None:
-        """All of these, pipelined a few at a time; each must succeed."""
-        with self.connect() as connection:
-            waiting = 0
-            for method, target, headers, body in requests:
-                connection.send(encode(method, target, headers=headers, body=body))
-                waiting += 1
-                if waiting == WINDOW:
-                    self._collect(connection, waiting)
-                    waiting = 0
-            self._collect(connection, waiting)
-
-    def drain(self, target: str, *, until: bytes = b"", headers: dict[str, str] | None = None) -> int:
-        """Read an answer as fast as the socket gives it, up to these bytes or its end; how much there was."""
-        with self.connect() as connection:
-            connection.send(encode("GET", target, headers={**(headers or {}), "Connection": "close"}))
-            total, tail = 0, b""
-            while data := connection.socket.recv(MIB):
-                total += len(data)
-                tail = (tail + data)[-200 - len(data) :] if until else b""
-                if until and until in tail:
-                    break
-            return total
-
-    def fill(self, path: str, total: int, piece: int) -> None:
-        """A text stream of this many bytes in messages of `piece` bytes."""
-        self.must("PUT", path, TEXT)
-        body = (b"m" * (piece - 1)) + b"\n"
-        self.many(("POST", path, TEXT, body) for _ in range(max(1, total // piece)))
-
-    def fill_json(self, path: str, count: int) -> None:
-        """A JSON stream of this many one-byte messages."""
-        self.must("PUT", path, JSON)
-        batch = b"[" + b",".join([b"0"] * 2_000) + b"]"
-        self.many(("POST", path, JSON, batch) for _ in range(max(1, count // 2_000)))
-
-    def together(self, work: Callable[[int], object], count: int) -> None:
-        """The same work on several connections at once."""
-        failures: list[BaseException] = []
-
-        def run(number: int) -> None:
-            try:
-                work(number)
-            except BaseException as error:
-                failures.append(error)
-
-        threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if failures:
-            raise failures[0]
-
-    def _collect(self, connection: RawConnection, count: int) -> None:
-        for _ in range(count):
-            response = connection.response()
-            assert response.status < 300, f"{response.status} {response.body[:300]!r}"
-
-
-def _nothing(_: Load) -> None:
-    """An operation that needs no preparation."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    name: str
-    worst: str
-    """The worst legal input, in words, for the table."""
-    drive: Callable[[Load], object]
-    prepare: Callable[[Load], object] = _nothing
-    mode: str = "memory"
-    settings: dict[str, Any] = field(default_factory=dict)
-    share: float = 0.05
-    """How much of the input the quick test uses."""
-
 
 # -- appending
 
 
 def json_elements(load: Load) -> None:
-    """As many elements as fit into the body; beyond the limit of elements the answer is 413."""
+    """As many elements as fit into the body; beyond the limit of elements the response is 413."""
     load.must("PUT", "/v1/stream/tiny", JSON)
     count = load.size(20 * MIB) // 2
-    response = load.ask("POST", "/v1/stream/tiny", JSON, b"[" + b"0," * count + b"0]")
+    response = load.send("POST", "/v1/stream/tiny", JSON, b"[" + b"0," * count + b"0]")
     assert response.status in {204, 413}, response
 
 
@@ -153,7 +35,7 @@ def json_at_limit(load: Load) -> None:
     load.must("PUT", "/v1/stream/limit", JSON)
     count = load.size(10 * MIB)
     while count > 1:
-        response = load.ask("POST", "/v1/stream/limit", JSON, b"[" + b"0," * (count - 1) + b"0]")
+        response = load.send("POST", "/v1/stream/limit", JSON, b"[" + b"0," * (count - 1) + b"0]")
         if response.status == 204:
             return
         assert response.status == 413, response
@@ -164,7 +46,7 @@ def json_large(load: Load) -> None:
     load.must("PUT", "/v1/stream/large", JSON)
     element = json.dumps({"key": "k" * 200, "value": {"text": "v" * 700, "number": 1.5}}).encode()
     count = load.size(60 * MIB) // (len(element) + 1)
-    assert load.ask("POST", "/v1/stream/large", JSON, b"[" + b",".join([element] * count) + b"]").status in {204, 413}
+    assert load.send("POST", "/v1/stream/large", JSON, b"[" + b",".join([element] * count) + b"]").status in {204, 413}
 
 
 def json_deep(load: Load) -> None:
@@ -172,20 +54,20 @@ def json_deep(load: Load) -> None:
     load.must("PUT", "/v1/stream/deep", JSON)
     nested = b"[" * 400 + b"]" * 400
     body = b"[" + b",".join([nested] * (load.size(20 * MIB) // len(nested))) + b"]"
-    assert load.ask("POST", "/v1/stream/deep", JSON, body).status in {204, 400, 413}
+    assert load.send("POST", "/v1/stream/deep", JSON, body).status in {204, 400, 413}
 
 
 def big_append(load: Load) -> None:
     load.must("PUT", "/v1/stream/big", TEXT)
     body = b"b" * load.size(60 * MIB)
     for _ in range(3):
-        assert load.ask("POST", "/v1/stream/big", TEXT, body).status in {204, 413, 503}
+        assert load.send("POST", "/v1/stream/big", TEXT, body).status in {204, 413, 503}
 
 
 def big_appends_together(load: Load) -> None:
     load.must("PUT", "/v1/stream/big", TEXT)
     body = b"b" * load.size(16 * MIB)
-    load.together(lambda _: load.ask("POST", "/v1/stream/big", TEXT, body), 8)
+    load.together(lambda _: load.send("POST", "/v1/stream/big", TEXT, body), 8)
 
 
 def chunked_bytes(load: Load) -> None:
@@ -201,7 +83,7 @@ def chunked_bytes(load: Load) -> None:
 
 
 def trailer(load: Load) -> None:
-    """A trailer line that never ends."""
+    """An endless trailer line."""
     load.must("PUT", "/v1/stream/trailer", TEXT)
     with load.connect() as connection:
         connection.send(encode("POST", "/v1/stream/trailer", headers={**TEXT, "Transfer-Encoding": "chunked"}))
@@ -211,7 +93,7 @@ def trailer(load: Load) -> None:
             for _ in range(load.size(39 * MIB) // len(piece)):
                 connection.send(piece)
         except OSError:
-            return  # Refused and cut: as it should be.
+            return  # Rejected and closed, as it should be.
 
 
 def small_appends(load: Load) -> None:
@@ -265,7 +147,7 @@ def sse_newlines(load: Load) -> None:
 
 
 def sse_fan_out(load: Load) -> None:
-    """Many readers that wait get one large message."""
+    """Many waiting readers receive one large message."""
     load.must("PUT", "/v1/stream/fan", TEXT)
     readers = load.size(200, 10)
     begun = threading.Barrier(readers + 1)
@@ -291,7 +173,7 @@ def sse_fan_out(load: Load) -> None:
 
 
 def long_poll_herd(load: Load) -> None:
-    """Many long-polls are answered by one append."""
+    """One append completes many long-polls."""
     load.must("PUT", "/v1/stream/herd", TEXT)
     count = load.size(500, 50)
     request = encode("GET", "/v1/stream/herd?offset=-1&live=long-poll")
@@ -323,12 +205,12 @@ def repeated_letters(load: Load) -> None:
 
 
 def find_across(load: Load) -> None:
-    """A text that is found at every byte, and always spans two messages."""
+    """A text that occurs at every byte, and always spans two messages."""
     load.must("GET", f"/v1/stream/letters?offset=-1&find={'m' * 600}")
 
 
 def pairs(load: Load) -> None:
-    """Messages of which every one ends with the first half of a text, and the next one begins with the other."""
+    """Messages that each end with the first half of a text and begin with the second half."""
     load.must("PUT", "/v1/stream/pairs", JSON)
     batch = b"[" + b",".join([b"1"] * 2_000) + b"]"
     load.many(("POST", "/v1/stream/pairs", JSON, batch) for _ in range(load.size(250)))
@@ -356,7 +238,7 @@ def compressed_reads(load: Load) -> None:
 
 
 def compressed_herd(load: Load) -> None:
-    """Many readers of one chunk that is not compressed yet."""
+    """Many readers of a chunk that is not compressed yet."""
     load.must("PUT", "/v1/stream/herd", TEXT)
     random = Random(load.server.port)
     load.must("POST", "/v1/stream/herd", TEXT, random.randbytes(MIB // 2).hex().encode())
@@ -370,7 +252,7 @@ def compressed_herd(load: Load) -> None:
 
 
 def accept_encoding(load: Load) -> None:
-    """Headers that an ambiguous pattern takes quadratic time to refuse."""
+    """Headers that an ambiguous pattern would need quadratic time to reject."""
     load.fill("/v1/stream/accepting", 4_000, 2_000)
     for value in ("gzip" + " " * 30_000 + "!", "a," * 15_000, "gzip;q=" + "0" * 30_000):
         load.must("GET", "/v1/stream/accepting?offset=-1", {"Accept-Encoding": value})
@@ -388,16 +270,16 @@ def fork_chain(load: Load) -> None:
     load.must("POST", "/v1/stream/fork/0", TEXT, b"root;")
     for number in range(1, load.size(1_000)):
         headers = {"Stream-Forked-From": f"/v1/stream/fork/{number - 1}"}
-        response = load.ask("PUT", f"/v1/stream/fork/{number}", headers)
+        response = load.send("PUT", f"/v1/stream/fork/{number}", headers)
         if response.status in {400, 409, 413}:
-            return  # The limit of depth.
+            return  # The depth limit.
         assert response.status == 201, response
         load.must("POST", f"/v1/stream/fork/{number}", TEXT, b"%d;" % number)
 
 
 def deepest(load: Load) -> int:
     number = 0
-    while load.ask("HEAD", f"/v1/stream/fork/{number + 1}").status == 200:
+    while load.send("HEAD", f"/v1/stream/fork/{number + 1}").status == 200:
         number += 1
     return number
 
@@ -432,7 +314,7 @@ def snapshot(load: Load) -> None:
 
 
 def snapshot_read(load: Load) -> None:
-    tail = load.ask("HEAD", "/ds/large/s").header("stream-next-offset")
+    tail = load.send("HEAD", "/ds/large/s").header("stream-next-offset")
     assert load.drain(f"/ds/large/s/snapshot/{tail}") > load.size(390 * MIB)
 
 
@@ -464,24 +346,24 @@ def list_subscriptions(load: Load) -> None:
 
 
 def globs(load: Load) -> None:
-    """Patterns that match the same long name in very many ways."""
+    """Patterns that match the same long name in many ways."""
     load.must("PUT", "/v1/stream/wakes", JSON)
     for number in range(load.size(60, 4)):
         pattern = "**/a/*/" * 8 + f"b{number}"
         wanted = {"type": "pull-wake", "pattern": pattern, "wake_stream": "wakes"}
-        status = load.ask("PUT", f"/v1/stream/__ds/subscriptions/g{number}", JSON, json.dumps(wanted).encode()).status
+        status = load.send("PUT", f"/v1/stream/__ds/subscriptions/g{number}", JSON, json.dumps(wanted).encode()).status
         assert status in {200, 201, 400, 413}, status
     for number in range(load.size(20, 2)):
         name = "/".join(["a"] * load.size(500, 100))
-        status = load.ask("PUT", f"/v1/stream/{name}/{number}", TEXT).status
+        status = load.send("PUT", f"/v1/stream/{name}/{number}", TEXT).status
         assert status in {201, 400}, status
 
 
-# -- connections, upkeep
+# -- connections and maintenance
 
 
 def pipelined(load: Load) -> None:
-    """Many requests in one segment, of which the answers are not read for a while."""
+    """Many requests in one segment, whose responses are not read for a while."""
     load.must("PUT", "/v1/stream/pipe", TEXT)
     load.must("POST", "/v1/stream/pipe", TEXT, b"p" * 30_000)
     count = load.size(2_000, 60)
@@ -505,7 +387,7 @@ def pipelined_posts(load: Load) -> None:
 
 
 def header_fields(load: Load) -> None:
-    """As many header fields as fit, over and over."""
+    """As many header fields as fit, repeatedly."""
     fields = {f"X{number}": "v" for number in range(2_500)}
     load.must("PUT", "/v1/stream/heads", TEXT)
     request = encode("GET", "/v1/stream/heads", headers=fields)
@@ -553,15 +435,15 @@ def follow_many(load: Load) -> None:
 
 
 def follow_names(load: Load) -> None:
-    """As many names as one request may have, and as fit into a body."""
+    """As many names as one request may have, and as many as fit into a body."""
     for count, expected in ((10_000, 201), (70_000, 413)):
         names = ",".join(f'"n{number}":"-1"' for number in range(count))
-        response = load.ask("POST", "/v1/stream/__ds/follow", JSON, b'{"streams":{%b}}' % names.encode())
+        response = load.send("POST", "/v1/stream/__ds/follow", JSON, b'{"streams":{%b}}' % names.encode())
         assert response.status == expected, response
 
 
 def create_followed(load: Load) -> None:
-    """Streams that are created below a prefix with as many followers as are allowed."""
+    """Streams created under a prefix that has the maximum number of followers."""
     body = json.dumps({"prefix": "new/"}).encode()
     with ExitStack() as opened:
         for _ in range(load.size(900, 20)):
@@ -596,7 +478,7 @@ def _memory(
     name: str,
     worst: str,
     drive: Callable[[Load], object],
-    prepare: Callable[[Load], object] = _nothing,
+    prepare: Callable[[Load], object] = no_preparation,
     share: float = 0.05,
 ) -> Operation:
     return Operation(name, worst, drive, prepare, "memory", LARGE_MEMORY, share)

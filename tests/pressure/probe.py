@@ -1,8 +1,8 @@
-"""A client that asks for `/healthz` at a steady pace on one connection and times the answers.
+"""A client that requests `/healthz` at a steady rate on one connection and times the responses.
 
     python -m tests.pressure.probe PORT EVERY_S
 
-Prints `probing` when it begins; at a line on stdin, or its end, it prints what it measured as JSON and ends.
+Prints `probing` when it starts; after a line on stdin, or its end, it prints the measurements as JSON and exits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random requests of one client with the answer that the model expects to each.
+"""Random requests of one client, each with the response that the model expects.
 
-A `Script` owns its stream names, so requests sent in order have exactly one right answer, however they are cut into
-segments. The model is the one of the engine tests (`tests/model/reference.py`); here it is checked over HTTP.
+A `Script` owns its stream names, so requests sent in order have exactly one correct response, however they are split
+into segments. The model is that of the engine tests (`tests/model/reference.py`), used over HTTP.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ TEXT, JSON = "text/plain", "application/json"
 CHUNK_BYTES = 4_194_304
 """The server's default `limits.max_chunk_bytes`; the streams here stay far below it."""
 LOG_MAX = 60
-"""Messages in one stream before it is deleted: the model's cost grows with them."""
+"""The most messages in one stream before it is deleted: the model's cost grows with them."""
 NAMES = 4
 
 
 class Mismatch(AssertionError):
-    """An answer that the model does not allow."""
+    """A response that the model does not allow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """What a reader sees of one stream at one moment. A log only grows, so its length is enough."""
+    """What a reader sees of one stream at one time. A log only grows, so its length is enough."""
 
     incarnation: Incarnation | None
     count: int = 0
     closed: bool = False
 
     def body(self) -> bytes | None:
-        """What a whole read returns; None when there is no stream."""
+        """What a whole read returns; None if the stream does not exist."""
         if self.incarnation is None:
             return None
         log = self.incarnation.log[: self.count]
@@ -43,7 +43,7 @@ class Visible:
 
 @dataclass(slots=True)
 class Step:
-    """One request: its bytes, what it means, and what must come back."""
+    """One request: its bytes, its meaning, and the expected response."""
 
     data: bytes
     method: str
@@ -56,12 +56,12 @@ class Step:
     """What readers see of stream `name` before this request, and after it."""
     after: Visible | None = None
     waits_from: int | None = None
-    """Long-poll on the wake stream from this message; judged against what was appended there."""
+    """A long-poll on the wake stream from this message; checked against the messages appended there."""
 
 
 @dataclass
 class Wake:
-    """A stream that another connection appends to, for readers that wait. Messages are `w0;`, `w1;`, …"""
+    """A stream that another connection appends to, for waiting readers. Messages are `w0;`, `w1;`, …"""
 
     path: str
     sent: int = 0
@@ -82,10 +82,10 @@ class Wake:
         return b"".join(b"w%d;" % number for number in range(start, end))
 
     def count_at(self, token: str) -> int:
-        """How many messages lie before an offset, which must be one of this stream."""
+        """How many messages are before an offset, which must be an offset of this stream."""
         count = int(place(token).split("_")[0], 16)
         if count > self.sent:
-            raise Mismatch(f"offset {token} lies beyond the {self.sent} messages that were ever sent")
+            raise Mismatch(f"offset {token} is beyond the {self.sent} messages that were sent")
         if place(token) != self.token(count):
             raise Mismatch(f"offset {token} is not a message boundary; expected {self.token(count)}")
         return count
@@ -105,7 +105,7 @@ class Script:
         self.start_over()
 
     def start_over(self) -> None:
-        """Continue with new names and an empty model: nobody knows what a broken connection left behind."""
+        """Continue with new names and an empty model, because the state after a broken connection is unknown."""
         self._generation += 1
         self.model = Reference(0)
         self.names = [f"{self._prefix}/{self._generation}/{number}" for number in range(NAMES)]
@@ -198,7 +198,7 @@ class Script:
         return self._made("GET", name, {}, b"", answer, f"?offset={offset}" if offset is not None else "")
 
     def _poll(self, name: str) -> Step:
-        """A long-poll that is answered at once: there is data, an end, or an error."""
+        """A long-poll that returns immediately: there is data, an end, or an error."""
         incarnation = self.model.names.get(name)
         if incarnation is None or (incarnation.log and not incarnation.closed):
             offset = "-1"
@@ -221,7 +221,7 @@ class Script:
         return Step(self._encode("GET", target, {}, b""), "GET", target, b"", 0, {}, waits_from=start)
 
     def _elsewhere(self, name: str) -> Step:
-        """Requests that no stream is about."""
+        """Requests that are not about a stream."""
         method, target, status = self.dice.choice(
             (
                 ("GET", "/healthz", 200),
@@ -234,7 +234,7 @@ class Script:
             )
         )
         if status == 400 and self.model.names.get(name) is None:
-            return self._head(name)  # Whether the stream or the offset is missed first is nobody's business.
+            return self._head(name)  # Which of the two errors is reported first is not specified.
         headers = {"Content-Type": TEXT} if method == "POST" else {}
         body = b"x" if method == "POST" else b""
         return Step(self._encode(method, target, headers, body), method, target, body, status, {})
@@ -250,7 +250,7 @@ class Script:
         return self.dice.choice(("-1", None, "now", place_, place_, incarnation.token(count)))
 
     def _body(self, json: bool) -> bytes:
-        """Unique, so that an answer with it can belong to one request only."""
+        """A unique body, so that a response that contains it can belong to only one request."""
         self._number += 1
         size = self.dice.choice((0, 0, 3, 40, 200, 2000))
         text = f"{self._generation}.{self._number}." + "y" * size
@@ -271,14 +271,14 @@ class Script:
         return Step(data, method, target, body, answer.status, answer.facts, name, before, self.visible(name))
 
     def _spelled(self, name: str) -> str:
-        """The name as it is, or with a character percent-encoded: both are the same stream."""
+        """The name, possibly with a percent-encoded character: both are the same stream."""
         if self.dice.random() < 0.9:
             return name
         at = self.dice.choice([index for index, letter in enumerate(name) if letter != "/"])
         return f"{name[:at]}%{ord(name[at]):02{self.dice.choice('xX')}}{name[at + 1 :]}"
 
     def _encode(self, method: str, target: str, headers: dict[str, str], body: bytes) -> bytes:
-        """One of the many legal spellings of a request."""
+        """One of the many legal encodings of a request."""
         dice = self.dice
         fields = [("Host", "localhost"), *headers.items()]
         payload = body
@@ -327,5 +327,5 @@ _WEIGHTS = [34, 22, 18, 8, 5, 3, 1.5, 4, 4, 0.5]
 
 
 def place(token: str) -> str:
-    """The part of an offset that says where it is: message and byte, without what names the stream's incarnation."""
+    """The message and byte parts of an offset, without the incarnation."""
     return "_".join(token.split("_")[:2])

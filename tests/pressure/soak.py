@@ -2,9 +2,9 @@
 
     python -m tests.pressure.soak --minutes 60 [--mode file-durable]        (or: make soak MINUTES=60)
 
-Everything that is created is deleted again or has a bound, so after a warm-up nothing has a reason to grow. Slopes are
-those of a straight line through the samples after the warm-up; `judge` says what counts as near zero. Other programs
-change the latency: it is judged as a multiple of that of an echo server, which is asked at the same moments.
+Everything that is created is deleted again or bounded, so nothing should grow after a warm-up. Slopes are those of a
+straight line through the samples after the warm-up; `judge` defines what counts as near zero. Other programs affect
+the latency, so it is measured as a multiple of the latency of an echo server at the same time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WARM_UP_SHARE = 0.25
 SAMPLE_S = 10.0
 DESCRIPTORS_MAX = 10
 ECHO_FLOOR_MS = 1.0
-"""An echo that is faster than this counts as this: multiples of it would be noise."""
+"""Lower bound for the latency of the echo server: multiples of a smaller one would be noise."""
 ALLOWED: dict[str, Callable[[float], float]] = {
     "rss_mib": lambda mean: 0.10 * mean,
     "descriptors": lambda _: DESCRIPTORS_MAX,
@@ -40,7 +40,7 @@ ALLOWED: dict[str, Callable[[float], float]] = {
     "p50_of_echo": lambda mean: max(1.0, 0.25 * mean),
     "p99_of_echo": lambda mean: max(2.0, 0.50 * mean),
 }
-"""By number, the growth over the whole run that still counts as none, for its mean."""
+"""By metric, the growth over the whole run that still counts as none, given its mean."""
 
 
 class Soak:
@@ -75,7 +75,7 @@ class Soak:
 
 
 async def cycle(soak: Soak, number: int) -> None:
-    """A stream that is created, written by a producer, read back and deleted, over and over."""
+    """Create a stream, write to it as a producer, read it back and delete it, repeatedly."""
     client = soak.client()
     turn = 0
     while soak.running:
@@ -98,7 +98,7 @@ async def cycle(soak: Soak, number: int) -> None:
 
 
 async def brief(soak: Soak) -> None:
-    """Streams that expire, and buckets that come and go."""
+    """Streams that expire, and buckets that are created and deleted."""
     client = soak.client()
     turn = 0
     while soak.running:
@@ -152,7 +152,7 @@ async def listen(soak: Soak) -> None:
 
 
 async def ping(soak: Soak, echo_port: int) -> None:
-    """Exchanges with the echo server: the same machine and load generator, and none of our server."""
+    """Round trips with the echo server: the same machine and load generator, without our server."""
     reader, writer = await asyncio.open_connection("127.0.0.1", echo_port)
     while soak.running:
         began = time.monotonic()
@@ -227,13 +227,13 @@ async def load(port: int, echo_port: int, pid: int, minutes: float) -> tuple[lis
 
 
 def slope(samples: list[dict[str, float]], key: str) -> float:
-    """Per minute, after the warm-up."""
+    """The slope per minute, after the warm-up."""
     kept = samples[int(len(samples) * WARM_UP_SHARE) :]
     return statistics.linear_regression([each["minute"] for each in kept], [each[key] for each in kept]).slope
 
 
 def judge(samples: list[dict[str, float]]) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Mean, slope per minute and growth of each number after the warm-up; and those that grow."""
+    """Mean, slope per minute and growth of each metric after the warm-up; and descriptions of those that grow."""
     kept = samples[int(len(samples) * WARM_UP_SHARE) :]
     minutes = kept[-1]["minute"] - kept[0]["minute"]
     found: dict[str, dict[str, float]] = {}

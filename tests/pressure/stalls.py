@@ -2,8 +2,8 @@
 
     python -m tests.pressure.stalls [OPERATION …] [--share 1.0] [--json FILE]
 
-Measures wall-clock time against the real server, so run it on a quiet machine. `cpu_of` is the form that noise does
-not change: CPU time per iteration of the server's loop.
+It measures wall-clock time against the real server, so run it on a quiet machine. `cpu_of` measures CPU time per
+iteration of the server's loop instead, which is independent of other load.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.pressure.load import Load, Operation
 from tests.pressure.metered import Worst
-from tests.pressure.operations import BY_NAME, OPERATIONS, Load, Operation
+from tests.pressure.operations import BY_NAME, OPERATIONS
 from tests.serving import serve
 
 PROBE_EVERY_S = 0.005
@@ -29,7 +30,7 @@ STALL_MAX_MS = 50.0
 
 
 class Probe:
-    """A process of its own, so that the driver's work does not delay it."""
+    """A separate process, so that the driver's work does not delay it."""
 
     def __init__(self, port: int) -> None:
         self._process = subprocess.Popen(
@@ -43,7 +44,7 @@ class Probe:
         assert self._process.stdout.readline() == "probing\n"
 
     def stop(self) -> dict[str, float]:
-        """Milliseconds: the median, the 99th percentile and the worst answer, and how many there were."""
+        """The median, 99th percentile and maximum response time in milliseconds, and the number of responses."""
         out, _ = self._process.communicate("stop\n", timeout=60)
         found: dict[str, float] = json.loads(out)
         return found
@@ -78,7 +79,7 @@ def wall_of(operation: Operation, share: float, program: tuple[str, ...] = ("hea
 
 
 def cpu_of(operations: Sequence[Operation], fault: str | None = None) -> dict[str, Worst]:
-    """By operation, the worst iteration of the loop while it runs at its quick size. All must be of one mode."""
+    """By operation, the worst iteration of the loop while it runs at its quick size. All must have one mode."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "meter.json"
         settings: dict[str, Any] = {"DS_STORAGE__MODE": operations[0].mode, "METER_FILE": str(path)}
@@ -96,7 +97,7 @@ def cpu_of(operations: Sequence[Operation], fault: str | None = None) -> dict[st
 
 
 def _report(load: Load, path: Path) -> Worst:
-    # The answer to this comes from a later iteration: those that the operation kept busy are complete.
+    # The response to this is sent in a later iteration, so the operation's iterations are complete.
     load.must("GET", "/healthz")
     path.unlink(missing_ok=True)
     os.kill(load.server.pid, signal.SIGUSR1)

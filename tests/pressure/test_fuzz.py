@@ -1,4 +1,4 @@
-"""Every response of a pipelined connection is the model's answer to its request, however the bytes are cut."""
+"""Every response on a pipelined connection is the model's response to its request, however the bytes are split."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ REQUESTS_LONG = {"memory": 900_000, "file-durable": 60_000, "acid": 40_000}
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mode", ["memory", "file-durable", "acid"])
-def test_pipelined_requests_get_the_models_answers(mode: str, long: bool) -> None:
+def test_pipelined_requests_get_the_models_responses(mode: str, long: bool) -> None:
     seed = time.time_ns() % 10**9 if long else 20_262
     requests = REQUESTS_LONG[mode] if long else REQUESTS.get(mode, 1_000)
     print(f"seed {seed}")  # noqa: T201 - shown with a failure, to replay it
     counts = run_against_server(requests=requests, seed=seed, mode=mode)
     assert counts["answered"] > requests * 0.7
     for what in ("slow", "paused", "vanish", "waits", "events", "settled"):
-        assert counts[what] > requests / 2_000, f"too little {what} to judge by: {counts}"
+        assert counts[what] > requests / 2_000, f"too few {what} for a check: {counts}"
 
 
 @pytest.mark.parametrize("fault", FUZZ_FAULTS)
-def test_a_broken_server_is_noticed(fault: str) -> None:
+def test_fault_is_detected(fault: str) -> None:
     with pytest.raises(Mismatch):
         run_against_server(requests=6_000, seed=5, program=("tests.pressure.faults", fault))
 
 
-def test_h11_reads_every_request_as_it_is_meant() -> None:
-    """A second opinion on the spellings that the script uses: chunks, extensions, trailers, white space, case."""
+def test_h11_parses_every_request_as_intended() -> None:
+    """An independent check of the encodings that the script uses: chunks, extensions, trailers, white space, case."""
     script = Script(random.Random(3), "h11", Wake("/v1/stream/w"))
     steps = [script.step() for _ in range(1_500)]
     server = h11.Connection(h11.SERVER)
@@ -63,14 +63,16 @@ def judge_malformed(program: tuple[str, ...], mutations: int, seed: int) -> int:
         return malformed.check(server.port, mutations, seed)
 
 
-def test_the_server_reads_no_request_where_h11_reads_none(long: bool) -> None:
+def test_server_does_not_parse_more_requests_than_h11(long: bool) -> None:
     mutations = 50_000 if long else 1_500
     seed = time.time_ns() % 10**9 if long else 7
     accepted = judge_malformed(("headwater",), mutations, seed)
-    assert mutations / 50 < accepted < mutations / 2, "the mutations are too harmless or too harsh to compare"
+    assert mutations / 50 < accepted < mutations / 2, (
+        "too many or too few mutated requests are accepted for a comparison"
+    )
 
 
-def test_a_server_that_forgives_malformed_heads_is_noticed() -> None:
+def test_server_that_accepts_malformed_heads_is_detected() -> None:
     with pytest.raises(Mismatch):
         judge_malformed(("tests.pressure.faults", "forgives_malformed_heads"), 3_000, 7)
 
@@ -85,7 +87,7 @@ def test_a_server_that_forgives_malformed_heads_is_noticed() -> None:
     ],
     ids=["offset", "status", "twice", "framing"],
 )
-def test_a_wrong_answer_is_a_mismatch(answer: bytes) -> None:
+def test_wrong_response_is_a_mismatch(answer: bytes) -> None:
     replies = Replies()
     replies.feed(answer)
     step = Step(b"", "POST", "/v1/stream/s", b"x", 204, {"next": f"{1:016x}_{1:016x}", "closed": False})

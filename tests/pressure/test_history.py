@@ -1,4 +1,4 @@
-"""Concurrent clients through kills, stops, cut connections and disks in trouble: their history breaks no promise."""
+"""Concurrent clients during kills, stops, cut connections and disk errors: their history violates no guarantee."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from pathlib import Path
 import pytest
 
 from tests.crash.workload import Violation
+from tests.pressure.disruptions import DISRUPTIONS, run_disruptions
 from tests.pressure.history import History, Operation, Producer, check
-from tests.pressure.troubles import TROUBLES, endure
 
 ROUNDS_LONG = 120
 WITHOUT_PROMISE = {"file-fast": {"full", "failing_disk", "no_space"}}
-"""Troubles after which a mode promises nothing."""
+"""Disruptions after which a mode guarantees nothing."""
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["file-durable", "acid", "file-fast"])
-def test_no_trouble_breaks_a_promise(tmp_path: Path, mode: str, long: bool) -> None:
-    names = [name for name in TROUBLES if name not in WITHOUT_PROMISE.get(mode, ())]
+def test_history_is_valid_after_disruptions(tmp_path: Path, mode: str, long: bool) -> None:
+    names = [name for name in DISRUPTIONS if name not in WITHOUT_PROMISE.get(mode, ())]
     seed = time.time_ns() % 10**9 if long else 20_263
-    troubles = random.Random(seed).choices(names, k=ROUNDS_LONG) if long else names
-    counts = asyncio.run(endure(tmp_path, mode, troubles, seed))
+    disruptions = random.Random(seed).choices(names, k=ROUNDS_LONG) if long else names
+    counts = asyncio.run(run_disruptions(tmp_path, mode, disruptions, seed))
     for what in ("append", "read", "tail", "create", "delete", "unknown", "events"):
-        assert counts[what] > len(troubles), f"too little {what} to judge by: {counts}"
+        assert counts[what] > len(disruptions), f"too few {what} for a check: {counts}"
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", ["file-durable", pytest.param("acid", marks=pytest.mark.long)])
-def test_no_death_of_a_worker_breaks_a_promise(tmp_path: Path, mode: str, long: bool) -> None:
+def test_history_is_valid_after_the_death_of_workers(tmp_path: Path, mode: str, long: bool) -> None:
     """kill -9 and SIGSTOP of random workers, and of the supervisor with all of them."""
     seed = time.time_ns() % 10**9 if long else 20_264
     names = ["kill_worker", "stop_worker", "kill_worker", "kill", "cut"]
-    troubles = random.Random(seed).choices(names, k=ROUNDS_LONG) if long else names
-    counts = asyncio.run(endure(tmp_path, mode, troubles, seed, workers=2))
+    disruptions = random.Random(seed).choices(names, k=ROUNDS_LONG) if long else names
+    counts = asyncio.run(run_disruptions(tmp_path, mode, disruptions, seed, workers=2))
     for what in ("append", "read", "tail", "create", "delete", "events"):
-        assert counts[what] > len(troubles), f"too little {what} to judge by: {counts}"
+        assert counts[what] > len(disruptions), f"too few {what} for a check: {counts}"
 
 
 @pytest.mark.long
@@ -54,18 +54,18 @@ def test_no_death_of_a_worker_breaks_a_promise(tmp_path: Path, mode: str, long: 
         ("applies_only_some", "acid"),
     ],
 )
-def test_a_broken_server_is_found_by_its_clients_history(tmp_path: Path, fault: str, mode: str) -> None:
+def test_fault_is_detected_in_the_history(tmp_path: Path, fault: str, mode: str) -> None:
     with pytest.raises(Violation):
-        asyncio.run(endure(tmp_path, mode, ["kill"] * 12, 3, fault=fault))
+        asyncio.run(run_disruptions(tmp_path, mode, ["kill"] * 12, 3, fault=fault))
 
 
-# -- the judge itself
+# -- the checks themselves
 
 S = "/v1/stream/s"
 
 
 class Story:
-    """A history given one answered operation at a time."""
+    """A history that is built from one completed operation at a time."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -219,14 +219,14 @@ WRONG: list[Callable[[Story], bytes | None]] = [
 
 
 @pytest.mark.parametrize("tell", WRONG, ids=lambda tell: str(tell.__name__))
-def test_a_wrong_history_is_a_violation(tell: Callable[[Story], bytes | None]) -> None:
+def test_invalid_history_is_a_violation(tell: Callable[[Story], bytes | None]) -> None:
     story = Story()
     content = tell(story)
     with pytest.raises(Violation):
         check(story.history, {} if content is None else {S: content})
 
 
-def test_what_nobody_knows_may_be_there_or_not() -> None:
+def test_append_with_unknown_outcome_may_be_present_or_missing() -> None:
     for content in (b"a;", b"a;b;"):
         story = Story()
         story.append(b"a;", 2)
@@ -234,7 +234,7 @@ def test_what_nobody_knows_may_be_there_or_not() -> None:
         check(story.history, {S: content})
 
 
-def test_lives_that_follow_each_other_are_fine() -> None:
+def test_successive_incarnations_are_valid() -> None:
     story = Story()
     story.missing()
     story.create(b"one;")

@@ -1,4 +1,4 @@
-"""Under steady load nothing grows, and connections that give nothing cost little."""
+"""Under steady load nothing grows, and idle connections cost little."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import pytest
 from tests.pressure import crowds, soak
 
 READER_COST_MIB = 2.0
-"""What a reader that never reads may cost: its answer under way, and the buffers of its socket."""
+"""The memory that a reader that never reads may cost: its response in progress and its socket buffers."""
 
 
 def samples(**growth: float) -> list[dict[str, float]]:
-    """An hour, one sample a minute, with these numbers growing by so much a minute."""
+    """One hour of samples, one per minute, with these metrics growing by so much per minute."""
     flat = {"rss_mib": 60.0, "descriptors": 40.0, "cpu_ms": 0.3, "p50_ms": 3.0, "p99_ms": 20.0}
     flat |= {"echo_p50_ms": 1.0, "echo_p99_ms": 10.0}
     return [
@@ -25,7 +25,7 @@ def test_steady_numbers_do_not_count_as_growth() -> None:
     assert soak.judge(samples(rss_mib=0.05, descriptors=0.1, p50_ms=0.01))[1] == []
 
 
-def test_a_machine_that_becomes_slower_does_not_count_as_growth() -> None:
+def test_slower_machine_does_not_count_as_growth() -> None:
     assert soak.judge(samples(p50_ms=3.0, echo_p50_ms=1.0, p99_ms=20.0, echo_p99_ms=10.0))[1] == []
     assert len(soak.judge(samples(p50_ms=1.0, echo_p50_ms=0.05))[1]) == 1
 
@@ -34,14 +34,14 @@ def test_a_machine_that_becomes_slower_does_not_count_as_growth() -> None:
     ("number", "per_minute"),
     [("rss_mib", 0.5), ("descriptors", 0.5), ("cpu_ms", 0.01), ("p50_ms", 0.1), ("p99_ms", 2.0)],
 )
-def test_a_number_that_grows_is_named(number: str, per_minute: float) -> None:
+def test_growing_metric_is_reported(number: str, per_minute: float) -> None:
     found, growing = soak.judge(samples(**{number: per_minute}))
     assert len(growing) == 1
     assert growing[0].startswith(number.removesuffix("_ms"))
     assert found[number]["per_minute"] == pytest.approx(per_minute, rel=0.01)
 
 
-def test_a_short_soak_leaks_no_descriptor() -> None:
+def test_short_soak_leaks_no_descriptors() -> None:
     found = soak.run(0.08)
     assert found["cycles"] > 0
     assert found["polls"] > 0
@@ -50,14 +50,14 @@ def test_a_short_soak_leaks_no_descriptor() -> None:
 
 
 @pytest.mark.long
-def test_a_soak_finds_a_server_that_leaks() -> None:
+def test_soak_detects_a_leak() -> None:
     growing = soak.run(0.08, program=("tests.pressure.faults", "leaks_with_every_append"))["growing"]
     assert any(each.startswith("rss_mib") for each in growing), growing
     assert any(each.startswith("descriptors") for each in growing), growing
 
 
 @pytest.mark.long
-def test_a_soak_finds_a_server_that_becomes_slower() -> None:
+def test_soak_detects_a_slowdown() -> None:
     growing = soak.run(0.12, program=("tests.pressure.faults", "slows_with_every_append"))["growing"]
     assert any(each.startswith("cpu_ms") for each in growing), growing
 
@@ -65,7 +65,7 @@ def test_a_soak_finds_a_server_that_becomes_slower() -> None:
 def judge_silent_readers(program: tuple[str, ...]) -> None:
     found = crowds.silent_readers(100, rounds=50, program=program)
     assert found["during_mib"] - found["before_mib"] < 100 * READER_COST_MIB, found
-    assert found["after_mib"] - found["before_mib"] < 20, f"memory does not go back: {found}"
+    assert found["after_mib"] - found["before_mib"] < 20, f"memory is not returned: {found}"
 
 
 def test_readers_that_never_read_cost_bounded_memory() -> None:
@@ -73,7 +73,7 @@ def test_readers_that_never_read_cost_bounded_memory() -> None:
 
 
 @pytest.mark.parametrize("fault", ["buffers_for_silent_readers", "keeps_freed_memory"])
-def test_a_server_whose_memory_silent_readers_keep_is_noticed(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_kept_for_silent_readers_is_detected(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowds, "PATIENCE_S", 8.0)
     monkeypatch.setattr(crowds, "RETURN_S", 4.0)
     with pytest.raises(AssertionError):
@@ -84,7 +84,7 @@ def test_idle_connections_cost_a_few_kilobytes_each(long: bool) -> None:
     judge_idle_connections(10_000 if long else 500, ("headwater",))
 
 
-def test_a_server_whose_connections_cost_much_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expensive_connections_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowds, "RETURN_S", 1.0)
     with pytest.raises(AssertionError):
         judge_idle_connections(500, ("tests.pressure.faults", "keeps_something_for_every_connection"))

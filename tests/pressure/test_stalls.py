@@ -1,15 +1,16 @@
-"""No operation holds the event loop: CPU time per iteration in every run, stalls on the clock in `--long`."""
+"""No operation blocks the event loop: CPU time per iteration in every run, wall-clock stalls with `--long`."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.pressure.operations import OPERATIONS, Load, Operation
+from tests.pressure.load import Load, Operation
+from tests.pressure.operations import OPERATIONS
 from tests.pressure.stalls import STALL_MAX_MS, cpu_of, wall_of
 
 SYNCS_MAX = 1
 READ_MAX = 1024 * 1024
-"""Blocking calls in one iteration: an inline commit syncs once, and a slice of an answer is read from a file."""
+"""The blocking calls allowed in one iteration: an inline commit syncs once, and a slice is read from a file."""
 MODES = sorted({operation.mode for operation in OPERATIONS})
 
 
@@ -29,19 +30,19 @@ def heads(load: Load) -> None:
     load.must("HEAD", "/healthz")
 
 
-def test_the_meter_shows_a_request_that_holds_the_loop() -> None:
+def test_meter_shows_a_request_that_blocks_the_loop() -> None:
     worst = cpu_of([Operation("head", "a HEAD that computes", heads)], fault="stalls_on_heads")["head"]
     assert worst.cpu_ms > STALL_MAX_MS
     assert "_read_ready" in worst.callback
 
 
-def test_the_meter_shows_a_request_that_waits_for_the_disk() -> None:
+def test_meter_shows_a_request_that_waits_for_the_disk() -> None:
     worst = cpu_of([Operation("head", "a HEAD that reads and syncs", heads)], fault="blocks_on_heads")["head"]
     assert worst.syncs > SYNCS_MAX
     assert worst.read_bytes > READ_MAX
 
 
-def test_the_probe_shows_a_request_that_holds_the_loop() -> None:
+def test_probe_shows_a_request_that_blocks_the_loop() -> None:
     found = wall_of(Operation("head", "a HEAD that computes", heads), 1.0, ("tests.pressure.faults", "stalls_on_heads"))
     assert found["worst_ms"] > STALL_MAX_MS, found
 
@@ -51,5 +52,5 @@ def test_the_probe_shows_a_request_that_holds_the_loop() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: str(operation.name))
 def test_no_client_waits_longer_than_50_ms_for_another(operation: Operation) -> None:
     found = wall_of(operation, 1.0)
-    # A machine that stalls when nothing runs cannot show less.
+    # A machine that stalls without load cannot show less.
     assert found["worst_ms"] <= max(STALL_MAX_MS, 2 * found["quiet_worst_ms"]), found

@@ -1,6 +1,6 @@
-"""What the Spark tests share: a server with room, the official Node server, and patience.
+"""Fixtures of the Spark tests: a server without size limits, the official Node server, and long timeouts.
 
-Invariant: what is missing fails the tests and says how to get it.
+Invariant: missing software fails the tests with a message that says how to install it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPARK_TEST_TIMEOUT_S = 300
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starting Spark, and the first use of each of its parts, takes long on a busy machine."""
+    """Set long timeouts: starting Spark, and the first use of each of its parts, is slow on a busy machine."""
     folder = f"{Path(__file__).parent}/"
     for item in items:
         if str(item.path).startswith(folder) and item.get_closest_marker("timeout") is None:

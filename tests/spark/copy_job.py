@@ -1,6 +1,6 @@
-"""A driver of its own, to be killed: copies streams to streams until it is killed or all is copied.
+"""A separate driver to be killed: it copies streams to streams until it is killed or everything is copied.
 
-Run as `python -m tests.spark.copy_job JSON`, the JSON telling where from and where to. Prints `running` once.
+Run as `python -m tests.spark.copy_job JSON`; the JSON names sources and targets. Prints `running` once.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headwater.spark import by_target, configure
 from headwater.spark.writer import BATCH_ID_PROPERTY
 
 SLOW_S = 60.0
-"""Longer than the other task takes on a busy machine; the speculative attempt ends it."""
+"""Longer than the other task takes on a busy machine; the speculative attempt ends this one."""
 
 
 def slow_at_first(marks: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """The first attempt of one task takes long; every attempt leaves a mark."""
+    """Make the first attempt of one task slow; every attempt creates a mark."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()

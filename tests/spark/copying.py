@@ -1,4 +1,4 @@
-"""A driver of its own that copies streams (`tests.spark.copy_job`), and what its copies must be."""
+"""A separate driver that copies streams (`tests.spark.copy_job`), and a check of its copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FINISH_TIMEOUT_S = 240.0
 
 
 class CopyJob:
-    """A running driver, in a process group of its own with the JVM and the Python workers."""
+    """A running driver, in a separate process group with the JVM and the Python workers."""
 
     def __init__(self, directory: Path, url: str, environment: dict[str, str], **more: Any) -> None:
         job = {
@@ -55,7 +55,7 @@ class CopyJob:
             assert time.monotonic() < deadline, "the driver did not start"
 
     def kill(self) -> None:
-        """Everything at once: SIGKILL to the whole group."""
+        """Send SIGKILL to the whole group."""
         kill_group(self.process)
         self._listener.join(timeout=30)
         assert self.process.stdout is not None

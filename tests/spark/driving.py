@@ -1,4 +1,4 @@
-"""The source driven as Spark drives it, without a session: plan, read, keep the offset as JSON, start again from it."""
+"""Drive the source as Spark does, without a session: plan, read, store the offset as JSON, restart from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Row = tuple[str, str]
 """A value and the offset after it."""
 
 queries: list[Query] = []
-"""Those that were made, for `stop_all`."""
+"""All queries that were created, for `stop_all`."""
 
 
 def stop_all() -> None:
@@ -46,7 +46,7 @@ class Query:
         self._reader.stop()
         self._options |= options
         self._reader = self._made()
-        # What Spark hands over is what it stored: text.
+        # Spark passes the offset that it stored, as text.
         self.place = json.loads(json.dumps(self.place))
         self.planned = json.loads(json.dumps(self.planned))
 
@@ -56,7 +56,7 @@ class Query:
         self.planned = self._reader.latestOffset(self.place, self._reader.getDefaultReadLimit())
 
     def tables(self) -> list[pa.RecordBatch]:
-        """What the tasks of the planned batch read."""
+        """The rows that the tasks of the planned batch read."""
         assert self.place is not None
         assert self.planned is not None
         tasks = self._reader.partitions(self.place, self.planned)
@@ -78,7 +78,7 @@ class Query:
         return [value for value, _ in rows]
 
     def batches_until(self, count: int) -> list[str]:
-        """What comes until there are so many rows: a running query learns of changes when the server tells it."""
+        """Run batches until there are this many rows: a running query notices changes when the server reports them."""
         found: list[str] = []
 
         def more() -> list[str]:
@@ -92,5 +92,5 @@ class Query:
 
 
 def without_incarnation(places: dict[str, Any] | None) -> dict[str, Any]:
-    """As a release that knew no incarnations stored it."""
+    """The places as stored by a release without incarnations."""
     return {name: {**place, "offset": place["offset"][:33]} for name, place in (places or {}).items() if name}

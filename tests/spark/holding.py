@@ -1,6 +1,6 @@
-"""A proxy before a server that holds one append back and kills who sent it: what a dying executor leaves behind.
+"""A proxy that holds one append and kills its sender, to simulate the late append of a dead executor.
 
-Invariant: what is held reaches the server only when the test says so, byte for byte as it was sent.
+Invariant: the held append reaches the server only when the test releases it, byte for byte as it was sent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class HoldingProxy(ThreadingHTTPServer):
         self._lock = threading.Lock()
 
     def hold(self, append: Append, port: int) -> bool:
-        """Keep the first append of the batch, and kill -9 the process at the other end."""
+        """Hold the first append of the batch, and kill -9 the process that sent it."""
         with self._lock:
             if self.held is not None or append.headers.get("producer-epoch") != self.epoch:
                 return False
@@ -50,7 +50,7 @@ class HoldingProxy(ThreadingHTTPServer):
             return True
 
     def let_go(self) -> int:
-        """Send what was held; the status that the server answers."""
+        """Send the held append; return the status of the response."""
         assert self.held is not None, "no append of that batch was seen"
         return self.pass_on("POST", self.held)[0]
 
@@ -92,11 +92,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named so by the base class
-        """Tests are quiet."""
+        """Log nothing."""
 
 
 def _process_at(port: int) -> int:
-    """Whose end of a connection this is."""
+    """The process that owns this port."""
     for process in psutil.Process().children(recursive=True):
         try:
             connections = process.net_connections("tcp")
@@ -109,7 +109,7 @@ def _process_at(port: int) -> int:
 
 @contextmanager
 def holding(root: str, *, epoch: int) -> Iterator[HoldingProxy]:
-    """A proxy before the stream root that holds the first append of this batch."""
+    """A proxy for the stream root that holds the first append of this batch."""
     proxy = HoldingProxy(root, epoch)
     thread = threading.Thread(target=proxy.serve_forever, name="holding-proxy", daemon=True)
     thread.start()

@@ -1,6 +1,6 @@
-"""Spark's own processes for tests: a standalone cluster, a Connect server, and the package as a wheel installs it.
+"""Spark processes for tests: a standalone cluster, a Connect server, and the package installed from a wheel.
 
-Invariant: what is started here is ended when its `with` block is left, children included.
+Invariant: processes that are started here end with their `with` block, including their children.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def environment(package: Path) -> dict[str, str]:
 
 
 def installed_wheel(directory: Path) -> Path:
-    """Build the wheel of this checkout and install it into a directory of its own."""
+    """Build the wheel of this checkout and install it into a separate directory."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     offline = ["--no-deps", "--no-index"]
     wheels = directory / "wheels"
@@ -52,7 +52,7 @@ def installed_wheel(directory: Path) -> Path:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to a process that leads a group, to the group, and to its Python daemons in groups of their own."""
+    """Send SIGKILL to a process group, and to its Python daemons, which are in separate groups."""
     members = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -109,7 +109,7 @@ class Cluster:
 def standalone_cluster(directory: Path, package: Path) -> Iterator[Cluster]:
     """A master and two workers of one core each, from the PySpark package.
 
-    Each worker has an address of its own: Spark begins a speculative attempt only on another host.
+    Each worker has its own address, because Spark starts a speculative attempt only on another host.
     """
     require_java()
     port, page = free_port(), free_port()
@@ -154,7 +154,7 @@ def standalone_cluster(directory: Path, package: Path) -> Iterator[Cluster]:
 
 @contextmanager
 def connect_server(directory: Path, package: Path) -> Iterator[str]:
-    """A Spark Connect server on local[2]; its address."""
+    """Run a Spark Connect server on local[2]; yields its address."""
     require_java()
     port = free_port()
 

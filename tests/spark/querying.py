@@ -1,4 +1,4 @@
-"""Short spellings for tests: reading and writing streams with Spark, and running a query to its end."""
+"""Shortcuts for tests: reading and writing streams with Spark, and running a query to its end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def start(df: DataFrame, url: str, checkpoint: Any, *, available_now: bool = Fal
 
 
 def run(df: DataFrame, url: str, checkpoint: Any, **options: Any) -> list[dict[str, Any]]:
-    """Everything there is now; the progress of each batch."""
+    """Process everything that exists now; return the progress of each batch."""
     query = start(df, url, checkpoint, available_now=True, **options)
     try:
         assert query.awaitTermination(WAIT_S), "the query did not end"

@@ -1,9 +1,9 @@
-"""The one Spark session of a test run, and what its processes need.
+"""The Spark session of a test run, and the environment of its processes.
 
-A plugin of the whole suite, because a fixture that two folders import is two fixtures: each would stop the session
-that both hold.
+It is a plugin of the whole suite, because a fixture that two directories import becomes two fixtures, and each would
+stop the session that both use.
 
-Invariant: no JVM is left when the run is over.
+Invariant: no JVM remains after the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _reserved: list[int] = []
 
 
 def pytest_configure() -> None:
-    """Every Spark that a test starts, also by way of a command, is one that is soon up."""
+    """Use the quickly starting Spark home for every Spark that a test starts, including those of commands."""
     os.environ["SPARK_CONF_DIR"] = CONF_DIR
     _reserved.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(LOW_DESCRIPTORS))
 
@@ -48,7 +48,7 @@ def require_java() -> None:
 
 
 def worker_environment() -> dict[str, str]:
-    """What Spark's processes need to run this checkout, whichever Python runs the tests."""
+    """The environment that Spark's processes need to run this checkout with the Python of the tests."""
     paths = [str(REPOSITORY / "src"), str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(path for path in paths if path),
@@ -61,7 +61,7 @@ def worker_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """local[2] with the recommended settings, and two attempts of a task; started once, as that alone takes seconds."""
+    """A session on local[2] with the recommended settings and two attempts per task; started once, as that is slow."""
     require_java()
     os.environ.update(worker_environment())
     from pyspark import SparkContext

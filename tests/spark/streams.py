@@ -1,4 +1,4 @@
-"""Making and looking at streams over plain HTTP, so that tests judge the connector by what a client sees."""
+"""Create and read streams over plain HTTP, so that tests check the connector by what a client sees."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Streams:
         return name
 
     def append(self, name: str, messages: Sequence[Any]) -> str:
-        """JSON messages, in one append; the offset behind them."""
+        """Append JSON messages in one request; return the offset after them."""
         body = json.dumps(messages, separators=(",", ":")).encode()
         return self.append_bytes(name, body, JSON)
 
@@ -47,7 +47,7 @@ class Streams:
         return answer.headers["Stream-Next-Offset"]
 
     def filled(self, name: str, messages: Iterable[Any], per_append: int = 1000) -> str:
-        """A new JSON stream with these messages."""
+        """Create a JSON stream with these messages."""
         self.create(name)
         waiting = list(messages)
         for at in range(0, len(waiting), per_append):

@@ -1,4 +1,4 @@
-"""Offsets that a user gives, without Spark: what they mean at the ends of a stream, and which are mistakes."""
+"""User-defined offsets, without Spark: their meaning at the ends of a stream, and invalid ones."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def source(streams: Streams, stream_name: Callable[[], str]) -> str:
 
 
 def trimmed(streams: Streams, name: str) -> list[str]:
-    """A stream that has lost its first messages; those that are left."""
+    """Create a stream whose first messages were dropped; return the remaining ones."""
     streams.http.put(f"{streams.root}/{name}", headers=TRIMMED).raise_for_status()
     texts = [f"{n:0500d}" for n in range(20)]
     for text in texts:
         streams.append_bytes(name, text.encode(), "text/plain")
-    # Retention moves in steps: wait for the last one, after which the size and an eighth of it are left.
+    # Retention works in steps: wait for the last one, which leaves the size limit plus an eighth.
     content = waiting.wait_until(lambda: streams.content(name), lambda content: len(content) <= 2250).decode()
     left = [text for text in texts if text in content]
     assert 0 < len(left) < len(texts), "the server dropped some of the messages"
     return left
 
 
-def test_a_start_after_the_end_is_a_mistake(streams: Streams, source: str) -> None:
+def test_start_after_the_end_is_an_error(streams: Streams, source: str) -> None:
     middle, end = streams.tail(source), streams.append(source, [10, 11])
     with pytest.raises(OptionError, match=rf"startingOffsets {end} of stream .* is after endingOffsets {middle}"):
         batch_values(streams, streams=source, startingOffsets=end, endingOffsets=middle)
@@ -45,7 +45,7 @@ def test_a_start_after_the_end_is_a_mistake(streams: Streams, source: str) -> No
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
-def test_an_offset_beyond_the_tail_is_a_mistake(streams: Streams, source: str, option: str) -> None:
+def test_offset_beyond_the_tail_is_an_error(streams: Streams, source: str, option: str) -> None:
     tail = streams.tail(source)
     beyond = f"{int(tail[:16], 16) + 5:016x}_{int(tail[17:33], 16) + 50:016x}{tail[33:]}"
     with pytest.raises(OptionError, match=f"{option} {beyond} is beyond the end of stream"):
@@ -59,7 +59,7 @@ def test_a_query_cannot_start_beyond_the_tail(streams: Streams, source: str) -> 
         Query(streams, streams=source, startingOffsets=beyond).batch()
 
 
-def test_earliest_is_the_earliest_that_is_retained(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_earliest_is_the_earliest_retained_message(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = stream_name()
     left = trimmed(streams, name)
     rows = batch_rows(streams, streams=name)
@@ -69,7 +69,7 @@ def test_earliest_is_the_earliest_that_is_retained(streams: Streams, stream_name
     assert Query(streams, streams=name).batch() == left
 
 
-def test_a_stream_that_joins_is_read_from_the_earliest_that_is_retained(
+def test_new_stream_is_read_from_the_earliest_retained_message(
     streams: Streams, stream_name: Callable[[], str]
 ) -> None:
     family = stream_name()
@@ -81,20 +81,20 @@ def test_a_stream_that_joins_is_read_from_the_earliest_that_is_retained(
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
-def test_an_unknown_name_in_offsets_is_a_mistake(streams: Streams, source: str, option: str) -> None:
+def test_unknown_name_in_offsets_is_an_error(streams: Streams, source: str, option: str) -> None:
     offsets = json.dumps({source: "latest", "no-such": "latest"})
     with pytest.raises(OptionError, match=f"{option} names 'no-such', which the query does not read"):
         batch_values(streams, **{"streams": source, option: offsets})
 
 
-def test_a_streaming_read_checks_the_names_and_has_no_end(streams: Streams, source: str) -> None:
+def test_streaming_read_checks_names_and_rejects_an_end(streams: Streams, source: str) -> None:
     def reader(**more: str) -> MicroBatchReader:
         given = {"url": streams.root, "streams": source, **more}
         return MicroBatchReader(source_options(given), HeadwaterSource(given).schema())
 
     with pytest.raises(OptionError, match="names 'no-such'"):
         reader(startingOffsets=json.dumps({"no-such": "latest"}))
-    with pytest.raises(OptionError, match="endingOffsets is for batch reads"):
+    with pytest.raises(OptionError, match="endingOffsets is only for batch reads"):
         reader(endingOffsets=streams.tail(source))
 
 

@@ -1,4 +1,4 @@
-"""A driver with more open files than select() takes: noticed, or no trouble if the session was there before."""
+"""A driver with more open files than select() supports: an error, unless the session was started before."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.spark.errors import TooManyDescriptorsError
 
 @pytest.fixture
 def crowded() -> Iterator[int]:
-    """Every descriptor that select() takes is in use; a descriptor above them."""
+    """Use up all descriptors that select() supports; yields a higher one."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4096), before[1]))
     taken = [os.open(os.devnull, os.O_RDONLY)]
@@ -28,12 +28,12 @@ def crowded() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_server_that_cannot_wait_is_an_error(crowded: int) -> None:
+def test_callback_server_with_a_high_descriptor_is_an_error(crowded: int) -> None:
     with pytest.raises(TooManyDescriptorsError, match=r"headwater\.spark\.session\(\)"):
         check_descriptor(crowded)
 
 
-def test_batches_arrive_though_many_files_were_opened_after_the_start(
+def test_batches_arrive_with_many_files_opened_after_the_start(
     spark: SparkSession, crowded: int, tmp_path: Path
 ) -> None:
     start_callback_server()

@@ -1,4 +1,4 @@
-"""More than one process: a standalone cluster of a master and two workers, Spark Connect; all from a wheel."""
+"""A standalone cluster of a master and two workers, and Spark Connect; both from a wheel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.spark.copying import FINISH_TIMEOUT_S, CopyJob, copies_are_complete
 from tests.spark.processes import connect_server, environment, installed_wheel, standalone_cluster
 from tests.spark.streams import Streams
 
-# Minutes each: real processes are started and killed. Run by `make test-long`.
+# Takes minutes each, because real processes are started and killed. Run by `make test-long`.
 pytestmark = pytest.mark.long
 
 
@@ -39,7 +39,7 @@ def judge_copies(streams: Streams, names: Iterable[str], what: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_cluster_copies_each_row_once_though_executors_are_killed(
+def test_cluster_copies_each_row_once_while_executors_are_killed(
     tmp_path: Path, package: Path, streams: Streams, names: tuple[str, ...]
 ) -> None:
     seed = random.randrange(2**32)
@@ -75,15 +75,15 @@ def test_a_cluster_copies_each_row_once_though_executors_are_killed(
         finally:
             job.kill()
     assert at_once == 2, "both workers must have had an executor"
-    assert killed >= 1, "the copy was over before an executor could be killed"
+    assert killed >= 1, "the copy ended before an executor could be killed"
     judge_copies(streams, names, f"seed {seed}, {killed} executors killed")
 
 
 @pytest.mark.timeout(600)
-def test_a_speculative_attempt_and_the_slow_one_are_one(
+def test_speculative_and_slow_attempts_append_each_row_once(
     tmp_path: Path, package: Path, streams: Streams, names: tuple[str, ...]
 ) -> None:
-    """Speculation needs a cluster: a task that is slow at first is begun again on the other executor."""
+    """Speculation needs a cluster: a slow task is started again on the other executor."""
     count = 600
     for name in names:
         streams.filled(name, [{"n": n} for n in range(count)])

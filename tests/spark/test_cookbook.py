@@ -1,4 +1,4 @@
-"""The recipes of the cookbook, run as they stand on the page, one after the other."""
+"""The recipes of the cookbook, run in the order of the page."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ ORDERS = [
 
 
 def recipes() -> list[tuple[str, str]]:
-    """Title and code of each."""
+    """The title and code of each recipe."""
     text = PAGE.read_text(encoding="utf-8")
     found = re.findall(r"^## (.+?)\n(.*?)^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [(title, code) for title, between, code in found if "\n## " not in between]
 
 
-def the_state_is_told(spark: SparkSession, kitchen: dict[str, Any]) -> None:
-    """The listeners hear of a query a moment after it is over."""
+def check_published_state(spark: SparkSession, kitchen: dict[str, Any]) -> None:
+    """Listeners are notified shortly after the end of a query."""
     with httpx.Client(timeout=30.0) as http:
         streams = Streams(kitchen["url"], http)
         try:
 
-            def told() -> dict[str, Any]:
-                """The last word about the recipe's query; late ones about other queries may be there, too."""
+            def published() -> dict[str, Any]:
+                """The last state of the recipe's query; late states of other queries may be there, too."""
                 events = streams.messages("__pipeline__") if streams.exists("__pipeline__") else []
                 return next((event["value"] for event in reversed(events) if event["key"] == "orders-to-lake"), {})
 
-            wait_until(lambda: told().get("status") == "stopped", "the end of the query is told")
-            assert (told()["rows"], told()["target"]) == (6, "Parquet")
+            wait_until(lambda: published().get("status") == "stopped", "the end of the query is published")
+            assert (published()["rows"], published()["target"]) == (6, "Parquet")
             page = http.get(f"http://127.0.0.1:{kitchen['port']}/metrics").text
             assert 'headwater_spark_rows_total{query="orders-to-lake"} 6.0' in page
         finally:
@@ -55,15 +55,15 @@ def the_state_is_told(spark: SparkSession, kitchen: dict[str, Any]) -> None:
 
 
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
-"""A setting that a recipe changes, and the others should not notice."""
+"""Settings that a recipe changes and that are restored for the others."""
 
-PROOFS = {"Watch a query": the_state_is_told}
-"""What a recipe promises for a moment later."""
+PROOFS = {"Watch a query": check_published_state}
+"""Checks of effects that occur shortly after a recipe."""
 
 
 @pytest.fixture(scope="module")
 def kitchen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """A server with the streams of the page, and names that the recipes share."""
+    """A server with the streams of the page, and the variables that the recipes share."""
     with serve(DS_REGISTRY__ENABLED="true") as server, httpx.Client(timeout=30.0) as http:
         streams = Streams(f"{server.url}/v1/stream", http)
         streams.filled("orders", ORDERS)

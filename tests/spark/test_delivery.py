@@ -1,4 +1,4 @@
-"""From rows to appends, without Spark: grouping, order, cuts, what is refused, and what a repeat means to a server."""
+"""From rows to appends, without Spark: grouping, order, splitting, rejected rows, and repeated appends."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ def test_rows_without_a_value_or_a_target_are_refused(streams: Streams) -> None:
         send(streams, options_of(streams), [{"value": "1", "stream": "x"}, {"value": "1", "stream": None}])
 
 
-def test_a_task_that_appends_several_times_needs_an_order_that_is_unique(
-    streams: Streams, stream_name: Callable[[], str]
-) -> None:
+def test_task_with_several_appends_needs_a_unique_order(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name())
     small = {"stream": name, "maxRequestBytes": "1024", "commitMode": "task"}
     with pytest.raises(BadRowError, match="commitMode=task the limit is 1024"):
@@ -82,7 +80,7 @@ def test_a_task_that_appends_several_times_needs_an_order_that_is_unique(
     assert streams.messages(name) == list(range(1000))
 
 
-def test_fixed_rows_are_cut_into_appends_of_any_number(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_fixed_rows_are_split_into_any_number_of_appends(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name())
     options = options_of(streams, stream=name, maxRequestBytes="1024")
     for duplicates in (0, 40):
@@ -116,7 +114,7 @@ def test_a_repeat_continues_where_the_first_attempt_ended(
 
 @pytest.mark.parametrize("limits", [("50331648", "50331648"), ("1024", "50331648"), ("50331648", "1024")])
 @pytest.mark.parametrize("seen", [1, 400, 999])
-def test_the_rest_follows_a_truncated_attempt(
+def test_retry_appends_the_rows_that_a_truncated_attempt_missed(
     streams: Streams, stream_name: Callable[[], str], seen: int, limits: tuple[str, str]
 ) -> None:
     """PySpark ends the input of a writer early, without an error, when an upstream task fails."""
@@ -130,7 +128,7 @@ def test_the_rest_follows_a_truncated_attempt(
     assert streams.messages(name) == list(range(1000))
 
 
-def test_the_rest_follows_truncated_lines(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_retry_appends_lines_that_a_truncated_attempt_missed(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name(), "text/plain")
     options = options_of(streams, stream=name, contentType="text/plain", rowsAs="lines", commitMode="task")
     for rows in (2, 5, 5):
@@ -147,8 +145,8 @@ def test_a_repeat_with_other_rows_is_an_error(streams: Streams, stream_name: Cal
     assert streams.messages(name) == [1, 2]
 
 
-def test_attempts_side_by_side_are_one(streams: Streams, stream_name: Callable[[], str]) -> None:
-    """Speculation: attempts of one task at the same time, the appends of one between those of the others."""
+def test_concurrent_attempts_append_each_row_once(streams: Streams, stream_name: Callable[[], str]) -> None:
+    """Speculation: concurrent attempts of one task, with interleaved appends."""
     name = streams.create(stream_name())
     options = options_of(streams, stream=name, maxRequestBytes="1024", orderBy="id", commitMode="task")
     rows = numbered(*range(2000))
@@ -162,11 +160,11 @@ def test_attempts_side_by_side_are_one(streams: Streams, stream_name: Callable[[
     with ThreadPoolExecutor(3) as pool:
         done = list(pool.map(attempt, (False, True, False)))
     assert {one.appends for one in done} == {done[0].appends}
-    assert sum(one.appends - one.duplicates for one in done) == done[0].appends, "each append was taken once"
+    assert sum(one.appends - one.duplicates for one in done) == done[0].appends, "each append was accepted once"
     assert streams.messages(name) == list(range(2000))
 
 
-def test_partitions_and_batches_do_not_hide_each_other(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_partitions_and_batches_are_deduplicated_separately(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name())
     options = options_of(streams, stream=name)
     for batch in (0, 1, 5):
@@ -180,12 +178,12 @@ def test_a_zombie_of_an_older_batch_is_fenced(streams: Streams, stream_name: Cal
     options = options_of(streams, stream=name)
     send(streams, options, numbered(1), batch=4)
     send(streams, options, numbered(2), batch=5)
-    with pytest.raises(BatchFencedError, match="batch 5 has written already"):
+    with pytest.raises(BatchFencedError, match="batch 5 was already written"):
         send(streams, options, numbered(1), batch=4)
     assert streams.messages(name) == [1, 2]
 
 
-def test_missing_streams_are_created_only_if_asked_for(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_missing_streams_are_created_only_on_request(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = stream_name()
     with pytest.raises(StreamMissingError, match="createMissing=true"):
         send(streams, options_of(streams, stream=name), numbered(1))

@@ -1,4 +1,4 @@
-"""What a server, or what stands before one, says no to: errors name the stream and the offset, and say what to do."""
+"""Errors of servers and gateways: messages name the stream and the offset, and say what to do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_errors_name_the_stream_and_what_to_do(streams: Streams, stream_name: Ca
         client.head("nowhere")
     name = streams.filled(stream_name(), [1, 2, 3])
     beyond = "0000000000000009_0000000000000009"
-    with pytest.raises(ServerRefusedError, match=rf"'{name}' at .*, offset {beyond}: 400.* was the stream deleted"):
+    with pytest.raises(ServerRefusedError, match=rf"'{name}' at .*, offset {beyond}: 400.* the stream was recreated"):
         client.read(name, beyond)
     with pytest.raises(StreamMissingError, match=rf"'nowhere' at .*, offset {beyond}: there is no such stream"):
         client.read("nowhere", beyond)
@@ -39,7 +39,7 @@ def test_errors_name_the_stream_and_what_to_do(streams: Streams, stream_name: Ca
 
 
 class Gateway(BaseHTTPRequestHandler):
-    """What stands before servers: asks for a token, and is too busy for the first two requests that have one."""
+    """A gateway that requires a token, and returns 503 for the first two requests that have one."""
 
     busy = 2
 
@@ -56,7 +56,7 @@ class Gateway(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - named so by the base class
-        """Tests are quiet."""
+        """Log nothing."""
 
 
 def test_tokens_and_busy_gateways(tmp_path: Path) -> None:
@@ -73,16 +73,18 @@ def test_tokens_and_busy_gateways(tmp_path: Path) -> None:
             client.head("a")
         token_file.write_text("right\n")
         os.utime(token_file, ns=(1, 1))
-        assert client.head("a").offset == "7", "the token was read anew, and the gateway asked until it had time"
+        assert client.head("a").offset == "7", "the token file was read again, and the request retried"
         assert Gateway.busy == 0
     finally:
         gateway.shutdown()
         gateway.server_close()
 
 
-def test_unavailable_server_is_waited_for_and_then_named() -> None:
+def test_unavailable_server_is_retried_and_then_reported() -> None:
     client = StreamsClient(ConnectionOptions("http://127.0.0.1:9/v1/stream", retry_timeout_s=0.3))
-    with pytest.raises(ServerUnreachableError, match=r"HEAD stream 'a' .* \(retryTimeout\).* Is the server up"):
+    with pytest.raises(
+        ServerUnreachableError, match=r"HEAD stream 'a' .* \(retryTimeout\).* Check that the server runs"
+    ):
         client.head("a")
 
 

@@ -1,4 +1,4 @@
-"""The Spark home without an archive: who gets it, and that Python processes import the installed package."""
+"""The Spark home without an archive: when it is used, and that Python processes import the installed package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.spark.home import use_quick_home
 
 @pytest.fixture
 def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No home is chosen yet; what the test chooses is forgotten afterwards."""
+    """An environment without a Spark home, restored after the test."""
     monkeypatch.setenv("SPARK_HOME", "to be restored")
     monkeypatch.delenv("SPARK_HOME")
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
@@ -35,7 +35,7 @@ def test_a_local_spark_gets_links_to_programs_and_jars(surroundings: Path, maste
     assert not (home / "python").exists()
 
 
-def test_a_home_of_a_package_that_has_moved_is_linked_again(surroundings: Path) -> None:
+def test_home_is_linked_again_after_the_package_has_moved(surroundings: Path) -> None:
     use_quick_home("local[2]")
     home = Path(os.environ.pop("SPARK_HOME"))
     (home / "jars").unlink()
@@ -44,7 +44,7 @@ def test_a_home_of_a_package_that_has_moved_is_linked_again(surroundings: Path) 
     assert (home / "jars").exists()
 
 
-def test_clusters_and_chosen_homes_stay_as_they_are(surroundings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_and_configured_homes_are_unchanged(surroundings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_quick_home("spark://host:7077")
     assert "SPARK_HOME" not in os.environ
     monkeypatch.setenv("SPARK_HOME", "/opt/spark")
@@ -52,7 +52,7 @@ def test_clusters_and_chosen_homes_stay_as_they_are(surroundings: Path, monkeypa
     assert os.environ["SPARK_HOME"] == "/opt/spark"
 
 
-def test_without_a_directory_for_it_spark_starts_as_before(surroundings: Path) -> None:
+def test_spark_starts_without_the_home_if_it_cannot_be_created(surroundings: Path) -> None:
     (surroundings / "headwater").write_text("not a directory")
     use_quick_home("local[2]")
     assert "SPARK_HOME" not in os.environ

@@ -21,7 +21,7 @@ def watch_of(streams: Streams) -> LongPolls:
     return LongPolls(StreamsClient(connection), connection)
 
 
-def test_the_stream_with_news_is_named_at_once(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_changed_stream_is_reported_immediately(streams: Streams, stream_name: Callable[[], str]) -> None:
     names = [streams.create(stream_name()) for _ in range(20)]
     watch = watch_of(streams)
     try:
@@ -29,14 +29,14 @@ def test_the_stream_with_news_is_named_at_once(streams: Streams, stream_name: Ca
         assert watch.take(0.2) == set()
         streams.append(names[7], [1])
         assert watch.take(60.0) == {names[7]}
-        # Told once; a new poll begins where the caller says.
+        # Reported once; a new poll starts at the given offset.
         watch.open_polls({names[7]: streams.tail(names[7])})
         assert watch.take(0.2) == set()
     finally:
         watch.close()
 
 
-def test_news_that_came_before_the_poll_is_news(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_change_before_the_poll_is_reported(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name())
     before = streams.tail(name)
     streams.append(name, [1])
@@ -53,7 +53,7 @@ def test_a_poll_that_times_out_is_sent_again(streams: Streams, stream_name: Call
     watch = watch_of(streams)
     try:
         watch.open_polls({name: streams.tail(name)})
-        # The server answers 204 after two seconds.
+        # The server returns 204 after two seconds.
         assert watch.take(3.0) == set()
         streams.append(name, [1])
         assert watch.take(10.0) == {name}
@@ -61,7 +61,7 @@ def test_a_poll_that_times_out_is_sent_again(streams: Streams, stream_name: Call
         watch.close()
 
 
-def test_deletion_is_news(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_deletion_is_reported(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.create(stream_name())
     watch = watch_of(streams)
     try:
@@ -73,7 +73,7 @@ def test_deletion_is_news(streams: Streams, stream_name: Callable[[], str]) -> N
         watch.close()
 
 
-def test_beyond_the_limit_streams_are_asked_about_in_turns(
+def test_streams_beyond_the_limit_are_checked_in_turns(
     streams: Streams, stream_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_polls, "POLLS_MAX", 2)
@@ -86,7 +86,7 @@ def test_beyond_the_limit_streams_are_asked_about_in_turns(
         watch.close()
 
 
-def test_restarted_server_is_found(tmp_path: Path) -> None:
+def test_changes_are_reported_after_a_server_restart(tmp_path: Path) -> None:
     settings = {"DS_STORAGE__MODE": "file-durable", "DS_STORAGE__DATA_DIR": "data"}
     with httpx.Client(timeout=30.0) as http:
         with serve(directory=tmp_path, **settings) as server:  # type: ignore[arg-type]

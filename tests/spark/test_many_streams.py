@@ -1,4 +1,4 @@
-"""Many streams in one query: one long-poll for all, work by what changed, and offsets that stay small."""
+"""Many streams in one query: one long-poll for all, work proportional to changes, and small offsets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def family(streams: Streams, stream_name: Callable[[], str]) -> str:
 
 
 @pytest.mark.parametrize("by", ["prefix", "streams"])
-def test_many_streams_take_no_request_each(
+def test_many_streams_do_not_need_a_request_each(
     streams: Streams, family: str, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     heads: list[str] = []

@@ -1,4 +1,4 @@
-"""The official Node server, which knows none of our extensions: source and sink work there too."""
+"""The official Node server, which has none of our extensions: source and sink work with it too."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_batches_limits_and_a_lost_commit(
     assert [row.n for row in rows] == [row.position for row in rows] == list(range(520))
 
 
-def test_news_arrives_by_long_poll(
+def test_new_messages_arrive_by_long_poll(
     spark: SparkSession, node_streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     sources = [node_streams.create(stream_name()) for _ in range(2)]

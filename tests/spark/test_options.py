@@ -1,4 +1,4 @@
-"""Options: each is known, has a default, and says what is wrong with a value."""
+"""Options: documentation, defaults, and errors for invalid values."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from headwater.spark.source import HeadwaterSource
 URL = {"url": "http://localhost:4437/v1/stream"}
 
 
-def test_the_docstring_of_the_source_is_the_manual() -> None:
+def test_docstring_of_the_source_lists_the_options() -> None:
     assert HeadwaterSource.__doc__ is not None
     for option in OPTIONS:
         assert f"``{option.name}``" in HeadwaterSource.__doc__
 
 
-def test_the_tables_of_the_page_are_the_options() -> None:
+def test_tables_in_the_docs_match_the_options() -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
     assert as_markdown() in page, f"docs/spark.md must hold these tables:\n{as_markdown()}"
     for line in conf_lines():
         assert line in page, f"docs/spark.md must name the setting {line}"
 
 
-def test_defaults_fit_together() -> None:
+def test_defaults_are_compatible() -> None:
     source = source_options(URL | {"streams": "a, b"})
     sink = sink_options(URL | {"stream": "a"})
     assert source.streams == ("a", "b")
     assert source.bytes_per_batch_max < sink.request_bytes_max, "a batch of the source must fit one append of the sink"
 
 
-def test_a_misspelt_option_names_the_right_one() -> None:
+def test_error_for_a_misspelt_option_suggests_the_correct_one() -> None:
     with pytest.raises(OptionError, match="Did you mean startingOffsets"):
         source_options(URL | {"streams": "a", "startingOffset": "latest"})
 
@@ -45,7 +45,7 @@ def test_a_misspelt_option_names_the_right_one() -> None:
     [
         ({"streams": "a"}, "url must be the stream root"),
         (URL, "Nothing to read"),
-        (URL | {"streams": "a", "prefix": "b"}, "streams excludes prefix"),
+        (URL | {"streams": "a", "prefix": "b"}, "streams cannot be combined with prefix"),
         (URL | {"streams": "a", "maxRowsPerBatch": "many"}, "maxRowsPerBatch must be a whole number"),
         (URL | {"streams": "a", "onGone": "ignore"}, "onGone must be fail or restart or bootstrap or skip"),
         (URL | {"streams": "a", "startingOffsets": "{"}, "not valid JSON"),
@@ -75,10 +75,10 @@ def test_invalid_sink_options_are_reported(given: dict[str, str], said: str) -> 
         sink_options(URL | given)
 
 
-def test_a_bucket_lies_beside_the_root() -> None:
+def test_url_of_a_bucket_is_derived_from_the_root() -> None:
     connection = source_options(URL | {"bucket": "agents"}).connection
     assert connection.root == "http://localhost:4437/ds/agents"
 
 
-def test_a_token_is_not_shown() -> None:
+def test_token_is_not_in_the_repr() -> None:
     assert "s3cret" not in repr(source_options(URL | {"streams": "a", "token": "s3cret"}))

@@ -1,4 +1,4 @@
-"""What others learn of a query: metrics to scrape, and its state in the stream that the UI's page folds."""
+"""The published progress of a query: metrics to scrape, and its state in the stream that the UI reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_error_is_printed_without_its_traces() -> None:
 
 
 def folded(events: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
-    """As the page does it: an event is the state of its key."""
+    """Fold events as the page does: an event is the state of its key."""
     assert {event["headers"]["operation"] for event in events} <= {"upsert"}
     return {(event["type"], event["key"]): event["value"] for event in events}
 
@@ -49,14 +49,14 @@ def folded(events: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]
 def test_rates_and_lag_can_be_scraped_and_followed(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
-    source, told, target = streams.filled(stream_name(), range(300)), stream_name(), stream_name()
+    source, published, target = streams.filled(stream_name(), range(300)), stream_name(), stream_name()
     metrics = ProgressMetrics()
-    events = ProgressStream(streams.root, told, flows={"copying": Flow("numbers", "copies")})
+    events = ProgressStream(streams.root, published, flows={"copying": Flow("numbers", "copies")})
     port = metrics.serve(0)
 
     def copying() -> dict[str, Any]:
         """The states of our query; a late state of another test's query may be there, too."""
-        return folded(streams.messages(told)).get(("query", "copying"), {}) if streams.exists(told) else {}
+        return folded(streams.messages(published)).get(("query", "copying"), {}) if streams.exists(published) else {}
 
     for listener in (metrics, events):
         spark.streams.addListener(listener)
@@ -64,12 +64,12 @@ def test_rates_and_lag_can_be_scraped_and_followed(
         frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=200)
         options = {"stream": target, "createMissing": "true", "queryName": "copying"}
         run(frame, streams.root, tmp_path / "c", **options)
-        wait_until(lambda: copying().get("status") == "stopped", "the end of the query is told")
+        wait_until(lambda: copying().get("status") == "stopped", "the end of the query is published")
         state = copying()
         streams.delete(source)
         with pytest.raises(StreamingQueryException):
             run(frame, streams.root, tmp_path / "c", **options)
-        wait_until(lambda: copying().get("status") == "failed", "the failure is told")
+        wait_until(lambda: copying().get("status") == "failed", "the failure is published")
     finally:
         for listener in (metrics, events):
             spark.streams.removeListener(listener)
@@ -95,7 +95,7 @@ def test_rates_and_lag_can_be_scraped_and_followed(
 
 
 def last_offset(streams: Streams, copy: str, count: int) -> str:
-    """The copy has the same messages, so the same offsets."""
+    """The last offset of the copy, which has the same messages and therefore the same offsets."""
     assert len(streams.raw(copy)) == count
     return streams.tail(copy)
 
@@ -103,17 +103,17 @@ def last_offset(streams: Streams, copy: str, count: int) -> str:
 def test_states_are_published_rarely_and_the_last_is_never_missed(
     streams: Streams, stream_name: Callable[[], str]
 ) -> None:
-    told = stream_name()
-    status = StatusStream(streams.root, told, interval_s=0.3)
+    published = stream_name()
+    status = StatusStream(streams.root, published, interval_s=0.3)
     for n in range(200):
         status.publish("query", "one", {"batch": n})
     status.publish("slot", "items", {"lag_bytes": 7})
     status.close()
-    events = streams.messages(told)
-    assert len(events) < 10, "states in between are passed over"
-    kept = streams.http.head(f"{streams.root}/{told}").headers
+    events = streams.messages(published)
+    assert len(events) < 10, "states in between are skipped"
+    kept = streams.http.head(f"{streams.root}/{published}").headers
     assert int(kept["stream-retention-bytes"]) > 2**20
-    assert kept["stream-retention-drop"] == "allowed", "or whoever folds it would read ever more"
+    assert kept["stream-retention-drop"] == "allowed", "otherwise readers that fold it would read more and more"
     states = folded(events)
     assert states["query", "one"]["batch"] == 199
     assert states["slot", "items"]["lag_bytes"] == 7
@@ -126,10 +126,10 @@ def test_states_wait_for_an_unavailable_server(tmp_path: Path) -> None:
             streams = Streams(f"{server.url}/v1/stream", http)
             status = StatusStream(streams.root, interval_s=0.0)
             status.publish("query", "one", {"batch": 1})
-            wait_until(lambda: streams.exists("__pipeline__") and bool(streams.raw("__pipeline__")), "it is told")
+            wait_until(lambda: streams.exists("__pipeline__") and bool(streams.raw("__pipeline__")), "it is published")
             server.kill()
         # If this waited for the server, which starts after it, it would never end.
         status.publish("query", "one", {"batch": 2})
         with serve(directory=tmp_path, port=server.port, **settings):
-            wait_until(lambda: streams.messages("__pipeline__")[-1]["value"]["batch"] == 2, "the news arrives")
+            wait_until(lambda: streams.messages("__pipeline__")[-1]["value"]["batch"] == 2, "the new state arrives")
         status.close()

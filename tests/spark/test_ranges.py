@@ -1,4 +1,4 @@
-"""Planned ranges against real servers: they read the same for ever, are cut between messages, and fit their budget."""
+"""Planned ranges on real servers: reads are repeatable, cuts are between messages, and budgets are met."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def values(runs: list[MessageRun]) -> list[bytes]:
     return [value.as_py() for run in runs for value in run.values]
 
 
-def test_a_place_spells_itself_and_reads_itself() -> None:
+def test_place_round_trips_through_json() -> None:
     places = {"b": Place("0000000000000002_0000000000000008", 2), "a": Place("-1", 5, 5)}
     spelled = offset_to_json(places)
     assert list(spelled) == ["a", "b"]
@@ -36,7 +36,7 @@ def test_a_place_spells_itself_and_reads_itself() -> None:
     assert places_from_json(spelled) == places
 
 
-def test_a_range_reads_the_same_whatever_is_appended_later(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_range_reads_the_same_after_later_appends(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.filled(stream_name(), [{"n": n} for n in range(50)])
     client = client_of(streams)
     whole = bounded_ranges.span(name, START, tail_of(client.head(name)))
@@ -72,7 +72,7 @@ def test_messages_of_any_type_keep_their_boundaries(
     assert run.content_type == content_type
 
 
-def test_parts_of_a_range_are_the_range(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_parts_of_a_range_add_up_to_the_range(streams: Streams, stream_name: Callable[[], str]) -> None:
     messages = [{"n": n, "pad": "x" * (n % 97)} for n in range(3000)]
     name = streams.filled(stream_name(), messages)
     client = client_of(streams)
@@ -96,7 +96,7 @@ def test_a_cut_stays_within_its_budget_and_uses_most_of_it(streams: Streams, str
         assert min(rows, 4000) * 0.8 <= end.position <= min(rows, 4000)
     for size in (1, 500, 20_000, 300_000):
         end = bounded_ranges.cut(client, name, START, tail, float("inf"), size)
-        # The next message may be what does not fit any more.
+        # The next message may not fit any more.
         assert end.position == 1 or min(size * 0.8, size - 303) <= bytes_between(START, end) <= size
 
 
@@ -118,7 +118,7 @@ def test_small_streams_share_tasks_and_large_ones_are_split() -> None:
 # -- a server that cannot bound a read ---------------------------------------------------------------------------------
 
 
-def test_counting_a_range_always_gives_the_same(node_streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_counted_range_is_repeatable(node_streams: Streams, stream_name: Callable[[], str]) -> None:
     name = node_streams.filled(stream_name(), [{"n": n} for n in range(100)])
     client = client_of(node_streams)
     assert not client.head(name).bounds_reads
@@ -140,7 +140,7 @@ def test_counting_a_range_always_gives_the_same(node_streams: Streams, stream_na
     assert runs[-1].ends[-1].as_py() == node_streams.tail(name)
 
 
-def test_counting_bytes_where_there_are_no_messages(node_streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_bytes_are_counted_without_message_boundaries(node_streams: Streams, stream_name: Callable[[], str]) -> None:
     name = node_streams.create(stream_name(), "text/plain")
     node_streams.append_bytes(name, b"hello ", "text/plain")
     client = client_of(node_streams)

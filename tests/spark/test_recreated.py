@@ -1,4 +1,4 @@
-"""A stream that was deleted and created again is never read on as if it were the old one.
+"""A recreated stream is never continued as if it were the old one.
 
 The source is driven as Spark drives it, without a session.
 """
@@ -33,7 +33,7 @@ def _ended() -> Iterator[None]:
 
 
 def texts(first: int, count: int) -> list[str]:
-    """Messages of one size, so that offsets of two streams are the same but for the incarnation."""
+    """Messages of one size, so that offsets of two streams differ only in the incarnation."""
     return [f'"{n:06d}"' for n in range(first, first + count)]
 
 
@@ -66,7 +66,7 @@ def test_a_recreated_stream_is_an_error_that_names_both_incarnations(
 @pytest.mark.parametrize("on_gone", READ_NEW)
 @pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
 @pytest.mark.parametrize("count", [60, 100, 150], ids=["shorter", "as long", "longer"])
-def test_a_recreated_stream_is_read_from_its_beginning_where_on_gone_says_so(
+def test_recreated_stream_is_read_from_its_beginning_with_on_gone(
     streams: Streams, source: str, on_gone: str, restarts: bool, count: int
 ) -> None:
     query = Query(streams, streams=source, onGone=on_gone)
@@ -81,7 +81,7 @@ def test_a_recreated_stream_is_read_from_its_beginning_where_on_gone_says_so(
     assert query.batch() == ["1"]
 
 
-def test_a_batch_over_a_recreation_is_planned_the_same_again(streams: Streams, source: str) -> None:
+def test_batch_across_a_recreation_is_planned_the_same_again(streams: Streams, source: str) -> None:
     query = Query(streams, streams=source, onGone="restart")
     query.batch()
     refilled(streams, source, 500, 150)
@@ -122,7 +122,7 @@ def test_checkpoints_from_before_incarnations_continue_where_they_were(streams: 
     query.place = without_incarnation(query.place)
     query.restart()
     assert query.batch() == []
-    assert query.place == without_incarnation(query.place), "an idle query does not respell its offset"
+    assert query.place == without_incarnation(query.place), "an idle query does not rewrite its offset"
     streams.append(source, ["next"])
     query.restart()
     assert query.batch() == ['"next"']
@@ -134,10 +134,8 @@ def test_checkpoints_from_before_incarnations_continue_where_they_were(streams: 
         query.batch()
 
 
-def test_a_batch_that_was_planned_before_the_upgrade_gives_the_same_rows_after_it(
-    streams: Streams, source: str
-) -> None:
-    """Also where it is read in several tasks: a retry that brings other bytes would stop a job."""
+def test_batch_planned_before_the_upgrade_reads_the_same_rows_after_it(streams: Streams, source: str) -> None:
+    """Even if it is read in several tasks: a retry with other bytes would stop a job."""
     query = Query(streams, streams=source, splitBytes="200")
     query.plan()
     rows = query.rows()
@@ -162,9 +160,7 @@ def test_a_deleted_stream_is_waited_for(streams: Streams, source: str, on_gone: 
     assert query.batch() == texts(500, 100)
 
 
-def test_restart_does_not_pass_over_data_that_retention_removed(
-    streams: Streams, stream_name: Callable[[], str]
-) -> None:
+def test_restart_does_not_skip_data_that_retention_removed(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = stream_name()
     limits = {"Content-Type": "text/plain", "Stream-Retention-Bytes": "2000", "Stream-Retention-Drop": "allowed"}
     streams.http.put(f"{streams.root}/{name}", headers=limits).raise_for_status()
@@ -234,7 +230,7 @@ def test_a_batch_read_from_an_offset_of_a_deleted_stream_is_an_error(streams: St
     with pytest.raises(SourceRecreatedError):
         batch_values(streams, streams=source, endingOffsets=at)
     assert batch_values(streams, streams=source, startingOffsets=at, onGone="restart") == texts(500, 150)
-    # An offset of two parts says nothing about the stream that it came from.
+    # An offset of two parts does not identify its stream.
     assert batch_values(streams, streams=source, startingOffsets=at[:33]) == texts(600, 50)
 
 
@@ -252,7 +248,7 @@ def test_a_query_by_prefix_survives_the_restart_of_a_server_in_memory_mode() -> 
         assert sorted(query.batches_until(5)) == ['"b1"', '"b2"', '"b3"', '"b4"', '"c1"']
 
 
-def test_a_missing_stream_still_fails_where_nothing_else_is_said(streams: Streams, source: str) -> None:
+def test_missing_stream_fails_by_default(streams: Streams, source: str) -> None:
     query = Query(streams, streams=source)
     query.batch()
     streams.delete(source)

@@ -1,4 +1,4 @@
-"""What a query reads, without Spark: patterns, filters that are pushed down, and waiting for enough rows."""
+"""The selection of streams and rows, without Spark: patterns, pushed-down filters, and waiting for enough rows."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def test_patterns_select_streams(options: dict[str, str], found: list[str]) -> N
     assert reads(NAMES, **options) == found
 
 
-def test_patterns_that_make_no_sense_are_errors() -> None:
+def test_invalid_patterns_are_errors() -> None:
     with pytest.raises(OptionError, match="subscribePattern is not a regular expression"):
         source_options(URL | {"subscribePattern": "("})
     with pytest.raises(OptionError, match="cannot be combined"):
         source_options(URL | {"streams": "a/*", "prefix": "b"})
-    with pytest.raises(OptionError, match="streams excludes"):
+    with pytest.raises(OptionError, match="streams cannot be combined with"):
         source_options(URL | {"streams": "a", "subscribePattern": "b"})
 
 
@@ -75,11 +75,11 @@ def test_patterns_that_make_no_sense_are_errors() -> None:
     [("subscribe", "streams"), ("kafka.bootstrap.servers", "url"), ("maxOffsetsPerTrigger", "maxRowsPerBatch")],
 )
 def test_names_of_the_connector_for_kafka_get_a_hint(name: str, ours: str) -> None:
-    with pytest.raises(OptionError, match=f"which is one for Kafka; use {ours}"):
+    with pytest.raises(OptionError, match=f"which is a Kafka option; use {ours}"):
         source_options(URL | {"streams": "a", name: "x"})
 
 
-def test_a_query_by_pattern_reads_what_matches_and_what_joins(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_query_by_pattern_reads_matching_and_later_streams(streams: Streams, stream_name: Callable[[], str]) -> None:
     family = stream_name()
     for name in ("a1", "a2", "b1"):
         streams.filled(f"{family}/{name}", [name])
@@ -91,7 +91,7 @@ def test_a_query_by_pattern_reads_what_matches_and_what_joins(streams: Streams, 
     assert query.batches_until(1) == ['"a3"']
 
 
-def test_a_batch_waits_for_enough_rows_but_not_for_ever(streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_batch_waits_for_enough_rows_but_not_forever(streams: Streams, stream_name: Callable[[], str]) -> None:
     name = streams.filled(stream_name(), [1])
     query = Query(streams, streams=name, minOffsetsPerTrigger="3", maxTriggerDelay="3600")
     assert query.batch() == ["1"], "a first batch does not wait"
@@ -121,7 +121,7 @@ STREAM, POSITION = ("stream",), ("position",)
         ([EqualTo(("value",), "a"), GreaterThan(("other", "position"), 3)], None, 0, float("inf")),
     ],
 )
-def test_filters_bound_what_is_read(filters: list[Filter], streams: set[str] | None, first: int, end: float) -> None:
+def test_filters_limit_what_is_read(filters: list[Filter], streams: set[str] | None, first: int, end: float) -> None:
     found = row_range(filters)
     assert (found.streams, found.first, found.end) == (streams, first, end)
     prefixed = row_range([StringStartsWith(("_stream",), "a/"), EqualTo(STREAM, "x")], "_")
@@ -158,7 +158,7 @@ def test_streams_that_a_filter_excludes_are_not_read(streams: Streams, stream_na
 
 
 def test_only_the_process_that_pushes_filters_gets_a_reader_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark raises an error for such a reader where pushdown is off."""
+    """Spark raises an error for such a reader if pushdown is off."""
     source = HeadwaterSource(URL | {"streams": "a"})
     monkeypatch.delitem(__import__("sys").modules, "pyspark.sql.worker.data_source_pushdown_filters", raising=False)
     assert type(source.reader(source.schema())) is BatchReader

@@ -1,4 +1,4 @@
-"""The session: settings that are in force, and what the connector relies on in Spark without being promised it."""
+"""The session: its settings, and undocumented behaviour of Spark that the connector relies on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.spark.querying import follow, read
 from tests.spark.streams import Streams
 
 
-def test_the_recommended_settings_are_in_force(spark: SparkSession) -> None:
+def test_recommended_settings_are_applied(spark: SparkSession) -> None:
     for name, value in recommended_settings().items():
         assert spark.conf.get(name) == value
     assert all(line.startswith("--conf spark.") for line in conf_lines())
@@ -27,7 +27,7 @@ def test_the_recommended_settings_are_in_force(spark: SparkSession) -> None:
 def test_tasks_know_their_query_and_batch(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
-    """Undocumented properties that the sink's producer names are made of: a Spark without them must be noticed here."""
+    """The sink's producer ids use undocumented properties; this test fails if Spark no longer has them."""
     source = streams.filled(stream_name(), [1])
     directory = str(tmp_path / "seen")
 
@@ -58,7 +58,7 @@ def test_a_session_without_the_settings_is_warned(caplog: pytest.LogCaptureFixtu
     assert "spark.python.unix.domain.socket.enabled=true" in caplog.text
 
 
-def test_a_running_session_is_used_and_judged_by_its_settings(
+def test_running_session_is_used_and_its_settings_are_checked(
     spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert session() is spark
@@ -71,7 +71,7 @@ def test_a_running_session_is_used_and_judged_by_its_settings(
     assert "lacks spark.sql.adaptive.enabled=false" in caplog.text
 
 
-def test_filters_are_pushed_down_and_the_rows_are_right(
+def test_filters_are_pushed_down_and_the_rows_are_correct(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
 ) -> None:
     name = streams.filled(stream_name(), range(5000))

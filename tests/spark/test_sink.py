@@ -1,4 +1,4 @@
-"""The sink: what rows become, and that each is in its target once, in order, whatever was tried twice."""
+"""The sink: how rows are encoded, and that each is in its target once, in order, despite retries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_structs_become_json_and_missing_streams_are_created(
         ]
 
 
-def test_a_job_that_is_run_again_under_its_name_adds_nothing_and_may_close(
+def test_job_repeated_with_the_same_producer_id_appends_nothing_and_may_close(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
 ) -> None:
     target = stream_name()
@@ -75,11 +75,11 @@ def test_other_content_types_by_row_and_by_line(
     assert streams.content(by_line) == b"row 0\nrow 1\nrow 2\nrow 3\nrow 4\n"
 
 
-# -- attempts that fail half-way ---------------------------------------------------------------------------------------
+# -- attempts that fail halfway ----------------------------------------------------------------------------------------
 
 
 def failing_after(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Lets a first attempt deliver, and fails it when its rows are already appended."""
+    """Fail the first attempt after its rows were appended."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from batches
@@ -93,7 +93,7 @@ def failing_after(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator
 def test_a_failed_attempt_and_a_lost_commit_leave_every_row_once(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
-    """A task that fails when some of its appends are made, then a driver that forgets that it committed."""
+    """A task fails after some of its appends, then the driver loses its commit."""
     source = streams.filled(stream_name(), [{"n": n} for n in range(2000)])
     target = streams.create(stream_name())
     frame = follow(spark, streams.root, streams=source).coalesce(1)
@@ -108,7 +108,7 @@ def test_a_failed_attempt_and_a_lost_commit_leave_every_row_once(
 
 
 def truncating(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Fails the first attempt after half of its rows; the writer's input then ends as if it were complete."""
+    """Fail the first attempt after half of its rows; the writer's input then ends as if it were complete."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -122,7 +122,7 @@ def truncating(marker: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa
 
 
 @pytest.mark.parametrize("options", [{}, {"commitMode": "driver"}, {"commitMode": "task"}])
-def test_a_truncated_attempt_loses_nothing_and_repeats_nothing(
+def test_truncated_attempt_loses_and_duplicates_nothing(
     spark: SparkSession,
     streams: Streams,
     stream_name: Callable[[], str],
@@ -161,10 +161,10 @@ def test_tasks_that_append_other_rows_on_a_retry_fail(
 
 
 @pytest.mark.parametrize("options", [{}, {"commitMode": "driver"}, {"maxRequestBytes": 2000}])
-def test_upstreams_that_change_their_rows(
+def test_rows_that_differ_between_attempts(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    """The target has the rows of the first complete attempt, whatever rows the second one has."""
+    """The target has the rows of the first complete attempt, even if the second one has others."""
     source, target = streams.filled(stream_name(), range(100)), streams.create(stream_name())
     frame = follow(spark, streams.root, streams=source).withColumn("value", F.expr("to_json(struct(uuid(), value))"))
     options = {"stream": target} | options
@@ -223,19 +223,19 @@ def test_staged_files_of_earlier_batches_are_removed(
 def test_an_older_batch_is_fenced(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
-    """A query whose checkpoint was lost begins with batch 0 again, which its own name keeps out."""
+    """A query that lost its checkpoint starts with batch 0 again, which is fenced by its own producer id."""
     source, target = streams.filled(stream_name(), range(10)), streams.create(stream_name())
     frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=4)
     run(frame, streams.root, tmp_path / "c", stream=target, producerId=f"copy-{target}")
-    with pytest.raises(StreamingQueryException, match="has written already, so an older one may not"):
+    with pytest.raises(StreamingQueryException, match="was already written, so an older batch is rejected"):
         run(frame, streams.root, tmp_path / "new", stream=target, producerId=f"copy-{target}")
     assert streams.messages(target) == list(range(10))
 
 
-def test_an_append_of_a_dead_executor_that_arrives_late_is_refused(
+def test_late_append_of_a_dead_executor_is_rejected(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
-    """A worker is killed in an append, the retry brings the rows, and then the first append arrives after all."""
+    """A worker is killed during an append, the retry appends the rows, and then the first append arrives."""
     source, target = streams.filled(stream_name(), range(30)), streams.create(stream_name())
     frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=10)
     with holding(streams.root, epoch=1) as proxy:
@@ -243,5 +243,5 @@ def test_an_append_of_a_dead_executor_that_arrives_late_is_refused(
         assert [batch["numInputRows"] for batch in batches] == [10, 10, 10]
         assert proxy.killed is not None
         assert streams.messages(target) == list(range(30))
-        assert proxy.let_go() == 403, "its batch is over"
+        assert proxy.let_go() == 403, "a later batch was appended"
     assert streams.messages(target) == list(range(30))

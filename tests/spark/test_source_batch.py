@@ -1,4 +1,4 @@
-"""Batch reads: which rows, in which columns, from which streams; and what happens when data is gone."""
+"""Batch reads: rows, columns and streams, and missing data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_any_content_type(spark: SparkSession, streams: Streams, stream_name: Ca
         read(spark, streams.root, streams=binary).collect()
 
 
-def test_offsets_to_begin_and_end_at(spark: SparkSession, streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_starting_and_ending_offsets(spark: SparkSession, streams: Streams, stream_name: Callable[[], str]) -> None:
     one, two = (streams.create(stream_name()) for _ in range(2))
     middle = {name: streams.append(name, [1, 2]) for name in (one, two)}
     ends = {name: streams.append(name, [3, 4]) for name in (one, two)}
@@ -80,7 +80,7 @@ def test_offsets_to_begin_and_end_at(spark: SparkSession, streams: Streams, stre
     }
 
 
-def test_typed_rows_with_corrupt_ones_beside_them(
+def test_typed_rows_with_corrupt_ones_among_them(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str]
 ) -> None:
     name = streams.filled(stream_name(), [{"id": 1, "tags": ["a"]}, {"id": "x"}, {"tags": []}])
@@ -122,7 +122,7 @@ def test_errors_reach_the_user(spark: SparkSession, streams: Streams) -> None:
     assert read(spark, streams.root, streams="nowhere", onGone="skip").collect() == []
 
 
-# -- buckets, snapshots and what is gone -------------------------------------------------------------------------------
+# -- buckets, snapshots and deleted data -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def bucket(roomy_server: Server, stream_name: Callable[[], str]) -> Iterator[Str
 
 
 def trimmed(bucket: Streams) -> str:
-    """A stream of four messages of which a snapshot stands for the first three."""
+    """A stream of four messages, of which a snapshot replaces the first three."""
     name = bucket.filled("trimmed", [1, 2, 3])
     offset = bucket.tail(name)
     bucket.append(name, [4])
@@ -158,7 +158,7 @@ def test_a_bucket_is_read_by_its_listing(spark: SparkSession, streams: Streams, 
     assert sorted(row.stream for row in users) == ["user-0", "user-1", "user-2"]
 
 
-def test_data_that_is_gone_fails_by_default(spark: SparkSession, streams: Streams, bucket: Streams) -> None:
+def test_deleted_data_fails_by_default(spark: SparkSession, streams: Streams, bucket: Streams) -> None:
     trimmed(bucket)
     with pytest.raises(PySparkException, match=r"no longer retained .* onGone=bootstrap"):
         read(spark, streams.root, **bucket_options(bucket)).collect()
@@ -171,7 +171,7 @@ def test_bootstrap_returns_the_snapshot_and_continues(spark: SparkSession, strea
     assert rows[0].offset == offset
 
 
-def test_skip_continues_with_what_is_left(spark: SparkSession, streams: Streams, bucket: Streams) -> None:
+def test_skip_continues_with_the_remaining_data(spark: SparkSession, streams: Streams, bucket: Streams) -> None:
     trimmed(bucket)
     rows = read(spark, streams.root, onGone="skip", **bucket_options(bucket)).collect()
     assert [(row.snapshot, row.value) for row in rows] == [(False, "4")]

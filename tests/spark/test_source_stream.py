@@ -1,4 +1,4 @@
-"""Micro-batches: limits, replays, restarts, streams that join, and waiting without spinning."""
+"""Micro-batches: limits, replays, restarts, new streams, and waiting without polling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.spark.streams import Streams
 
 
 def forget_last_commit(checkpoint: Path) -> int:
-    """As if the driver had died after the sink took a batch, before the checkpoint says so."""
+    """Remove the last commit, as if the driver had died after the sink wrote a batch and before the checkpoint."""
     commits = checkpoint / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
     for path in commits.iterdir():
@@ -55,7 +55,7 @@ def test_a_batch_that_is_planned_again_reads_the_same(
     streams.append(source, [{"n": n} for n in range(300, 350)])
     forget_last_commit(tmp_path / "c")
     batches = run(frame, streams.root, tmp_path / "c", stream=target)
-    # The repeated batch has its 300 rows again, which the target recognises; the new ones come after it.
+    # The repeated batch has the same 300 rows, which the target recognises; new rows follow it.
     assert [batch["numInputRows"] for batch in batches] == [300, 50]
     assert streams.raw(target) == streams.raw(source)
 
@@ -67,9 +67,9 @@ def test_lag_matches_sparks_progress(
     frame = follow(spark, streams.root, streams=source, maxRowsPerBatch=200)
     batches = run(frame, streams.root, tmp_path / "c", stream=stream_name(), createMissing="true")
     for batch in batches:
-        (told,) = batch["sources"]
-        assert json.loads(told["latestOffset"]) == {source: {"offset": streams.tail(source), "position": 500}}
-        assert json.loads(told["endOffset"])[source]["position"] <= 500
+        (published,) = batch["sources"]
+        assert json.loads(published["latestOffset"]) == {source: {"offset": streams.tail(source), "position": 500}}
+        assert json.loads(published["endOffset"])[source]["position"] <= 500
     assert json.loads(batches[-1]["sources"][0]["endOffset"])[source]["offset"] == streams.tail(source)
 
 
@@ -80,7 +80,7 @@ def requests_so_far(server: Server, streams: Streams) -> float:
     return sum(float(count) for count in counts)
 
 
-def test_streams_join_a_running_query_which_waits_without_spinning(
+def test_running_query_picks_up_new_streams_and_waits_without_polling(
     spark: SparkSession, roomy_server: Server, streams: Streams, stream_name: Callable[[], str], tmp_path: Path
 ) -> None:
     family, target = stream_name(), streams.create(stream_name())
@@ -92,7 +92,7 @@ def test_streams_join_a_running_query_which_waits_without_spinning(
         streams.filled(f"{family}/two", [2, 3])
         wait_until(lambda: len(streams.raw(target)) == 3, "the second stream is copied", query)
         streams.append(f"{family}/one", [4])
-        wait_until(lambda: len(streams.raw(target)) == 4, "news of the first stream is copied", query)
+        wait_until(lambda: len(streams.raw(target)) == 4, "the new message of the first stream is copied", query)
         time.sleep(1.0)
         before = requests_so_far(roomy_server, streams)
         time.sleep(4.0)
@@ -119,7 +119,7 @@ def test_latest_starts_with_later_messages(
 
 
 def test_latest_is_resolved_once(streams: Streams, stream_name: Callable[[], str]) -> None:
-    """Spark asks for the start more than once, and again when it plans a first batch again after a crash."""
+    """Spark asks for the start several times, and again if it plans a first batch again after a crash."""
     source = streams.filled(stream_name(), [1, 2])
     options = {"url": streams.root, "streams": source, "startingOffsets": "latest"}
 
@@ -131,12 +131,12 @@ def test_latest_is_resolved_once(streams: Streams, stream_name: Callable[[], str
     begun = first.initialOffset()
     streams.append(source, [3])
     end = first.latestOffset(begun, ReadAllAvailable())
-    assert first.initialOffset() == begun == end, "the first batch is empty, whatever came meanwhile"
+    assert first.initialOffset() == begun == end, "the first batch is empty, even if messages arrived in the meantime"
     after_a_crash = reader()
     streams.append(source, [4])
     later = after_a_crash.initialOffset()
     assert later != begun
-    assert after_a_crash.partitions(later, end) == [], "nothing that lies before the start is read"
+    assert after_a_crash.partitions(later, end) == [], "nothing before the start is read"
     assert first.partitions(begun, end) == []
     for one in (first, after_a_crash):
         last = one.latestOffset(end, ReadAllAvailable())
@@ -167,7 +167,7 @@ def test_a_stream_that_was_deleted_fails_or_is_skipped(
     copy(onGone="skip")
     assert streams.messages(target) == [1, 2, 3]
     streams.create(lost)
-    # A new stream of the name is not the one that was read.
+    # A new stream with the name is not the one that was read.
     with pytest.raises(StreamingQueryException, match="deleted and created again"):
         copy()
     copy(onGone="skip")

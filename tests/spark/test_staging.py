@@ -1,4 +1,4 @@
-"""Staged batches without Spark: one manifest for each batch, whichever driver writes it first."""
+"""Staged batches without Spark: one manifest per batch, from the first driver that writes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fixed(batch: StagedBatch, *tables: pa.Table) -> list[tuple[str, str]]:
     return [(part.producer_part, value[:1]) for part in batch.fix(staged) for value in part.rows["value"].to_pylist()]
 
 
-def test_the_first_manifest_is_the_batch(tmp_path: Path) -> None:
+def test_first_manifest_of_a_batch_wins(tmp_path: Path) -> None:
     first = [("0", "1"), ("0", "2"), ("1", "3"), ("2", "4")]
     assert fixed(StagedBatch(str(tmp_path), "query", 7), rows(1, 2), large(3), rows(4)) == first
     assert fixed(StagedBatch(str(tmp_path), "query", 7), rows(5), rows(6)) == first
@@ -37,7 +37,7 @@ def test_a_batch_without_rows_needs_no_files(tmp_path: Path) -> None:
 
 
 def test_a_driver_that_was_overtaken_appends_nothing(tmp_path: Path) -> None:
-    """It was paused in batch 3; another driver completed that batch, and then batch 4, and removed the files."""
+    """It was paused in batch 3; another driver completed batches 3 and 4 and removed the files."""
     late = StagedBatch(str(tmp_path), "query", 3)
     fixed(StagedBatch(str(tmp_path), "query", 4), rows(1))
     with pytest.raises(BatchSupersededError, match="staged batch 4 of the same query"):

@@ -1,4 +1,4 @@
-"""The time at which messages arrived, without Spark: as a column, and as the start and end of a read."""
+"""Arrival times of messages, without Spark: as a column, and as the start and end of a read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(at: Streams, /, **options: str) -> list[dict[str, Any]]:
 
 
 def later_millisecond() -> int:
-    """Wait for another millisecond, so that the next message has another time; the current time."""
+    """Wait for the next millisecond, so that the next message has another time; return the current time."""
     began = time.time_ns() // 1_000_000
     wait_until(lambda: time.time_ns() // 1_000_000 > began + 1)
     return time.time_ns() // 1_000_000
@@ -39,7 +39,7 @@ def later_millisecond() -> int:
 
 @pytest.fixture
 def source(streams: Streams, stream_name: Callable[[], str]) -> str:
-    """Three appends, each some milliseconds after the one before."""
+    """A stream of three appends, some milliseconds apart."""
     name = streams.create(stream_name())
     for first in (0, 2, 4):
         streams.append(name, [first, first + 1])
@@ -47,7 +47,7 @@ def source(streams: Streams, stream_name: Callable[[], str]) -> str:
     return name
 
 
-def test_every_message_has_its_time_of_arrival(streams: Streams, source: str) -> None:
+def test_every_message_has_its_arrival_time(streams: Streams, source: str) -> None:
     found = [row["timestamp"] for row in rows(streams, streams=source)]
     assert found == sorted(found)
     assert [len(set(found[at : at + 2])) for at in (0, 2, 4)] == [1, 1, 1]
@@ -68,7 +68,7 @@ def test_batch_read_starts_and_ends_at_times(streams: Streams, source: str) -> N
     assert values(startingTimestamp=str(later_millisecond())) == []
 
 
-def test_query_starts_at_a_time_and_reads_what_arrives_later(streams: Streams, source: str) -> None:
+def test_query_starts_at_a_time_and_reads_later_messages(streams: Streams, source: str) -> None:
     query = Query(streams, streams=source, startingTimestamp=str(later_millisecond()))
     assert query.batch() == []
     streams.append(source, [6])
@@ -93,21 +93,24 @@ def test_unknown_times_are_null() -> None:
         ({"startingTimestamp": "yesterday"}, "startingTimestamp must be a time with its zone"),
         ({"startingTimestamp": "2026-01-31T12:00:00"}, "with its zone"),
         ({"startingTimestamp": "9999-01-01T00:00:00Z"}, "is in the future"),
-        ({"startingTimestamp": "1", "startingOffsets": "latest"}, "exclude each other"),
+        (
+            {"startingTimestamp": "1", "startingOffsets": "latest"},
+            "startingTimestamp cannot be combined with startingOffsets",
+        ),
         ({"startingOffsetsByTimestamp": "{}"}, "use startingTimestamp"),
     ],
 )
-def test_times_that_cannot_be_used_are_refused(options: dict[str, str], words: str) -> None:
+def test_invalid_times_are_rejected(options: dict[str, str], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         source_options({"url": URL, "streams": "s", **options})
 
 
 def test_query_cannot_end_at_a_time(streams: Streams, source: str) -> None:
-    with pytest.raises(OptionError, match="endingTimestamp is for batch reads"):
+    with pytest.raises(OptionError, match="endingTimestamp is only for batch reads"):
         Query(streams, streams=source, endingTimestamp="1")
 
 
-def test_server_without_times_is_named(node_streams: Streams, stream_name: Callable[[], str]) -> None:
+def test_server_without_times_is_reported(node_streams: Streams, stream_name: Callable[[], str]) -> None:
     name = node_streams.filled(stream_name(), [1])
     assert [row["timestamp"] for row in rows(node_streams, streams=name)] == [None]
     with pytest.raises(OptionError, match="does not store when messages arrived"):

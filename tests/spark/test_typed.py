@@ -1,4 +1,4 @@
-"""JSON to typed columns: what fits, what does not, and that both ways of parsing agree."""
+"""JSON to typed columns: valid and invalid values, and that both ways of parsing agree."""
 
 from __future__ import annotations
 
@@ -115,16 +115,16 @@ def test_value_that_is_not_an_object_is_corrupt(bad: bytes) -> None:
     assert rows == [{"a": 1, "_corrupt": None}, {"a": None, "_corrupt": bad.decode()}]
 
 
-def test_without_a_column_for_it_a_corrupt_record_fails() -> None:
+def test_corrupt_record_fails_without_a_column_for_it() -> None:
     with pytest.raises(BadRecordError, match=r"'s', message 1 \(offset after it: .*\): .* badRecords=null"):
         parsed(struct(a=LongType()), b'{"a": 1}', b'{"a": "x"}')
 
 
-def test_or_is_null_if_asked_for() -> None:
+def test_corrupt_record_is_null_on_request() -> None:
     assert parsed(struct(a=LongType()), b'{"a": "x"}', bad_records="null") == [{"a": None}]
 
 
-def test_our_columns_may_stand_among_the_fields() -> None:
+def test_metadata_columns_may_be_among_the_fields() -> None:
     rows = parsed(struct(a=LongType(), position=LongType(), value=BinaryType()), b'{"a": 7}')
     assert rows == [{"a": 7, "position": 0, "value": b'{"a": 7}'}]
 
@@ -136,7 +136,7 @@ def test_a_field_named_like_one_of_our_columns_needs_a_prefix() -> None:
     assert layout.batch(messages(b'{"value": 7}')).to_pylist() == [{"value": 7, "_value": '{"value": 7}'}]
 
 
-def test_line_feeds_within_a_message_do_not_part_it() -> None:
+def test_line_feeds_within_a_message_do_not_split_it() -> None:
     pretty = json.dumps({"a": 1, "b": "x y"}, indent=2).encode()
     rows = parsed(struct(a=LongType(), b=StringType()), pretty, b'{"a":2}')
     assert rows == [{"a": 1, "b": "x y"}, {"a": 2, "b": None}]

@@ -82,7 +82,7 @@ def test_row_without_a_key_is_refused() -> None:
         ({"batchId": "3"}, "batchId needs producerId"),
     ],
 )
-def test_options_that_do_not_fit_together_are_refused(options: dict[str, str], words: str) -> None:
+def test_incompatible_options_are_rejected(options: dict[str, str], words: str) -> None:
     with pytest.raises(OptionError, match=words):
         sink_options({"url": URL, "stream": "totals", **options})
 
@@ -115,7 +115,7 @@ def totals(spark: SparkSession, streams: Streams, source: str) -> DataFrame:
 
 
 def state_of(found: list[Any]) -> dict[str, Any]:
-    """The rows that a reader of the stream has in the end."""
+    """The final rows of a reader of the stream."""
     rows: dict[str, Any] = {}
     for message in found:
         if message["headers"].get("control") == "reset":
@@ -126,7 +126,7 @@ def state_of(found: list[Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
-def test_aggregation_is_published_exactly_once_also_when_a_batch_is_repeated(
+def test_aggregation_is_published_exactly_once_even_if_a_batch_is_repeated(
     spark: SparkSession, streams: Streams, stream_name: Callable[[], str], tmp_path: Path, mode: Any
 ) -> None:
     source, target, checkpoint = stream_name(), stream_name(), tmp_path / "checkpoint"

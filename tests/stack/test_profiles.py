@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from headwater.stack.heartbeat import Heartbeat
-from tests.otel.receiver import OtlpReceiver, otlp_receiver
+from tests.otel.receiver import OtlpReceiver, ReceivedSpan, otlp_receiver
 from tests.serving import Server
 from tests.stack.stacks import Stack, stack
 from tests.stack.test_up import write_and_kill
@@ -92,12 +92,13 @@ def test_traced_event_is_followed_through_envoy_and_spark_into_postgres(running:
         assert answer.status_code == 204, answer.text
     query = "SELECT count(*) FROM session_events WHERE event_key = 'traced'"
     wait_until(lambda: rows(running, query) == 1, limit_s=MOVES_WITHIN_SECS, every_s=0.5)
-    spans = {
-        service: receiver.wait_for_span(
-            lambda span, service=service: (span.service, span.trace_id) == (service, trace), f"a span of {service}"
+
+    def span_of(service: str) -> ReceivedSpan:
+        return receiver.wait_for_span(
+            lambda span: span.service == service and span.trace_id == trace, f"a span of {service}"
         )
-        for service in ("headwater-envoy", "headwater", "headwater-sync")
-    }
+
+    spans = {service: span_of(service) for service in ("headwater-envoy", "headwater", "headwater-sync")}
     assert spans["headwater-envoy"].parent_id == sender
     assert spans["headwater"].parent_id == spans["headwater-envoy"].span_id
     assert spans["headwater-sync"].parent_id == sender

@@ -148,7 +148,8 @@ def test_command_prints_only_a_token(tmp_path: Path) -> None:
         tmp_path, "--sub", "bob", "--scope", "streams:read", "--scope", "streams:write", "--ns", "team-a", "--ttl", "60"
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert "created keys in data/stack/keys" in done.stderr
+    assert run_token(tmp_path).stderr == "", "the keys are there now"
     _, payload, _ = parts(done.stdout.strip())
     assert payload["sub"] == "bob"
     assert payload["scope"] == "streams:read streams:write"

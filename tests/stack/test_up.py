@@ -272,7 +272,8 @@ def test_port_in_use_is_reported_with_its_process(tmp_path: Path, running: Stack
             done = made.run(*arguments)
             assert done.returncode == 1
             assert re.search(
-                rf"port {running.ports['proxy']} \(envoy\) is used by .*envoy.* \(process \d+\)", done.stderr
+                rf"port {running.ports['proxy']} \(envoy\) is used by .*envoy.* \(process \d+\).*\(DS_PROXY__PORT\)",
+                done.stderr,
             )
 
 

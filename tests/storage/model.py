@@ -189,17 +189,17 @@ def model_of(catalog: Catalog[StreamState], storage: Storage) -> Model:
 
 def difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
     """Describe the first differences of two dumps for a failure message."""
-    told: list[str] = []
+    problems: list[str] = []
     for stream_id in sorted(expected["streams"].keys() | found["streams"].keys()):
         wanted, got = expected["streams"].get(stream_id), found["streams"].get(stream_id)
         if wanted is None or got is None:
-            told.append(f"stream {stream_id} is {'missing' if got is None else 'not expected'}: {wanted or got}")
+            problems.append(f"stream {stream_id} is {'missing' if got is None else 'not expected'}: {wanted or got}")
             continue
-        told += [
+        problems += [
             f"stream {stream_id} {key}: expected {wanted[key]!r}, found {got[key]!r}"
             for key in wanted
             if wanted[key] != got[key]
         ]
     if expected["documents"] != found["documents"]:
-        told.append(f"documents: expected {expected['documents']}, found {found['documents']}")
-    return "; ".join(told[:4])[:1500]
+        problems.append(f"documents: expected {expected['documents']}, found {found['documents']}")
+    return "; ".join(problems[:4])[:1500]

@@ -1,6 +1,6 @@
 """The stream browser in a real browser.
 
-Invariant: a test fails when the page throws, breaks its own policy, or asks any host but the ones the test runs.
+Invariant: a test fails if the page raises an error, violates its policy, or sends a request to an unexpected host.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Starter(Protocol):
 
 @pytest.fixture
 def own_server() -> Iterator[Starter]:
-    """Starts servers for one test. Ask for it before `watched`, so that the page goes before its server does."""
+    """Starts servers for one test. Request it before `watched`, so that the page is closed before its server stops."""
     with ExitStack() as running:
         yield lambda **settings: running.enter_context(serve(**settings))
 
 
 class Watched:
-    """A context whose pages must stay free of errors."""
+    """A browser context whose pages must not raise errors."""
 
     def __init__(self, context: BrowserContext) -> None:
         self.context = context
@@ -70,7 +70,7 @@ class Watched:
         return page
 
     def allow(self, pattern: str) -> None:
-        """Let the console say this: a refusal that the test provokes is logged by the browser itself."""
+        """Allow this console message: the browser logs errors that the test provokes."""
         self.allowed.append(re.compile(pattern))
 
     def _said(self, kind: str, text: str) -> None:
@@ -84,11 +84,11 @@ def watching(browser: Browser) -> Iterator[Watched]:
         viewport={"width": 1280, "height": 800}, permissions=["clipboard-read", "clipboard-write"]
     )
     watched = Watched(context)
-    # What the server refuses, the browser writes to the console. The page shows it; it is no error of the page.
+    # The browser logs rejected requests to the console. The page shows them, so they are not errors of the page.
     watched.allow(r"Failed to load resource: the server responded with a status of 4")
     yield watched
     context.close()
-    assert watched.hosts <= {"127.0.0.1", "localhost"}, f"the page asked {watched.hosts}"
+    assert watched.hosts <= {"127.0.0.1", "localhost"}, f"the page sent requests to {watched.hosts}"
     assert watched.errors == []
 
 
@@ -108,7 +108,7 @@ def ui(watched: Watched, ui_server: Server) -> Pages:
 
 @pytest.fixture
 def screenshot(request: pytest.FixtureRequest) -> Callable[[Page, str], None]:
-    """Keep a picture under build/ui/, for people to look at and for the docs."""
+    """Save a screenshot under build/ui/, for review and for the docs."""
 
     def keep(page: Page, name: str) -> None:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ class Pages:
         self.press("dialog-submit")
 
     def append(self, body: str, producer: Sequence[str] = ()) -> Locator:
-        """Append in the box, which must be open; the answer's panel."""
+        """Append with the append box, which must be open; return the panel with the response."""
         self.page.locator("#append-body").fill(body)
         for name, value in zip(("id", "epoch", "seq"), producer, strict=False):
             self.page.locator(f"#producer-{name}").fill(value)
@@ -79,7 +79,7 @@ class Pages:
         return answer
 
     def copied(self, button: Locator) -> str:
-        """What a click on this button puts into the clipboard, which the browser fills a moment later."""
+        """The text that a click on this button copies; the browser fills the clipboard asynchronously."""
         self.page.evaluate("navigator.clipboard.writeText('')")
         button.click()
         deadline = time.monotonic() + COPY_TIMEOUT_S
@@ -95,7 +95,7 @@ def put(http: httpx.Client, name: str, headers: dict[str, str] = JSON, body: byt
 
 
 def post(http: httpx.Client, name: str, body: object, headers: dict[str, str] = JSON) -> str:
-    """Append; the offset behind it."""
+    """Append a message; return the offset after it."""
     content = body if isinstance(body, (bytes, str)) else json.dumps(body)
     answer = http.post(f"/v1/stream/{quote(name)}", headers=headers, content=content)
     assert answer.status_code in {200, 204}, answer.text

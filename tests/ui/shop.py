@@ -15,7 +15,7 @@ from tests.ui.pages import BYTES, TEXT, post, put
 
 @contextmanager
 def open_shop(*, with_pipeline: bool = True) -> Iterator[Server]:
-    """`with_pipeline`: a query and a slot that nobody runs have a state."""
+    """`with_pipeline` adds states of a query and a slot that do not run."""
     with serve(DS_REGISTRY__ENABLED="true") as server, httpx.Client(base_url=server.url) as http:
         chance = random.Random(1)
         put(http, "orders/2026")

@@ -42,11 +42,11 @@ def test_create_closed_with_an_expiry_and_any_type(ui: Pages, http: httpx.Client
     head = http.head("/v1/stream/made/closed").headers
     assert head["content-type"] == "text/csv; charset=utf-8"
     assert head["stream-closed"] == "true"
-    local = datetime(2030, 1, 2, 3, 4, 5).astimezone()  # what was typed is the browser's local time
+    local = datetime(2030, 1, 2, 3, 4, 5).astimezone()  # the input is in the browser's local time
     assert datetime.fromisoformat(head["stream-expires-at"]) == local.astimezone(UTC)
 
 
-def test_a_refused_create_says_why_and_stays_open(ui: Pages, http: httpx.Client) -> None:
+def test_rejected_create_shows_the_reason_and_stays_open(ui: Pages, http: httpx.Client) -> None:
     put(http, "made/twice", TEXT)
     ui.page.keyboard.press("n")
     ui.page.locator("#create-name").fill("made/twice")
@@ -59,7 +59,7 @@ def test_a_refused_create_says_why_and_stays_open(ui: Pages, http: httpx.Client)
     expect(ui.page.locator("dialog")).to_have_count(0)
 
 
-def test_append_shows_the_whole_answer(ui: Pages, http: httpx.Client) -> None:
+def test_append_shows_the_whole_response(ui: Pages, http: httpx.Client) -> None:
     put(http, "do/append")
     ui.open_stream("do/append")
     ui.reader("live")
@@ -74,7 +74,7 @@ def test_append_shows_the_whole_answer(ui: Pages, http: httpx.Client) -> None:
     ui.loaded(1)
 
 
-def test_idempotency_can_be_learned_by_trying(ui: Pages, http: httpx.Client) -> None:
+def test_producer_errors_are_explained(ui: Pages, http: httpx.Client) -> None:
     put(http, "do/producer")
     ui.open_stream("do/producer")
     ui.reader("live")
@@ -150,7 +150,7 @@ def test_close(ui: Pages, http: httpx.Client) -> None:
     assert http.head("/v1/stream/do/close").headers["stream-closed"] == "true"
 
 
-def test_delete_asks_first(ui: Pages, http: httpx.Client) -> None:
+def test_delete_asks_for_confirmation(ui: Pages, http: httpx.Client) -> None:
     put(http, "do/delete", JSON, "[1,2,3]")
     ui.open_stream("do/delete")
     ui.loaded(3)
@@ -216,7 +216,7 @@ def test_snapshot_and_bootstrap(ui: Pages, http: httpx.Client) -> None:
     expect(ui.page.locator("dialog .problem")).to_contain_text("409")
 
 
-def test_buckets_are_made_listed_filled_and_deleted(ui: Pages, http: httpx.Client) -> None:
+def test_buckets_are_created_listed_filled_and_deleted(ui: Pages, http: httpx.Client) -> None:
     ui.open("#/buckets")
     ui.page.locator("#bucket-name").fill("no")
     ui.press("bucket-create")
@@ -251,7 +251,7 @@ def test_buckets_are_made_listed_filled_and_deleted(ui: Pages, http: httpx.Clien
 
 
 def run(command: str) -> str:
-    """What a copied command prints when a shell runs it."""
+    """Run a copied command in a shell; return its output."""
     assert command.partition("curl ")[1], command
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=20)
     return done.stdout
@@ -271,7 +271,7 @@ def test_actions_are_copied_as_curl_that_works(ui: Pages, http: httpx.Client) ->
     ui.page.locator("#producer-id").fill("shell")
     append = ui.copied(ui.page.locator("#append-box").get_by_title("Copy this append as curl"))
     assert "200 OK" in run(append)
-    assert "204 No Content" in run(append), "the same append again is a repeat"
+    assert "204 No Content" in run(append), "the same append again is a duplicate"
     ui.loaded(2)
     ui.messages.nth(1).click()
     read = ui.copied(ui.page.locator("#detail").get_by_title("Copy a read of this message as curl"))
@@ -290,7 +290,7 @@ def test_bytes_are_copied_as_curl_that_works(ui: Pages, http: httpx.Client) -> N
     assert http.get("/v1/stream/curl/bytes?offset=-1").content == b"\x00\xff\x0a'"
 
 
-def test_requests_are_kept_with_their_answers(ui: Pages, http: httpx.Client) -> None:
+def test_requests_are_kept_with_their_responses(ui: Pages, http: httpx.Client) -> None:
     put(http, "do/requests")
     ui.open_stream("do/requests")
     ui.page.keyboard.press("a")
@@ -306,7 +306,7 @@ def test_requests_are_kept_with_their_answers(ui: Pages, http: httpx.Client) -> 
 
 
 @pytest.mark.parametrize("name", ["a b", "ünï/☃", "per%cent", "q?x=1#y", "plus+plus", "semi;colon"])
-def test_any_name_can_be_made_and_opened(ui: Pages, http: httpx.Client, name: str) -> None:
+def test_stream_with_any_name_can_be_created_and_opened(ui: Pages, http: httpx.Client, name: str) -> None:
     ui.page.keyboard.press("n")
     ui.page.locator("#create-name").fill(f"names/{name}" if "?" not in name else "names/q-x")
     ui.submit()

@@ -21,14 +21,14 @@ def served(path: Path) -> str:
     return f"/ui/{path.relative_to(FILES).as_posix()}"
 
 
-def test_the_address_without_a_slash_leads_to_the_page(http: httpx.Client) -> None:
+def test_address_without_a_slash_redirects_to_the_page(http: httpx.Client) -> None:
     answer = http.get("/ui")
     assert answer.status_code == 307
     assert answer.headers["location"] == "ui/"
     assert http.get("/ui", follow_redirects=True).headers["content-type"].startswith("text/html")
 
 
-def test_the_root_leads_to_the_page(http: httpx.Client) -> None:
+def test_root_redirects_to_the_page(http: httpx.Client) -> None:
     answer = http.get("/")
     assert answer.status_code == 307
     assert http.get("/", follow_redirects=True).headers["content-type"].startswith("text/html")
@@ -48,7 +48,7 @@ def test_every_file_is_served_with_the_policy(http: httpx.Client, path: Path) ->
     assert answer.headers["x-frame-options"] == "DENY"
 
 
-def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.Client) -> None:
+def test_cached_file_is_not_sent_again(http: httpx.Client) -> None:
     first = http.get("/ui/js/main.js")
     again = http.get("/ui/js/main.js", headers={"If-None-Match": first.headers["etag"]})
     assert again.status_code == 304
@@ -56,7 +56,7 @@ def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.Client) -> No
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "../http/ui.py", "js", "js/", "%2e%2e/config/layers.py"])
-def test_nothing_else_is_served(http: httpx.Client, name: str) -> None:
+def test_other_files_are_not_served(http: httpx.Client, name: str) -> None:
     assert http.get(f"/ui/{name}").status_code in {404, 400}
 
 
@@ -64,16 +64,16 @@ def test_other_methods_are_405_for_ui_files(http: httpx.Client) -> None:
     assert http.post("/ui/").status_code == 405
 
 
-def test_nothing_is_asked_of_another_host() -> None:
+def test_files_do_not_refer_to_other_hosts() -> None:
     for path in ALL:
         text = path.read_text(encoding="utf-8")
-        # Namespaces are names, and the hints in input fields are examples: neither is fetched.
+        # Namespaces and placeholders in input fields are not fetched.
         addresses = set(re.findall(r"https?://\w[\w.]+", text)) - {"http://www.w3.org", "https://example.com"}
         assert addresses == set(), path
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=served)
-def test_no_script_can_make_markup_of_a_string(path: Path) -> None:
+def test_no_script_parses_a_string_as_markup(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     sinks = (
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|createContextualFragment"
@@ -87,7 +87,7 @@ def test_the_page_has_no_inline_script_or_style() -> None:
     assert re.findall(r"<style|\sstyle=|\son\w+=", page) == []
 
 
-def test_the_package_carries_the_files(tmp_path: Path) -> None:
+def test_package_contains_the_files(tmp_path: Path) -> None:
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=REPOSITORY,

@@ -1,4 +1,4 @@
-"""Many streams over one connection in a real browser, which has six: the view of a folder, and `EventSource`."""
+"""Many streams over one connection in a real browser, which has only six: the folder view, and `EventSource`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STREAMS = 300
 FOLLOWERS = re.compile(r'^headwater_live_readers\{[^}]*"many"[^}]*\} (\d+)', re.MULTILINE)
 CONNECTIONS = re.compile(r"^headwater_connections (\d+)", re.MULTILINE)
 
-# Collects what arrives; `other` are requests of the page while the events are open.
+# Collects received messages; `other` counts requests of the page while the event stream is open.
 EVENT_SOURCE = """async ({ prefix, expected }) => {
   const body = JSON.stringify({ prefix, start: 'now' });
   const headers = { 'Content-Type': 'application/json' };
@@ -48,7 +48,7 @@ def _number(http: httpx.Client, pattern: re.Pattern[str]) -> int:
     return int(found[1])
 
 
-def test_the_messages_of_a_folder_arrive_over_one_connection(ui: Pages, http: httpx.Client, ui_server: Server) -> None:
+def test_messages_of_a_folder_arrive_over_one_connection(ui: Pages, http: httpx.Client, ui_server: Server) -> None:
     for number in range(STREAMS):
         put(http, f"folder/{number}", body='["old"]')
     page = ui.page
@@ -79,7 +79,7 @@ def test_the_messages_of_a_folder_arrive_over_one_connection(ui: Pages, http: ht
 
 
 def test_an_event_source_follows_hundreds_of_streams_through_reconnects(own_server: Starter, watched: Watched) -> None:
-    """The server ends each response after half a second: the browser reconnects by itself with `Last-Event-ID`."""
+    """The server ends each response after half a second; the browser reconnects automatically with `Last-Event-ID`."""
     watched.allow("net::ERR_INCOMPLETE_CHUNKED_ENCODING")
     server = own_server(DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="0.5")
     page = watched.page()

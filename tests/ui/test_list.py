@@ -16,7 +16,7 @@ from tests.ui.pages import JSON, TEXT, Pages, post, put
 MANY = 100_000
 
 
-def test_streams_appear_and_go_by_themselves(ui: Pages, http: httpx.Client) -> None:
+def test_list_is_updated_automatically(ui: Pages, http: httpx.Client) -> None:
     expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")
     put(http, "list/comes")
     ui.page.locator("#filter").fill("list/comes")
@@ -61,14 +61,14 @@ def test_a_path_in_a_bucket_can_be_typed(ui: Pages, http: httpx.Client) -> None:
     expect(ui.page.locator("#stream-title")).to_have_text("typed-bucket/one")
 
 
-def test_a_path_that_is_none_offers_to_create_it(ui: Pages) -> None:
+def test_missing_stream_can_be_created(ui: Pages) -> None:
     ui.open("#/stream/not/there")
     expect(ui.page.locator("#missing")).to_contain_text("This stream does not exist")
     ui.page.get_by_role("button", name="Create it").click()
     expect(ui.page.locator("#create-name")).to_have_value("not/there")
 
 
-def test_the_list_is_used_by_keyboard(ui: Pages, http: httpx.Client) -> None:
+def test_list_can_be_used_with_the_keyboard(ui: Pages, http: httpx.Client) -> None:
     for name in ("keys/a", "keys/b", "keys/c"):
         put(http, name)
     ui.page.keyboard.press("/")
@@ -137,7 +137,7 @@ def test_streams_are_ordered_by_name_creation_or_last_write(ui: Pages, http: htt
 
 
 def test_a_hundred_thousand_streams(own_server: Starter, watched: Watched) -> None:
-    """The registry is a stream like any other: written by hand, it lists as many as one likes in a second."""
+    """The registry is a stream like any other, so a test can quickly write any number of entries to it."""
     server = own_server(DS_REGISTRY__ENABLED="false", DS_LIMITS__MAX_STREAM_BYTES="0")
     with httpx.Client(base_url=server.url, timeout=60) as http:
         put(http, "__registry__")
@@ -159,7 +159,7 @@ def test_a_hundred_thousand_streams(own_server: Starter, watched: Watched) -> No
         ui = Pages(page, server.url)
         ui.open()
         expect(ui.page.locator("#stream-count")).to_have_text("100,000 streams", timeout=60_000)
-        assert ui.streams.count() < 60, "only the rows in sight exist"
+        assert ui.streams.count() < 60, "only visible rows exist"
 
         started = time.monotonic()
         ui.page.locator("#streams").focus()
@@ -168,7 +168,7 @@ def test_a_hundred_thousand_streams(own_server: Starter, watched: Watched) -> No
         ui.page.locator("#filter").fill("0777")
         expect(ui.page.locator("#stream-count")).to_contain_text("of 100,000")
         expect(ui.stream("many/007770")).to_be_visible()
-        assert time.monotonic() - started < 10, "it stays quick"
+        assert time.monotonic() - started < 10, "it stays fast"
 
         event = {"type": "stream", "key": "many/000000", "headers": {"operation": "delete"}}
         post(http, "__registry__", [event])

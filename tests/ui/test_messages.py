@@ -76,7 +76,7 @@ def test_falls_back_to_long_poll_where_events_are_blocked(watched: Watched, http
     page = watched.page()
 
     def no_events(route) -> None:  # type: ignore[no-untyped-def]
-        # What a proxy does that knows no event streams: it answers with something else.
+        # Respond like a proxy that does not support event streams.
         route.fulfill(status=200, content_type="text/plain", body="")
 
     page.route("**/read/fallback?*live=sse*", no_events)
@@ -121,7 +121,7 @@ def test_pause_and_resume(watched: Watched, ui: Pages, http: httpx.Client) -> No
     ui.press("pause")
     ui.reader("paused")
     post(http, "read/pause", {"n": 0})
-    # What another page shows has been delivered, and this one has not taken it.
+    # Another page shows the message, so it was delivered, and this page did not read it.
     other = Pages(watched.page(), ui.url)
     other.open_stream("read/pause")
     other.loaded(1)
@@ -131,7 +131,7 @@ def test_pause_and_resume(watched: Watched, ui: Pages, http: httpx.Client) -> No
     ui.reader("live")
 
 
-def test_follow_stays_at_the_newest_until_one_looks_back(ui: Pages, http: httpx.Client) -> None:
+def test_follow_stays_at_the_newest_message_until_the_user_scrolls_up(ui: Pages, http: httpx.Client) -> None:
     put(http, "read/follow")
     post(http, "read/follow", [{"n": number} for number in range(200)])
     ui.open_stream("read/follow", "?from=-1")
@@ -151,10 +151,10 @@ def test_follow_stays_at_the_newest_until_one_looks_back(ui: Pages, http: httpx.
     ui.page.set_viewport_size({"width": 1120, "height": 700})
     ui.page.keyboard.press("a")
     expect(ui.page.locator("#append-body")).to_be_visible()
-    expect(ui.page.locator("#messages [data-index='201']")).to_be_in_viewport()  # also in less room
+    expect(ui.page.locator("#messages [data-index='201']")).to_be_in_viewport()  # even in a smaller window
 
 
-def test_offsets_are_shown_and_lead_on(ui: Pages, http: httpx.Client) -> None:
+def test_offsets_are_shown_and_can_be_read_from(ui: Pages, http: httpx.Client) -> None:
     put(http, "read/offsets")
     ends = [post(http, "read/offsets", {"n": number}) for number in range(3)]
     ui.open_stream("read/offsets")
@@ -217,7 +217,7 @@ def test_search_finds_text_in_loaded_messages(ui: Pages, http: httpx.Client) -> 
 
 
 def pixels(page: Page) -> int:
-    """How many pixels of the plot are painted."""
+    """The number of painted pixels of the plot."""
     painted = page.evaluate(
         """() => { const canvas = document.querySelector('canvas.plot');
         const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
@@ -228,7 +228,7 @@ def pixels(page: Page) -> int:
 
 
 def test_rate_and_time_to_deliver_are_plotted(watched: Watched, ui: Pages, http: httpx.Client) -> None:
-    watched.allow("getImageData")  # what this test looks at the plot with
+    watched.allow("getImageData")  # used by this test to read the plot
     put(http, "read/plot")
     ui.open_stream("read/plot")
     ui.reader("live")
@@ -271,7 +271,7 @@ def test_a_hundred_thousand_messages_stay_smooth(ui: Pages, http: httpx.Client) 
         )
     ui.open_stream("read/many", "?from=-1")
     expect(ui.page.locator("#reader-status")).to_have_attribute("data-loaded", str(MANY), timeout=60_000)
-    assert ui.messages.count() < 80, "only the rows in sight exist"
+    assert ui.messages.count() < 80, "only visible rows exist"
     ui.page.locator("#messages").focus()
     longest = ui.page.evaluate(
         """async () => { const list = document.querySelector('#messages'); let longest = 0;
@@ -282,7 +282,7 @@ def test_a_hundred_thousand_messages_stay_smooth(ui: Pages, http: httpx.Client) 
             const now = performance.now(); longest = Math.max(longest, now - last); last = now; }
         return longest; }"""
     )
-    # A frame is 17 ms on a screen; without a graphics card, on a shared machine, a tenth of a second is far from it.
+    # A frame takes 17 ms on a normal machine, and much longer on a shared machine without a graphics card.
     assert longest < 500, f"one frame took {longest:.0f} ms"
     ui.page.locator("#search").fill('"message 99999"')
     expect(ui.page.locator("#found")).to_contain_text("1 found")
@@ -291,7 +291,7 @@ def test_a_hundred_thousand_messages_stay_smooth(ui: Pages, http: httpx.Client) 
 
 
 @pytest.mark.timeout(180)
-def test_what_is_loaded_is_bounded_until_more_is_asked_for(own_server: Starter, watched: Watched) -> None:
+def test_number_of_loaded_messages_is_limited_until_more_are_requested(own_server: Starter, watched: Watched) -> None:
     server = own_server(DS_LIMITS__MAX_STREAM_BYTES="0", DS_LIMITS__MAX_CHUNK_BYTES="200000")
     with httpx.Client(base_url=server.url) as http:
         put(http, "read/held")
@@ -306,7 +306,7 @@ def test_what_is_loaded_is_bounded_until_more_is_asked_for(own_server: Starter, 
         ui.loaded(150_000)
 
 
-def test_json_of_another_writer_is_shown_even_when_it_is_odd(ui: Pages, http: httpx.Client) -> None:
+def test_unusual_json_is_shown(ui: Pages, http: httpx.Client) -> None:
     put(http, "read/odd", JSON)
     post(http, "read/odd", '[ {"a" : [ ] } , "" , 0 , null , "\\u0000\\u2028" ]')
     ui.open_stream("read/odd")

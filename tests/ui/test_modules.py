@@ -1,4 +1,4 @@
-"""The modules of the page without a user interface, tested in Chromium."""
+"""The modules of the page that have no user interface, tested in Chromium."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.ui.pages import JSON, TEXT, Pages, post, put
 
 @pytest.fixture(scope="module")
 def ui(browser: Browser, ui_server: Server) -> Iterator[Pages]:
-    """One page for all: nothing is shown on it."""
+    """One empty page for all tests."""
     with watching(browser) as watched:
         pages = Pages(watched.page(), ui_server.url)
         pages.open()
@@ -43,7 +43,7 @@ def run(ui: Pages, module: str, expression: str, argument: Any = None) -> Any:
         ("[[],[[]],{}]", ["[]", "[[]]", "{}"]),
     ],
 )
-def test_an_array_is_cut_into_its_elements_as_written(ui: Pages, text: str, elements: list[str]) -> None:
+def test_array_is_split_into_its_unparsed_elements(ui: Pages, text: str, elements: list[str]) -> None:
     assert run(ui, "json", "m.split(x)", text) == elements
 
 
@@ -73,7 +73,7 @@ def any_json(chance: random.Random, depth: int = 0) -> Any:
     return {str(any_json(chance, 9)): any_json(chance, depth + 1) for _ in range(chance.randrange(4))}
 
 
-def test_any_array_is_cut_as_its_writer_meant(ui: Pages) -> None:
+def test_any_array_is_split_correctly(ui: Pages) -> None:
     chance = random.Random(7)
     for style in ({}, {"indent": 1}, {"ensure_ascii": False, "separators": (",", ":")}):
         arrays = [[any_json(chance) for _ in range(chance.randrange(5))] for _ in range(60)]
@@ -82,7 +82,7 @@ def test_any_array_is_cut_as_its_writer_meant(ui: Pages) -> None:
         assert [[json.loads(piece) for piece in pieces] for pieces in cut] == arrays
 
 
-def test_events_are_the_same_wherever_chunks_are_cut(ui: Pages) -> None:
+def test_events_are_the_same_for_any_split_into_chunks(ui: Pages) -> None:
     text = (
         ": hello\nevent: data\ndata:[1]\ndata: two\n\nevent:control\r\ndata:{}\r\n\r\n"
         "data: spaced\rdata:  twice\r\rid: 7\nevent: lost\n\ndata\n\n"
@@ -151,9 +151,7 @@ def test_session_events_fold_to_state(ui: Pages) -> None:
 
 
 @pytest.mark.parametrize("headers", [JSON, TEXT], ids=["json", "text"])
-def test_every_message_has_the_offset_that_the_server_gave(
-    ui: Pages, http: httpx.Client, headers: dict[str, str]
-) -> None:
+def test_every_message_has_the_offset_of_the_server(ui: Pages, http: httpx.Client, headers: dict[str, str]) -> None:
     name = f"offsets-{headers['Content-Type'].partition('/')[2]}"
     put(http, name, headers)
     bodies = ['{"snow":"☃"}', ' [1, {"a" : "😀"}]', '"é"'] if headers is JSON else ["one", "zwei ☃", "😀"]

@@ -114,7 +114,7 @@ def test_a_subscription_with_its_cursors_and_lag(ui: Pages, http: httpx.Client) 
     assert http.get("/v1/stream/__ds/subscriptions/ui-workers").status_code == 404
 
 
-def test_a_subscription_links_to_streams_of_buckets_and_says_when_there_are_more(ui: Pages, http: httpx.Client) -> None:
+def test_subscription_links_to_streams_of_buckets_and_shows_if_there_are_more(ui: Pages, http: httpx.Client) -> None:
     http.put("/ds/ui-linked")
     http.put("/ds/ui-linked/log", headers={"Content-Type": "text/plain"}, content="x").raise_for_status()
     body = {"type": "pull-wake", "pattern": "/ds/ui-linked/*", "wake_stream": "ui-linked-wake"}
@@ -131,7 +131,7 @@ def test_a_subscription_links_to_streams_of_buckets_and_says_when_there_are_more
         http.delete(f"/v1/stream/__ds/subscriptions/{id_}")
 
 
-def test_a_webhook_that_is_refused_says_why(ui: Pages) -> None:
+def test_rejected_webhook_shows_the_reason(ui: Pages) -> None:
     ui.open("#/subscriptions")
     ui.press("subscription-new")
     ui.page.locator("#sub-id").fill("ui-hook")
@@ -143,13 +143,11 @@ def test_a_webhook_that_is_refused_says_why(ui: Pages) -> None:
 
 
 def status(kind: str, key: str, **value: Any) -> dict[str, Any]:
-    told = {"updated_at_ms": time.time_ns() // 1_000_000, **value}
-    return {"type": kind, "key": key, "value": told, "headers": {"operation": "upsert"}}
+    state = {"updated_at_ms": time.time_ns() // 1_000_000, **value}
+    return {"type": kind, "key": key, "value": state, "headers": {"operation": "upsert"}}
 
 
-def test_a_pipeline_whose_old_states_are_dropped_is_read_from_what_is_kept(
-    own_server: Starter, watched: Watched
-) -> None:
+def test_pipeline_page_works_after_old_states_were_dropped(own_server: Starter, watched: Watched) -> None:
     server = own_server()
     with httpx.Client(base_url=server.url) as http:
         put(http, "__pipeline__", {**JSON, "Stream-Retention-Bytes": "1000", "Stream-Retention-Drop": "allowed"})
@@ -216,7 +214,7 @@ def test_a_subscription_that_fails_shows_the_reason_and_the_next_attempt(ui: Pag
     http.delete("/v1/stream/__ds/subscriptions/failing")
 
 
-def test_without_a_pipeline_or_subscriptions_the_pages_say_so(own_server: Starter, watched: Watched) -> None:
+def test_pages_without_a_pipeline_or_subscriptions_have_a_hint(own_server: Starter, watched: Watched) -> None:
     ui = Pages(watched.page(), own_server().url)
     ui.open("#/pipeline")
     expect(ui.page.locator("#pipeline-status")).to_have_text("none")

@@ -18,7 +18,7 @@ from tests.ui.token_proxy import TOKEN, token_proxy
 CONNECTION_LOST = (
     "ERR_CONNECTION_(REFUSED|RESET)|ERR_INCOMPLETE_CHUNKED_ENCODING|ERR_EMPTY_RESPONSE|ERR_SOCKET_NOT_CONNECTED"
 )
-"""What Chromium calls a server that has ended."""
+"""Chromium's errors for a stopped server."""
 
 HOSTILE = (
     "<script>window.pwned = 1</script>",
@@ -34,7 +34,7 @@ HOSTILE = (
 )
 
 
-def test_restarted_server_is_found_again(watched: Watched, tmp_path: Path) -> None:
+def test_page_reconnects_to_a_restarted_server(watched: Watched, tmp_path: Path) -> None:
     watched.allow(CONNECTION_LOST)
     start = partial(serve, directory=tmp_path, DS_REGISTRY__ENABLED="true", DS_STORAGE__MODE="file-durable")
     with start() as first:
@@ -55,7 +55,7 @@ def test_restarted_server_is_found_again(watched: Watched, tmp_path: Path) -> No
             put(http, "trouble/new")
         ui.reader("live")
         ui.loaded(3)
-        ui.shows('{"n": 0}', '{"n": 1}', '{"n": 2}')  # nothing is lost and nothing doubled
+        ui.shows('{"n": 0}', '{"n": 1}', '{"n": 2}')  # nothing is lost or duplicated
         expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")
         ui.page.locator("#filter").fill("trouble/")
         expect(ui.stream("trouble/new")).to_be_visible()
@@ -127,9 +127,7 @@ def test_hostile_names_types_and_state_are_shown_as_text(ui: Pages, http: httpx.
     assert_inert(ui)
 
 
-def test_a_page_stored_in_a_stream_cannot_run_when_it_is_opened(
-    watched: Watched, ui: Pages, http: httpx.Client
-) -> None:
+def test_page_stored_in_a_stream_cannot_run_scripts(watched: Watched, ui: Pages, http: httpx.Client) -> None:
     watched.allow("Blocked script execution|violates the following Content Security Policy|sandboxed")
     put(http, "hostile/page", {"Content-Type": "text/html"})
     post(
@@ -157,12 +155,12 @@ def test_content_security_policy_blocks_injected_scripts(watched: Watched, ui: P
     assert ui.page.evaluate("window.pwned") is None
 
 
-def test_a_token_is_asked_for_sent_and_forgotten(own_server: Starter, watched: Watched) -> None:
+def test_token_is_requested_sent_and_forgotten(own_server: Starter, watched: Watched) -> None:
     server = own_server(DS_REGISTRY__ENABLED="true")
     with token_proxy(server.url) as guarded, httpx.Client(base_url=server.url) as http:
         put(http, "guarded/one")
         post(http, "guarded/one", {"n": 0})
-        # The page comes from the server itself, and is pointed at the proxy: another origin, as behind Envoy.
+        # The page is loaded from the server itself and uses the proxy, which is another origin, as with Envoy.
         ui = Pages(watched.page(), server.url)
         ui.open_stream("guarded/one")
         ui.loaded(1)
@@ -213,7 +211,7 @@ def test_a_token_can_be_pasted_on_the_first_page(own_server: Starter, watched: W
     for _ in range(2):
         with ui.page.expect_response(lambda response: "__ds/streams" in response.url):
             pass
-    assert ui.page.evaluate("window.timesHidden") == 0, "the form disappears while the page tries again"
+    assert ui.page.evaluate("window.timesHidden") == 0, "the form disappears while the page retries"
     ui.page.locator("#home-token").fill(TOKEN)
     ui.press("home-connect")
     expect(ui.page.locator("#connection")).to_have_attribute("data-state", "live")
@@ -221,7 +219,7 @@ def test_a_token_can_be_pasted_on_the_first_page(own_server: Starter, watched: W
     ui.page.close()
 
 
-def test_a_link_with_a_token_connects_and_loses_it(own_server: Starter, watched: Watched) -> None:
+def test_token_in_a_link_is_used_and_removed_from_the_address(own_server: Starter, watched: Watched) -> None:
     server = own_server(DS_AUTH__TOKEN=TOKEN)
     ui = Pages(watched.page(), server.url)
     ui.open(f"#/?token={TOKEN}")

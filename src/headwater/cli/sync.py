@@ -126,7 +126,9 @@ def _settings(config: Path | None, flags: dict[str, Any]) -> PipelineSettings:
     try:
         from headwater.pipeline.settings import load
     except ImportError as error:
-        raise CommandError(f"the pipeline is not installed ({error}); pip install headwater[pipeline]", USAGE) from None
+        raise CommandError(
+            f"the pipeline is not installed ({error}); pip install 'headwater[pipeline]'", USAGE
+        ) from None
     try:
         settings = load(config, os.environ, flags)
         settings.jobs()

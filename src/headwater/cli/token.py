@@ -83,6 +83,11 @@ def token(
     claims = replace(default_claims(settings), subject=sub, scope=" ".join(scope or ()), namespace=ns, ttl_s=ttl)
     if aud:
         claims = replace(claims, audience=aud)
+    if not ring.jwks_file.exists():
+        place = ring.jwks_file.parent
+        typer.echo(
+            f"headwater: created keys in {place}; a stack with this directory accepts the token", err=True
+        )
     typer.echo(mint(ring, claims, alg, flaws))
 
 

@@ -68,10 +68,10 @@ def read_write_token(secret: bytes, text: str, now_ms: int) -> WriteClaim:
     body, _, mac = text.removeprefix(TOKEN_PREFIX).partition(".")
     is_ours = text.startswith(TOKEN_PREFIX) and text.isascii()
     if not is_ours or not hmac.compare_digest(_mac(secret, body), mac):
-        raise TokenInvalid("The write token is not valid.", reason="credential")
+        raise TokenInvalid("The write token is not valid.")
     claim = msgspec.json.decode(urlsafe_b64decode(body), type=WriteClaim)
     if claim.expires_ms <= now_ms:
-        raise TokenInvalid("The write token has expired; acknowledge to get a new one.", reason="credential")
+        raise TokenInvalid("The write token has expired; acknowledge to get a new one.")
     return claim
 
 

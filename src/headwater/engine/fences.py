@@ -106,7 +106,7 @@ class Fences:
             return None
         if credentials is not None and credentials.is_bearer and not credentials.text.startswith(TOKEN_PREFIX):
             if is_wake_token(credentials.text):
-                raise TokenOutOfScope("The token proves a wake, not a claim.", reason="wake_token")
+                raise TokenOutOfScope("The token proves a wake, not a claim.")
             credentials = None
         if credentials is None:
             if producer is not None and producer.id in fence.bound:
@@ -118,7 +118,7 @@ class Fences:
         # The seal of a link that was removed stays: its claim gets 409 and not 403.
         is_sealed = fence.seals.get(claim.authority, -1) >= claim.generation
         if now is not None and now.authority == claim.authority and stream.name not in now.streams and not is_sealed:
-            raise TokenOutOfScope("The write token is not for this stream.", reason="credential")
+            raise TokenOutOfScope("The write token is not for this stream.")
         if producer is None:
             raise InvalidProducer("A fenced write needs Producer-Id, Producer-Epoch and Producer-Seq.")
         self._check_current(fence, claim, now, producer)

@@ -12,7 +12,7 @@ from headwater.http.origins import Hosts, Origins, is_same_origin
 KNOWN_HOSTS_MAX: Final = 1024
 _CHANGING: Final = frozenset((b"PUT", b"POST", b"DELETE", b"PATCH"))
 _OPEN_PATHS: Final = (b"/healthz", b"/readyz", b"/ui")
-"""Health checks, and the files of the stream browser; its requests for data need the token."""
+"""Health checks, and the files of the stream browser, to which `/` leads; its requests for data need the token."""
 _SUBSCRIPTIONS: Final = b"/v1/stream/__ds/subscriptions/"
 _WORKER_ACTIONS: Final = (b"/ack", b"/release", b"/callback")
 """Requests that carry the token of a wake, which is checked with the wake."""
@@ -64,6 +64,6 @@ class AccessControl:
 
     def _is_open(self, target: bytes) -> bool:
         path = target.partition(b"?")[0]
-        if path.startswith(_SUBSCRIPTIONS) and path.endswith(_WORKER_ACTIONS):
+        if path == b"/" or (path.startswith(_SUBSCRIPTIONS) and path.endswith(_WORKER_ACTIONS)):
             return True
         return any(path == open_path or path.startswith(open_path + b"/") for open_path in _OPEN_PATHS)

@@ -76,7 +76,7 @@ def _with_credentials(append: Callable[..., None], request: Request) -> Callable
         and (not is_bearer or not bearer.strip().startswith(TOKEN_PREFIX))
         and request.asks_to_fence_writes()
     ):
-        raise TokenInvalid("Write-Fence: true needs a write token.", reason="credential")
+        raise TokenInvalid("Write-Fence: true needs a write token.")
     if token is None and not is_bearer:
         return append
     credentials = WriteCredentials(token if token is not None else bearer.strip(), is_bearer)

@@ -42,7 +42,7 @@ class Application:
         self._stop.set()
 
     def run(self) -> int:
-        """The exit code: 1 if a job failed for good."""
+        """Run until stopped; return the exit code, which is 1 if a job failed permanently."""
         settings, general = self.settings, self.settings.pipeline
         jobs = settings.jobs()
         metrics = StatusMetrics(self.registry)
@@ -106,7 +106,7 @@ class Application:
 
 
 def _metrics_export(settings: PipelineSettings, registry: CollectorRegistry) -> AbstractContextManager[object]:
-    """Sends the metrics by OpenTelemetry, if that is on."""
+    """Export the metrics through OpenTelemetry, if that is enabled."""
     general = settings.pipeline
     if not general.otel_endpoint:
         return nullcontext()
@@ -129,8 +129,8 @@ def _status_stream(settings: PipelineSettings) -> StatusStream | None:
 
 
 def _not_ready(statuses: list[QueryStatus], probe: Probe | None) -> str:
-    """Why the pipeline is not ready; empty if it is. The probe begins when every job runs."""
-    reasons = [_reason(status) for status in statuses if not status.is_well]
+    """Why the pipeline is not ready, or an empty string if it is ready. The probe starts when every job runs."""
+    reasons = [_reason(status) for status in statuses if not status.is_healthy]
     if probe is not None and not reasons:
         probe.poll()
         return probe.not_ready

@@ -1,8 +1,8 @@
-"""Tables through Electric's Shape API: micro-batches whose Spark offsets are the handle and offset of each shape.
+"""Read tables through Electric's Shape API: micro-batches whose Spark offsets hold the handle and offset of each shape.
 
-An offset is `{table: {"handle": …, "offset": …, "generation": …}}`. When Electric says that a shape must be fetched
-again, the batch that notices it holds one reset, and the next ones the new state. Invariant: a batch that is read
-again has the same messages, or, when its shape is gone, none; then a reset follows.
+An offset is `{table: {"handle": …, "offset": …, "generation": …}}`. When Electric asks to fetch a shape again, the
+next batch holds one reset, and the batches after it the new state. Invariant: a batch that is read again has the same
+messages, or, if its shape was deleted, none; then a reset follows.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Range(msgspec.Struct, frozen=True):
     start: ShapePlace
     end: ShapePlace
     found: Messages | None = None
-    """The messages themselves, where the driver has them and they are few."""
+    """The messages themselves, if the driver has them and they are few."""
 
 
 class ShapesTask(InputPartition):
@@ -74,14 +74,14 @@ class ShapesReader(DataSourceStreamReader):
         self._clients: dict[str, ShapeClient] = {}
         self._readers: dict[tuple[str, str], TableReader] = {}
         self._pool: ThreadPoolExecutor | None = None
-        self._asked: dict[str, tuple[ShapePlace, Future[tuple[ShapePart, str]]]] = {}
+        self._requests: dict[str, tuple[ShapePlace, Future[tuple[ShapePart, str]]]] = {}
         self._cursors: dict[str, str] = {}
         self._is_current: dict[str, bool] = {}
         self._planned: dict[tuple[str, ShapePlace, ShapePlace], Messages] = {}
         self._unavailable_since: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A task's copy asks for itself.
+        # A task's copy makes its own requests.
         return {"url": self._url, "followed": self._followed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -94,18 +94,18 @@ class ShapesReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         places = {name: self._place(start, name) for name in self._tables}
-        # What Spark planned before was committed, or it would not ask for more.
+        # Spark asks for more only after everything that it planned before was committed.
         self._planned = {key: found for key, found in self._planned.items() if places.get(key[0]) == key[1]}
         deadline = time.monotonic() + self._followed.idle_wait_s
         while True:
             for name, place in places.items():
-                self._ask(name, place)
+                self._request_next(name, place)
             done, _ = wait(
-                [future for _, future in self._asked.values()],
+                [future for _, future in self._requests.values()],
                 timeout=max(0.0, deadline - time.monotonic()),
                 return_when=FIRST_COMPLETED,
             )
-            end = {name: self._reached(name, place) for name, place in places.items()}
+            end = {name: self._available_end(name, place) for name, place in places.items()}
             if end != places:
                 return {name: msgspec.to_builtins(place) for name, place in end.items()}
             if time.monotonic() >= deadline or not done:
@@ -121,7 +121,7 @@ class ShapesReader(DataSourceStreamReader):
         return [ShapesTask(tuple(ranges))] if ranges else []
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing to acknowledge: Electric keeps a shape's log for all its readers."""
+        """Do nothing: Electric keeps a shape's log for all its readers."""
 
     def stop(self) -> None:
         if self._pool is not None:
@@ -135,22 +135,22 @@ class ShapesReader(DataSourceStreamReader):
             return msgspec.convert(found, ShapePlace)
         return ShapePlace() if self._tables[name].snapshot else ShapePlace(offset=NOW)
 
-    def _ask(self, name: str, place: ShapePlace) -> None:
-        """Have a request for what follows a place under way."""
-        if name in self._asked and self._asked[name][0] == place:
+    def _request_next(self, name: str, place: ShapePlace) -> None:
+        """Start a request for the messages after a place, unless one is in progress."""
+        if name in self._requests and self._requests[name][0] == place:
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(len(self._tables) * 2, thread_name_prefix="electric")
         live = self._is_current.get(name, False)
         future = self._pool.submit(self._client(name).get, place, live=live, cursor=self._cursors.get(name, ""))
-        self._asked[name] = place, future
+        self._requests[name] = place, future
 
-    def _reached(self, name: str, place: ShapePlace) -> ShapePlace:
-        """How far a table can be read now; the place itself when nothing is new."""
-        _, future = self._asked[name]
+    def _available_end(self, name: str, place: ShapePlace) -> ShapePlace:
+        """The place up to which a table can be read now; `place` itself if there is nothing new."""
+        _, future = self._requests[name]
         if not future.done():
             return place
-        del self._asked[name]
+        del self._requests[name]
         try:
             part, self._cursors[name] = future.result()
         except ShapeExpiredError:
@@ -222,7 +222,7 @@ class ShapesReader(DataSourceStreamReader):
 
     def _messages(self, one: _Range) -> Iterator[Messages]:
         if one.end.generation != one.start.generation:
-            # The schema is not needed to say that everything before is void.
+            # A reset can be written without the schema.
             how = self._tables[one.table]
             format_ = TableFormat(how.stream, how.format, how.key or ("key",), how.published)
             yield list(TableReader({}, one.table, format_).reset())
@@ -233,8 +233,8 @@ class ShapesReader(DataSourceStreamReader):
                 for part in self._client(one.table).between(one.start, one.end):
                     yield list(self._rows(one.table, part))
             except ShapeExpiredError:
-                # Planned before a restart, and gone since: the reset comes with the next batch.
-                log.warning("table %s: the shape of a planned batch is gone", one.table)
+                # Planned before a restart, and deleted since then: the next batch holds the reset.
+                log.warning("table %s: the shape of a planned batch no longer exists", one.table)
 
 
 class ElectricSource(DataSource):

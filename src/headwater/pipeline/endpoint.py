@@ -18,7 +18,7 @@ class Endpoint:
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         self.not_ready = "starting"
-        """Why the pipeline is not ready; empty if it is."""
+        """Why the pipeline is not ready; empty if it is ready."""
         endpoint = self
 
         class EndpointHandler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""The job that publishes tables to streams: what a table holds first, then every committed change, once."""
+"""The job that publishes tables to streams: first the existing rows, then every committed change once."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class FromPostgres(BaseModel):
     publication: str = Field("headwater", description="The publication; tables are added to it.")
     tables: tuple[FollowedTable, ...] = Field(min_length=1)
     changes_per_batch_max: int = Field(100_000, ge=1, description="Most changes in a batch; transactions stay whole.")
-    idle_wait: float = Field(0.5, gt=0, description="Seconds that one request for changes may wait for some.")
+    idle_wait: float = Field(0.5, gt=0, description="Seconds that one request for changes waits for the first one.")
     wait_max: float = Field(600.0, gt=0, description="Seconds that a batch waits for the database.")
-    lag_bytes_warn: int = Field(256 * MIB, ge=0, description="Log kept for the slot above which there is a warning.")
-    lag_bytes_max: int = Field(0, ge=0, description="Above it the job stops and the slot is dropped; 0 is never.")
+    lag_bytes_warn: int = Field(256 * MIB, ge=0, description="Warn when the slot keeps more WAL than this.")
+    lag_bytes_max: int = Field(0, ge=0, description="Above this the job stops and drops the slot; 0 disables it.")
     create_items: bool = Field(False, description="Create the reference's table `items` when it is missing.")
 
     @model_validator(mode="after")
     def _streams_are_separate(self) -> Self:
         changed = [one.stream for one in self.tables if one.format == "changes" and "{key}" not in one.stream]
         if len(set(changed)) < len(changed):
-            raise ValueError("tables in the format changes need a stream each: a TRUNCATE of one resets all of it")
+            raise ValueError("each table in the format changes needs its own stream: a TRUNCATE resets the stream")
         for one in self.electric_tables:
             if "{key}" in one.stream:
                 raise ValueError("a table read from Electric needs one stream: a reset is published in it")
         if len({one.table for one in self.tables}) < len(self.tables):
-            raise ValueError("a table can be followed once in a job")
+            raise ValueError("a job can follow a table only once")
         return self
 
     @property

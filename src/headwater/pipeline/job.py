@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
-    """What every job of an application needs: addresses, credentials and the checkpoint directory."""
+    """Addresses, credentials and the checkpoint directory, shared by all jobs of an application."""
 
     streams: str
     """The stream root of the server, such as `http://localhost:4437/v1/stream`."""
     checkpoints: str
     """The checkpoint directory, or any address that Spark can write to."""
     token: str = field(default="", repr=False)
-    """Sent as bearer token to the server; empty sends none."""
+    """Sent to the server as bearer token, unless empty."""
     postgres: str = field(default="", repr=False)
     """The address of the database, for the jobs that need one."""
     ca_file: str = ""
-    """PEM certificates to trust the server by, on every node; empty for the system's."""
+    """PEM file of CA certificates, on every node; if empty, the system's certificates."""
     electric: str = field(default="", repr=False)
     """The address of Electric, with its secret, for the jobs that read from it."""
     otel_endpoint: str = ""
-    """Where spans are sent; empty for nowhere."""
+    """Where spans are sent; if empty, they are not sent."""
     otel_sample_ratio: float = 1.0
 
     @property
@@ -42,7 +42,7 @@ class JobEnvironment:
         return {"url": self.streams, "token": self.token, "caFile": self.ca_file}
 
     def connection(self, bucket: str = "", retry_timeout_s: float = 120.0) -> ConnectionOptions:
-        """The same for requests outside a query."""
+        """The server's address for requests outside a query."""
         root = self.streams.rstrip("/")
         return ConnectionOptions(root, bucket, self.token, ca_file=self.ca_file, retry_timeout_s=retry_timeout_s)
 
@@ -60,11 +60,11 @@ class Job(Protocol):
 
     @property
     def source(self) -> str:
-        """What it reads, for people."""
+        """A description of what it reads, for people."""
 
     @property
     def target(self) -> str:
-        """What it writes, for people."""
+        """A description of what it writes, for people."""
 
     def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
         """Start the query, or continue it from its checkpoint."""

@@ -1,7 +1,7 @@
-"""Insert a batch of events into a table: staged by COPY, inserted by one statement, in one transaction.
+"""Insert a batch of events into a table: stage them with COPY, insert them with one statement, in one transaction.
 
-Invariant: when `load` returns, every event of the batch is in the table or among the dead letters, with its reason;
-when it raises, none is. An event that is in the table already is left as it is.
+Invariant: when `load` returns, every event of the batch is in the table, or among the dead letters with the reason;
+when it raises, none is. An event that is already in the table is not changed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STAGE: Final = (
     " position bigint, payload text) ON COMMIT DELETE ROWS"
 )
 _COPY: Final = "COPY pg_temp.headwater_staged FROM STDIN (FORMAT csv)"
-_LETTER: Final = (
+_INSERT_DEAD_LETTER: Final = (
     "INSERT INTO headwater.dead_letters (job, stream_name, ds_offset, ds_incarnation, reason, detail, content_type,"
     " value) SELECT %(job)s, %(stream)s, %(offset)s, %(incarnation)s, %(reason)s, %(detail)s, %(content_type)s,"
     " %(value)s WHERE NOT EXISTS (SELECT 1 FROM headwater.dead_letters WHERE job = %(job)s AND stream_name = %(stream)s"
@@ -38,7 +38,7 @@ _DECIDED: Final = (
 _UNRELATED: Final = (
     "INSERT INTO headwater.earlier_rows SELECT %s, name, '' FROM unnest(%s::text[]) AS name ON CONFLICT DO NOTHING"
 )
-_NOTE: Final = (
+_RECORD_BATCH: Final = (
     "INSERT INTO headwater.batches (job, query, partition, batch, events, dead) VALUES (%s, %s, %s, %s, %s, %s)"
     " ON CONFLICT (job, query, partition) DO UPDATE SET batch = excluded.batch, events = excluded.events,"
     " dead = excluded.dead, done_at = now()"
@@ -93,39 +93,40 @@ class DeadLetter:
 def load(
     connection: Connection, how: LoadStatements, part: BatchPart, events: pa.Table, event_bytes_max: int
 ) -> LoadResult:
-    """`events` has the columns stream, offset, position, content_type and value (bytes), each stream in order."""
+    """Load a batch. `events` has the columns stream, offset, position, content_type and value (bytes), each stream in
+    order."""
     events = split_offsets(events)
-    letters, rows = sort_out(events, event_bytes_max)
+    letters, rows = split_dead_letters(events, event_bytes_max)
     with connection.transaction():
         if rows.num_rows:
             stage(connection, rows)
             insertion = how.insertion
-            if _may_be_there(connection, how, rows):
+            if _may_exist(connection, how, rows):
                 insertion = insertion.replace(ONLY_NEW, how.only_new)
             letters = letters + insert_range(connection, insertion, rows)
-        post_letters(connection, part.job, events, letters)
-        note_batch(connection, part, events.num_rows - len(letters), len(letters))
+        insert_dead_letters(connection, part.job, events, letters)
+        record_batch_done(connection, part, events.num_rows - len(letters), len(letters))
     return LoadResult(events.num_rows - len(letters), len(letters))
 
 
 def stage(connection: Connection, rows: pa.Table) -> None:
-    """Copy rows, as `sort_out` returns them, to the temporary table that statements select from."""
+    """Copy the rows that `split_dead_letters` returns to the temporary table that the statements select from."""
     connection.execute(_STAGE)
     with connection.cursor().copy(_COPY) as copy:
         copy.write(_as_csv(rows))
 
 
-def post_letters(connection: Connection, job: str, events: pa.Table, letters: list[DeadLetter]) -> None:
+def insert_dead_letters(connection: Connection, job: str, events: pa.Table, letters: list[DeadLetter]) -> None:
     for letter in letters:
-        _post(connection, job, events.slice(letter.row, 1).to_pylist()[0], letter)
+        _insert_dead_letter(connection, job, events.slice(letter.row, 1).to_pylist()[0], letter)
 
 
-def note_batch(connection: Connection, part: BatchPart, events: int, dead: int) -> None:
-    connection.execute(_NOTE, [part.job, part.query, part.partition, part.batch, events, dead])
+def record_batch_done(connection: Connection, part: BatchPart, events: int, dead: int) -> None:
+    connection.execute(_RECORD_BATCH, [part.job, part.query, part.partition, part.batch, events, dead])
 
 
-def _may_be_there(connection: Connection, how: LoadStatements, rows: pa.Table) -> bool:
-    """Whether an event of the batch may be in the table under another key: as a row without an incarnation."""
+def _may_exist(connection: Connection, how: LoadStatements, rows: pa.Table) -> bool:
+    """Whether an event of the batch may already be in the table as a row without an incarnation."""
     pairs = rows.select(["stream", "incarnation"]).group_by(["stream", "incarnation"]).aggregate([]).to_pydict()
     incarnations = dict(zip(pairs["stream"], pairs["incarnation"], strict=True))
     if not all(incarnations.values()):
@@ -139,7 +140,7 @@ def _may_be_there(connection: Connection, how: LoadStatements, rows: pa.Table) -
         except psycopg.Error as error:
             if not is_row_error(error):
                 raise
-            # Staged values that cannot be compared are not what the table holds.
+            # Staged values that cannot be compared with the table are not in it.
             connection.execute(_UNRELATED, [how.table, undecided])
         decided = dict(connection.execute(_DECIDED, [how.table, list(incarnations)]).fetchall())
     return any(decided[stream] == incarnation for stream, incarnation in incarnations.items())
@@ -148,7 +149,7 @@ def _may_be_there(connection: Connection, how: LoadStatements, rows: pa.Table) -
 def insert_range(
     connection: Connection, insertion: str, rows: pa.Table, counts: list[int] | None = None
 ) -> list[DeadLetter]:
-    """Run a statement on all of these staged rows; where that fails because of a row, on halves, until it is alone.
+    """Run a statement on these staged rows; if a row makes it fail, split them in halves until that row is found.
 
     The number of rows that each run changed is added to `counts`.
     """
@@ -160,7 +161,7 @@ def insert_range(
         statement = insertion.replace(STAGED_FIRST, str(numbers[first])).replace(STAGED_LAST, str(numbers[last]))
         try:
             with connection.transaction():
-                # As bytes: no character of names and paths is taken for a placeholder.
+                # As bytes, so that no character of a name or path is read as a placeholder.
                 done = connection.execute(statement.encode())
             if counts is not None:
                 counts.append(done.rowcount)
@@ -171,24 +172,24 @@ def insert_range(
                 letters.append(DeadLetter(numbers[first], _reason(error), _detail(error)))
                 continue
             middle = (first + last) // 2
-            # The left half is taken first, so that rows keep their order.
+            # The left half runs first, so that rows keep their order.
             waiting += [(middle + 1, last), (first, middle)]
     return letters
 
 
-def sort_out(events: pa.Table, event_bytes_max: int) -> tuple[list[DeadLetter], pa.Table]:
-    """The events that cannot become rows, found without the database; and the others, numbered for staging."""
+def split_dead_letters(events: pa.Table, event_bytes_max: int) -> tuple[list[DeadLetter], pa.Table]:
+    """Split events into those that cannot become rows and the others, numbered for staging, without the database."""
     count = events.num_rows
     values = events["value"].combine_chunks()
     if isinstance(values, pa.ChunkedArray):
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], pa.binary())
     is_json = pc.match_substring_regex(events["content_type"], r"(?i)^\s*application/json\s*(;|$)")
     too_big = pc.greater(pc.binary_length(values), event_bytes_max)
-    texts, spoiled = _texts(values)
+    texts, invalid = _texts(values)
     is_object = pc.starts_with(pc.ascii_ltrim_whitespace(texts), "{")
-    bad = pc.or_(pc.or_(pc.invert(is_json), too_big), pc.or_(spoiled, pc.invert(is_object)))
+    bad = pc.or_(pc.or_(pc.invert(is_json), too_big), pc.or_(invalid, pc.invert(is_object)))
     letters = [
-        _why(number, bool(is_json[number].as_py()), bool(too_big[number].as_py()), event_bytes_max)
+        _invalid_event(number, bool(is_json[number].as_py()), bool(too_big[number].as_py()), event_bytes_max)
         for number in pc.indices_nonzero(bad).to_pylist()
     ]
     rows = pa.table(
@@ -210,7 +211,7 @@ def split_offsets(events: pa.Table) -> pa.Table:
     if isinstance(offsets, pa.ChunkedArray):
         offsets = pa.concat_arrays(offsets.chunks) if offsets.num_chunks else pa.array([], pa.string())
     if offsets.null_count:
-        # A server that does not send the offset of each message: the position identifies it as well.
+        # The server does not send the offset of each message; the position also identifies it.
         places = [f"position:{place:016x}" for place in events["position"].to_pylist()]
         offsets = pc.if_else(pc.is_null(offsets), pa.array(places), offsets)
     has_incarnation = pc.match_substring_regex(offsets, _WITH_INCARNATION)
@@ -225,18 +226,18 @@ def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, pa.BooleanArray]:
         return pc.cast(values, pa.string()), pa.repeat(pa.scalar(False), len(values))
     except pa.ArrowInvalid:
         texts: list[str] = []
-        spoiled: list[bool] = []
+        invalid: list[bool] = []
         for value in values.to_pylist():
             try:
                 texts.append(value.decode())
-                spoiled.append(False)
+                invalid.append(False)
             except UnicodeDecodeError:
                 texts.append("")
-                spoiled.append(True)
-        return pa.array(texts, pa.string()), pa.array(spoiled)
+                invalid.append(True)
+        return pa.array(texts, pa.string()), pa.array(invalid)
 
 
-def _why(number: int, is_json: bool, too_big: bool, event_bytes_max: int) -> DeadLetter:
+def _invalid_event(number: int, is_json: bool, too_big: bool, event_bytes_max: int) -> DeadLetter:
     if not is_json:
         return DeadLetter(number, "not-json", "The stream's content type is not application/json.")
     if too_big:
@@ -253,10 +254,10 @@ def _detail(error: psycopg.Error) -> str:
     return " ".join(part for part in parts if part)[:_DETAIL_MAX]
 
 
-def _post(connection: Connection, job: str, event: dict[str, object], letter: DeadLetter) -> None:
+def _insert_dead_letter(connection: Connection, job: str, event: dict[str, object], letter: DeadLetter) -> None:
     values = {name: event[name] for name in ("stream", "incarnation", "content_type", "value")}
     letter_values = {"job": job, "offset": event["ds_offset"], "reason": letter.reason, "detail": letter.detail}
-    connection.execute(_LETTER, values | letter_values)
+    connection.execute(_INSERT_DEAD_LETTER, values | letter_values)
 
 
 def _as_csv(rows: pa.Table) -> bytes:

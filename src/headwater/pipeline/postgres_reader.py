@@ -1,9 +1,9 @@
-"""The Spark source of Postgres changes: micro-batches whose offsets are positions in Postgres's log.
+"""The Spark source of Postgres changes: micro-batches whose offsets are positions in Postgres's WAL.
 
-An offset is `{"lsn": …, "copied": {table: rows}}`: everything that was committed up to that position, and so many rows
-of each table's first copy, which come before the changes of the table. Invariant: the slot is never ahead of what Spark
-has recorded as done, so a batch can always be read again. A slot that is ahead was moved by another client, which is an
-error.
+An offset is `{"lsn": …, "copied": {table: rows}}`: everything that was committed up to that position, and the number of
+rows of each table's first copy, which precedes the changes of the table. Invariant: the slot is never ahead of what
+Spark has recorded as done, so a batch can always be read again. A slot that is ahead was moved by another client, which
+is an error.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ _INLINE_BYTES: Final = 1 << 20
 _ROWS_PER_ARROW_BATCH: Final = 10_000
 _BYTES_PER_ARROW_BATCH: Final = 8 << 20
 _FOREIGN_WAL_BYTES: Final = 1 << 20
-"""Log without changes of ours after which an empty batch moves the slot: each read decodes all of it again."""
+"""After this much WAL without changes of our tables, an empty batch advances the slot: each read decodes all of it."""
 _FOREIGN_WAL_S: Final = 1.0
 _CHECK_INTERVAL_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class FollowedTable:
-    """A table whose changes are read, and how they are published. A section of the settings has these names."""
+    """A table whose changes are read, and how they are published. The settings use the same names."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
@@ -64,15 +64,15 @@ class FollowedTable:
     key: tuple[str, ...] = ()
     """The columns of the key; if empty, those of the primary key."""
     operations: tuple[Operation, ...] = ()
-    """The operations that are published; if empty, all of them, except for `rows`, where it is inserts alone."""
+    """The operations that are published; if empty, all of them, or only inserts in the format `rows`."""
     snapshot: bool = True
-    """Publish first what the table holds already."""
+    """Publish the existing rows of the table first."""
     full_rows: bool = False
-    """Set REPLICA IDENTITY FULL: old rows are complete and no value is missing."""
+    """Set REPLICA IDENTITY FULL, so that old rows are complete."""
     cdc: Literal["slot", "electric"] = "slot"
     """Where changes are read from: the replication slot, or the Shape API of Electric or `headwater shapes`."""
     electric_url: str = ""
-    """With `cdc = "electric"`: the address, if it is not that of the pipeline (`ELECTRIC_URL`)."""
+    """With `cdc = "electric"`: the address, if it differs from the pipeline's (`ELECTRIC_URL`)."""
 
     @property
     def published(self) -> frozenset[str]:
@@ -98,11 +98,11 @@ class _Piece(msgspec.Struct, frozen=True):
     first: int
     last: int
     begins: bool
-    """The first piece of a table that was dropped and created again: its earlier rows are void."""
+    """The first piece of a table that was dropped and created again: its earlier rows are no longer valid."""
 
 
 class ChangesTask(InputPartition):
-    """All of a batch: a slot has one reader, and streams need the order of commits."""
+    """A whole batch: a slot has one reader, and streams need the order of commits."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class ChangesTask(InputPartition):
         self.end = end
         self.pieces = pieces
         self.inline = inline
-        """The messages of the slot, where the driver had to read them anyway and they are small."""
+        """The messages of the slot, if the driver had to read them anyway and they are small."""
         self.made = made
         self.formats = formats
         self.copies = copies
@@ -128,7 +128,7 @@ class ChangesTask(InputPartition):
         return f"ChangesTask({lsn_to_text(self.start)}, {lsn_to_text(self.end)}, {len(self.pieces)} pieces)"
 
     def has_copied(self, relation: Relation, xid: int, end_lsn: int) -> bool:
-        """Whether a change of this transaction is in the first copy, or of a table that was dropped before it."""
+        """Whether a change of this transaction is in the first copy, or of a table that was dropped before the copy."""
         copy = self.copies[relation.name]
         return copy.seen.has(xid, end_lsn) or (copy.generation > 0 and relation.oid != copy.oid)
 
@@ -168,7 +168,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def look(connection: Connection) -> dict[str, Any]:
             slot = slots.check(slots.state(connection, self._settings.slot), self._settings.slot, begun)
             if slot.confirmed_lsn < begun:
-                # Spark asks for more only when everything before was committed.
+                # Spark asks for more only after everything before was committed.
                 slots.advance(connection, self._settings.slot, begun)
             while True:
                 self._check_tables(connection)
@@ -205,7 +205,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before = slots.state(connection, self._settings.slot)
             slots.advance(connection, self._settings.slot, lsn)
             if before is not None and lsn - before.restart_lsn > _FOREIGN_WAL_BYTES:
-                slots.let_restart_move(connection)
+                slots.advance_restart_point(connection)
             for copy in self._copies.values():
                 if end["copied"].get(copy.name, 0) >= copy.rows > 0:
                     snapshots.discard_rows(connection, copy)
@@ -219,10 +219,10 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return waiting(self._url, self._settings.wait_max_s).run(work)
 
     def _begin(self, connection: Connection) -> dict[str, Any]:
-        """The offset of a new query: its own slot, and a first copy of each table.
+        """The offset of a new query, after creating its slot and the first copy of each table.
 
-        Or of a query whose first batch was planned and not committed: Spark asks for its beginning again, and it must
-        be the same. As long as nothing was committed, it is right for a new query too.
+        Spark asks for it again if the first batch was planned and not committed; the offset must then be the same.
+        As long as nothing was committed, that offset is also valid for a new query.
         """
         settings = self._settings
         snapshots.prepare(connection)
@@ -230,12 +230,12 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._publish(connection, table, followed)
         existing = slots.state(connection, settings.slot)
         if existing is not None:
-            if snapshots.beginning(connection, settings.slot) == existing.confirmed_lsn:
+            if snapshots.recorded_start(connection, settings.slot) == existing.confirmed_lsn:
                 return {"lsn": lsn_to_text(existing.confirmed_lsn), "copied": {}}
             log.warning("slot %s exists without a checkpoint: starting with a new first copy", settings.slot)
         snapshots.forget(connection, settings.slot)
         made = slots.create(connection, settings.slot)
-        snapshots.note_beginning(connection, settings.slot, made.confirmed_lsn)
+        snapshots.record_start(connection, settings.slot, made.confirmed_lsn)
         return {"lsn": lsn_to_text(made.confirmed_lsn), "copied": {}}
 
     def _publish(self, connection: Connection, table: TableName, followed: FollowedTable) -> None:
@@ -243,7 +243,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         slots.publish(connection, settings.publication, [table], full_rows=followed.full_rows, key=followed.key)
 
     def _check_tables(self, connection: Connection) -> None:
-        """At the start and every few seconds: publish and copy tables that are new, or were dropped and created again.
+        """Publish and copy tables that are new or were recreated. Called at the start and every few seconds.
 
         A table is published first and then copied, so that nothing is missed.
         """
@@ -258,7 +258,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             known = self._copies.get(table)
             if oid is None and (known or snapshots.load(connection, self._settings.slot, table)):
                 if table not in self._missing:
-                    log.warning("table %s does not exist any more; it is read again when it is created", table.text)
+                    log.warning("table %s no longer exists; it will be read again when it is created", table.text)
                 self._missing.add(table)
             elif is_first or known is None or known.oid != oid:
                 self._publish(connection, table, followed)
@@ -275,7 +275,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._checked_at = now
 
     def _load_copies(self, connection: Connection) -> None:
-        """For a batch that was planned before a restart: what is noted, so that the batch is the same again."""
+        """Load the recorded copies, so that a batch that was planned before a restart is the same."""
         snapshots.prepare(connection)
         for table in self._tables:
             copy = snapshots.load(connection, self._settings.slot, table)
@@ -380,7 +380,7 @@ class PostgresReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if task.inline is not None:
             messages = task.inline
         else:
-            # Whatever interrupts the reading fails the task; Spark then reads the same batch again.
+            # Any interruption of the read fails the task; Spark then reads the same batch again.
             connection = self._run(_checked)
             settings = self._settings
             messages = slots.stream_messages(connection, settings.slot, settings.publication, task.end)
@@ -393,7 +393,7 @@ def _checked(connection: Connection) -> Connection:
 
 
 class MessageRows:
-    """Messages on their way to Arrow, numbered through the batch."""
+    """Convert messages to Arrow batches, numbered within the micro-batch."""
 
     def __init__(self) -> None:
         self._streams: list[str] = []

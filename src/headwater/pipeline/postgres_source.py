@@ -1,6 +1,6 @@
-"""The Spark data source `headwater_postgres`: reads changes of tables, writes events of streams.
+"""The Spark data source `headwater_postgres`: reads changes of tables and writes events of streams.
 
-Both sides are used by the pipeline's jobs, which set the options; `register(spark)` makes the name known.
+The pipeline's jobs use both sides and set the options; `register(spark)` registers the name.
 """
 
 from __future__ import annotations

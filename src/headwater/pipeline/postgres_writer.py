@@ -1,7 +1,7 @@
-"""The Spark sink of Postgres: a task writes the events of its partition.
+"""The Spark sink for Postgres: each task writes the events of its partition.
 
-Invariant: only the database decides whether an event was written already, so a task may be repeated, run twice at
-once, or run after any crash.
+Invariant: only the database decides whether an event was already written, so a task may be repeated, run twice at the
+same time, or run after any crash.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WriterPlan(msgspec.Struct, frozen=True):
     event_bytes_max: int
     wait_max_s: float
     otel_endpoint: str = ""
-    """Where spans of batches are sent; empty for nowhere."""
+    """Where spans of batches are sent; if empty, they are not sent."""
     otel_sample_ratio: float = 1.0
 
 
@@ -50,7 +50,7 @@ class WriteResult(WriterCommitMessage):
 
 @functools.lru_cache(maxsize=8)
 def waiting(url: str, wait_max_s: float) -> RetryingConnection:
-    """The connection of this process, which Python workers keep between tasks."""
+    """The connection of this process; Python workers keep it between tasks."""
     return RetryingConnection(url, wait_max_s)
 
 
@@ -91,12 +91,12 @@ class PostgresWriter(DataSourceStreamArrowWriter):
             )
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing is undone: what tasks have written is recognised when the batch is repeated."""
+        """Undo nothing: events that tasks have written are recognised when the batch is repeated."""
         log.warning("%s: batch %d failed and will be repeated", self._filling.job, batchId)
 
 
 def write_events(url: str, filling: WriterPlan, part: BatchPart, events: pa.Table) -> LoadResult:
-    """Write the events of one task to the database, and report them to OpenTelemetry if that is on."""
+    """Write the events of one task to the database, and report them to OpenTelemetry if that is enabled."""
 
     def write(connection: Connection) -> LoadResult:
         if isinstance(filling.statements, UpsertStatements):

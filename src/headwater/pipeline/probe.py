@@ -1,8 +1,8 @@
 """Send one event through the whole pipeline, so that "ready" means that a change can flow.
 
-Starting a query costs Spark little; its first batch starts Python processes, plans and compiles, for a minute on a busy
-machine. The probe sends one event through its own stream and table, with the same job as users' streams. Invariant: the
-probe leaves no table, no rows and no checkpoint; its stream expires.
+Spark starts a query quickly, but its first batch starts Python processes, plans and compiles, which takes a minute on a
+busy machine. The probe sends one event through its own stream and table, with the same kind of job that user streams
+have. Invariant: the probe leaves no table, no rows and no checkpoint; its stream expires.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _CLEANED_UP: Final = (
 
 
 class Probe:
-    """Call `poll` regularly; `not_ready` is empty once the event has arrived. Everything runs in the caller's thread,
-    because Spark looks up data sources in the session of the thread."""
+    """Call `poll` regularly; `not_ready` becomes empty when the event has arrived. Everything runs in the caller's
+    thread, because Spark looks up data sources in the session of the thread."""
 
     def __init__(self, spark: SparkSession, environment: JobEnvironment) -> None:
         self.not_ready = "the first event has not arrived yet"
@@ -68,7 +68,7 @@ class Probe:
         except Exception as error:
             self.stop()
             if isinstance(error, psycopg.errors.InsufficientPrivilege) or _is_denied(error):
-                log.warning("not probed: the role or token may not create what the probe needs: %s", error)
+                log.warning("probe skipped: the role or token is not allowed to create its stream or table: %s", error)
                 self.not_ready = ""
                 return
             self.not_ready = f"the first event did not arrive: {' '.join(str(error).split())[:_REASON_MAX]}"

@@ -1,4 +1,4 @@
-"""Spark SQL over streams, archives, snapshots and states: calls in the text stand for tables.
+"""Spark SQL over streams, archives, snapshots and states, with table functions.
 
 SELECT count(*) FROM stream('chat/1')
 SELECT * FROM stream('orders', 'id long, total double') WHERE total > 100
@@ -32,7 +32,7 @@ STATE: Final = "stream string, type string, key string, value string, offset str
 
 
 class QueryError(Exception):
-    """A wrong call of a table function; the message says what is right."""
+    """A table function was called incorrectly; the message shows the correct form."""
 
 
 class QueryViews:
@@ -67,14 +67,14 @@ class QueryViews:
         }
 
     def stream(self, name: str, schema: str = "") -> DataFrame:
-        """The present messages of a stream."""
+        """The current messages of a stream."""
         connection, local = self._locate(name)
         with _client(connection) as client:
             client.head(local)
         return self._read(connection, schema, streams=local)
 
     def streams(self, prefix: str, schema: str = "") -> DataFrame:
-        """Those of all streams with this prefix; /ds/BUCKET/ is all of a bucket."""
+        """The current messages of all streams with this prefix; /ds/BUCKET/ selects a whole bucket."""
         connection, local = self._locate(prefix)
         return self._read(connection, schema, **({"prefix": local} if local else {}))
 
@@ -95,14 +95,14 @@ class QueryViews:
         return self._spark.createDataFrame(rows, "stream string, offset string, content_type string, value string")
 
     def state(self, name: str) -> DataFrame:
-        """The present fold of a change stream: a row for each type and key."""
+        """The current fold of a change stream: a row for each type and key."""
         connection, local = self._locate(name)
         with _client(connection) as client:
             client.head(local)
         return self._states(connection, [local])
 
     def states(self, prefix: str) -> DataFrame:
-        """The same for all streams of a bucket with this prefix."""
+        """The current folds of all streams of a bucket with this prefix."""
         connection, local = self._locate(prefix)
         if not connection.bucket:
             raise QueryError("states() needs a bucket: /ds/BUCKET/, or /ds/BUCKET/PREFIX.")
@@ -119,7 +119,7 @@ class QueryViews:
         if connection.bucket:
             options["bucket"] = connection.bucket
         rows = self._spark.read.format("headwater").schema(schema or _PLAIN).options(**options).load()
-        # As text, without an error where it is not text.
+        # As text, without an error if it is not valid UTF-8.
         return rows if schema else rows.withColumn("value", rows["value"].cast("string"))
 
     def _locate(self, name: str) -> tuple[ConnectionOptions, str]:
@@ -130,7 +130,7 @@ class QueryViews:
 
 
 class _client:
-    """A client of the driver whose connections are closed at the end of the block."""
+    """A client for the driver, closed at the end of the block."""
 
     def __init__(self, connection: ConnectionOptions) -> None:
         self._client = SnapshotClient(connection)
@@ -143,7 +143,7 @@ class _client:
 
 
 class StateTask:
-    """Fold streams up to their present ends, in tasks."""
+    """Fold streams up to their current ends, in Spark tasks."""
 
     def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection

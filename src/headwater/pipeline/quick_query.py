@@ -1,8 +1,8 @@
-"""Small questions about streams, answered within this process by DuckDB instead of Spark.
+"""Run small queries over streams in this process with DuckDB instead of Spark.
 
-Spark takes ten seconds and more to start. A question is small if the streams that it names hold little, and simple if
-its text has only words that both engines understand the same way. Invariant: whatever is not certainly both is refused
-with `NotSimpleError`, and Spark answers it; so the answer does not depend on the engine.
+Spark takes ten seconds or more to start. A query is small if its streams hold little data, and simple if its text uses
+only words that both engines interpret in the same way. Invariant: a query that is not certainly both is rejected with
+`NotSimpleError` and runs in Spark, so the result does not depend on the engine.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from headwater.client import BEGINNING, Client
 from headwater.pipeline.table_calls import TableCall, rewritten
 
 BYTES_MAX: Final = 64 * 1024 * 1024
-"""Streams of a question hold at most this much."""
+"""The most bytes that the streams of a query may hold."""
 
 _TOKEN: Final = re.compile(r"\s+|'(?:[^'\\]|'')*'|\d+(?:\.\d+)?|[A-Za-z_]\w*|<>|!=|<=|>=|[=<>+\-*(),.]")
 _FUNCTIONS: Final = frozenset(("count", "sum", "min", "max", "avg", "lower", "upper", "length", "coalesce", "abs"))
-"""Functions that both engines have."""
+"""Functions that both engines have, with the same meaning."""
 _BEFORE_PARENTHESIS: Final = frozenset(("in", "and", "or", "not", "where", "by", "having", "select", "as"))
 _OTHERS: Final = frozenset(
     ("join", "union", "intersect", "except", "with", "over", "lateral", "exists", "case", "cast", "like", "values")
 )
-"""Words whose meaning differs, or that make a question less simple."""
+"""Words whose meaning differs between the engines, or that make a query complex."""
 _COLUMNS: Final = {
     **dict.fromkeys(("stream", "offset"), "VARCHAR"),
     "position": "BIGINT",
@@ -38,7 +38,7 @@ _BUCKETS: Final = "/ds/"
 
 
 class NotSimpleError(Exception):
-    """The question is for Spark; the message says why."""
+    """The query needs Spark; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class QueryAnswer:
 
 
 def answer(text: str, client: Client, limit: int) -> QueryAnswer:
-    """The rows of a simple question. Raises `NotSimpleError` for any other."""
+    """Run a simple query. Raises `NotSimpleError` for any other."""
     try:
         import duckdb  # noqa: PLC0415 - optional
     except ImportError:
@@ -56,7 +56,7 @@ def answer(text: str, client: Client, limit: int) -> QueryAnswer:
     tables: dict[TableCall, str] = {}
     plain = rewritten(text, lambda call: tables.setdefault(call, f"_headwater_{len(tables)}"))
     if not tables:
-        raise NotSimpleError("it names no stream")
+        raise NotSimpleError("it does not name a stream")
     _check_words(plain, set(tables.values()))
     loader = _Loader(client)
     with duckdb.connect(":memory:", config={"threads": "2"}) as database:
@@ -82,7 +82,7 @@ def _check_words(text: str, tables: set[str]) -> None:
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
-            raise NotSimpleError(f"{text[at]!r} is not understood here")
+            raise NotSimpleError(f"{text[at]!r} is not supported without Spark")
         at = found.end()
         if not found[0].isspace():
             words.append(found[0])
@@ -92,7 +92,7 @@ def _check_words(text: str, tables: set[str]) -> None:
         name = word.lower()
         is_name = name[0].isalpha() or name[0] == "_"
         if name in _OTHERS or (is_name and after == "(" and name not in _FUNCTIONS | _BEFORE_PARENTHESIS):
-            raise NotSimpleError(f"{word} is answered by Spark")
+            raise NotSimpleError(f"{word} needs Spark")
         if name.startswith("_headwater_") and word not in tables:
             raise NotSimpleError(f"{word} is not a table")
 
@@ -104,7 +104,7 @@ class _Column:
 
 
 class _Loader:
-    """Reads streams as columns, within the limits."""
+    """Read streams as columns, within the limits."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -125,7 +125,7 @@ class _Loader:
     def _names(self, call: TableCall) -> list[str]:
         if call.function == "stream" and 1 <= len(call.arguments) <= 2:
             return [call.arguments[0]]
-        raise NotSimpleError(f"{call.function}() is answered by Spark")
+        raise NotSimpleError(f"{call.function}() needs Spark")
 
     def _rows(self, name: str) -> Iterator[dict[str, Any]]:
         stream = self._client.stream(name)
@@ -160,7 +160,7 @@ class _Loader:
 
 
 def _place(offset: str, tail: str) -> tuple[int, str]:
-    """The position in bytes of an offset, and the end that names the stream."""
+    """The byte position of an offset, and its last part, which identifies the incarnation of the stream."""
     parts = tail.split("_")
     incarnation = f"_{parts[2]}" if len(parts) > 2 else ""
     return (0 if offset == BEGINNING else int(offset.split("_")[1], 16)), incarnation
@@ -217,7 +217,7 @@ def _fields(schema: str) -> dict[str, _ColumnType]:
 
 
 def _typed(text: str, fields: dict[str, _ColumnType]) -> dict[str, Any]:
-    """The fields of a message; a missing one is null. Whatever does not fit exactly is judged by Spark."""
+    """The fields of a message; a missing one is null. A value that does not fit exactly is left to Spark."""
     try:
         record = msgspec.json.decode(text)
     except msgspec.DecodeError:

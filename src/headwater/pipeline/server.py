@@ -1,4 +1,4 @@
-"""Requests of jobs to the stream server beside reading and appending."""
+"""Requests that jobs send to the stream server, other than reading and appending."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The Spark session of the pipeline and of the commands that use Spark, with the settings that streams need.
 
-Invariant: a session that exists already (a notebook, a test) is used as it is and left running.
+Invariant: an existing session (of a notebook or a test) is used unchanged and left running.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session for the duration of the block.
 
-    spark-submit has chosen the master already; then `master` is ignored. `local_checkpoints` is whether checkpoints are
-    on a local disk, by default whether the master is local. A command prints one line for an error, where Spark's own
-    log would have a page of traces before it: hence the default of `log_level`.
+    Under spark-submit, which has chosen the master, `master` is ignored. `local_checkpoints` says whether checkpoints
+    are on a local disk; by default they are if the master is local. `log_level` hides Spark's own traces, because a
+    command prints an error as one line.
     """
     _require_java()
     try:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - half a gigabyte that not every installation has
     except ImportError:
-        raise SparkMissingError("Spark is not installed; run: pip install headwater[pipeline]") from None
+        raise SparkMissingError("Spark is not installed; run: pip install 'headwater[pipeline]'") from None
     if (active := SparkSession.getActiveSession()) is not None:
         yield active
         return

@@ -1,8 +1,8 @@
 """The settings of the pipeline, from a TOML file, environment variables and flags; the later wins.
 
-Without a file it does what the reference sync service does: the table `items` goes to the stream `pg-items`, the stream
-`session-events` to the table `session_events`. Invariant: loaded settings are complete and valid; an unknown setting is
-an error.
+Without a file, the jobs are those of the reference sync service: the table `items` goes to the stream `pg-items`, the
+stream `session-events` to the table `session_events`. Invariant: loaded settings are complete and valid; an unknown
+setting is an error.
 """
 
 from __future__ import annotations
@@ -60,29 +60,29 @@ class PipelineSection(_Section):
         "", description='Address of Electric, or of `headwater shapes`, for tables with `cdc = "electric"`.'
     )
     electric_secret: str = Field("", description="Sent to it as `secret`.", repr=False)
-    electric_secret_file: str = Field("", description="A file that holds the secret instead.")
+    electric_secret_file: str = Field("", description="A file with the secret, instead.")
     token: str = Field("", description="Sent to the server as bearer token.", repr=False)
     ca_file: str = Field(
-        "", description="PEM certificates to trust the server by, on every node; otherwise the system's."
+        "", description="PEM file of CA certificates, on every node; if empty, the system's certificates."
     )
     master: str = Field("local[2]", description="Where Spark runs: local[N], or the address of a cluster.")
-    spark: dict[str, str] = Field({}, description="Further settings of the Spark session, by their names.")
+    spark: dict[str, str] = Field({}, description="Further settings of the Spark session, by name.")
     checkpoints: str = Field("data/pipeline", description="The directory of the checkpoints.")
     metrics_host: str = Field("127.0.0.1", description="The address of metrics and readiness.")
     metrics_port: int = Field(9437, ge=0, le=65535, description="Their port; 0 picks a free one.")
     probe: bool = Field(
         True,
-        description="Be ready only when a test event has gone through a stream to a table. Needs the right to create"
-        " a stream and a table.",
+        description="Report ready only after a test event has passed through a stream to a table. Needs permission to"
+        " create a stream and a table.",
     )
-    status_stream: str = Field("__pipeline__", description="The stream of status events; empty for none.")
+    status_stream: str = Field("__pipeline__", description="The stream of status events; if empty, none are sent.")
     status_interval: float = Field(10.0, gt=0, description="Seconds after which an unchanged status is sent again.")
     otel_endpoint: str = Field(
         "",
         description="Base URL of an OTLP/HTTP receiver for spans and metrics; empty for none. Needs `headwater[otel]`.",
     )
-    otel_sample_ratio: float = Field(1.0, ge=0, le=1, description="Share of the traces that begin here.")
-    otel_metrics_interval: float = Field(60.0, gt=0, description="Seconds between two sendings of metrics.")
+    otel_sample_ratio: float = Field(1.0, ge=0, le=1, description="Fraction of the traces started here to record.")
+    otel_metrics_interval: float = Field(60.0, gt=0, description="Seconds between two exports of metrics.")
     restart_wait: float = Field(1.0, gt=0, description="Seconds before a failed query restarts; doubles.")
     restart_wait_max: float = Field(60.0, gt=0, description="Most seconds before a restart.")
 
@@ -143,13 +143,13 @@ class PipelineSettings(_Section):
         return self
 
     def jobs(self) -> list[Job]:
-        """Every configured job. Two jobs of one name would share a checkpoint, so that is an error."""
+        """Every configured job. Two jobs with one name would share a checkpoint, so that is an error."""
         jobs: list[Job] = [*self.from_postgres, *self.to_postgres, *self.fold, *self.archive]
         names = [job.name for job in jobs]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(
-                    f"two jobs are called {name}; the checkpoint of a job has its name, so names must differ"
+                    f"two jobs are called {name}; a job's checkpoint has its name, so names must be unique"
                 )
         return jobs
 

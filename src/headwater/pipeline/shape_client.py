@@ -1,7 +1,7 @@
-"""Reading a shape of Electric, or of `headwater shapes`: one request after another, and what they mean for a table.
+"""Read a shape of Electric or of `headwater shapes`, and convert its messages to those of a stream.
 
-A place in a shape is its handle and an offset. Invariant: the range between two places of one handle is always the same
-messages; where it can no longer be read, the shape is gone, and `ShapeExpiredError` says so.
+A place in a shape is its handle and an offset. Invariant: the range between two places of one handle always holds the
+same messages; if it can no longer be read because the shape was deleted, `ShapeExpiredError` is raised.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOW: Final = "now"
 _REQUEST_TIMEOUT_S: Final = 60.0
 _REAL: Final = re.compile(r"(\d+)_(\d+|inf)")
 _SCALARS: Final = {
-    # The types whose values are not text in JSON, as the change feed has them.
+    # The types whose values are not text in the JSON of the change feed.
     "bool": 16,
     "int8": 20,
     "int2": 21,
@@ -46,7 +46,7 @@ class ShapeUnavailableError(Exception):
 
 
 class ShapeRefusedError(Exception):
-    """Electric refuses the request for good; the message says why."""
+    """Electric rejects the request permanently; the message says why."""
 
 
 class ShapePlace(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class ShapeClient:
         parts = urlsplit(url)
         path = parts.path.rstrip("/")
         self._url = urlunsplit((parts.scheme, parts.netloc, path or "/v1/shape", "", ""))
-        # The whole row with every change: formats need it.
+        # Every change carries the whole row: formats need it.
         self._query = {**dict(parse_qsl(parts.query)), "table": table, "replica": "full"}
         self._http = httpx.Client(timeout=_REQUEST_TIMEOUT_S)
 
@@ -116,7 +116,7 @@ class ShapeClient:
         return part.schema
 
     def between(self, start: ShapePlace, end: ShapePlace) -> Iterator[ShapePart]:
-        """The messages after `start` and up to `end`, again."""
+        """Read the messages after `start` and up to `end` again."""
         place = start
         last = _number(end.offset)
         while place.offset != end.offset:
@@ -131,7 +131,7 @@ class ShapeClient:
 
 
 class TableReader:
-    """Messages of a shape as messages of a stream, in the format that the table has."""
+    """Convert messages of a shape to messages of a stream, in the format of the table."""
 
     def __init__(self, schema: Mapping[str, Mapping[str, Any]], table: str, how: TableFormat) -> None:
         namespace, _, name = table.rpartition(".")
@@ -146,7 +146,7 @@ class TableReader:
         self._key = key
 
     def reset(self) -> Iterator[tuple[str, bytes]]:
-        """What tells a reader of the stream that everything before is void."""
+        """The messages that make readers of the stream discard everything before."""
         if self._how.format == "rows":
             yield self._how.stream, b'{"headers":{"control":"reset"}}'
         else:
@@ -182,7 +182,7 @@ def _converter(column: Mapping[str, Any]) -> Callable[[str], Any]:
 
 
 def _number(offset: str) -> tuple[int, float]:
-    """An offset, to compare: the snapshot's begin with 0, and `0_inf` is its end."""
+    """An offset as a comparable tuple: offsets in the snapshot begin with 0, and `0_inf` is its end."""
     found = _REAL.fullmatch(offset)
     if found is None:
         return (-1, 0)
@@ -190,6 +190,6 @@ def _number(offset: str) -> tuple[int, float]:
 
 
 def _position(message: Mapping[str, Any]) -> tuple[int, float]:
-    """Where a message lies; rows of the snapshot lie before every end."""
+    """The position of a message; rows of the snapshot are before every other position."""
     headers = message["headers"]
     return (int(headers["lsn"]), int(headers["op_position"])) if "lsn" in headers else (-1, 0)

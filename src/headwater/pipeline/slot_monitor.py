@@ -20,7 +20,7 @@ _INTERVAL_S: Final = 5.0
 
 
 class SlotMonitor:
-    """Call `poll()` regularly; it looks every five seconds. `values` has the status of each slot."""
+    """Call `poll()` regularly; it checks every five seconds. `values` has the status of each slot."""
 
     def __init__(self, postgres: str, supervisor: JobSupervisor) -> None:
         self.values: dict[str, dict[str, Any]] = {}
@@ -58,18 +58,18 @@ class SlotMonitor:
             return
         error = None
         if job.lag_bytes_warn and found.lag_bytes > job.lag_bytes_warn:
-            error = error_state(f"Postgres keeps {found.lag_bytes >> 20} MiB of its log for this slot.")
+            error = error_state(f"Postgres keeps {found.lag_bytes >> 20} MiB of WAL for this slot.")
             log.warning("slot %s: %s", job.slot, error["message"])
         self.values[job.slot] = slot_value(found, error)
         if job.lag_bytes_max and found.lag_bytes > job.lag_bytes_max and not one.is_finished:
             self._give_up(connection, one, job, found.lag_bytes)
 
     def _give_up(self, connection: Connection, one: SupervisedJob, job: FromPostgres, lag_bytes: int) -> None:
-        """Drop the slot: a full disk of the database is worse than a new first copy."""
+        """Drop the slot: a full database disk is worse than a new first copy."""
         self._supervisor.fail(
             one,
-            f"the slot {job.slot} kept {lag_bytes >> 20} MiB, more than lag_bytes_max; it was dropped so that the disk"
-            " does not fill. Remove the job's checkpoint to begin with a new snapshot.",
+            f"slot {job.slot} kept {lag_bytes >> 20} MiB, more than lag_bytes_max; it was dropped to keep the disk from"
+            " filling. Remove the job's checkpoint to start with a new snapshot.",
         )
         slots.drop(connection, job.slot)
         snapshots.forget(connection, job.slot)

@@ -42,12 +42,12 @@ class QueryStatus:
     error: dict[str, Any] | None = None
 
     @property
-    def is_well(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the job runs, or has ended normally."""
         return self.status in {"running", "stopped"}
 
     def update(self, progress: Any) -> None:
-        """Take over what Spark reports of a batch."""
+        """Update the status from Spark's progress report of a batch."""
         state = query_state(progress)
         self.status = "running"
         self.input_rows_per_s = state["input_rows_per_s"] or 0.0
@@ -84,7 +84,7 @@ def error_state(reason: str) -> dict[str, Any]:
 
 
 class StatusMetrics(Collector):
-    """The same for Prometheus, collected at each scrape."""
+    """The status as Prometheus metrics, collected at each scrape."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock = threading.Lock()
@@ -104,17 +104,17 @@ class StatusMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         with self._lock:
             queries, slots = self._queries, self._slots
-        rows = "Rows since the application began."
-        restarts = "Starts after a failure."
+        rows = "Rows since the application started."
+        restarts = "Restarts after a failure."
         old = "Deprecated: use {}."
         for kind, name, text, key, scale in (
             (GaugeMetricFamily, "running", "Whether the job runs.", None, 1.0),
             (CounterMetricFamily, "rows", rows, "rows", 1.0),
-            (GaugeMetricFamily, "input_rows_per_second", "Rows that arrived, a second.", "input_rows_per_s", 1.0),
-            (GaugeMetricFamily, "batch_seconds", "What the last batch took.", "batch_ms", 0.001),
-            (GaugeMetricFamily, "lag_messages", "Messages that wait.", "lag_messages", 1.0),
+            (GaugeMetricFamily, "input_rows_per_second", "Rows received per second.", "input_rows_per_s", 1.0),
+            (GaugeMetricFamily, "batch_seconds", "Duration of the last batch.", "batch_ms", 0.001),
+            (GaugeMetricFamily, "lag_messages", "Messages not processed yet.", "lag_messages", 1.0),
             (CounterMetricFamily, "restarts", restarts, "restarts", 1.0),
-            # The names of earlier releases, for one more.
+            # The names of earlier releases, kept for one more release.
             (GaugeMetricFamily, "rows", old.format("headwater_pipeline_rows_total"), "rows", 1.0),
             (GaugeMetricFamily, "restarts", old.format("headwater_pipeline_restarts_total"), "restarts", 1.0),
             (GaugeMetricFamily, "batch_milliseconds", old.format("headwater_pipeline_batch_seconds"), "batch_ms", 1.0),
@@ -125,7 +125,7 @@ class StatusMetrics(Collector):
                 if shown is not None:
                     family.add_metric([job], float(shown) * scale)
             yield family
-        lag = GaugeMetricFamily("headwater_slot_lag_bytes", "Log that Postgres keeps for a slot.", labels=("slot",))
+        lag = GaugeMetricFamily("headwater_slot_lag_bytes", "WAL that Postgres keeps for a slot.", labels=("slot",))
         for slot, value in slots.items():
             lag.add_metric([slot], float(value["lag_bytes"]))
         yield lag

@@ -1,4 +1,4 @@
-"""What the jobs that read streams have in common: which streams, and the query over them.
+"""The base of the jobs that read streams: the selection of streams, and the query over them.
 
 Invariant: the query has the job's name and its checkpoint is under that name.
 """
@@ -24,13 +24,13 @@ MIB = 1 << 20
 
 
 class StreamJob(BaseModel):
-    """A job that reads some streams; its subclasses say what it does with them."""
+    """A job that reads some streams; subclasses define what it does with them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: JobName = "streams"
     bucket: str = Field("", description="Read streams of this bucket instead of /v1/stream/.")
-    streams: tuple[str, ...] = Field((), description="Their names; if empty, all of the bucket, or those of `prefix`.")
+    streams: tuple[str, ...] = Field((), description="Stream names; if empty, all of the bucket, or those of `prefix`.")
     prefix: str = Field("", description="Streams whose names begin with this, including those created later.")
 
     @model_validator(mode="after")
@@ -47,7 +47,7 @@ class StreamJob(BaseModel):
         return ", ".join(root + name for name in self.streams) or f"{root}{self.prefix}*"
 
     def connection(self, environment: JobEnvironment) -> ConnectionOptions:
-        """For requests outside the query, with the names that `streams` uses."""
+        """Options for requests outside the query, in which streams have the names that `streams` uses."""
         return environment.connection(self.bucket)
 
     def source_options(self, environment: JobEnvironment) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    # Python puts the directory of the file first on the path, where our modules would shadow others.
+    # Python puts the directory of this file first on the path, where our modules would shadow others.
     here = str(Path(__file__).resolve().parent)
     sys.path[:] = [place for place in sys.path if str(Path(place).resolve()) != here]
     sys.argv[1:] = ["sync", *sys.argv[1:]]

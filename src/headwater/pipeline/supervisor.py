@@ -1,7 +1,7 @@
 """Start jobs, watch their queries, and restart the ones that fail.
 
-Invariant: the failure of one job stops no other. A failed query restarts from its checkpoint, after a wait that
-doubles, unless the policy says that restarting cannot help; then the job stays down and its status has the reason.
+Invariant: the failure of one job does not stop another. A failed query restarts from its checkpoint after a wait, which
+doubles each time. If the policy says that restarting cannot help, the job stays stopped and its status has the reason.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ log = logging.getLogger("headwater.pipeline")
 POLL_S: Final = 0.25
 _ERROR_SHOWN_S: Final = 30.0
 _PERMANENT: Final = ("SlotLostError", "PostgresSetupError")
-"""Errors that only an operator can cure, by the class names in the text that Spark makes of them."""
+"""Errors that only an operator can fix, by the class names in Spark's error text."""
 _TRANSIENT: Final = ("DataGoneError", "failed to connect back")
-"""Errors that a restart cures. `DataGoneError`: an executor was lost, with rows that a snapshot has replaced; the
-new plan reads the snapshot. `failed to connect back`: Spark gives its Python processes ten seconds to start, which is
-too short on a busy machine."""
+"""Errors that a restart fixes. `DataGoneError`: an executor was lost, and a snapshot has replaced its rows; the new
+plan reads the snapshot. `failed to connect back`: Spark gives its Python processes ten seconds to start, which is too
+short on a busy machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RestartPolicy:
     restarts_max: int | None = None
     """In a row, without a batch between them; None means no limit."""
     only_transient: bool = False
-    """Restart only after errors that are known to pass; otherwise after all but those known to be permanent."""
+    """Restart only after errors known to be transient; otherwise after all except those known to be permanent."""
 
     def allows(self, error: BaseException, restarts: int) -> bool:
         text = f"{type(error).__name__}: {error}"
@@ -75,7 +75,7 @@ class SupervisedJob:
     """The timestamp of the last progress that was counted; ISO 8601, so it compares as text."""
     next_batch: int = -1
     is_finished: bool = False
-    """The query ended normally, or failed for good."""
+    """The query ended normally or failed permanently."""
 
 
 @dataclass(slots=True)
@@ -125,7 +125,7 @@ class JobSupervisor:
                 one.status.status = "stopped"
 
     def fail(self, one: SupervisedJob, reason: str) -> None:
-        """Stop a job for good."""
+        """Stop a job permanently."""
         if one.query is not None and one.query.isActive:
             one.query.stop()
         one.query = None
@@ -155,7 +155,7 @@ class JobSupervisor:
             one.status.error = None
 
     def _count(self, one: SupervisedJob, query: StreamingQuery, latest: Any) -> None:
-        """Add every batch since the last poll. The recent history is slow to fetch: only where batches were missed."""
+        """Add every batch since the last poll. The recent history is slow to fetch, so only if batches were missed."""
         if latest.timestamp == one.counted_at:
             return
         passed = [latest] if latest.batchId <= one.next_batch else query.recentProgress
@@ -163,7 +163,7 @@ class JobSupervisor:
             if progress.timestamp > one.counted_at:
                 one.status.update(progress)
         one.counted_at = latest.timestamp
-        # The progress of an idle query has the number of the batch that comes next.
+        # The progress of an idle query has the number of its next batch.
         one.next_batch = latest.batchId + (1 if latest.numInputRows else 0)
         one.wait_s = self.policy.wait_s
         one.restarts_in_a_row = 0
@@ -212,6 +212,6 @@ def stop_on_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def _has_planned(query: StreamingQuery) -> bool:
-    """Whether a query has asked its source for data at least once: it waits for data or works on some."""
+    """Whether a query has asked its source for data at least once: it is waiting for data or processing it."""
     now = query.status
     return str(now["message"]).startswith("Waiting") or bool(now["isTriggerActive"] and now["isDataAvailable"])

@@ -1,7 +1,7 @@
-"""Calls in SQL that stand for tables, such as stream('chat/1').
+"""Find table functions in SQL, such as stream('chat/1'), and replace them with table names.
 
-Invariant: only these calls with string arguments are replaced; nothing within quotes or comments is changed, and the
-rest of the text stays as it was written.
+Invariant: only these calls with string arguments are replaced; quoted text, comments and the rest of the query are
+unchanged.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class ToPostgres(StreamJob):
     table: str = Field("session_events", description="The table, `schema.table` or in `public`; created when missing.")
     columns: dict[str, str] = Field(
         dict(SESSION_EVENTS),
-        description="Column = what fills it: `@stream`, `@offset`, `@incarnation` (`ds_incarnation` if left out),"
-        " `@position`, `@payload`, or a field's path.",
+        description="Column = source of its value: `@stream`, `@offset`, `@incarnation` (`ds_incarnation` by default),"
+        " `@position`, `@payload`, or the path of a field.",
     )
     mode: Literal["append", "upsert"] = Field(
         "append",
@@ -45,8 +45,8 @@ class ToPostgres(StreamJob):
     event_bytes_max: int = Field(16 * MIB, ge=1, description="Larger events go to the dead letters.")
     on_gone: Literal["fail", "restart", "bootstrap", "skip"] = Field(
         "restart",
-        description="As the source's option onGone: a stream that was deleted is waited for, and read from its"
-        " beginning when it was created again.",
+        description="The source's option onGone. By default the job waits for a deleted stream and reads it from its"
+        " beginning when it is created again.",
     )
     wait_max: float = Field(600.0, gt=0, description="Seconds that a batch waits for the database.")
 
@@ -55,12 +55,12 @@ class ToPostgres(StreamJob):
         sources = list(self.columns.values())
         if self.mode == "upsert":
             if not self.key or not set(self.key) <= self.columns.keys():
-                raise ValueError('the mode upsert needs a key, of columns that are in "columns"')
+                raise ValueError('the mode upsert needs a key, and its columns must be in "columns"')
             if (len(self.streams) != 1) and STREAM not in sources:
                 raise ValueError('several streams in one table need a column for "@stream": a reset deletes by it')
             return self
         if self.key:
-            raise ValueError("a key is for the mode upsert")
+            raise ValueError("a key is only allowed in the mode upsert")
         if STREAM not in sources or OFFSET not in sources:
             raise ValueError('columns must have one for "@stream" and one for "@offset": they are the key')
         return self
@@ -101,7 +101,7 @@ class ToPostgres(StreamJob):
             .option("valueType", "binary")
             .option("onGone", self.on_gone)
             .option("maxBytesPerBatch", str(self.batch_bytes_max))
-            # One task for all of a stream: its rows must stay in order.
+            # One task per stream, so that its rows stay in order.
             .option("splitBytes", str(self.batch_bytes_max))
             .load()
         )

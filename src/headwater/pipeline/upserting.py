@@ -1,7 +1,7 @@
-"""Apply a batch of changes to a table: rows are upserted and deleted by key, in the order of their stream.
+"""Apply a batch of changes to a table: upsert and delete rows by key, in the order of their stream.
 
 Invariant: when `upsert` returns, every change of the batch is applied or among the dead letters, and the positions of
-its streams are moved; when it raises, nothing has happened.
+its streams are updated; when it raises, nothing has changed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from headwater.pipeline.loading import (
     BatchPart,
     DeadLetter,
     LoadResult,
+    insert_dead_letters,
     insert_range,
-    note_batch,
-    post_letters,
-    sort_out,
+    record_batch_done,
+    split_dead_letters,
     split_offsets,
     stage,
 )
@@ -49,9 +49,10 @@ class _StagedRun(msgspec.Struct):
 def upsert(
     connection: Connection, how: UpsertStatements, part: BatchPart, events: pa.Table, event_bytes_max: int
 ) -> LoadResult:
-    """`events` has the columns stream, offset, position, content_type and value (bytes), each stream in order."""
+    """Apply a batch. `events` has the columns stream, offset, position, content_type and value (bytes), each stream in
+    order."""
     events = split_offsets(events)
-    letters, rows = sort_out(events, event_bytes_max)
+    letters, rows = split_dead_letters(events, event_bytes_max)
     kinds, others = _kinds(rows)
     letters = letters + others
     with connection.transaction():
@@ -66,10 +67,10 @@ def upsert(
             recreated = {stream for stream in streams if known[stream].incarnation}
             for segment in _segments(rows, kinds, known, recreated):
                 letters += _apply(connection, how, segment)
-        post_letters(connection, part.job, events, letters)
+        insert_dead_letters(connection, part.job, events, letters)
         for stream, end in _ends(events, known).items():
             upserts.move_position(connection, part.job, stream, end)
-        note_batch(connection, part, events.num_rows - len(letters), len(letters))
+        record_batch_done(connection, part, events.num_rows - len(letters), len(letters))
     return LoadResult(events.num_rows - len(letters), len(letters))
 
 
@@ -82,12 +83,12 @@ def _apply(connection: Connection, how: UpsertStatements, segment: _StagedRun) -
         return insert_range(connection, how.upsert, segment.rows)
     updated: list[int] = []
     letters = insert_range(connection, how.patch, segment.rows, updated)
-    # Without a row to patch, what the change has is all there is.
+    # Without a row to patch, insert the fields of the change.
     return letters if letters or any(updated) else insert_range(connection, how.upsert, segment.rows)
 
 
 def _kinds(rows: pa.Table) -> tuple[list[_Kind | None], list[DeadLetter]]:
-    """What each row is; rows that are not changes are dead letters."""
+    """The kind of each row, and dead letters for the rows that are not changes."""
     kinds: list[_Kind | None] = []
     letters: list[DeadLetter] = []
     for number, payload in zip(rows["n"].to_pylist(), rows["payload"].to_pylist(), strict=True):
@@ -105,7 +106,7 @@ def _kinds(rows: pa.Table) -> tuple[list[_Kind | None], list[DeadLetter]]:
 def _segments(
     rows: pa.Table, kinds: list[_Kind | None], known: dict[str, StreamPosition], recreated: set[str]
 ) -> list[_StagedRun]:
-    """Runs of changes; patches, resets and the first change of a recreated stream alone."""
+    """Split changes into runs. A patch, a reset and the first change of a recreated stream each form their own run."""
     segments: list[_StagedRun] = []
     first = 0
     for number, (stream, incarnation, _) in enumerate(_places(rows)):
@@ -138,7 +139,7 @@ def _is_new(known: StreamPosition, incarnation: str, position: int) -> bool:
 
 
 def _ends(events: pa.Table, known: dict[str, StreamPosition]) -> dict[str, StreamPosition]:
-    """Where each stream is after the batch; not before where it was."""
+    """The position of each stream after the batch, which never moves backwards."""
     ends: dict[str, StreamPosition] = {}
     for stream, incarnation, position in _places(events):
         if _is_new(ends.get(stream, known[stream]), incarnation, position):

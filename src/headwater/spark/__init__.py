@@ -1,6 +1,6 @@
-"""Durable streams in Spark: a source and a sink with exactly-once delivery, and the settings of a session for them.
+"""Durable streams in Spark: a source and a sink with exactly-once delivery, and recommended session settings.
 
-`pip install headwater[spark]` on every node is enough: Spark finds `format("headwater")` through the module
+`pip install 'headwater[spark]'` on every node is enough: Spark finds `format("headwater")` through the module
 `pyspark_headwater`. The package talks to servers over HTTP only. Every Python worker imports this module, so modules
 that only a driver needs (`progress`) are not imported here.
 """

@@ -1,4 +1,4 @@
-"""Arrow batches from messages: the columns of a schema, and how each is filled.
+"""Convert messages to Arrow batches: the columns of a schema, and how each is filled.
 
 Invariant: well-formed data is converted with buffers and numpy, without a Python object per message.
 """
@@ -61,7 +61,7 @@ class Layout:
 
     @property
     def has_times(self) -> bool:
-        """Whether the time of arrival is one of the columns."""
+        """Whether the arrival time is one of the columns."""
         return "timestamp" in self._metadata.values()
 
     def batch(self, messages: MessageRun) -> pa.RecordBatch:
@@ -102,7 +102,7 @@ def _layout(schema: StructType, prefix: str, bad_records: BadRecords, with_heade
 
 
 def _timestamps(messages: MessageRun, type_: pa.DataType) -> pa.Array:
-    """When each message arrived; null where the server does not know."""
+    """When each message arrived; null if the server does not know."""
     if messages.times_ms is None:
         return pa.nulls(len(messages), type_)
     return pa.array(messages.times_ms, pa.timestamp("ms", "UTC"), mask=messages.times_ms == 0).cast(type_)

@@ -1,7 +1,7 @@
-"""Rows to appends: the rows of a task, grouped by target, in a stated order, as the bodies of requests.
+"""Convert rows to request bodies: group the rows of a task by target, sort them and encode them.
 
-Invariant: the result depends on the rows and their order alone. With a sort key it depends on the rows alone; where
-tasks append their own rows, a key that is not unique is an error, because the order of a retry could then differ.
+Invariant: the result depends only on the rows and their order. With a sort key it depends only on the rows; if tasks
+append their own rows, a key that is not unique is an error, because the order of a retry could then differ.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TEXT_TYPES: Final = (
 
 
 class TargetRows:
-    """The rows of one target, in the order in which they are to be appended."""
+    """The rows of one target, in the order in which they will be appended."""
 
     __slots__ = ("_sums", "stream", "values")
 
@@ -69,13 +69,13 @@ def rows_table(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> pa.Ta
 
 
 def with_reset(options: SinkOptions, rows: pa.Table) -> pa.Table:
-    """The rows after a message that tells readers to forget the rows before it."""
+    """The rows, preceded by a message that makes readers discard all earlier rows."""
     first = pa.table({_TARGET: [options.stream], _VALUE: pa.array([RESET], pa.binary())})
     return pa.concat_tables([first.cast(rows.schema), rows])
 
 
 def grouped(options: SinkOptions, rows: pa.Table) -> Iterator[TargetRows]:
-    """The rows of each target, in the order of the sort key if there is one, else in the given order."""
+    """The rows of each target, sorted by the sort key if there is one, otherwise in the given order."""
     if options.order_by:
         keys = [(_TARGET, "ascending")] + [(_key(name), "ascending") for name in options.order_by]
         rows = rows.take(pc.sort_indices(rows, sort_keys=keys))
@@ -95,7 +95,8 @@ def grouped(options: SinkOptions, rows: pa.Table) -> Iterator[TargetRows]:
 
 
 _OVERHEAD_BYTES: Final = {"json": 1, "lines": 0, "message": -1}
-"""The length of a body beyond its rows with a separator after each: two brackets and no last comma; no separator."""
+"""The length of a body minus that of its rows with a separator after each. A JSON array has two brackets and no last
+comma; a single message has no separator."""
 
 
 def append_end(target: TargetRows, start: int, framing: Framing, bytes_max: int) -> int:
@@ -134,7 +135,7 @@ def _joined(values: pa.Array, separator: bytes) -> bytes:
 
 
 def _check_json(targets: pa.Array, values: pa.Array) -> None:
-    """Each row is one JSON text: a row like `1,2` would be two messages, one like `{` would break its neighbours."""
+    """Check that each row is one JSON text: `1,2` would become two messages, and `{` would break the whole body."""
     try:
         if len(split_json(b"[" + _joined(values, b",") + b"]")) == len(values):
             return
@@ -207,7 +208,7 @@ def as_bytes(options: SinkOptions, column: pa.Array) -> pa.Array:
     """The bytes to append for each value."""
     if column.null_count:
         raise BadRowError(
-            f"The column {options.value_column} is null in {column.null_count} rows; leave them out before."
+            f"The column {options.value_column} is null in {column.null_count} rows; filter them out first."
         )
     if _is_text(column.type):
         return column.cast(pa.binary())

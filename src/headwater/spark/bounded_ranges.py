@@ -1,7 +1,7 @@
 """Ranges on servers that can end a read at an offset: planned by offsets, split by the server, read as frames.
 
-Invariant: a span has an end, so reading it again gives the same messages whatever was appended since. Planning does not
-read any data.
+Invariant: a span has an end, so reading it again gives the same messages, no matter what was appended since. Planning
+does not read any data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def check_retained(client: StreamsClient, stream: str, start: Place, end: Place)
 def narrow(
     client: StreamsClient, stream: str, start: Place, end: Place, first: int, last: float
 ) -> tuple[Place, Place]:
-    """A range around the positions from `first` to before `last`: with a few messages more, and never with fewer."""
+    """A range that includes the positions from `first` to before `last`, and possibly a few more."""
     while end.position - start.position > _FAN_OUT:
         ranges = client.splits(stream, _exact(start, end), end.offset, _FAN_OUT)
         used = [part for part in ranges if part.end_position > first and part.start_position < last]
@@ -83,7 +83,7 @@ def cut(client: StreamsClient, stream: str, start: Place, end: Place, rows_max: 
 
 
 def read(client: StreamsClient, span: Span, *, times: bool = False) -> Iterator[MessageRun]:
-    """Read a span, with the times of arrival if wanted.
+    """Read a span, with arrival times if `times`.
 
     Offsets have the form of its end, so a retry after an upgrade gives the same rows.
     """
@@ -96,7 +96,7 @@ def read(client: StreamsClient, span: Span, *, times: bool = False) -> Iterator[
 
 
 def _exact(start: Place, end: Place) -> str:
-    """The offset of a start. The beginning is spelled out, because servers take `-1` for the earliest they have."""
+    """The offset of a start. The beginning is written out, because servers read `-1` as the earliest retained one."""
     return respelled(BEGINNING, incarnation_of(end.offset)) if start.offset == BEGINNING else start.offset
 
 

@@ -1,8 +1,8 @@
-"""Calls from the JVM to this process, which `foreachBatch` is made of.
+"""Start py4j's callback server early, so that `foreachBatch` works in processes with many open files.
 
-py4j's server for them waits by select(), which takes no descriptor above 1023. In a process with more open files the
-server ends at once, and a query with `foreachBatch` waits for ever. A server that is started early keeps its low
-descriptor, whatever is opened later.
+The JVM calls `foreachBatch` functions through that server, which uses select(); select() cannot handle descriptors
+above 1023. In a process with more open files the server stops immediately, and the query waits forever. A server that
+is started early keeps its low descriptor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SELECT_LIMIT: Final = 1024
 
 
 def start_callback_server() -> None:
-    """Start the server if it does not run yet, and check that it can work. Spark Connect has none and needs none."""
+    """Start the server if it is not running, and check its descriptor. Spark Connect does not use this server."""
     from pyspark import SparkContext  # noqa: PLC0415 - workers import this package and need no context
     from pyspark.java_gateway import ensure_callback_server_started  # noqa: PLC0415
 
@@ -29,7 +29,7 @@ def start_callback_server() -> None:
 def check_descriptor(number: int) -> None:
     if number >= SELECT_LIMIT:
         raise TooManyDescriptorsError(
-            f"foreachBatch would wait for ever: this process has more than {SELECT_LIMIT} files or sockets open, and"
-            f" py4j cannot wait at descriptor {number}. Start Spark with headwater.spark.session() before the others"
-            " are opened, or close some and start the process again."
+            f"foreachBatch would wait forever: this process has more than {SELECT_LIMIT} files or sockets open, and"
+            f" py4j cannot use descriptor {number}. Start Spark with headwater.spark.session() before opening the"
+            " others, or close some and restart the process."
         )

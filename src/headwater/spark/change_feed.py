@@ -1,6 +1,6 @@
-"""Follow the listing of changes of a server: a thread keeps one long-poll open and collects what it reports.
+"""Follow a server's listing of changed streams: a thread keeps one long-poll open and collects the changes.
 
-Invariant: after `open`, every change of a stream with the prefix is reported by a later `take`, at least by its result.
+Invariant: after `open`, a later `take` reports every change of a stream with the prefix, or its net result.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class ChangeFeed:
 
     @classmethod
     def open(cls, client: StreamsClient, prefix: str) -> ChangeFeed:
-        """Start to follow. Raises the server's refusal if it has no listing of changes."""
+        """Start following. Raises the server's error if it has no listing of changes."""
         current = client.changes(prefix, None)
-        assert current is not None, "without a cursor the server answers at once"
+        assert current is not None, "without a cursor the server responds immediately"
         return cls(client, prefix, current.cursor)
 
     def take(self, timeout_s: float) -> tuple[Changes, bool]:
-        """What changed since the last call, and whether it is the complete list of streams instead."""
+        """The changes since the last call, and whether they are the complete list of streams instead."""
         with self._condition:
             self._await(timeout_s)
             if self._error is not None:
@@ -51,7 +51,7 @@ class ChangeFeed:
             self._await(timeout_s)
 
     def close(self) -> None:
-        """Stop. The thread ends with the long-poll that is open."""
+        """Stop following. The thread ends when its current long-poll does."""
         self._closed = True
 
     def _await(self, timeout_s: float) -> None:

@@ -1,6 +1,6 @@
 """The metadata columns of the source: their names, and the types that each may have.
 
-This module does not import pyarrow, because Spark asks for the schema in processes that need nothing else.
+This module does not import pyarrow, because Spark asks for the schema in processes that do nothing else.
 """
 
 from __future__ import annotations

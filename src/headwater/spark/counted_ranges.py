@@ -1,9 +1,9 @@
 """Ranges on servers that cannot end a read at an offset: a place is an offset and a number of messages after it.
 
-The base protocol has no end of a read and no offset of a single message, so a batch is defined by counts: read from the
-offset, drop the messages that were read before, take as many as planned. Streams are append-only, so this always gives
-the same messages. The driver reads once to count, and passes small bodies to the tasks. Reads of streams that are not
-JSON have no message boundaries; there bytes are counted, and a span is one row.
+The base protocol cannot end a read at an offset and does not send the offset of each message, so a batch is defined by
+counts: read from the offset, drop the messages that were read before, take as many as planned. Streams are append-only,
+so this always gives the same messages. The driver reads once to count, and passes small bodies to the tasks. Reads of
+streams that are not JSON have no message boundaries; for them bytes are counted, and a span is one row.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _KEPT_BYTES: Final = 64 * 1024 * 1024
 _ROWS_PER_RUN: Final = 20_000
 
 TO_THE_TAIL: Final = -1
-"""As the position of an end: read until the server reports the tail."""
+"""An end position that means: read until the server reports the tail."""
 
 
 class MessageCounter:
-    """Reads ahead on the driver, and caches what it read for the next batch."""
+    """Reads ahead on the driver and caches the data for the next batch."""
 
     def __init__(self, client: StreamsClient) -> None:
         self._client = client
@@ -64,7 +64,7 @@ class MessageCounter:
         return Span(stream, start, end, len(chunk.body) if chunk else 0, bounded=False, inline=inline)
 
     def _chunk(self, stream: str, start: Place) -> Chunk:
-        """The response at this offset, read again when the cached one is used up."""
+        """The response at this offset, requested again when the cached one is used up."""
         key = (stream, start.offset)
         kept = self._kept.get(key)
         if kept is not None and start.skip < len(_sizes(kept)):

@@ -1,8 +1,8 @@
-"""Append rows exactly once: the producer names of appends, and what to do with each answer.
+"""Append rows exactly once: the producer headers of appends, and how to handle each response.
 
 Producer-Id is the query, the target and the partition; Producer-Epoch the batch; Producer-Seq the append within it.
 Invariant: a row that an earlier attempt appended is not appended again. If an earlier attempt appended only the first
-rows of what is to be appended, the rest follows; if it appended other rows, that is an error.
+rows, this one appends the rest; if it appended other rows, that is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headwater.spark.protocol import Appended, Producer, StreamsClient, digest_o
 log = logging.getLogger("headwater.spark")
 
 APPENDS_MAX: Final = 16
-"""Appends of an epoch whose digests a server keeps. Without them, a truncated append is not recognised."""
+"""Number of appends of an epoch whose digests a server keeps; they are needed to recognise a truncated append."""
 
 _DIGEST: Final = re.compile(r"crc32:([0-9a-f]{8}):(\d+)", re.ASCII)
 
@@ -50,7 +50,7 @@ class Delivered:
     bytes: int = 0
     appends: int = 0
     duplicates: int = field(default=0)
-    """Appends that an earlier attempt had made."""
+    """Appends that an earlier attempt already made."""
 
 
 def deliver(
@@ -103,7 +103,7 @@ def _deliver_one(client: StreamsClient, options: SinkOptions, origin: RowOrigin,
 
 
 def _end_of_earlier(options: SinkOptions, target: TargetRows, start: int, digest: str) -> int | None:
-    """The end of the rows in the body that has this digest, if it is a body of our next rows; else None."""
+    """The end of the rows in the body with this digest, if that body consists of our next rows; otherwise None."""
     found = _DIGEST.fullmatch(digest)
     end = rows_of_body(target, start, options.framing, int(found[2])) if found else None
     if found is None or end is None:
@@ -123,7 +123,7 @@ def _append(client: StreamsClient, options: SinkOptions, stream: str, body: byte
     except ServerRefusedError as refused:
         if refused.status != 409:
             raise
-        # Another client created it with other settings; the append fails if they do not fit.
+        # Another client created it with other settings; the append fails if they are incompatible.
         log.info("%s", refused)
     return client.append(stream, body, options.content_type, producer)
 
@@ -133,6 +133,6 @@ def _differing(origin: RowOrigin, stream: str, seq: int, digest: str, body: byte
         f"Batch {origin.batch}, partition {origin.partition}, append {seq} to stream {stream!r}: an earlier attempt"
         f" appended {digest}, this attempt has {digest_of(body)}. The rows or their order differ between attempts, so"
         " continuing would lose some rows and repeat others. Write to a new target with a new checkpoint, without"
-        " commitMode=task. If this is a batch write under a producerId, the rows are not those of the first run: use"
-        " another producerId for other rows."
+        " commitMode=task. If this is a batch write under a producerId, the rows differ from those of the first run:"
+        " use another producerId for other rows."
     )

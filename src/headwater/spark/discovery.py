@@ -69,7 +69,7 @@ class Discovery:
             return
         self._looked_at = time.monotonic()
         if self._options.connection.bucket:
-            self._look_through_bucket()
+            self._list_bucket()
         else:
             self._follow_registry()
 
@@ -78,7 +78,7 @@ class Discovery:
         created, self._created = self._created, set()
         return created
 
-    def _look_through_bucket(self) -> None:
+    def _list_bucket(self) -> None:
         listed = self._client.listed_tails(self._options.prefix)
         self._created |= {name for name, tail in listed.items() if are_of_two_streams(tail, self._listed.get(name, ""))}
         self._listed = listed

@@ -1,6 +1,6 @@
 """Errors of the source and the sink. Each names the stream and the offset, and says what to do.
 
-Invariant: a message is complete, because Spark reports nothing but its text.
+Invariant: a message is complete, because Spark reports only its text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ class HeadwaterError(Exception):
 
 
 class OptionError(HeadwaterError):
-    """An option that is unknown, missing, or has an invalid value."""
+    """An option is unknown, missing, or has an invalid value."""
 
 
 class TooManyDescriptorsError(HeadwaterError):
@@ -19,7 +19,7 @@ class TooManyDescriptorsError(HeadwaterError):
 
 
 class ServerUnreachableError(HeadwaterError):
-    """No usable answer within the time allowed for retries."""
+    """The server did not respond usefully within the time allowed for retries."""
 
 
 class ServerRefusedError(HeadwaterError):
@@ -42,11 +42,11 @@ class DataGoneError(ServerRefusedError):
 
 
 class SourceRecreatedError(DataGoneError):
-    """The offset belongs to a stream that was deleted; the name has a new one."""
+    """The offset belongs to a deleted stream; a new stream has its name."""
 
 
 class BatchFencedError(ServerRefusedError):
-    """A newer batch of the same query has been appended, so this batch must not be."""
+    """A newer batch of the same query has been appended, so this batch must not be appended."""
 
 
 class BatchSupersededError(HeadwaterError):
@@ -54,7 +54,7 @@ class BatchSupersededError(HeadwaterError):
 
 
 class DifferingRetryError(HeadwaterError):
-    """A retry has other rows than those that an earlier attempt appended."""
+    """The rows of a retry differ from those that an earlier attempt appended."""
 
 
 class DataShorterThanPlannedError(HeadwaterError):
@@ -62,8 +62,8 @@ class DataShorterThanPlannedError(HeadwaterError):
 
 
 class BadRecordError(HeadwaterError):
-    """A message that does not fit the schema, and the schema has no column for such messages."""
+    """A message does not fit the schema, and the schema has no column for such messages."""
 
 
 class BadRowError(HeadwaterError):
-    """A row that cannot be appended."""
+    """A row cannot be appended."""

@@ -1,9 +1,10 @@
 """A Spark home whose Python processes start quickly.
 
-Spark puts `pyspark.zip` first on the path of every Python process that it starts, and Python compiles what it imports
-from an archive anew in each process: more than a second of CPU time, where the installed package takes a third of one.
-On a busy machine it decides whether a process starts within the ten seconds that Spark gives it. The home made here has
-links to the programs and jars of the installed PySpark, and no archive, so the processes import the installed package.
+Spark puts `pyspark.zip` first on the path of every Python process that it starts. Python does not cache the compiled
+modules of an archive, so each process compiles them again: more than a second of CPU time, where the installed package
+takes a third of a second. On a busy machine that decides whether a process starts within Spark's limit of ten seconds.
+The home made here has links to the programs and jars of the installed PySpark, and no archive, so the processes import
+the installed package.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ _LINKED: Final = ("bin", "jars", "sbin", "RELEASE")
 
 
 def use_quick_home(master: str) -> None:
-    """Let a Spark that this process starts on this machine use such a home, unless SPARK_HOME names one.
+    """Use such a home for a Spark that this process starts on this machine, unless SPARK_HOME is set.
 
-    Nothing changes on a cluster, whose nodes have homes of their own, or where no directory can be made.
+    Do nothing on a cluster, whose nodes have their own homes, or if the directory cannot be created.
     """
     is_local = not master or master.startswith("local")
     if not is_local or "SPARK_HOME" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ:

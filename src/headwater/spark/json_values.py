@@ -1,4 +1,4 @@
-"""Arrow's Python values as JSON."""
+"""Convert Arrow's Python values to JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ encode_json: Final = msgspec.json.Encoder(decimal_format="number", uuid_format="
 
 
 def plain(value: Any) -> Any:
-    """Arrow's Python values as JSON values. Arrow gives a map as a list of pairs."""
+    """Convert Arrow's Python values to JSON values. Arrow returns a map as a list of pairs."""
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """Wait for changes of many streams: one open long-poll per stream, kept open between Spark's calls.
 
 When the socket of a long-poll becomes readable, its stream has changed. An idle query costs the server only open
-connections, and no requests. Streams beyond `POLLS_MAX` are checked once a second. Invariant: a stream without an open
-long-poll will be checked.
+connections, and no requests. Streams beyond `POLLS_MAX` are checked once a second. Invariant: every stream has an open
+long-poll or will be checked.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LongPolls:
                 self._send(stream, offset)
 
     def take(self, timeout_s: float) -> set[str]:
-        """The streams that have changed, after waiting for one if there are none. Each change is reported once."""
+        """The streams that have changed; wait for a change if there are none. Each change is reported once."""
         deadline = time.monotonic() + timeout_s
         while True:
             self._collect(0.0)

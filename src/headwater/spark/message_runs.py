@@ -1,4 +1,4 @@
-"""Messages from response bodies: their boundaries, and the offset after each.
+"""Split response bodies into messages, with the offset after each.
 
 Invariant: well-formed data is converted with buffers and numpy, without a Python object per message.
 """
@@ -36,7 +36,7 @@ class MessageRun:
     """Otherwise the offset after the last message, if it is known."""
     snapshot: bool = False
     times_ms: npt.NDArray[np.int64] | None = None
-    """When each message arrived, 0 where that is not known; None if times were not read."""
+    """When each message arrived, 0 if unknown; None if times were not read."""
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -47,7 +47,7 @@ class MessageRun:
 
     @property
     def ends(self) -> pa.StringArray:
-        """The offset after each message; null where it is not known."""
+        """The offset after each message; null if unknown."""
         count = len(self)
         if self.start_offset is not None:
             index, position = split_token(self.start_offset)
@@ -70,7 +70,9 @@ def from_frames(stream: str, content_type: str, body: bytes, start_offset: str, 
     bounds = np.zeros(count + 1, np.int64)
     np.cumsum(np.frombuffer(body, "<u4", count, 4), out=bounds[1:])
     if count == 0 or data_at + int(bounds[-1]) != len(body):
-        raise HeadwaterError(f"Stream {stream!r}, offset {start_offset}: the server's frames do not add up.")
+        raise HeadwaterError(
+            f"Stream {stream!r}, offset {start_offset}: the lengths in the frames do not match the body."
+        )
     buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(body).slice(data_at)]
     stored = pa.BinaryArray.from_buffers(pa.binary(), count, buffers)
     return MessageRun(

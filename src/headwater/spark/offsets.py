@@ -59,7 +59,7 @@ class SplitPlan:
     tasks_min: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Empty for the defaults of the options, which must therefore not change."""
+        """Empty for the default options, so the defaults must not change."""
         if self == SplitPlan():
             return {}
         return {"splitBytes": self.split_bytes, "minPartitions": self.tasks_min}
@@ -75,7 +75,7 @@ _META: Final = ""
 """The member of an offset that is not a stream: it has the plan, and the places if they are packed."""
 _PACKED: Final = "packed"
 PACKED_ABOVE: Final = 200
-"""Streams from which on an offset is packed: Spark stores it with every batch, and compares it in every look."""
+"""An offset with at least this many streams is packed: Spark stores it with every batch and compares it often."""
 _PACKED_LEVEL: Final = 3
 
 START: Final = Place(BEGINNING)
@@ -157,12 +157,12 @@ def are_of_two_streams(one: str, other: str) -> bool:
 
 
 def respelled(token: str, incarnation: str) -> str:
-    """The same place as a token of this incarnation; of two parts if that is `UNKNOWN`."""
+    """The token of the same place with this incarnation, or with two parts if that is `UNKNOWN`."""
     index, position = split_token(token)
     place = f"{index:016x}_{position:016x}"
     return f"{place}_{incarnation}" if incarnation else place
 
 
 def bytes_between(start: Place, end: Place) -> int:
-    """Stored bytes from one place to another; the same servers only."""
+    """Stored bytes from one place to another; only for servers with documented tokens."""
     return split_token(end.offset)[1] - split_token(start.offset)[1]

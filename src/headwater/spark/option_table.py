@@ -1,4 +1,4 @@
-"""The options of `format("headwater")` as they are documented: names, values, defaults and purposes.
+"""The documentation of the options of `format("headwater")`: names, values, defaults and purposes.
 
 The docstring of the data source and the tables in `docs/spark.md` are generated from `OPTIONS`.
 """
@@ -26,7 +26,7 @@ OPTIONS: Final = (
     Option("tokenFile", "both", "", "path", "A file with the token, on every node; read again when it changes."),
     Option("caFile", "both", "", "path", "PEM certificates to trust instead of those of the system; on every node."),
     Option("bucket", "both", "", "bucket id", "Work on the streams of this bucket (`/ds/{bucket}/…` beside the root)."),
-    Option("requestTimeout", "both", "60", "seconds", "How long a server may be silent within a request."),
+    Option("requestTimeout", "both", "60", "seconds", "How long to wait for data within a request."),
     Option(
         "retryTimeout",
         "both",
@@ -48,7 +48,7 @@ OPTIONS: Final = (
         "source",
         "",
         "text",
-        "Read every stream whose name begins with this text. Streams that are created later join a running query."
+        "Read every stream whose name begins with this text. A running query picks up streams that are created later."
         " Needs the server's `__registry__` stream, or `bucket`.",
     ),
     Option(
@@ -56,8 +56,8 @@ OPTIONS: Final = (
         "source",
         "",
         "regular expression",
-        "Read every stream whose whole name matches this expression of Python. Streams that are created later join a"
-        " running query. `prefix` is faster if it is enough; both together are allowed.",
+        "Read every stream whose whole name matches this Python regular expression. A running query picks up streams"
+        " that are created later. Prefer `prefix`, which is faster; both can be combined.",
     ),
     Option(
         "startingOffsets",
@@ -103,7 +103,7 @@ OPTIONS: Final = (
         "source",
         "0",
         "rows",
-        "Wait for so many rows before a micro-batch, but not longer than `maxTriggerDelay`.",
+        "Wait for this many rows before a micro-batch, but no longer than `maxTriggerDelay`.",
     ),
     Option("maxTriggerDelay", "source", "900", "seconds", "The longest wait for `minOffsetsPerTrigger` rows."),
     Option("splitBytes", "source", "16777216", "bytes", "The size of a task; larger ranges are split."),
@@ -113,12 +113,11 @@ OPTIONS: Final = (
         "source",
         "fail",
         "`fail`, `restart`, `bootstrap`, `skip`",
-        "What to do when a stream was deleted, or data that was not read yet is no longer retained (410). `fail`: stop"
-        " with an error. `restart`: a stream that was deleted and created again is read from its beginning, a stream"
-        " that does not exist is waited for, and data lost to retention is an error. `bootstrap`: the latest snapshot"
-        " becomes a row with `snapshot = true`, and reading continues after it; a stream that was created again is"
-        " read from its beginning, and a stream that does not exist is an error. `skip`: like `restart`, and data"
-        " lost to retention is a warning.",
+        "What to do when a stream was deleted, or unread data is no longer retained (410). `fail`: stop with an error."
+        " `restart`: read a recreated stream from its beginning, wait for a missing stream, and fail if data was lost"
+        " to retention. `bootstrap`: turn the latest snapshot into a row with `snapshot = true` and continue after it;"
+        " read a recreated stream from its beginning, and fail if a stream is missing. `skip`: like `restart`, but"
+        " only warn if data was lost to retention.",
     ),
     Option("valueType", "source", "string", "`string`, `binary`", "The type of `value` in a query without a schema."),
     Option(
@@ -133,7 +132,7 @@ OPTIONS: Final = (
         "source",
         "fail",
         "`fail`, `null`",
-        "What to do with a message that does not fit the schema, if that has no column `_corrupt`: fail, or use nulls.",
+        "What to do with a message that does not fit a schema without a column `_corrupt`: fail, or use nulls.",
     ),
     Option(
         "includeHeaders",
@@ -149,8 +148,8 @@ OPTIONS: Final = (
         "source",
         "500",
         "milliseconds",
-        "How long one call of Spark for new data may wait. Long-polls stay open between the calls. Spark asks several"
-        " sources of one query one after the other: set 50 there.",
+        "How long one call of Spark for new data may wait. Long-polls stay open between the calls. If a query has"
+        " several sources, Spark calls them one after the other: set 50.",
     ),
     Option(
         "stream",
@@ -201,9 +200,9 @@ OPTIONS: Final = (
         "`staged`, `driver`, `task`",
         "When rows become visible. `staged`: when all tasks of the batch have succeeded, the driver appends their rows,"
         " task by task, so rows that Spark keeps in order arrive in order. `driver`: the same in one atomic append, for"
-        " one target and batches up to `maxRequestBytes`. `task`: tasks append in parallel while the batch runs. That"
-        " gives up the order of rows from different tasks, rows of a batch are visible before it is complete, and a"
-        " query whose rows or their order differ on a retry fails for good.",
+        " one target and batches up to `maxRequestBytes`. `task`: tasks append in parallel while the batch runs. Rows"
+        " from different tasks are then in no particular order, rows of a batch are visible before it is complete, and"
+        " a query whose rows or their order differ on a retry fails permanently.",
     ),
     Option(
         "stagingPath",
@@ -214,7 +213,7 @@ OPTIONS: Final = (
         " executors. Default: the directory `headwater` inside `checkpointLocation`; for batch writes a temporary"
         " directory.",
     ),
-    Option("maxRequestBytes", "sink", "50331648", "bytes", "The largest append. More rows are cut into several."),
+    Option("maxRequestBytes", "sink", "50331648", "bytes", "The largest append; more rows are split."),
     Option(
         "rowsAs",
         "sink",
@@ -228,8 +227,8 @@ OPTIONS: Final = (
         "sink",
         "",
         "text",
-        "Replaces the query id in the names of producers. A batch job that is run again with the same id appends"
-        " nothing twice; a query that lost its checkpoint is refused instead of appending everything again.",
+        "Replaces the query id in producer ids. A batch job that is run again with the same id appends nothing twice; a"
+        " query that lost its checkpoint fails instead of appending everything again.",
     ),
     Option(
         "batchId",
@@ -261,7 +260,7 @@ KAFKA_NAMES: Final = {
     "fetchoffset.numretries": "retryTimeout",
     "kafkaconsumer.polltimeoutms": "requestTimeout",
 }
-"""What options of Spark's connector for Kafka, and of Delta, are called here."""
+"""Our names for options of Spark's connectors for Kafka and Delta."""
 
 REMOVED: Final = {
     "ondifferingretry": "it kept rows out of the target. commitMode=staged, the default, does not need it",

@@ -1,4 +1,4 @@
-"""The values of the options of `format("headwater")`, parsed and checked.
+"""Parse and check the options of `format("headwater")`.
 
 Invariant: an unknown option is an error that names the closest known one.
 """
@@ -31,13 +31,13 @@ BadRecords = Literal["fail", "null"]
 CommitMode = Literal["staged", "driver", "task"]
 RowsAs = Literal["messages", "lines"]
 Framing = Literal["json", "lines", "message"]
-"""How rows make a body: a JSON array, a line each, or one row alone."""
+"""How rows form a body: a JSON array, one line per row, or a single row."""
 
 Choice = TypeVar("Choice", bound=str)
 
 
 _FROM_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname"})
-"""Options of Spark itself, which it passes on."""
+"""Spark's own options, which it passes to data sources."""
 
 _GLOB: Final = re.compile(r"\*\*|\*|\?")
 _WILD: Final = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -77,7 +77,7 @@ class SourceOptions:
     starting: str | Mapping[str, str]
     ending: str | Mapping[str, str]
     starting_ms: int | None
-    """Instead of `starting`: the time of arrival from which to read."""
+    """Instead of `starting`: the arrival time from which to read."""
     ending_ms: int | None
     pattern: str
     """Streams must match this regular expression; empty for all."""
@@ -96,12 +96,12 @@ class SourceOptions:
     idle_wait_s: float
 
     def reads(self, stream: str) -> bool:
-        """Whether a stream that was found by prefix, pattern or bucket is one to read."""
+        """Whether to read a stream that was found by prefix, pattern or bucket."""
         return stream.startswith(self.prefix) and (not self.pattern or _expression(self.pattern)(stream) is not None)
 
     @property
     def waits_for_streams(self) -> bool:
-        """Whether a stream that does not exist is waited for."""
+        """Whether to wait for a stream that does not exist."""
         return self.on_gone in ("restart", "skip")
 
 
@@ -171,12 +171,12 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         idle_wait_s=read.number("idleWait") / 1000,
     )
     if streams and (options.prefix or pattern):
-        raise OptionError("streams excludes prefix and subscribePattern.")
+        raise OptionError("streams cannot be combined with prefix or subscribePattern.")
     if not streams and not options.prefix and not pattern and not options.connection.bucket:
         raise OptionError("Nothing to read: set streams, prefix, subscribePattern, or bucket.")
     for by_time, by_offset in (("startingTimestamp", "startingOffsets"), ("endingTimestamp", "endingOffsets")):
         if read.has(by_time) and read.has(by_offset):
-            raise OptionError(f"{by_time} and {by_offset} exclude each other.")
+            raise OptionError(f"{by_time} cannot be combined with {by_offset}.")
     if options.starting_ms is not None and options.starting_ms > time.time() * 1000:
         raise OptionError(f"startingTimestamp {read.text('startingTimestamp')} is in the future.")
     if options.ending == BEGINNING:
@@ -197,7 +197,7 @@ def _glob_expression(glob: str) -> str:
 
 
 def _literal_prefix(pattern: str) -> str:
-    """Text with which every match of a regular expression begins; possibly empty."""
+    """The text that every match of a regular expression begins with; possibly empty."""
     literal = re.match(r"(?:[\w/-]|\\[.\-/])*", pattern)
     assert literal is not None
     found = literal[0]
@@ -241,7 +241,7 @@ def sink_options(given: Mapping[str, str]) -> SinkOptions:
     if options.key_columns and not options.is_json:
         raise OptionError(f"keyColumns makes JSON messages; contentType is {options.content_type}.")
     if not options.key_columns and (options.message_type or options.operation_column):
-        raise OptionError("messageType and operationColumn are for state-protocol messages: set keyColumns too.")
+        raise OptionError("messageType and operationColumn apply to state-protocol messages: set keyColumns too.")
     if options.has_batch_id and not options.producer_id:
         raise OptionError("batchId needs producerId, which must be the same for all batches of a query.")
     if options.is_json and options.rows_as == "lines":
@@ -267,7 +267,7 @@ class _OptionReader:
             if name in REMOVED:
                 raise OptionError(f"The option {name} was removed: {REMOVED[name]}.")
             if name in KAFKA_NAMES and name not in known:
-                raise OptionError(f"The {side} has no option {name}, which is one for Kafka; use {KAFKA_NAMES[name]}.")
+                raise OptionError(f"The {side} has no option {name}, which is a Kafka option; use {KAFKA_NAMES[name]}.")
             if name not in known and name not in _FROM_SPARK:
                 raise OptionError(self._unknown(name, [option.name for option in known.values()]))
         self._defaults = {option.name: option.default for option in known.values()}
@@ -299,13 +299,13 @@ class _OptionReader:
         except ValueError:
             value = -1.0
         if not 0 <= value < float("inf"):
-            raise OptionError(f"{name} must be a number from 0, not {self.text(name)!r}.")
+            raise OptionError(f"{name} must be a number of at least 0, not {self.text(name)!r}.")
         return value
 
     def whole(self, name: str, least: int) -> int:
         text = self.text(name)
         if not text.isascii() or not text.isdigit() or int(text) < least:
-            raise OptionError(f"{name} must be a whole number from {least}, not {text!r}.")
+            raise OptionError(f"{name} must be a whole number of at least {least}, not {text!r}.")
         return int(text)
 
     def instant(self, name: str) -> int | None:

@@ -28,15 +28,15 @@ log = logging.getLogger("headwater.spark")
 _PARALLEL_REQUESTS: Final = 8
 
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-def ask_each(ask: Callable[[Item], Answer], items: Sequence[Item]) -> list[Answer]:
-    """Call `ask` for each item, several at a time; the results are in the order of the items."""
+def map_parallel(call: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """Call `call` for each item, several at a time; the results are in the order of the items."""
     if len(items) < 2:
-        return [ask(item) for item in items]
-    with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="headwater-ask") as pool:
-        return list(pool.map(ask, items))
+        return [call(item) for item in items]
+    with ThreadPoolExecutor(_PARALLEL_REQUESTS, thread_name_prefix="headwater-request") as pool:
+        return list(pool.map(call, items))
 
 
 def tail_of(head: Head) -> Place:
@@ -46,7 +46,7 @@ def tail_of(head: Head) -> Place:
 def beginning_of(head: Head, on_gone: OnGone) -> Place:
     """The earliest place that can be read.
 
-    Where a snapshot stands for what is gone, the very beginning, so that `onGone` decides about the snapshot.
+    If a snapshot replaces deleted messages, this is the very beginning, so that `onGone` decides about the snapshot.
     """
     if not head.bounds_reads or head.earliest is None:
         return START
@@ -75,7 +75,7 @@ class Planner:
 
     @staticmethod
     def _forwards(stream: str, start: Place, end: Place, begin: Place) -> tuple[str, Place, Place]:
-        """A range that ends in another incarnation, or before its start, is of a stream to be read from scratch."""
+        """The range to read. One that ends in another incarnation, or before its start, is read from the beginning."""
         is_new = start.position > end.position or are_of_two_streams(start.offset, end.offset)
         return stream, begin if is_new and begin.position < end.position else START if is_new else start, end
 
@@ -83,16 +83,16 @@ class Planner:
         if self._options.on_gone == "fail":
             # No need to check in advance: a task that finds missing data fails with the server's error.
             return [bounded_ranges.span(*one) for one in ranges]
-        return [span for spans in ask_each(lambda one: self._still_there(*one), ranges) for span in spans]
+        return [span for spans in map_parallel(lambda one: self._retained_spans(*one), ranges) for span in spans]
 
-    def _still_there(self, stream: str, start: Place, end: Place) -> list[Span]:
+    def _retained_spans(self, stream: str, start: Place, end: Place) -> list[Span]:
         try:
             bounded_ranges.check_retained(self._client, stream, start, end)
         except SourceRecreatedError as recreated:
-            log.warning("%s What was planned of the old one is skipped.", recreated)
+            log.warning("%s Skipping the planned range of the old stream.", recreated)
             return []
         except DataGoneError as gone:
-            return self._behind(stream, start, end, gone)
+            return self._replacement_spans(stream, start, end, gone)
         except StreamMissingError as missing:
             if not self._options.waits_for_streams:
                 raise
@@ -100,8 +100,8 @@ class Planner:
             return []
         return [bounded_ranges.span(stream, start, end)]
 
-    def _behind(self, stream: str, start: Place, end: Place, gone: DataGoneError) -> list[Span]:
-        """The spans to read instead of data that is gone."""
+    def _replacement_spans(self, stream: str, start: Place, end: Place, gone: DataGoneError) -> list[Span]:
+        """The spans to read instead of deleted data."""
         if self._options.on_gone == "bootstrap":
             offset = self._client.head(stream).snapshot
             if offset is None:

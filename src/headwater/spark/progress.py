@@ -34,7 +34,7 @@ OFFSETS_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """The source and the target of a query, as people call them."""
+    """Descriptions of the source and the target of a query, for people."""
 
     source: str
     target: str
@@ -55,19 +55,19 @@ class ProgressMetrics(StreamingQueryListener):
 
         self._names: dict[str, str] = {}
         self._runs: set[str] = set()
-        self._running = gauge("queries_running", "Queries that run.", ())
+        self._running = gauge("queries_running", "Running queries.", ())
         self._failures = counter("query_failures", "Queries that ended with an error.")
         self._rows = counter("rows", "Rows read by micro-batches.")
         self._batches = counter("batches", "Micro-batches done.")
-        self._batch = gauge("batch_id", "The last micro-batch that was done.")
+        self._batch = gauge("batch_id", "The last completed micro-batch.")
         self._lag = gauge("lag_messages", "Messages in the streams that the query has not read yet.")
-        self._lagging = gauge("lagging_streams", "Streams that have messages which the query has not read yet.")
-        self._in_rate = gauge("input_rows_per_second", "Rows that arrived, a second.")
-        self._out_rate = gauge("processed_rows_per_second", "Rows that were processed, a second of work.")
-        self._seconds = gauge("batch_seconds", "Where the time of the last batch went.", ("query", "phase"))
+        self._lagging = gauge("lagging_streams", "Streams with messages that the query has not read yet.")
+        self._in_rate = gauge("input_rows_per_second", "Rows received per second.")
+        self._out_rate = gauge("processed_rows_per_second", "Rows processed per second of processing time.")
+        self._seconds = gauge("batch_seconds", "Duration of each phase of the last batch.", ("query", "phase"))
 
     def serve(self, port: int, host: str = "127.0.0.1") -> int:
-        """Answer scrapes of /metrics on a port of our own; 0 takes a free one. The port."""
+        """Serve /metrics on its own port, 0 for a free one; return the port."""
         server, _ = start_http_server(port, host, registry=self.registry)
         return int(server.server_port)
 
@@ -97,7 +97,7 @@ class ProgressMetrics(StreamingQueryListener):
             self._lagging.labels(query).set(0)
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        # One that began before we listened ends too.
+        # Queries that started before the listener was added end too.
         self._runs.discard(str(event.runId))
         self._running.set(len(self._runs))
         if event.exception is not None:
@@ -105,10 +105,10 @@ class ProgressMetrics(StreamingQueryListener):
 
 
 class ProgressStream(StreamingQueryListener):
-    """Tells the present state of each query to a stream, by default to the one that the UI's page "Pipeline" shows.
+    """Publish the current state of each query to a stream, by default the one that the UI's page "Pipeline" shows.
 
-    `flows` says of a query, by its name, what it reads and writes, in words for people; without it the page shows the
-    streams that the query reads. Pass `status` to share one `StatusStream` with others who have something to tell.
+    `flows` maps the name of a query to descriptions of what it reads and writes; without it the page shows the streams
+    that the query reads. Pass `status` to share one `StatusStream` with other publishers.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class ProgressStream(StreamingQueryListener):
         self._publish(str(progress.id), progress.name, state)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing to do is a state too, and the page calls a query silent that says nothing for half a minute."""
+        """Publish the idle state: the page reports a query as silent if it sends nothing for half a minute."""
         known = self._states.get(str(event.id), {})
         lag = {"lag_messages": 0} if known.get("lag_messages") is not None else {}
         self._publish(str(event.id), None, {"input_rows_per_s": 0.0, "processed_rows_per_s": 0.0} | lag)
@@ -152,26 +152,26 @@ class ProgressStream(StreamingQueryListener):
         self._publish(str(event.id), None, ended, urgent=True)
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send the waiting states."""
         self.status.close()
 
-    def _publish(self, query: str, name: str | None, news: State, *, urgent: bool = False) -> None:
+    def _publish(self, query: str, name: str | None, changes: State, *, urgent: bool = False) -> None:
         key = self._names.setdefault(query, name or query)
         known = self._states.setdefault(query, {"name": key, "id": query})
-        known.update(news)
+        known.update(changes)
         if (flow := self._flows.get(key)) is not None:
             known |= {"source": flow.source, "target": flow.target}
         self.status.publish("query", key, dict(known), urgent=urgent)
 
 
 def batch_ms(phases: Mapping[str, int]) -> int | None:
-    """What a batch took, without the wait for something to do: sources wait while they are asked for their latest."""
+    """The duration of a batch without the wait for new data, which is part of the phase `latestOffset`."""
     whole = phases.get("triggerExecution")
     return None if whole is None else whole - phases.get("latestOffset", 0)
 
 
 def query_state(progress: Any) -> State:
-    """The state of a query after a batch, as it is published: what `StreamingQueryProgress` says in our names."""
+    """The state of a query after a batch, from `StreamingQueryProgress`, with the field names that we publish."""
     lag = [lags(source.endOffset, source.latestOffset) for source in progress.sources]
     offsets = {name: offset for source in progress.sources for name, offset in last_offsets(source.endOffset).items()}
     return {
@@ -188,7 +188,7 @@ def query_state(progress: Any) -> State:
 
 
 def last_offsets(end: str | None) -> dict[str, str]:
-    """The end offset of a batch by stream, or the `lsn` of a database. Empty for sources of other kinds."""
+    """The end offset of a batch by stream, or the `lsn` of a database. Empty for other kinds of sources."""
     try:
         ends = json.loads(end or "{}").items()
     except (ValueError, AttributeError):
@@ -198,7 +198,7 @@ def last_offsets(end: str | None) -> dict[str, str]:
 
 
 def _number(rate: float) -> float | None:
-    """JSON has no NaN, which Spark gives where no time has passed."""
+    """The rate, or None for NaN, which Spark reports if no time has passed and which JSON does not have."""
     return rate if math.isfinite(rate) else None
 
 
@@ -207,7 +207,7 @@ def _listed(streams: list[str]) -> str:
 
 
 def lags(end: str | None, latest: str | None) -> dict[str, int]:
-    """Messages between where a batch ended and where the streams end, by stream. Empty for sources of other kinds."""
+    """Messages between the end of a batch and the end of each stream. Empty for other kinds of sources."""
     ends = _places(end)
     return {
         stream: max(0, tail.position - _messages_read(tail, ends.get(stream, START)))
@@ -216,12 +216,12 @@ def lags(end: str | None, latest: str | None) -> dict[str, int]:
 
 
 def _messages_read(tail: Place, end: Place) -> int:
-    """Messages of the present stream that were read: none if `end` is a place in a stream that it replaced."""
+    """Messages of the current stream that were read: none if `end` is a place in a stream that it replaced."""
     return 0 if are_of_two_streams(end.offset, tail.offset) else end.position
 
 
 def _places(offset: str | None) -> Mapping[str, Place]:
-    """An offset from the progress of a query; empty for sources of other kinds."""
+    """The places of an offset from the progress of a query; empty for other kinds of sources."""
     try:
         return places_from_json(json.loads(offset or "{}"))
     except (ValueError, AttributeError, HeadwaterError):

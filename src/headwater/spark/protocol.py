@@ -1,7 +1,7 @@
-"""The streams of one connection, for the driver and for tasks: the package's client, with errors that name options.
+"""The package's client for the driver and for tasks, with errors that name Spark options.
 
-Invariant: a request that is not idempotent is never sent twice. Reads, creates and closes are; an append is only
-with producer headers, and there is no append here without them.
+Invariant: only idempotent requests are sent twice. Reads, creates and closes are idempotent; appends are, because they
+always have producer headers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MAX_DELAY_S: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a stream is, and where it ends."""
+    """The metadata of a stream, and its tail."""
 
     content_type: str
     offset: str
@@ -77,7 +77,7 @@ class Head:
 
     @property
     def bounds_reads(self) -> bool:
-        """Whether the server has what a planned range needs: an end, its place in the stream, message boundaries."""
+        """Whether the server supports planned ranges: reads with an end, positions, message boundaries."""
         return self.extensions >= _BOUNDING
 
 
@@ -114,7 +114,7 @@ class StreamsClient:
         )
 
     def disconnect(self) -> None:
-        """Close open connections; for processes that end some time after their last request."""
+        """Close open connections; for processes that live on after their last request."""
         self._client.close()
 
     # -- reading -------------------------------------------------------------------------------------------------
@@ -133,12 +133,12 @@ class StreamsClient:
         )
 
     def read(self, stream: str, offset: str) -> Chunk:
-        """From an offset to wherever the server ends its answer."""
+        """Read from an offset to wherever the server ends its response."""
         with self._explained("GET", stream, offset):
             return self._stream(stream).read_chunk(offset)
 
     def frames(self, stream: str, offset: str, until: str, *, times: bool = False) -> tuple[Chunk, bool]:
-        """Messages with their boundaries, never beyond `until`; and whether they have times, which may be wanted."""
+        """Messages with their boundaries, never beyond `until`, and whether they have times as requested."""
         with self._explained("GET", stream, offset):
             try:
                 chunk = self._stream(stream).read_frames(offset, until, times=times)
@@ -162,12 +162,12 @@ class StreamsClient:
                 return None
 
     def splits(self, stream: str, start: str, end: str, count: int) -> list[Range]:
-        """A range cut into about `count` parts of the same size."""
+        """Split a range into about `count` parts of the same size."""
         with self._explained("GET", stream, start):
             return self._stream(stream).splits(start, end, count)
 
     def snapshot(self, stream: str, offset: str) -> Chunk:
-        """The snapshot that stands for everything before `offset`."""
+        """The snapshot that replaces everything before `offset`."""
         with self._explained("GET", stream, offset):
             found = self._stream(stream).snapshot(offset)
         return Chunk(found.content_type, found.body, offset, up_to_date=False, closed=False)
@@ -177,7 +177,7 @@ class StreamsClient:
         return list(self.listed_tails(prefix))
 
     def listed_tails(self, prefix: str) -> dict[str, str]:
-        """The tail of each stream of the bucket; empty where the server does not send it."""
+        """The tail of each stream of the bucket; empty if the server does not send it."""
         bucket = protocol_client.Bucket(self._connection.root, client=self._client)
         try:
             with self._explained("GET", "streams"):
@@ -199,7 +199,7 @@ class StreamsClient:
             return {entry.name: _head_of(entry) for entry in entries}
 
     def changes(self, prefix: str, cursor: str | None) -> HeadChanges | None:
-        """Wait for streams that change after a cursor; None if none did for a while. Without a cursor, only get one."""
+        """Wait for streams that change after a cursor; None on a timeout. Without a cursor, only return a new one."""
         operation = listing.changed_streams(self._client.policy, self._listing_url, prefix, cursor)
         with self._explained("GET", "__ds/streams"):
             changed = self._client.run(operation)
@@ -226,7 +226,7 @@ class StreamsClient:
             return self._stream(stream, content_type).append_body(body, producer=producer)
 
     def create(self, stream: str, content_type: str, headers: Mapping[str, str] | None = None) -> None:
-        """Create it, or confirm that it exists with the same configuration."""
+        """Create a stream, or confirm that it exists with the same configuration."""
         with self._explained("PUT", stream):
             self._stream(stream).create(content_type, headers=headers)
 
@@ -239,14 +239,14 @@ class StreamsClient:
         with self._explained("PUT", stream, offset):
             self._stream(stream).publish_snapshot(offset, body, content_type)
 
-    # -- one request ---------------------------------------------------------------------------------------------
+    # -- requests and errors -------------------------------------------------------------------------------------
 
     def url(self, stream: str, query: Mapping[str, str] | None = None) -> str:
         address = f"{self._connection.root}/{quote(stream, safe='/')}"
         return f"{address}?{urlencode(query)}" if query else address
 
     def credentials(self) -> dict[str, str]:
-        """The headers that authenticate us, with the token file as it is now."""
+        """The authentication headers, with the current contents of the token file."""
         token = self._current_token() if self._connection.token_file else self._connection.token
         return {"Authorization": f"Bearer {token}"} if token else {}
 
@@ -267,16 +267,16 @@ class StreamsClient:
 
     @contextmanager
     def _explained(self, method: str, stream: str, offset: str = "") -> Iterator[None]:
-        """Raise errors of the client as ours: with the stream, the offset, and which option helps."""
+        """Translate errors of the client to ours, which name the stream, the offset and the option that helps."""
         try:
             yield
         except ClientError as error:
             if isinstance(error, ResponseError) and not error.is_transient:
                 raise self._refusal(stream, offset, method, error) from None
             raise ServerUnreachableError(
-                f"{method} {self._called(stream)}: no usable answer for {self._connection.retry_timeout_s:.0f} s"
+                f"{method} {self._called(stream)}: no usable response for {self._connection.retry_timeout_s:.0f} s"
                 f" (retryTimeout); the last error was {type(error).__name__}: {error}."
-                " Is the server up, and is url right?"
+                " Check that the server runs and that url is correct."
             ) from None
 
     def _refusal(self, stream: str, offset: str, method: str, error: ResponseError) -> ServerRefusedError:
@@ -294,17 +294,17 @@ class StreamsClient:
                 return SourceRecreatedError(f"{called}: {said} {READ_AGAIN}", status=status, code=code)
             case OffsetGoneError():
                 return DataGoneError(
-                    f"{called}: data from here on is no longer retained ({said}). onGone=bootstrap reads the snapshot"
-                    " instead and continues after it; onGone=skip continues with what is left.",
+                    f"{called}: data at this offset is no longer retained ({said}). onGone=bootstrap reads the snapshot"
+                    " instead and continues after it; onGone=skip continues with the earliest retained data.",
                     status=status,
                     code=code,
                     earliest=error.earliest_offset,
                 )
             case ProducerFencedError():
                 return BatchFencedError(
-                    f"{called}: batch {error.current_epoch} has written already, so an older one may not (403)."
-                    " For a task or driver of an earlier batch this is expected. If the query itself fails so, its"
-                    " checkpoint is older than the stream: use the newer checkpoint, or a new producerId.",
+                    f"{called}: batch {error.current_epoch} was already written, so an older batch is rejected (403)."
+                    " For a task or driver of an earlier batch this is expected. If the query itself fails with this,"
+                    " its checkpoint is older than the stream: use the newer checkpoint, or a new producerId.",
                     status=status,
                     code=code,
                 )
@@ -335,9 +335,9 @@ READ_AGAIN: Final = "onGone=restart reads the new stream from its beginning."
 """What to do about a stream that was deleted and created again."""
 
 _HINTS: Final = {
-    400: " If it is the offset: was the stream deleted and created again, or the checkpoint made on another server?",
+    400: " If the offset is invalid, the stream was recreated, or the checkpoint is from another server.",
     401: " Set token or tokenFile.",
     403: " The token does not allow this.",
-    409: " If it is the content type: set contentType to that of the stream.",
+    409: " If the content type differs, set contentType to that of the stream.",
     413: " Lower maxRequestBytes (sink), or raise the server's limits.",
 }

@@ -1,8 +1,8 @@
-"""Filter pushdown for batch reads: only the streams and positions that the filters of a query can accept are read.
+"""Filter pushdown for batch reads: read only the streams and positions that the filters of a query can accept.
 
 Spark raises an error for a reader with `pushFilters` in sessions where pushdown is off, which is Spark's default. It
 calls `pushFilters` in a separate process, so only that process gets a reader that has it. Invariant: all filters are
-returned to Spark, which applies them too, so a range may be larger than what the filters accept, and never smaller.
+returned to Spark, which applies them too, so a range may include more than the filters accept, but never less.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Bounds:
 
 
 def row_range(filters: Iterable[Filter], metadata_prefix: str = "") -> RowRange:
-    """What all of these filters together can accept."""
+    """The range of rows that all of these filters together can accept."""
     bounds = _Bounds()
     stream, position = (metadata_prefix + "stream",), (metadata_prefix + "position",)
     for one in filters:

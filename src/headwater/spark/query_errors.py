@@ -1,4 +1,4 @@
-"""The one sentence that says why a query failed, out of the pages of text that Spark makes of an error.
+"""Extract the one sentence that says why a query failed from Spark's error text.
 
 Invariant: the result is one line and is never empty.
 """

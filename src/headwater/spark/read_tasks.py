@@ -1,6 +1,6 @@
-"""Tasks made of ranges of streams: large ranges are split, small ones share a task.
+"""Group ranges of streams into tasks: large ranges are split, small ones share a task.
 
-Invariant: every span of the plan is in exactly one task, and the spans of one stream keep their order over the tasks.
+Invariant: every span of the plan is in exactly one task, and the spans of one stream keep their order across tasks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReadTask(InputPartition):
 
 
 def into_tasks(spans: Iterable[Span], plan: SplitPlan, split: Callable[[Span, int], list[Span]]) -> list[ReadTask]:
-    """Make tasks. `split(span, parts)` asks the server for message boundaries."""
+    """Create tasks. `split(span, parts)` asks the server for message boundaries."""
     wanted = list(spans)
     if not wanted:
         return []

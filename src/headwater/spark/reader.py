@@ -26,7 +26,7 @@ from headwater.spark.errors import (
 )
 from headwater.spark.offsets import BEGINNING, Place, Places, are_of_two_streams, at
 from headwater.spark.options import LATEST, SourceOptions
-from headwater.spark.planner import Planner, ask_each, beginning_of, read_batches, tail_of
+from headwater.spark.planner import Planner, beginning_of, map_parallel, read_batches, tail_of
 from headwater.spark.protocol import Head, StreamsClient, connect
 from headwater.spark.read_tasks import ReadTask
 
@@ -87,7 +87,7 @@ class BatchReader(DataSourceReader):
             return start, end
 
     def _heads(self, client: StreamsClient) -> dict[str, Head]:
-        """The heads of all streams: from the listing of the server, or by a request for each."""
+        """The heads of all streams, from the server's listing or with one request per stream."""
         if not self._options.streams:
             try:
                 tails = client.tails(self._options.prefix)
@@ -97,7 +97,7 @@ class BatchReader(DataSourceReader):
         discovery = Discovery(client, self._options)
         discovery.refresh()
         streams = sorted(discovery.names)
-        found = zip(streams, ask_each(self._head, streams), strict=True)
+        found = zip(streams, map_parallel(self._head, streams), strict=True)
         return {stream: head for stream, head in found if head is not None}
 
     def _head(self, stream: str) -> Head | None:
@@ -124,7 +124,7 @@ class BatchReader(DataSourceReader):
 
 
 def check_names(options: SourceOptions, streams: Collection[str]) -> None:
-    """Offsets for a stream that is not read are a mistake."""
+    """Reject offsets for streams that the query does not read."""
     for option, given in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         unknown = sorted(given.keys() - set(streams)) if not isinstance(given, str) else []
         if unknown:
@@ -134,7 +134,7 @@ def check_names(options: SourceOptions, streams: Collection[str]) -> None:
 def _check_range(stream: str, start: Place, end: Place) -> None:
     if end.position not in (TO_THE_TAIL, start.position) and end.position < start.position:
         raise OptionError(
-            f"startingOffsets {start.offset} of stream {stream!r} is after endingOffsets {end.offset}; exchange them."
+            f"startingOffsets {start.offset} of stream {stream!r} is after endingOffsets {end.offset}; swap them."
         )
 
 
@@ -177,14 +177,14 @@ def _starting_token(options: SourceOptions, stream: str) -> str:
 
 
 def _place(option: str, client: StreamsClient, stream: str, token: str, head: Head) -> Place:
-    """The place of an offset that a user gave, which must lie within the stream."""
-    place, tail = at(_own(client, stream, token, head)), tail_of(head)
+    """The place of an offset given by the user, which must be within the stream."""
+    place, tail = at(_with_incarnation(client, stream, token, head)), tail_of(head)
     if place.position > tail.position:
         raise OptionError(f"{option} {token} is beyond the end of stream {stream!r}, which is {head.offset}.")
     return place
 
 
-def _own(client: StreamsClient, stream: str, token: str, head: Head) -> str:
+def _with_incarnation(client: StreamsClient, stream: str, token: str, head: Head) -> str:
     """The token with the incarnation of the stream: a fork accepts offsets of its source."""
     if not are_of_two_streams(token, head.offset):
         return token

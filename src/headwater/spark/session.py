@@ -1,7 +1,7 @@
 """Settings of a Spark session for streams.
 
-Two dominate the latency of a micro-batch: Unix sockets between the JVM and Python (TCP costs about 40 ms a hop), and a
-checkpoint writer that does not start processes (about 100 ms a batch on a local disk).
+Two have the largest effect on the latency of a micro-batch: Unix sockets between the JVM and Python (TCP costs about
+40 ms per hop), and a checkpoint writer that does not start processes (about 100 ms per batch on a local disk).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def recommended_settings(*, local_checkpoints: bool = False) -> dict[str, str]:
 
 
 def configure(builder: SparkSession.Builder, *, local_checkpoints: bool = False) -> SparkSession.Builder:
-    """Put the settings into a session that is being built, and make this Python the Python of the workers.
+    """Add the settings to a session builder, and use this Python for the workers.
 
-    Otherwise Spark starts the first `python3` of the path, which may not have this package. `PYSPARK_PYTHON` overrides
+    Otherwise Spark starts the first `python3` on the path, which may not have this package. `PYSPARK_PYTHON` overrides
     it.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -60,9 +60,9 @@ def configure(builder: SparkSession.Builder, *, local_checkpoints: bool = False)
 
 
 def session(name: str = "headwater", *, master: str = "", local_checkpoints: bool = False) -> SparkSession:
-    """A session with the settings: a new one, or the one that is running.
+    """A session with the settings: a new one, or the running one.
 
-    `master` is that of spark-submit, or `local[*]`, by default.
+    `master` defaults to that of spark-submit, or `local[*]`.
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - workers import this module and need no session
 
@@ -79,7 +79,7 @@ def session(name: str = "headwater", *, master: str = "", local_checkpoints: boo
 
 
 def warn_of_missing_settings(running: SparkSession) -> None:
-    """Warn if a session that is running was not started with the settings, which cannot be changed any more."""
+    """Warn if a running session was started without the settings; they cannot be changed later."""
     missing = [
         f"{name}={value}"
         for name, value in RECOMMENDED.items()
@@ -87,18 +87,18 @@ def warn_of_missing_settings(running: SparkSession) -> None:
     ]
     if missing:
         log.warning(
-            "This Spark session lacks %s. A micro-batch takes up to 200 ms longer than it could. Stop it and use"
+            "This Spark session lacks %s. Each micro-batch takes up to 200 ms longer. Stop it and use"
             " headwater.spark.session(), or start Spark with --conf for each of them.",
             ", ".join(missing),
         )
 
 
 def warn_of_slow_sockets(environment: Mapping[str, str]) -> None:
-    """Warn in a process of a session that lacks the setting with the largest effect on latency."""
+    """Warn if the session of this process lacks the setting with the largest effect on latency."""
     if environment.get("PYTHON_UNIX_DOMAIN_ENABLED", "false").lower() != "true":
         log.warning(
             "This Spark session talks to Python over TCP, which adds about 40 ms to every step of a micro-batch."
-            " headwater.spark.session() sets what is faster, or start Spark with: %s",
+            " Use headwater.spark.session(), or start Spark with: %s",
             " ".join(conf_lines()),
         )
 

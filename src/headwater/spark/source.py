@@ -1,6 +1,6 @@
 """The data source `headwater` of Spark: creates readers and writers from options.
 
-Spark starts several processes per query that only look the source up or ask for its schema. Readers and writers are
+Spark starts several processes per query that only look up the source or ask for its schema. Readers and writers are
 imported when they are needed, so that these processes start faster.
 """
 
@@ -64,7 +64,7 @@ Read, continuously or once::
 Columns: ``stream``, ``offset`` (after the message: a client resumes from it), ``position`` (messages before it),
 ``value``, ``content_type``, ``snapshot`` (the row is a snapshot, not a message). With ``.schema("id long, name
 string, _corrupt string")`` the fields of JSON messages are typed columns; the columns above may be among them, and
-only the columns of the schema are made and sent to Spark.
+only the columns of the schema are built and sent to Spark.
 
 Write, each row once::
 

@@ -1,6 +1,6 @@
-"""Staged batches: the rows of a batch are fixed in files before the first of them is appended.
+"""Staged batches: the rows of a batch are written to files before the first of them is appended.
 
-Tasks hand over their rows in the commit message, or in an Arrow file if there are many. When all tasks of the batch
+Tasks pass their rows in the commit message, or in an Arrow file if there are many. When all tasks of the batch
 have succeeded, the driver writes one manifest that holds or names the rows of every task, in the order of the tasks.
 Invariant: a batch has at most one manifest, so every attempt to append the batch appends the same bytes.
 """
@@ -28,7 +28,7 @@ from headwater.spark.errors import BatchSupersededError, HeadwaterError, OptionE
 log = logging.getLogger("headwater.spark")
 
 INLINE_BYTES_MAX: Final = 1024 * 1024
-"""Rows of a task up to this size travel in its commit message and are stored in the manifest."""
+"""Rows of a task up to this size are sent in its commit message and stored in the manifest."""
 
 _MANIFEST: Final = "manifest"
 _MANIFEST_OF_0_1: Final = "manifest.json"
@@ -48,7 +48,7 @@ class StagedRows:
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """The rows of one task, as they are to be appended."""
+    """The rows of one task, as they will be appended."""
 
     producer_part: str
     """The last part of the producer id under which they are appended."""
@@ -166,7 +166,7 @@ class StagedBatch:
         return bool(self._files.get_file_info(f"{self._path}/{name}").type == FileType.File)
 
     def _refuse_if_superseded(self) -> None:
-        """A driver that was paused while another one completed its batch must not append that batch again."""
+        """Raise an error if another driver completed this batch while this driver was paused."""
         latest = max((batch for batch, _ in self._batches()), default=self._batch)
         if latest > self._batch:
             raise BatchSupersededError(

@@ -1,4 +1,4 @@
-"""State-protocol messages: rows as upserts of keys, and the key and the headers of messages as columns.
+"""State-protocol messages: write rows as upserts of keys, read keys and headers as columns.
 
 A message of the state protocol is a JSON object with `type`, `key`, `value` and `headers`, whose `operation` says what
 to do with the key.
@@ -18,12 +18,12 @@ from headwater.spark.message_runs import MessageRun, is_json
 from headwater.spark.options import SinkOptions
 
 RESET: Final = b'{"headers":{"control":"reset"}}'
-"""The message after which a reader has no rows."""
+"""The message that makes readers discard all rows."""
 _OPERATIONS: Final = ("insert", "update", "upsert", "delete")
 
 
 class _KeyedMessage(msgspec.Struct):
-    """What a message may have; unknown members are ignored."""
+    """The members of a message that are used; others are ignored."""
 
     key: msgspec.Raw = msgspec.Raw(b"null")
     headers: dict[str, msgspec.Raw] | None = None
@@ -95,7 +95,7 @@ def _key(options: SinkOptions, row: dict[str, Any], target: str) -> str:
     parts = [row[name] for name in options.key_columns]
     if any(part is None for part in parts):
         raise BadRowError(
-            f"A row for stream {target!r} has no key: {', '.join(options.key_columns)} is null. Leave such rows out."
+            f"A row for stream {target!r} has no key: {', '.join(options.key_columns)} is null. Filter such rows out."
         )
     if len(parts) == 1:
         return parts[0] if isinstance(parts[0], str) else encode_json(plain(parts[0])).decode().strip('"')

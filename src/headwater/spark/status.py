@@ -1,8 +1,8 @@
 """The status of a pipeline: the current state of each query and slot, as state events in one JSON stream.
 
 The page "Pipeline" of the server's UI folds that stream. Invariant: publishing never blocks and never raises. A thread
-sends the latest state of each query and slot, at most once in `interval_s`. While the server cannot be reached the
-states are kept, and they are sent when it can.
+sends the latest state of each query and slot, at most once per `interval_s`. While the server is unreachable, the
+states are kept and sent later.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PIPELINE: Final = "__pipeline__"
 
 _JSON: Final = "application/json"
 _RETENTION: Final = {"Stream-Retention-Bytes": str(8 * 2**20), "Stream-Retention-Drop": "allowed"}
-"""Each event has the whole state, so older events can be dropped, and folding the stream stays fast. A server without
-this extension keeps them."""
+"""Each event has the whole state, so older events can be dropped, and folding the stream stays fast. Servers without
+this extension keep them."""
 _SEND_TIMEOUT_S: Final = 5.0
 _HOLD_BACK_MAX_S: Final = 30.0
 
@@ -35,7 +35,7 @@ State = dict[str, Any]
 
 
 class StatusStream:
-    """Publishes states. `publish` may be called at any rate; `close` sends the rest."""
+    """A publisher of states. `publish` may be called at any rate; `close` sends the rest."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class StatusStream:
         interval_s: float = 1.0,
         repeat_s: float = 0.0,
     ) -> None:
-        """`repeat_s`: a state that has not changed is sent again only after so many seconds."""
+        """`repeat_s`: an unchanged state is sent again only after this many seconds."""
         self._client = StreamsClient(
             ConnectionOptions(url.rstrip("/"), token=token, ca_file=ca_file, retry_timeout_s=_SEND_TIMEOUT_S)
         )

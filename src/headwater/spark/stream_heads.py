@@ -1,8 +1,8 @@
-"""The heads of all streams of a query: where each ends now, and which of them changed since the last look.
+"""The heads of all streams of a query: the current tail of each, and which of them changed since the last refresh.
 
 On servers with a listing of changes, one long-poll reports the streams that changed, with their tails, so the cost of
-a look depends on what changed and not on the number of streams. On other servers each stream has its own long-poll.
-Invariant: a stream whose head is not known is asked for; one that does not exist is an error, or is waited for.
+a refresh depends on the number of changes, not of streams. On other servers each stream has its own long-poll.
+Invariant: the head of a stream is requested if it is unknown; a missing stream is an error, or is waited for.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from headwater.spark.errors import ServerRefusedError, StreamMissingError
 from headwater.spark.long_polls import LongPolls
 from headwater.spark.offsets import Place
 from headwater.spark.options import SourceOptions
-from headwater.spark.planner import ask_each
+from headwater.spark.planner import map_parallel
 from headwater.spark.protocol import Head, connect
 
 log = logging.getLogger("headwater.spark")
 
 _ABSENT_AGAIN_S: Final = 2.0
 _LISTED_MIN: Final = 50
-"""Streams from which a list is followed by the listing of changes; fewer have a long-poll each."""
+"""A list of at least this many streams is followed through the listing of changes; fewer have a long-poll each."""
 
 
 class StreamHeads(ABC):
-    """What is known about the streams of a query."""
+    """The known heads of the streams of a query."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.client = connect(options.connection)
@@ -45,11 +45,11 @@ class StreamHeads(ABC):
 
     @abstractmethod
     def refresh(self, begun: Mapping[str, Place]) -> set[str]:
-        """Update `heads`, with the streams of a checkpoint; the names of those that may have changed."""
+        """Update `heads`, including the streams of a checkpoint; return the names of streams that may have changed."""
 
     @abstractmethod
-    def look_again(self, streams: Iterable[str]) -> None:
-        """These streams were read: they may have more messages by now."""
+    def mark_unread(self, streams: Iterable[str]) -> None:
+        """Note that a batch read these streams: they may have more messages by now."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> None:
@@ -65,21 +65,21 @@ class StreamHeads(ABC):
             self._last_heads[stream] = self.client.head(stream)
         return self._last_heads[stream]
 
-    def _ask(self, streams: list[str]) -> None:
+    def _request_heads(self, streams: list[str]) -> None:
         """Request the heads of these streams."""
-        for name, head in zip(streams, ask_each(self._requested, streams), strict=True):
+        for name, head in zip(streams, map_parallel(self._request_head, streams), strict=True):
             if head is None:
                 self.heads.pop(name, None)
                 self._absent_until[name] = time.monotonic() + _ABSENT_AGAIN_S
             else:
-                self._know(name, head)
+                self._record(name, head)
 
-    def _know(self, name: str, head: Head) -> None:
+    def _record(self, name: str, head: Head) -> None:
         self.heads[name] = head
         self._last_heads[name] = head
         self._absent_until.pop(name, None)
 
-    def _requested(self, stream: str) -> Head | None:
+    def _request_head(self, stream: str) -> Head | None:
         try:
             return self.client.head(stream)
         except StreamMissingError as missing:
@@ -91,7 +91,7 @@ class StreamHeads(ABC):
 
 
 def stream_heads(options: SourceOptions) -> StreamHeads:
-    """The heads of the streams of a query, by the listing of changes where the server has one."""
+    """The heads of the streams of a query, from the listing of changes if the server has one."""
     names = options.streams
     if not names or len(names) >= _LISTED_MIN:
         client = connect(options.connection)
@@ -130,16 +130,16 @@ class FollowedHeads(StreamHeads):
             if head is None:
                 self.heads.pop(name, None)
             else:
-                self._know(name, head)
+                self._record(name, head)
         now = time.monotonic()
-        # A stream that does not exist is an error, or is waited for: the listing reports when it is created.
+        # A missing stream is an error, or is waited for: the listing reports its creation.
         missing = (self._wanted or begun.keys()) - self.heads.keys()
         asked = sorted(name for name in missing if self._absent_until.get(name, 0.0) <= now)
-        self._ask(asked)
+        self._request_heads(asked)
         return changed | set(asked)
 
-    def look_again(self, streams: Iterable[str]) -> None:
-        """The listing reports what changes."""
+    def mark_unread(self, streams: Iterable[str]) -> None:
+        """Do nothing: the listing reports changes."""
 
     def wait(self, timeout_s: float) -> None:
         self._feed.wait(timeout_s)
@@ -164,7 +164,7 @@ class PolledHeads(StreamHeads):
             self._stale.discard(REGISTRY)
             self._discovery.refresh()
             self._stale |= self._discovery.take_created()
-        self._look_at_closed()
+        self._check_closed()
         names = self._discovery.names if self._options.streams else self._discovery.names | begun.keys()
         now = time.monotonic()
         asked = sorted(
@@ -173,17 +173,17 @@ class PolledHeads(StreamHeads):
             if (name not in self.heads or name in self._stale) and self._absent_until.get(name, 0.0) <= now
         )
         self._stale.difference_update(asked)
-        self._ask(asked)
+        self._request_heads(asked)
         return set(asked)
 
-    def _look_at_closed(self) -> None:
+    def _check_closed(self) -> None:
         """Closed streams have no long-poll, but may be deleted and created again."""
         now = time.monotonic()
         if self._options.streams and now >= self._closed_until:
             self._closed_until = now + _ABSENT_AGAIN_S
             self._stale.update(name for name, head in self.heads.items() if head.closed)
 
-    def look_again(self, streams: Iterable[str]) -> None:
+    def mark_unread(self, streams: Iterable[str]) -> None:
         """Check these streams again: after a batch they may have more messages."""
         self._stale.update(streams)
 

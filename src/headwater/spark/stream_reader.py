@@ -1,4 +1,4 @@
-"""Micro-batches: the driver decides from the tails of the streams where each begins and ends.
+"""Micro-batches: the driver decides where each begins and ends, from the tails of the streams.
 
 Invariant: an end is an offset from the server (or a count from one), so a batch that is planned again after a crash
 reads the same bytes. This module keeps no state that a restart needs.
@@ -47,7 +47,7 @@ from headwater.spark.offsets import (
     places_from_json,
 )
 from headwater.spark.options import LATEST, SourceOptions
-from headwater.spark.planner import Planner, ask_each, beginning_of, read_batches, tail_of
+from headwater.spark.planner import Planner, beginning_of, map_parallel, read_batches, tail_of
 from headwater.spark.protocol import READ_AGAIN, Head, StreamsClient, connect
 from headwater.spark.read_tasks import ReadTask
 from headwater.spark.reader import check_names, starting_place, starts_at_tail
@@ -58,7 +58,7 @@ log = logging.getLogger("headwater.spark")
 
 _NO_LIMIT: Final = float("inf")
 _CUTS_MAX: Final = 64
-"""Streams that are cut for one batch: each costs up to three requests."""
+"""The most streams that are cut for one batch: each costs up to three requests."""
 
 
 class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -67,7 +67,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         if options.ending != LATEST or options.ending_ms is not None:
             name = "endingOffsets" if options.ending_ms is None else "endingTimestamp"
-            raise OptionError(f"{name} is for batch reads: a streaming query ends when it is stopped.")
+            raise OptionError(f"{name} is only for batch reads: a streaming query ends when it is stopped.")
         if options.streams:
             check_names(options, options.streams)
         self._options = options
@@ -96,7 +96,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             tails = self._follow()
             tails.refresh({})
             heads = list(tails.heads.items())
-            places = ask_each(lambda one: starting_place(tails.client, self._options, *one), heads)
+            places = map_parallel(lambda one: starting_place(tails.client, self._options, *one), heads)
             self._initial = offset_to_json({stream: place for (stream, _), place in zip(heads, places, strict=True)})
         return self._initial
 
@@ -116,7 +116,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begun = places_from_json(start)
         tails = self._follow()
         if start != self._start:
-            # What may be unread is known only after a batch that was planned here.
+            # The unread streams are known only after this process has planned a batch.
             self._unread = self._unread_after if start == self._end and self._start is not None else tails.heads.keys()
             self._start = start
         deadline = time.monotonic() + self._options.idle_wait_s
@@ -136,9 +136,9 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if ends != begun:
             self._batch_at = time.monotonic()
         else:
-            # Spark compares offsets as text, and another plan would be another text.
+            # Spark compares offsets as text, and another plan would change the text.
             return start
-        tails.look_again(stream for stream in self._unread if ends.get(stream) != begun.get(stream))
+        tails.mark_unread(stream for stream in self._unread if ends.get(stream) != begun.get(stream))
         self._unread_after = {
             stream
             for stream in self._unread
@@ -148,7 +148,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The current tails, as far as they are known, from which Spark computes the lag."""
+        """The known tails, from which Spark computes the lag."""
         if self._tails is None or not self._tails.heads:
             return None
         return offset_to_json({stream: tail_of(head) for stream, head in self._tails.heads.items()})
@@ -201,7 +201,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         new = ((ends[stream], begun.get(stream, START)) for stream in self._unread if stream in ends)
         return sum(max(0, end.position - start.position) for end, start in new) < options.rows_per_batch_min
 
-    # -- how far a batch goes ------------------------------------------------------------------------------------
+    # -- the end of a batch --------------------------------------------------------------------------------------
 
     def _ends(self, begun: Mapping[str, Place], heads: dict[str, Head], limit: ReadLimit) -> Places:
         limited = not isinstance(limit, ReadAllAvailable)
@@ -231,7 +231,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _share(self, waiting: dict[str, tuple[Place, Place]], budget: _Budget, ends: Places) -> None:
-        """Share a budget: small streams are taken whole, some of the large ones are cut, in turns."""
+        """Share a budget: include small streams whole, and cut some of the large ones, in turn."""
         sizes = {
             stream: (tail.position - place.position, bytes_between(place, tail))
             for stream, (place, tail) in waiting.items()
@@ -258,7 +258,7 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _cut_some(
         self, waiting: dict[str, tuple[Place, Place]], large: list[str], budget: _Budget
     ) -> list[tuple[str, Place]]:
-        """Ends for the large streams whose turn it is, each within an equal share; asked for in parallel."""
+        """The ends for the large streams whose turn it is, each with an equal share, requested in parallel."""
         client = self._follow().client
         turn = bisect.bisect_right(large, self._served)
         rows_total, bytes_total = budget.rest()
@@ -270,14 +270,14 @@ class MicroBatchReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place, tail = waiting[stream]
             return _cut(client, stream, place, tail, rows_share, bytes_share)
 
-        return list(zip(streams, ask_each(cut, streams), strict=True))
+        return list(zip(streams, map_parallel(cut, streams), strict=True))
 
     def _capped(self, stream: str, head: Head) -> Place | None:
         """The tail; for Trigger.AvailableNow the tail at the start of the query, None if the stream did not exist."""
         return tail_of(head) if self._until is None else self._until.get(stream)
 
     def _recreated(self, stream: str, place: Place, head: Head) -> Place:
-        """Where to start in a stream that has replaced the one which the query was reading."""
+        """Where to start in a stream that replaced the one that the query was reading."""
         old, new = incarnation_of(place.offset), incarnation_of(head.offset)
         fails = self._options.on_gone == "fail"
         if old and old != new:
@@ -312,7 +312,7 @@ def _cut(client: StreamsClient, stream: str, start: Place, end: Place, rows_max:
     except DataGoneError as gone:
         if gone.earliest is None or isinstance(gone, SourceRecreatedError):
             raise
-        # Missing data is free; the planner applies onGone to it.
+        # Missing data does not use the budget; the planner applies onGone to it.
         return bounded_ranges.cut(client, stream, at(gone.earliest), end, rows_max, bytes_max)
 
 

@@ -1,7 +1,7 @@
-"""JSON messages to typed columns: Arrow's own parser for what fits, one by one for a run in which something does not.
+"""Convert JSON messages to typed columns: with Arrow's parser, or one by one if a message of the run does not fit.
 
 Invariant: both ways give the same values. A message is corrupt if it is not a JSON object or a field does not fit its
-type; a missing field is null, an unknown one is passed over, a string column takes any JSON value as its text.
+type. A missing field is null, an unknown one is ignored, and a string column accepts any JSON value as its text.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PLAIN: Final = (
     spark.LongType,
     spark.DoubleType,
 )
-"""What Arrow's parser gives with the type asked for."""
+"""Types that Arrow's parser returns directly."""
 _BY_CAST: Final = (spark.TimestampType, spark.TimestampNTZType, spark.DateType)
-"""What it gives as text, to be cast."""
+"""Types that it parses as text, which is then cast."""
 
 
 class SchemaMismatchError(ValueError):
-    """A JSON value that does not fit the type of its column."""
+    """A JSON value does not fit the type of its column."""
 
 
 class TypedParser:
@@ -68,7 +68,7 @@ class TypedParser:
         return parsed if parsed is not None else self._parse_one_by_one(messages)
 
     def _parse_together(self, messages: MessageRun) -> dict[str, pa.Array] | None:
-        """All at once, or None when something in it does not fit."""
+        """Parse all messages at once; None if one of them does not fit."""
         count = len(messages)
         lines = _as_lines(messages.stored, messages.separated)
         if lines is None:
@@ -122,9 +122,9 @@ class TypedParser:
 
 
 def _as_lines(stored: pa.BinaryArray, separated: bool) -> pa.Buffer | None:
-    """The messages, each ended by a line feed; line feeds within them become spaces, as JSON has none in strings.
+    """The messages as lines. Line feeds within them become spaces, because JSON has none in strings.
 
-    None if one of them does not look like an object: Arrow would take a `null` for an object without fields.
+    None if one of them does not look like an object: Arrow would read a `null` as an object without fields.
     """
     if not separated:
         separator = pa.scalar(b",", pa.binary())
@@ -140,7 +140,7 @@ def _as_lines(stored: pa.BinaryArray, separated: bool) -> pa.Buffer | None:
 
 
 def _fast_schema(schema: spark.StructType) -> pa.Schema | None:
-    """What Arrow's parser is asked for, or None if it cannot give these types."""
+    """The schema for Arrow's parser, or None if it does not support these types."""
     fields = []
     arrow = to_arrow_schema(schema, timezone="UTC")
     for field in schema.fields:
@@ -173,7 +173,7 @@ _whole = msgspec.json.Decoder(int).decode
 
 
 def _converter(type_: spark.DataType) -> Convert:
-    """How a JSON value becomes one of this type; null is null in every type."""
+    """A function that converts a JSON value to this type; null stays null in every type."""
     convert = _converter_of_values(type_)
     return lambda raw: None if bytes(raw) == b"null" else convert(raw)
 
@@ -190,7 +190,7 @@ def _converter_of_values(type_: spark.DataType) -> Convert:
         return lambda raw: [element(one) for one in _array(raw)]
     if isinstance(type_, spark.MapType):
         if not isinstance(type_.keyType, spark.StringType):
-            raise OptionError(f"A map column has string keys, as JSON objects do, not {type_.keyType.simpleString()}.")
+            raise OptionError(f"The keys of a map column must be strings, not {type_.keyType.simpleString()}.")
         value = _converter(type_.valueType)
         return lambda raw: [(key, value(one)) for key, one in _object(raw).items()]
     if isinstance(type_, spark.StructType):
@@ -199,7 +199,7 @@ def _converter_of_values(type_: spark.DataType) -> Convert:
     for kind, convert in _CONVERTERS.items():
         if isinstance(type_, kind):
             return convert
-    raise OptionError(f"No column of type {type_.simpleString()} can be filled from JSON.")
+    raise OptionError(f"A column of type {type_.simpleString()} cannot be read from JSON.")
 
 
 def _as_text(raw: msgspec.Raw) -> str:

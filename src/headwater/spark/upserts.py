@@ -1,7 +1,7 @@
 """Publish the results of aggregations live: the rows of each batch as upserts of their keys.
 
-Spark refuses the output mode `update` for every sink in Python, so its batches are written by `foreachBatch`, each
-under the number that Spark gave it. Invariant: a batch that Spark repeats appends nothing twice.
+Spark does not allow the output mode `update` for sinks in Python, so its batches are written by `foreachBatch`, each
+under its batch number. Invariant: a batch that Spark repeats appends nothing twice.
 """
 
 from __future__ import annotations
@@ -50,5 +50,5 @@ def _query_id(batch: DataFrame) -> str:
     context = getattr(batch.sparkSession, "sparkContext", None)
     found = context.getLocalProperty(QUERY_ID_PROPERTY) if context is not None else None
     if not found:
-        raise OptionError("The id of the query is not known here (Spark Connect): set producerId to a name of its own.")
+        raise OptionError("The id of the query is unknown (Spark Connect): set producerId to a unique name.")
     return str(found)

@@ -1,8 +1,8 @@
-"""The sink: what tasks do with their rows, and what the driver does when all tasks of a batch have succeeded.
+"""The sink: tasks stage or append their rows, and the driver commits when all tasks of a batch have succeeded.
 
-PySpark ends the input of a writer normally when the task that makes the rows fails, so a task cannot know whether it
-has seen all of its rows. Only the driver's commit can. By default tasks therefore stage their rows, and the driver
-appends them. With `commitMode=task` tasks append, and a retry appends what the truncated attempt left out.
+PySpark ends the input of a writer normally when the task that produces the rows fails, so a task cannot know whether
+it has seen all of its rows; only the driver's commit can. By default, therefore, tasks stage their rows and the driver
+appends them. With `commitMode=task`, tasks append, and a retry appends the rows that a truncated attempt missed.
 Invariant: only the target streams and the staged files decide whether a row has been appended.
 """
 
@@ -33,18 +33,18 @@ QUERY_ID_PROPERTY = "sql.streaming.queryId"
 
 @dataclass
 class TaskResult(WriterCommitMessage):
-    """What a task reports to the driver."""
+    """The report of a task to the driver."""
 
     query: str
     batch: int
     partition: int
     delivered: tuple[Delivered, ...] = ()
-    """With `commitMode=task`: what the task appended."""
+    """With `commitMode=task`: the appends of the task."""
     staged: StagedRows | None = None
 
 
 class _Sink:
-    """What both kinds of writers share."""
+    """The common part of both kinds of writers."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, complete: bool = False) -> None:
         self._options = options
@@ -79,7 +79,7 @@ class _Sink:
         return TaskResult(query, batch, partition, tuple(delivered))
 
     def commit(self, query: str, batch: int, messages: Sequence[WriterCommitMessage | None]) -> list[Delivered]:
-        """All tasks have succeeded: append what they staged. Return what was appended in all."""
+        """Append the staged rows after all tasks have succeeded; return everything that was appended."""
         results = sorted((one for one in messages if isinstance(one, TaskResult)), key=lambda one: one.partition)
         if self._options.commit_mode == "task":
             delivered = [one for result in results for one in result.delivered]
@@ -138,11 +138,11 @@ class _Sink:
 
 
 class MicroBatchWriter(DataSourceStreamArrowWriter):
-    """Micro-batches. The task's properties name the query and the batch, the same for every attempt."""
+    """Writes micro-batches. The task's properties name the query and the batch, the same for every attempt."""
 
     def __init__(self, options: SinkOptions, schema: StructType, *, complete: bool) -> None:
         if options.close_streams:
-            raise OptionError("closeStreams is for batch writes: a streaming query has no end to close at.")
+            raise OptionError("closeStreams is only for batch writes: a streaming query does not end.")
         if options.has_batch_id:
             raise OptionError("batchId is for writes in foreachBatch; a streaming write knows its batch.")
         if complete:
@@ -170,7 +170,7 @@ class MicroBatchWriter(DataSourceStreamArrowWriter):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One write. Its name is made once on the driver, or given by `producerId`."""
+    """Writes one batch. Its id is generated once on the driver, or given by `producerId`."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -186,7 +186,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         delivered = self._sink.commit(self._query, self._batch, messages)
         if not self._options.has_batch_id:
-            # Another run under the same producerId may have other rows, which must not be taken for these.
+            # Another run under the same producerId may have other rows, which must not be mistaken for these.
             self._sink.staged(self._query, self._batch).remove()
         if self._options.close_streams:
             client = connect(self._options.connection)

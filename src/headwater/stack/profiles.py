@@ -122,6 +122,7 @@ def _server(plan: StackPlan) -> Service:
         (sys.executable, "-m", "headwater", "serve", "--port", str(port), *config),
         http_probe(f"{address.url}/readyz", address.ca_file),
         port,
+        port_variable="DS_SERVER__PORT",
         address=address.url,
         environment=environment,
     )
@@ -158,6 +159,7 @@ def _envoy(plan: StackPlan) -> Service:
         else unix_socket_probe(private / ADMIN_SOCKET, "/ready"),
         settings.proxy.port,
         host=settings.proxy.host,
+        port_variable="DS_PROXY__PORT",
         address=f"{scheme}://{reachable(settings.proxy.host)}:{settings.proxy.port}",
         working_directory=private,
         prepare=prepare,
@@ -185,6 +187,7 @@ def _postgres(database: LocalPostgres) -> Service:
         tuple(database.command),
         probe,
         database.port,
+        port_variable="DS_STACK__POSTGRES_PORT",
         address=f"postgresql://postgres@127.0.0.1:{database.port}/{database.name}",
         environment={"LC_ALL": "C.UTF-8", "HOME": "/"},
         working_directory=Path("/"),
@@ -203,6 +206,7 @@ def _sync(plan: StackPlan, postgres_url: str) -> Service:
         (sys.executable, "-m", "headwater", "sync", *paths, *config),
         http_probe(f"http://127.0.0.1:{settings.sync_port}/readyz"),
         settings.sync_port,
+        port_variable="DS_STACK__SYNC_PORT",
         address=f"http://127.0.0.1:{settings.sync_port}/metrics",
         environment={**plan.server.environment, **_otel(plan.settings), "POSTGRES_URL": postgres_url},
     )
@@ -231,6 +235,7 @@ def _shapes(plan: StackPlan, postgres_url: str) -> Service:
         (sys.executable, "-m", "headwater", "shapes", *config),
         http_probe(f"{address}/v1/health"),
         settings.port,
+        port_variable="DS_SHAPES__PORT",
         host=settings.host,
         address=f"{address}/v1/shape",
         environment=environment,
@@ -251,6 +256,7 @@ def _adminer(plan: StackPlan) -> Service | UnavailableService:
         (php, "-S", address, str(settings.adminer_file)),
         port_probe("127.0.0.1", settings.adminer_port),
         settings.adminer_port,
+        port_variable="DS_STACK__ADMINER_PORT",
         address=f"http://{address}",
     )
 

@@ -33,6 +33,8 @@ class Service:
     probe: Probe
     port: int | None = None
     host: str = "127.0.0.1"
+    port_variable: str = ""
+    """The environment variable that sets the port."""
     address: str = ""
     """The URL to show to the user."""
     environment: Mapping[str, str] = field(default_factory=dict)

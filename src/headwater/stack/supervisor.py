@@ -82,14 +82,16 @@ class Supervisor:
 
     def check_ports(self) -> None:
         """Raise an error that lists every port in use, and by which process, before anything is started."""
-        taken = [
-            f"port {managed.service.port} ({managed.service.name}) is used by {port_user(managed.service.port)}"
-            for managed in self._managed
-            if managed.service.port is not None and not can_bind(managed.service.host, managed.service.port)
-        ]
-        if taken:
-            hint = "Stop that process, or set another port (`headwater config show` lists the settings)."
-            raise StackStartError(f"{'; '.join(taken)}. {hint}")
+        users, variables = [], []
+        for managed in self._managed:
+            service = managed.service
+            if service.port is not None and not can_bind(service.host, service.port):
+                users.append(f"port {service.port} ({service.name}) is used by {port_user(service.port)}")
+                variables.append(service.port_variable)
+        if users:
+            settings = ", ".join(filter(None, variables))
+            hint = f"Stop that process, or set another port{settings and f' ({settings})'}."
+            raise StackStartError(f"{'; '.join(users)}. {hint}")
 
     def run(self) -> None:
         """Run until a signal arrives. If the startup fails, stop everything and raise `StackStartError`."""

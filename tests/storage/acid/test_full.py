@@ -76,7 +76,7 @@ def test_full_map_stops_writes_and_loses_nothing(tmp_path: Path) -> None:
     assert "storage.acid_map_bytes" in (storage.refusal() or "")
     stream = driver.catalog.by_name["stream"]
     pieces = storage.read(stream.id, 0, len(sent) * len(MESSAGE))
-    assert b"".join(pieces) == b"".join(sent), "reads go on"
+    assert b"".join(pieces) == b"".join(sent), "reads still work"
     driver.document("key", b"value")
     with pytest.raises(WriteFailedError):
         driver.commit()

@@ -152,8 +152,8 @@ def test_check_names_every_damaged_stream() -> None:
     bench.filesystem.restore({**disk, pack: bytes(damaged)})
     findings = list(find_damage(bench.filesystem, DATA))
     assert {finding.path.name for finding in findings} == {pack.rpartition("/")[2]}
-    told = " ".join(map(str, findings))
-    assert all(f"stream '{name}'" in told for name in ("one", "two", "three"))
+    report = " ".join(map(str, findings))
+    assert all(f"stream '{name}'" in report for name in ("one", "two", "three"))
     assert all(finding.position is not None for finding in findings)
 
 

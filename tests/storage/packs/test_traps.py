@@ -236,10 +236,10 @@ def test_t7_flipped_bit_in_a_pack_is_reported_and_affects_no_other_stream() -> N
             outcomes[name] = str(error).encode()
     wrong = [name for name in ids if outcomes[name] != name.encode() * 20_000]
     assert len(wrong) == 1
-    told = outcomes[wrong[0]].decode()
-    assert f"stream '{wrong[0]}'" in told
-    assert "is damaged at position 16" in told
-    assert pack in told
+    report = outcomes[wrong[0]].decode()
+    assert f"stream '{wrong[0]}'" in report
+    assert "is damaged at position 16" in report
+    assert pack in report
 
 
 def test_t7_frames_planted_in_a_payload_do_not_pass_for_frames() -> None:

@@ -125,7 +125,7 @@ def test_writes_continue_without_the_store_until_too_much_waits(tmp_path: Path) 
         busy = run.storage.busy()
         assert busy is not None
         assert "wait for the object store" in busy
-        assert run.storage.refusal() is None, "reads and writes are only told to come again"
+        assert run.storage.refusal() is None, "reads and writes only get a Retry-After"
         assert messages_of(run.storage, stream) == LARGE
         objects.is_down = False
         wait_until(lambda: run.storage.busy() is None, what="the store has it all")

@@ -1,7 +1,7 @@
-"""The error of archives."""
+"""The exception raised by archives."""
 
 from __future__ import annotations
 
 
 class ArchiveError(Exception):
-    """An archive that is damaged, or that cannot be used in this way; the message says what to do."""
+    """The archive is damaged or cannot be used in this way; the message says what to do."""

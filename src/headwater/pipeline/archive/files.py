@@ -1,4 +1,4 @@
-"""Write the Parquet files of an archive in Spark tasks: sorted rows in, one file per shard out, and what each holds.
+"""Write the Parquet files of an archive in Spark tasks: from sorted rows, one file per shard and a list of its streams.
 
 Invariant: a file is complete and synced before its task reports it. File names are unique, so no attempt ever
 overwrites the file of another.
@@ -49,7 +49,8 @@ class ArchiveFile(msgspec.Struct, frozen=True):
     bytes: int
     first_stream: str = ""
     last_stream: str = ""
-    """In the order of their UTF-8 bytes; with them a reader of one stream skips the file. Empty where unknown."""
+    """Smallest and largest stream name by UTF-8 bytes, so that a reader of one stream can skip the file. Empty if
+    unknown."""
 
 
 class ArchivedPosition(msgspec.Struct, frozen=True):
@@ -113,7 +114,7 @@ class ArchiveTask:
     date: str
     stem: str
     archived: Mapping[str, ArchivedPosition] = field(default_factory=dict)
-    """The archived part of each stream, which a query that lost its checkpoint reads again; it is dropped."""
+    """The archived part of each stream. A query that lost its checkpoint reads it again, and the task drops it."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         ends: dict[str, ArchivedPosition] = {}
@@ -130,7 +131,7 @@ class ArchiveTask:
                 assert writer is not None
                 writer.write(part.select(SCHEMA.names).cast(SCHEMA))
                 for stream, mine in _runs(part, "stream"):
-                    # Rows are in order, so the last one that is seen is the end.
+                    # Rows are in order, so the last one seen is the end.
                     ends[stream] = ArchivedPosition(mine.column("offset")[-1].as_py(), _end(mine))
         if writer is not None:
             files.append(writer.close())
@@ -154,7 +155,7 @@ class ArchiveTask:
                     for stream, mine in _runs(rows, "stream")
                 ]
             )
-            # A snapshot at a position stands for the messages before it.
+            # A snapshot at a position replaces the messages before it.
             before = pc.subtract(rows.column("position"), rows.column("snapshot").cast(pa.int64()))
             kept = rows.filter(pc.greater_equal(before, known))
             if kept.num_rows:
@@ -167,7 +168,7 @@ class ArchiveTask:
 
 
 def _end(rows: pa.RecordBatch) -> int:
-    """Messages up to the end of these rows. A snapshot stands for the messages before it and is not one itself."""
+    """Messages up to the end of these rows. A snapshot replaces the messages before it and does not count as one."""
     position: int = rows.column("position")[-1].as_py()
     return position if rows.column("snapshot")[-1].as_py() else position + 1
 

@@ -1,8 +1,8 @@
-"""The archive as a job: which streams, into which table, and what the server may delete afterwards.
+"""The archive job: which streams to archive, into which table, and what the server may delete afterwards.
 
 Invariant: a message is in the archive once. A repeated batch is recognised by its number; a query that lost its
 checkpoint, by the offsets of the archive. A stream that was deleted and recreated has offsets of another incarnation,
-so its messages are not taken for those of the old one.
+so its messages are not mistaken for those of the old one.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Archive(StreamJob):
     name: JobName = "archive"
     lake: Path = Field(description="The directory of the archive; on a cluster, one that every node reaches.")
     format: Literal["delta", "parquet"] = Field(
-        "delta", description="Accepted and not used: an archive is a Delta table of Parquet files."
+        "delta", description="Accepted and ignored: an archive is always a Delta table of Parquet files."
     )
-    shards: int = Field(8, ge=1, le=10_000, description="Into how many directories a day's streams are spread.")
+    shards: int = Field(8, ge=1, le=10_000, description="Number of directories that a day's streams are spread over.")
     tasks: int = Field(2, ge=1, description="Spark tasks that write a batch.")
     batch_bytes: int = Field(256 * 1024 * 1024, ge=1, description="Most bytes of messages in one batch.")
     on_gone: Literal["fail", "restart", "bootstrap", "skip"] = Field(
@@ -55,9 +55,9 @@ class Archive(StreamJob):
         description="After each batch, let the server delete what is archived by publishing a snapshot: one that says"
         " where the archive is, or the fold of the stream.",
     )
-    trim_after_s: float = Field(0.0, ge=0, description="Only what was archived at least so many seconds ago.")
+    trim_after_s: float = Field(0.0, ge=0, description="Trim only what was archived at least this many seconds ago.")
     compact_every_s: float = Field(
-        3600.0, ge=0, description="Seconds between two compactions, each followed by a vacuum; 0 is never."
+        3600.0, ge=0, description="Seconds between two compactions, each followed by a vacuum; 0 disables them."
     )
     keep_s: float = Field(
         7 * 86400.0, ge=0, description="Seconds for which a vacuum keeps files that a compaction has replaced."
@@ -99,7 +99,7 @@ class Archive(StreamJob):
         return table
 
     def run(self, table: ArchiveTable, batch: DataFrame, query: str, batch_id: int) -> int:
-        """Archive a batch, unless it is archived already; how many rows."""
+        """Archive a batch unless it is archived already; return the number of rows."""
         if table.has_batch(query, batch_id):
             return 0
         shards = table.shards()
@@ -131,9 +131,9 @@ class Archive(StreamJob):
     def trim_streams(
         self, table: ArchiveTable, environment: JobEnvironment, trimmed: dict[str, ArchivedPosition]
     ) -> int:
-        """Let the server delete what is archived, as configured; how many streams were trimmed.
+        """Let the server delete what is archived, as configured; return the number of trimmed streams.
 
-        `trimmed` remembers what was done before, so that streams without news cost no request.
+        `trimmed` remembers what was done before, so that unchanged streams cost no request.
         """
         if self.trim == "never":
             return 0
@@ -145,7 +145,7 @@ class Archive(StreamJob):
         return count
 
     def _selected(self, positions: Mapping[str, ArchivedPosition]) -> dict[str, ArchivedPosition]:
-        """Those of the streams of this job; another job may archive others into the same table."""
+        """The positions of this job's streams; another job may archive other streams into the same table."""
         names = set(self.streams)
         return {
             stream: end
@@ -154,6 +154,6 @@ class Archive(StreamJob):
         }
 
     def _starting_offsets(self, table: ArchiveTable) -> dict[str, str]:
-        """For a query without a checkpoint: what is archived need not be read, and the server may have deleted it."""
+        """The start offsets of a query without a checkpoint. It skips archived messages, which may be deleted."""
         offsets = {stream: end.offset for stream, end in self._selected(table.positions()).items()}
         return {"startingOffsets": msgspec.json.encode(offsets).decode()} if offsets else {}

@@ -31,7 +31,7 @@ class ArchiveMaintenance:
         self._thread.start()
 
     def wait(self) -> None:
-        """Until the run in progress has ended."""
+        """Wait until the run in progress has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -41,6 +41,6 @@ class ArchiveMaintenance:
             replaced, by = table.compact()
             deleted = table.vacuum(self._keep_s)
         except Exception:  # The next run may succeed; archiving must continue.
-            log.exception("The maintenance of %s failed.", self._lake)
+            log.exception("Maintenance of %s failed.", self._lake)
         else:
             log.info("%s: compacted %d files into %d, deleted %d", self._lake, replaced, by, deleted)

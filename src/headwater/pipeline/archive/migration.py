@@ -1,6 +1,6 @@
-"""Turn an archive of an earlier release into the present form, without copying data.
+"""Migrate an archive of an earlier release to the current format, without copying data.
 
-Earlier releases wrote Parquet files under `data/` with a manifest of their own, or a Delta table whose `date` was text.
+Earlier releases wrote Parquet files under `data/` with their own manifest, or a Delta table whose `date` was text.
 The files stay where they are; a Delta log that names them is created, or its schema is changed. Invariant: the old
 manifest is renamed only after the Delta log is complete, so a migration that was killed can be repeated.
 """
@@ -48,7 +48,7 @@ class _ManifestCheckpoint(msgspec.Struct):
 
 
 def migrate(lake: Path) -> str:
-    """Migrate; what was done, as a sentence."""
+    """Migrate the archive; return a sentence that says what was done."""
     manifest = lake / OLD_MANIFEST
     if manifest.is_dir():
         return _migrate_manifest(lake, manifest)
@@ -56,7 +56,7 @@ def migrate(lake: Path) -> str:
     if DeltaTable(str(lake)).schema() == TABLE_SCHEMA:
         return f"{lake} needs no migration."
     _change_schema(lake)
-    return f"The column date of {lake} is a date now."
+    return f"Changed the type of the column date of {lake} to date."
 
 
 def _migrate_manifest(lake: Path, manifest: Path) -> str:
@@ -68,7 +68,7 @@ def _migrate_manifest(lake: Path, manifest: Path) -> str:
             shutil.rmtree(lake / LOG_DIRECTORY)
             raise ArchiveError(f"{lake} was written to during the migration; stop its archive and migrate again.")
     manifest.rename(lake / RETIRED_MANIFEST)
-    return f"{lake} is a Delta table now: {len(contents.files):,} files, {len(contents.streams):,} streams."
+    return f"Migrated {lake} to a Delta table: {len(contents.files):,} files, {len(contents.streams):,} streams."
 
 
 def _read_manifest(manifest: Path) -> _ManifestCheckpoint:
@@ -94,7 +94,7 @@ def _read_manifest(manifest: Path) -> _ManifestCheckpoint:
         state.version = commit.version
     latest = max((int(name[:20]) for name in names if name[:20].isdigit()), default=0)
     if latest != state.version:
-        raise ArchiveError(f"{manifest}: commit {state.version + 1} is missing, but there is commit {latest}.")
+        raise ArchiveError(f"{manifest}: commit {state.version + 1} is missing, but commit {latest} exists.")
     state.files = tuple(files.values())
     return state
 

@@ -27,7 +27,7 @@ from headwater.spark.offsets import incarnation_of, split_token
 PARTITIONS: Final = ["date", "shard"]
 TARGET_BYTES: Final = 256 * 1024 * 1024
 OLD_MANIFEST: Final = "_manifest"
-"""Where releases before the Delta tables kept their own manifest."""
+"""The manifest directory of releases before Delta tables."""
 
 _MESSAGES: Final = "headwater/messages/"
 _BYTES: Final = "headwater/bytes/"
@@ -61,7 +61,7 @@ class ArchiveTable:
         return DeltaTable.is_deltatable(str(self.lake))
 
     def require(self) -> None:
-        """Raise an error that says what to do if there is no table."""
+        """Raise an error that says what to do if the table does not exist."""
         self.require_migrated()
         if not self.exists:
             raise ArchiveError(f"{self.lake} is not an archive; `headwater archive run --lake DIR` creates one.")
@@ -131,16 +131,14 @@ class ArchiveTable:
         table = self._latest()
         now = self.positions()
         if any(now.get(stream) != known.get(stream) for stream in streams):
-            raise ArchiveError(f"{self.lake}: another archive writes the same streams at the same time.")
+            raise ArchiveError(f"{self.lake}: another archive job is writing the same streams.")
         added: list[AddAction | RemoveAction] = [*actions]
         try:
             table.create_write_transaction(
                 added, "append", table.schema(), partition_by=PARTITIONS, commit_properties=properties
             )
         except CommitFailedError as error:
-            raise ArchiveError(
-                f"{self.lake}: another archive writes the same streams at the same time ({error})."
-            ) from None
+            raise ArchiveError(f"{self.lake}: another archive job is writing the same streams ({error}).") from None
 
     def files(self, stream: str = "") -> list[str]:
         """Paths of the files of the latest version; with a stream, only those that may hold it."""
@@ -162,14 +160,15 @@ class ArchiveTable:
         return ArchiveStats(table.version(), actions.num_rows, rows, sum(actions["size_bytes"].to_pylist()))
 
     def compact(self, target_bytes: int = TARGET_BYTES) -> tuple[int, int]:
-        """Merge small files of the same day and shard; how many files were replaced, and by how many."""
+        """Merge small files of the same day and shard; return the numbers of old and of new files."""
         self.require()
         properties = WriterProperties(compression="ZSTD")
         done = self._latest().optimize.compact(target_size=target_bytes, writer_properties=properties)
         return int(done["numFilesRemoved"]), int(done["numFilesAdded"])
 
     def vacuum(self, keep_s: float) -> int:
-        """Delete files that no version of the last `keep_s` seconds has, including those of killed tasks; how many."""
+        """Delete files that no version of the last `keep_s` seconds names, such as those of killed tasks; return their
+        number."""
         self.require()
         hours = math.ceil(keep_s / 3600)
         deleted = self._latest().vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)

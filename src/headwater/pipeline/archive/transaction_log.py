@@ -1,6 +1,6 @@
-"""The application transactions of a Delta table, read from its log: `deltalake` can only look one up by its name.
+"""The application transactions of a Delta table, read from its log: `deltalake` can only look up one by name.
 
-Invariant: what is returned is the state after one version of the table, never a mixture of two.
+Invariant: the result is the state after one version of the table, never a mixture of two.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _decode_action: Final = msgspec.json.Decoder(_Action).decode
 
 
 class TransactionLog:
-    """Reads the log once and then only what was added; `until_ms` stops before the first commit after that time."""
+    """Reads the log once, then only what was added; `until_ms` stops before the first commit after that time."""
 
     def __init__(self, table: Path) -> None:
         self._directory = table / LOG_DIRECTORY

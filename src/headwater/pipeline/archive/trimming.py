@@ -1,8 +1,8 @@
-"""Let the server delete what is archived, by the one request that the protocol has for it: publishing a snapshot.
+"""Let the server delete what is archived, by publishing a snapshot: the only request that the protocol has for it.
 
-A server keeps messages until a snapshot covers them. A trim publishes one at the archived offset: the fold of the
-stream, which serves readers of its state as well as the messages do, or a pointer to the archive.
-Invariant: nothing is trimmed that a commit of the archive does not name.
+A server keeps messages until a snapshot covers them. A trim publishes one at the archived offset: either the fold of
+the stream, from which readers get the same state as from its messages, or a pointer to the archive.
+Invariant: only messages that a commit of the archive names are trimmed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TrimMethod(StrEnum):
 def trim(
     connection: ConnectionOptions, method: TrimMethod, lake: Path, safe: Iterable[tuple[str, ArchivedPosition]]
 ) -> int:
-    """Publish a snapshot at each of these offsets, unless the stream has a newer one; how many were published."""
+    """Publish a snapshot at each of these offsets, unless the stream has a newer one; return how many it published."""
     client = SnapshotClient(connection)
     try:
         with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="headwater-trim") as pool:

@@ -4,8 +4,8 @@
     [1] + [2]                                     [1,2]
     {"text": "Hel"} + {"text": "lo", "n": 2}      {"text": "Hello", "n": 2}
 
-A chunk of any other kind replaces the value. Invariant: appending two chunks at once gives the same bytes as one by
-one, because a fold must not depend on how it was cut into batches.
+A chunk of any other kind replaces the value. Invariant: appending two chunks at once gives the same bytes as appending
+them one by one, because a fold must not depend on how it was split into batches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def appended(base: bytes | None, chunks: Sequence[bytes]) -> bytes:
-    """The value after its chunks. Without a value, the first chunk is the value, byte for byte."""
+    """The value after appending its chunks. Without a value, the first chunk is the value, byte for byte."""
     value = base
     at = 0
     while at < len(chunks):
@@ -33,18 +33,18 @@ def appended(base: bytes | None, chunks: Sequence[bytes]) -> bytes:
             value = chunks[at]
             at += 1
             continue
-        # All chunks of one kind at once: a long answer has thousands of them.
+        # Append all chunks of one kind at once: a long text has thousands of them.
         end = at
         while end < len(chunks) and _kind(chunks[end]) == _kind(value):
             end += 1
         value = _GROWS[_kind(value)](value, chunks[at:end])
         at = end
-    assert value is not None, "nothing was appended to nothing"
+    assert value is not None, "there must be a value or a chunk"
     return value
 
 
 def completed(value: bytes, before: bytes, unchanged: Sequence[str]) -> bytes:
-    """A value with the fields that it leaves out taken from the value before it."""
+    """A value whose missing fields are taken from the value before it."""
     if _kind(value) != b"{" or _kind(before) != b"{":
         return value
     fields, earlier = _fields(value), _fields(before)

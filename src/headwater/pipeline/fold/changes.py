@@ -1,10 +1,10 @@
-"""Parse messages into changes of a state: the operations of session events and of the state protocol.
+"""Parse messages into state changes: the operations of session events and of the state protocol.
 
 There are two forms. An entry remembers its form, so that a snapshot consists of messages that the readers of the stream
 understand:
 
-    {"type": "message", "key": "m1", "operation": "set", "value": …}                   a session's event
-    {"type": "user", "key": "u1", "value": …, "headers": {"operation": "insert"}}      the state protocol's
+    {"type": "message", "key": "m1", "operation": "set", "value": …}                   a session event
+    {"type": "user", "key": "u1", "value": …, "headers": {"operation": "insert"}}      a state protocol message
 
 Invariant: values keep the bytes of their message. A number of forty digits keeps all of them.
 """
@@ -41,7 +41,7 @@ RESET: Final = "reset"
 NULL: Final = b"null"
 
 Key = tuple[str, str]
-"""Type and key. A session's event may leave the type out; then it is empty."""
+"""Type and key. A session event may omit the type, which is then empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class StateChange:
     session: bool
     """In the form of a session event, not of the state protocol."""
     unchanged: tuple[str, ...] = ()
-    """Fields that the value leaves out because they keep what they were: large columns of a table."""
+    """Fields that the value omits because they did not change: large columns of a table."""
 
 
 class _StateHeaders(msgspec.Struct):

@@ -1,7 +1,7 @@
-"""The fold as a job: which streams, into which table, how often published; one query for any number of streams.
+"""The fold job: which streams to fold, into which table, how often to publish; one query for any number of streams.
 
-Spark keeps no state. A batch is folded onto what its targets hold: the stream's last snapshot, the table's rows.
-Invariant: a repeated batch finds its targets at or after its end, and does only what is missing.
+Spark keeps no state. A batch is folded onto the contents of its targets: the stream's last snapshot, the table's rows.
+Invariant: a repeated batch finds its targets at or after its end, and writes only what is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Fold(StreamJob):
         1,
         ge=1,
         description="Publish when there are this many messages after the last snapshot. Publishing lets the server"
-        " delete the messages before it, so readers that are behind must bootstrap: a larger number, fewer of them.",
+        " delete the messages before it, so readers that are behind must bootstrap; with a larger number, fewer must.",
     )
     table: str = Field("", description="Also keep the state in this table of the database.")
     tasks: int = Field(2, ge=1, description="Spark tasks that fold a batch.")
@@ -46,11 +46,11 @@ class Fold(StreamJob):
     @model_validator(mode="after")
     def _has_a_target(self) -> Self:
         if not self.snapshots and not self.table:
-            raise ValueError("a fold without snapshots and without a table has nowhere to go")
+            raise ValueError("a fold needs a target: enable snapshots or name a table")
         if self.snapshots and not self.bucket:
             raise ValueError(
-                "streams of /v1/stream/ have no snapshots, only those of a bucket (/ds/BUCKET/…): name a bucket, or"
-                " fold into a table alone"
+                "only streams of a bucket (/ds/BUCKET/…) have snapshots, those of /v1/stream/ do not: name a bucket, or"
+                " disable snapshots and name a table"
             )
         return self
 
@@ -60,7 +60,7 @@ class Fold(StreamJob):
 
     def start(self, spark: SparkSession, environment: JobEnvironment) -> StreamingQuery:
         if self.table and not environment.postgres:
-            raise ValueError(f"fold {self.name!r} has a table but there is no database: set POSTGRES_URL")
+            raise ValueError(f"fold {self.name!r} has a table, but no database is configured: set POSTGRES_URL")
         task = self.task(environment)
         if self.table:
             self._prepare_table(spark, environment, task)
@@ -69,8 +69,8 @@ class Fold(StreamJob):
             totals = self.run(batch, task)
             log.info("fold %s: batch %d: %s", self.name, batch_id, totals)
 
-        # Our own snapshots let the server delete messages, and streams are deleted: neither is an error. A gap before
-        # the rows is noticed, and read from the snapshot.
+        # Messages that our own snapshots let the server delete, and deleted streams, are not errors. If messages are
+        # missing before the rows, the fold starts from the snapshot.
         options: dict[str, str | int] = {"onGone": "skip", "maxBytesPerBatch": self.batch_bytes}
         return self.start_batches(spark, environment, COLUMNS, options, fold_batch, once=self.once)
 
@@ -91,7 +91,7 @@ class Fold(StreamJob):
         )
 
     def _prepare_table(self, spark: SparkSession, environment: JobEnvironment, task: FoldTask) -> None:
-        """Create the table, and fill in the streams whose first messages only snapshots still hold."""
+        """Create the table, and write the streams whose first messages are only in snapshots."""
         from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - only where there is a table
 
         with connect(environment.postgres) as connection:
@@ -112,7 +112,7 @@ class Fold(StreamJob):
 
 
 class SeedTask:
-    """Write streams to the table whose first messages only a snapshot holds, and which may stay without news."""
+    """Write the streams whose first messages are only in a snapshot to the table; they may get no further messages."""
 
     def __init__(self, task: FoldTask) -> None:
         self._task = task

@@ -22,11 +22,12 @@ from headwater.spark.protocol import StreamsClient
 log = logging.getLogger("headwater.pipeline")
 
 _ATTEMPTS: Final = 5
-"""How often a state is built again because another client published a snapshot meanwhile."""
+"""How often a state is rebuilt because another client published a snapshot in the meantime."""
+_OTHER_PUBLISHER: Final = "Check which other client publishes its snapshots."
 
 
 class FoldError(HeadwaterError):
-    """A stream that cannot be folded."""
+    """The stream cannot be folded."""
 
 
 @functools.lru_cache(maxsize=16)
@@ -39,7 +40,7 @@ class SnapshotClient(StreamsClient):
     """A client that can publish snapshots, which only streams of a bucket have."""
 
     def publish(self, stream: str, offset: str, body: bytes, content_type: str = CONTENT_TYPE) -> bool:
-        """Publish a snapshot; whether it is the latest now. False if there is a newer one, or no stream.
+        """Publish a snapshot; return whether it is now the latest. False if there is a newer one, or no stream.
 
         Repeating it is safe: the same bytes at the same offset are the same snapshot.
         """
@@ -81,7 +82,7 @@ class FoldBase:
 
 
 def latest_snapshot(client: SnapshotClient, stream: str) -> FoldBase:
-    """The state that the stream's snapshot holds, or the empty one before its first message."""
+    """The state in the stream's snapshot, or the empty state before its first message."""
     for _ in range(_ATTEMPTS):
         offset = client.head(stream).snapshot
         if offset is None:
@@ -96,9 +97,9 @@ def latest_snapshot(client: SnapshotClient, stream: str) -> FoldBase:
         except SnapshotFormatError as error:
             raise FoldError(
                 f"Stream {stream!r}: its snapshot at {offset} ({snapshot.content_type}) was not made by a fold:"
-                f" {error}. Messages before it are gone, so the stream cannot be folded; leave it out."
+                f" {error}. Messages before it are deleted, so the stream cannot be folded; exclude it."
             ) from None
-    raise FoldError(f"Stream {stream!r}: its snapshot changes faster than it can be read. Who else publishes there?")
+    raise FoldError(f"Stream {stream!r}: its snapshot changes faster than it can be read. {_OTHER_PUBLISHER}")
 
 
 def state_at(
@@ -106,9 +107,9 @@ def state_at(
 ) -> FoldState | None:
     """The state at `end`, from the latest snapshot and the messages after it.
 
-    None if that snapshot is at `end` already, or the stream that `end` belongs to was deleted.
+    None if that snapshot is already at `end`, or if the stream that `end` belongs to was deleted.
 
-    Rows of a batch are used where they join the snapshot, and save reading them again.
+    If the rows of a batch continue the snapshot, they are used instead of reading the messages again.
     """
     for _ in range(_ATTEMPTS):
         base = latest_snapshot(client, stream)
@@ -124,7 +125,7 @@ def state_at(
         except DataGoneError as gone:
             if gone.earliest is None or client.head(stream).snapshot is not None:
                 continue
-            # Retention has deleted its first messages, as its owner allowed: the fold is that of the rest.
+            # Retention has deleted its first messages, as its configuration allows: fold the rest.
             log.warning("%s Folding from %s.", gone, gone.earliest)
             return FoldState().apply_all(client.messages(stream, gone.earliest, end))
-    raise FoldError(f"Stream {stream!r}: it is trimmed faster than it can be read. Who else publishes snapshots?")
+    raise FoldError(f"Stream {stream!r}: it is trimmed faster than it can be read. {_OTHER_PUBLISHER}")

@@ -1,7 +1,7 @@
 """The state of one stream, and its encoding as a snapshot.
 
-A snapshot is the shortest list of messages that gives the state: one per entry, sorted by type and key, as a JSON
-array. A client that can apply messages can apply a snapshot, and decoding one is folding it.
+A snapshot is the shortest list of messages that produces the state: one per entry, sorted by type and key, as a JSON
+array. A client that can apply messages can apply a snapshot; decoding a snapshot is folding its messages.
 Invariant: equal states have equal bytes, and `FoldState.decoded(state.encoded()) == state`.
 """
 
@@ -22,12 +22,12 @@ _text = msgspec.json.Encoder().encode
 
 
 class SnapshotFormatError(Exception):
-    """A snapshot of another form, which another client published."""
+    """The snapshot has another format, because another client published it."""
 
 
 @dataclass(slots=True)
 class StateEntry:
-    """The value of a key, and the chunks that are not appended to it yet."""
+    """The value of a key, and the chunks that have not been appended to it yet."""
 
     _value: bytes | None
     session: bool
@@ -55,7 +55,7 @@ class FoldState:
         self.ignored = 0
         """How many messages are not changes."""
         self.touched: set[Key] = set()
-        """Keys that were changed since the last reset."""
+        """Keys that changed since the last reset."""
         self.was_reset = False
 
     def __len__(self) -> int:

@@ -1,10 +1,10 @@
 """Folds in a Postgres table: a row per stream, type and key, updated incrementally.
 
     {table}(stream, type, key, value json, ds_offset)          the state
-    {table}_places(stream, ds_offset, position)                how far it goes
+    {table}_places(stream, ds_offset, position)                the offset up to which it is folded
 
 Rows and places change in one transaction, under a lock on the place. Invariant: the rows of a stream are the fold of
-exactly the messages before its place; messages before it, from a repeated batch or a leftover task, change nothing.
+exactly the messages before its place. Messages that a repeated batch or a leftover task reads again change nothing.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class FoldTable:
                 " position bigint NOT NULL, updated_at timestamptz NOT NULL DEFAULT now())"
             )
 
-    def take(self, client: SnapshotClient, batch: Mapping[str, list[StreamMessage]]) -> FoldTableResult:
+    def apply(self, client: SnapshotClient, batch: Mapping[str, list[StreamMessage]]) -> FoldTableResult:
         """Fold the next messages of some streams into their rows, all or nothing."""
         with self._connection.transaction():
             places = self._lock(sorted(batch))
-            news: dict[str, _PendingChanges] = {}
+            pending: dict[str, _PendingChanges] = {}
             for stream, rows in batch.items():
                 try:
                     found = self._pending(client, stream, places[stream], rows)
@@ -73,23 +73,23 @@ class FoldTable:
                     log.warning("%s Its rows stay as they are.", missing)
                     continue
                 if found is not None:
-                    news[stream] = found
-            entries = self._write(news) if news else 0
-        return FoldTableResult(len(news), entries, sum(one.state.ignored for one in news.values()))
+                    pending[stream] = found
+            entries = self._write(pending) if pending else 0
+        return FoldTableResult(len(pending), entries, sum(one.state.ignored for one in pending.values()))
 
     def seed(self, client: SnapshotClient, streams: Iterable[str]) -> FoldTableResult:
-        """Write the snapshots of streams whose first messages only a snapshot holds."""
+        """Write the snapshots of streams whose first messages are only in a snapshot."""
         snapshots: dict[str, list[StreamMessage]] = {}
         for stream in streams:
             offset = client.head(stream).snapshot
             if offset is not None:
                 snapshots[stream] = [StreamMessage(split_token(offset)[0] - 1, offset, b"")]
-        return self.take(client, snapshots) if snapshots else FoldTableResult(0, 0, 0)
+        return self.apply(client, snapshots) if snapshots else FoldTableResult(0, 0, 0)
 
     # -- find the changes -----------------------------------------------------------------------------------------
 
     def _lock(self, streams: list[str]) -> dict[str, str]:
-        """Lock and return the place of each stream; in order, so that two transactions cannot deadlock."""
+        """Lock and return the place of each stream, in order of name so that two transactions cannot deadlock."""
         self._run(
             "INSERT INTO {places} (stream, ds_offset, position)"
             " SELECT name, %s, 0 FROM unnest(%s::text[]) name ON CONFLICT DO NOTHING",
@@ -142,22 +142,22 @@ class FoldTable:
 
     # -- write them ----------------------------------------------------------------------------------------------------
 
-    def _write(self, news: Mapping[str, _PendingChanges]) -> int:
-        self._load_bases(news)
-        reset = [stream for stream, one in news.items() if one.resets]
+    def _write(self, pending: Mapping[str, _PendingChanges]) -> int:
+        self._load_bases(pending)
+        reset = [stream for stream, one in pending.items() if one.resets]
         if reset:
             self._run("DELETE FROM {table} WHERE stream = ANY(%s)", [reset])
         self._run(
-            "CREATE TEMPORARY TABLE fold_news (stream text, type text, key text, value json, ds_offset text)"
+            "CREATE TEMPORARY TABLE fold_changes (stream text, type text, key text, value json, ds_offset text)"
             " ON COMMIT DROP"
         )
         count = 0
-        with self._connection.cursor().copy("COPY fold_news FROM STDIN") as copy:
-            for stream, one in news.items():
+        with self._connection.cursor().copy("COPY fold_changes FROM STDIN") as copy:
+            for stream, one in pending.items():
                 one.apply()
                 for key in one.state.touched:
                     if _NUL in key[0] or _NUL in key[1]:
-                        # Postgres cannot store it in text. The snapshot has the entry; the table does not.
+                        # Postgres cannot store this as text. The entry is in the snapshot but not in the table.
                         one.state.ignored += 1
                         continue
                     entry = one.state.entries.get(key)
@@ -165,17 +165,17 @@ class FoldTable:
                     copy.write_row((stream, *key, value, one.end))
                     count += 1
         self._run(
-            "DELETE FROM {table} t USING fold_news n WHERE n.value IS NULL"
+            "DELETE FROM {table} t USING fold_changes n WHERE n.value IS NULL"
             " AND (t.stream, t.type, t.key) = (n.stream, n.type, n.key)"
         )
         self._run(
             "INSERT INTO {table} AS t (stream, type, key, value, ds_offset)"
-            " SELECT stream, type, key, value, ds_offset FROM fold_news WHERE value IS NOT NULL"
+            " SELECT stream, type, key, value, ds_offset FROM fold_changes WHERE value IS NOT NULL"
             " ON CONFLICT (stream, type, key) DO UPDATE SET value = excluded.value, ds_offset = excluded.ds_offset,"
             " updated_at = now()"
         )
-        self._run("DROP TABLE fold_news")
-        ends = [(one.end, split_token(one.end)[0], stream) for stream, one in news.items()]
+        self._run("DROP TABLE fold_changes")
+        ends = [(one.end, split_token(one.end)[0], stream) for stream, one in pending.items()]
         self._run(
             "UPDATE {places} p SET ds_offset = n.ds_offset, position = n.position, updated_at = now()"
             " FROM unnest(%s::text[], %s::bigint[], %s::text[]) AS n (ds_offset, position, stream)"
@@ -184,11 +184,11 @@ class FoldTable:
         )
         return count
 
-    def _load_bases(self, news: Mapping[str, _PendingChanges]) -> None:
-        """Load the present values that changes build on. Every other operation replaces what was there."""
+    def _load_bases(self, pending: Mapping[str, _PendingChanges]) -> None:
+        """Load the current values that changes modify. All other operations replace the value."""
         wanted = [
             (stream, *key)
-            for stream, one in news.items()
+            for stream, one in pending.items()
             if not one.state.was_reset
             for key in one.completed
             if _NUL not in key[0] and _NUL not in key[1]
@@ -202,7 +202,7 @@ class FoldTable:
             [list(column) for column in zip(*wanted, strict=True)],
         )
         for stream, kind, key, value in found:
-            news[stream].state.entries[kind, key] = StateEntry(value.encode(), session=True)
+            pending[stream].state.entries[kind, key] = StateEntry(value.encode(), session=True)
 
     def _run(self, text: str, arguments: list[Any] | None = None) -> psycopg.Cursor[Any]:
         composed = sql.SQL(text).format(table=self._table, places=self._places)
@@ -210,7 +210,7 @@ class FoldTable:
 
 
 class _PendingChanges:
-    """Changes that are to be folded into the rows of one stream."""
+    """Changes to fold into the rows of one stream."""
 
     def __init__(self, end: str, state: FoldState) -> None:
         self.end = end
@@ -219,9 +219,9 @@ class _PendingChanges:
 
     @classmethod
     def of(cls, end: str, state: FoldState, messages: Iterable[bytes]) -> _PendingChanges:
-        news = cls(end, state)
-        news.add(messages)
-        return news
+        pending = cls(end, state)
+        pending.add(messages)
+        return pending
 
     def add(self, messages: Iterable[bytes]) -> None:
         for message in messages:
@@ -237,7 +237,7 @@ class _PendingChanges:
 
     @property
     def completed(self) -> set[Key]:
-        """The keys whose present values are needed: chunks are appended to them, or fields taken from them."""
+        """The keys whose current values are needed: chunks are appended to them, or fields are taken from them."""
         return {change.key for change in self._changes if change.effect is Effect.APPEND or change.unchanged}
 
     def apply(self) -> None:

@@ -1,7 +1,7 @@
 """The Spark task of a fold: fold each stream of its partition into the table, then publish its snapshot.
 
-The table is written first: a snapshot removes the messages before it, so the table must have them by then.
-Invariant: everything here may be done twice, or by two at once, with the same result.
+The table is written first: a snapshot lets the server delete the messages before it, so the table must have them.
+Invariant: every step can be repeated, or run twice at the same time, with the same result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class FoldTotals:
     """Rows of the table that were written or removed."""
     published: int = 0
     bytes: int = 0
-    """Of published snapshots."""
+    """Total size of the published snapshots."""
 
     def batch(self) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([pa.array([getattr(self, name)], pa.int64()) for name in TOTALS], TOTALS)
@@ -77,12 +77,12 @@ class FoldTask:
         from headwater.pipeline.fold.table import FoldTable, connect  # noqa: PLC0415 - not every node needs psycopg
 
         with connect(self.postgres) as connection:
-            written = FoldTable(connection, self.table).take(client, chunk)
+            written = FoldTable(connection, self.table).apply(client, chunk)
         totals.entries += written.entries
         totals.ignored += written.ignored
 
     def _publish(self, client: SnapshotClient, stream: str, rows: list[StreamMessage]) -> tuple[int, int]:
-        """The number of messages that were not changes, and the size of the snapshot if one was published."""
+        """Publish a snapshot if one is due; return the number of messages that were not changes, and its size."""
         end = rows[-1].offset
         try:
             if self.every > 1:
