@@ -31,6 +31,8 @@ from typing import IO, Any, cast
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MESSAGE_BYTES = 1024 * 1024
+START_S = 180
+"""Time for the first process: in a fresh clone nothing is compiled yet, and everything is imported once."""
 
 
 class ForkedProcess:
@@ -97,7 +99,7 @@ class ForkingServer:
         try:
             with self._asking, self.changed:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], [their_input, their_log])
-                assert self.changed.wait_for(lambda: bool(self._started), 60), "the forking server does not answer"
+                assert self.changed.wait_for(lambda: bool(self._started), START_S), "the forking server does not answer"
                 pid = self._started.pop()
         finally:
             os.close(their_log)

@@ -21,7 +21,7 @@ from typing import TypeAlias
 from tests.forking import ForkedProcess, forking_server
 from tests.waiting import wait_until
 
-START_TIMEOUT_SECS = 60.0
+START_TIMEOUT_SECS = 120.0
 STOP_TIMEOUT_SECS = 40.0
 TIME_HAS_PASSED = "time has passed: move {}."
 

@@ -1,6 +1,6 @@
-"""The official JavaScript packages in Node while the server is killed and restarted, and while the network is gone.
+"""The official JavaScript packages in Node while the server is killed and restarted, and while the network is down.
 
-A minute without a network is one second here, which is several attempts of every client; `--long` waits for the minute.
+A minute without a network takes one second here, which is several attempts of every client; `--long` waits a minute.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXPECTED = 8
 
 
 class Doomed:
-    """A server that is killed and started again on its data and its port."""
+    """A server that is killed and restarted with the same data and port."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
@@ -47,7 +47,7 @@ class Doomed:
 
 @contextmanager
 def controlled(**actions: Callable[[], None]) -> Iterator[str]:
-    """An address that runs one of the actions for each POST; 204 once it has run."""
+    """Serve an address that runs an action for each POST, and returns 204 when it is done."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -31,14 +31,14 @@ LIVE_MODES: list[LiveMode] = ["long-poll", "sse"]
 
 @pytest.fixture(scope="module")
 def brief() -> Iterator[Server]:
-    """A server that soon ends live responses, so that readers have to come back."""
+    """A server that ends live responses early, so that readers must reconnect."""
     with serve(DS_SERVER__LONG_POLL_TIMEOUT_SECS="1", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="1") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Server]:
-    """A server that leaves events open for a minute: the asynchronous client does not reconnect when they end."""
+    """A server that keeps event streams open for a minute: the asynchronous client does not reconnect when they end."""
     with serve() as running:
         yield running
 
@@ -58,7 +58,7 @@ def read_json(url: str) -> list[Any]:
 
 
 def take(events: Iterator[Any], count: int) -> list[Any]:
-    """The next items of a live reader, which would continue for ever."""
+    """The next items of a live reader, which would continue forever."""
     return [next(events) for _ in range(count)]
 
 
@@ -75,7 +75,7 @@ def test_create_head_append_read_delete(url: str) -> None:
             handle.head()
 
 
-def test_creating_again_is_harmless_and_with_another_type_refused(url: str) -> None:
+def test_repeated_create_is_harmless_and_another_type_is_a_conflict(url: str) -> None:
     with DurableStream.create(url, content_type="application/json", body=b"[1]"):
         pass
     with DurableStream.create(url, content_type="application/json"):
@@ -85,7 +85,7 @@ def test_creating_again_is_harmless_and_with_another_type_refused(url: str) -> N
     assert read_json(url) == [1]
 
 
-def test_what_is_missing_is_not_found(url: str) -> None:
+def test_missing_stream_is_not_found(url: str) -> None:
     with pytest.raises(StreamNotFoundError):
         stream(url, live=False)
     with pytest.raises(StreamNotFoundError):
@@ -128,7 +128,7 @@ def test_every_byte_value_survives(url: str) -> None:
 
 
 def test_every_204_has_the_next_offset(url: str) -> None:
-    """The client raises when one does not: for appends, repeats of them, and closes alike."""
+    """The client raises an error without it: for appends, repeated appends, and closes."""
     with DurableStream.create(url, content_type="text/plain", batching=False) as handle:
         producer = {"Producer-Id": "p", "Producer-Epoch": "0", "Producer-Seq": "0"}
         with DurableStream(url, content_type="text/plain", headers=dict(producer), batching=False) as producing:
@@ -155,7 +155,7 @@ def in_background(action: Callable[[], None]) -> threading.Thread:
 
 
 @pytest.mark.parametrize("live", LIVE_MODES)
-def test_json_that_is_appended_meanwhile_arrives_once_and_in_order(url: str, live: LiveMode) -> None:
+def test_concurrently_appended_json_arrives_once_and_in_order(url: str, live: LiveMode) -> None:
     with DurableStream.create(url, content_type="application/json", batching=False) as handle:
         for message in numbers(0, 20):
             handle.append(message)
@@ -226,7 +226,7 @@ def test_events_carry_the_offset_to_resume_from(url: str, live: LiveMode) -> Non
     assert got == numbers(0, 30)
 
 
-def test_a_long_poll_reader_outlives_the_servers_time_outs(url: str) -> None:
+def test_long_poll_reader_survives_the_servers_timeouts(url: str) -> None:
     with DurableStream.create(url, content_type="application/json", batching=False) as handle:
 
         def write() -> None:
@@ -279,7 +279,7 @@ def test_the_asynchronous_client_reads_live(patient: Server, stream_name: Callab
     assert asyncio.run(scenario()) == numbers(0, 40)
 
 
-def test_what_the_client_wrote_is_on_the_wire_as_the_protocol_says(url: str) -> None:
+def test_requests_of_the_client_follow_the_protocol(url: str) -> None:
     with DurableStream.create(url, content_type="application/json", batching=False) as handle:
         handle.append({"n": 1})
         handle.append([1, 2])

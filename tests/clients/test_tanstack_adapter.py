@@ -1,4 +1,4 @@
-"""What TanStack AI's adapter `ai-durable-stream` sends and expects, request by request (npm did not have the package).
+"""The requests of TanStack AI's adapter `ai-durable-stream`, and the responses it expects (npm lacks the package).
 
 It writes each run to `{server}/streams/{encodeURIComponent("runs/" + id)}`, so `/streams` is one of `server.roots`.
 """
@@ -23,7 +23,7 @@ JSON = {"Content-Type": "application/json"}
 
 @pytest.fixture(scope="module")
 def rooted() -> Iterator[Server]:
-    """Live reads end soon, so that the adapter has to come back."""
+    """A server whose live reads end early, so that the adapter must reconnect."""
     with serve(DS_SERVER__ROOTS="/v1/stream,/streams", DS_SERVER__SSE_RECONNECT_INTERVAL_SECS="1") as server:
         yield server
 
@@ -66,7 +66,7 @@ class Run:
         return closed.headers["stream-next-offset"]
 
     def window(self, offset: str, cursor: str | None = None) -> tuple[list[str], dict[str, Any]]:
-        """One live read to its end: the chunks, and the last control event. Only known events, in the known order."""
+        """One live read to its end: the chunks, and the last control event. Only known events, in order."""
         query = f"&cursor={cursor}" if cursor is not None else ""
         chunks: list[str] = []
         control: dict[str, Any] = {}
@@ -99,7 +99,7 @@ def test_a_run_is_written_closed_and_replayed(rooted: Server, http: httpx.Client
 
 
 def test_each_window_of_a_silent_run_moves_the_cursor(rooted: Server, http: httpx.Client) -> None:
-    """The adapter gives up on a window that ends where it began."""
+    """The adapter gives up on a window that ends at its start offset."""
     run = Run(rooted, http, "silent")
     offset, cursor = run.create(), None
     seen = set()

@@ -27,7 +27,7 @@ from headwater.config.filters import OFF, TRACE, LogFilter
         ("headwater.engine", LogFilter(logging.INFO, (("headwater.engine", TRACE),))),
     ],
 )
-def test_a_filter_reads(text: str, parsed: LogFilter) -> None:
+def test_filter_is_parsed(text: str, parsed: LogFilter) -> None:
     assert LogFilter.parse(text) == parsed
 
 
@@ -48,6 +48,6 @@ def test_a_filter_reads(text: str, parsed: LogFilter) -> None:
         "headwater[span]=info",
     ],
 )
-def test_nonsense_is_refused(text: str) -> None:
+def test_invalid_filter_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="neither a level nor module=level"):
         LogFilter.parse(text)

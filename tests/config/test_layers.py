@@ -1,4 +1,4 @@
-"""Settings come from layers, the later one wins, and each value knows where it came from."""
+"""Settings from layers: later layers override earlier ones, and each value has its origin."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_without_files_or_variables_everything_is_default(tmp_path: Path) -> Non
     assert set(loaded.origins.values()) == {"default"}
 
 
-def test_each_layer_beats_the_ones_before_it(cwd: Path) -> None:
+def test_each_layer_overrides_the_previous_ones(cwd: Path) -> None:
     loaded = load(cwd)
     assert (loaded.settings.server.port, loaded.origins["server.port"]) == (4437, "default")
 
@@ -84,14 +84,14 @@ def test_another_profile_is_not_read(cwd: Path) -> None:
     assert load(cwd).settings.server.port == 4437
 
 
-def test_rust_log_beats_its_key(cwd: Path) -> None:
+def test_rust_log_overrides_its_key(cwd: Path) -> None:
     loaded = load(cwd, DS_LOG__RUST_LOG="warn", RUST_LOG="debug")
     assert loaded.settings.log.rust_log == "debug"
     assert loaded.origins["log.rust_log"] == "RUST_LOG"
     assert load(cwd, DS_LOG__RUST_LOG="warn", RUST_LOG="").settings.log.rust_log == "warn"
 
 
-def test_level_is_another_name_for_rust_log(cwd: Path) -> None:
+def test_level_is_an_alias_of_rust_log(cwd: Path) -> None:
     write(cwd, "config/default.toml", '[log]\nrust_log = "error"\n')
     write(cwd, "config/local.toml", '[log]\nlevel = "debug"\n')
     assert load(cwd).settings.log.rust_log == "debug"
@@ -99,7 +99,7 @@ def test_level_is_another_name_for_rust_log(cwd: Path) -> None:
     assert (loaded.settings.log.rust_log, loaded.origins["log.rust_log"]) == ("warn", "DS_LOG__LEVEL")
 
 
-def test_a_missing_profile_is_named_with_those_that_are_there(cwd: Path) -> None:
+def test_error_for_a_missing_profile_lists_the_available_ones(cwd: Path) -> None:
     write(cwd, "config/dev.toml", "")
     write(cwd, "config/prod.toml", "")
     line = refusal(cwd, profile="staging")
@@ -137,7 +137,7 @@ def test_an_absolute_config_file_is_named_as_given(cwd: Path, tmp_path_factory: 
     assert (loaded.settings.server.port, loaded.origins["server.port"]) == (7, str(elsewhere))
 
 
-def test_broken_toml_is_one_line_with_its_place(cwd: Path) -> None:
+def test_invalid_toml_is_one_line_with_its_position(cwd: Path) -> None:
     write(cwd, "config/default.toml", "[server]\nport = \n")
     line = refusal(cwd)
     assert line.startswith("config/default.toml: not valid TOML")
@@ -179,7 +179,7 @@ def test_an_unknown_variable_of_a_known_section_is_an_error(cwd: Path) -> None:
     assert refusal(cwd, DS_SERVR__PORT="1").endswith("did you mean server?")
 
 
-def test_variables_that_are_not_ours_are_left_alone(cwd: Path) -> None:
+def test_variables_of_other_programs_are_ignored(cwd: Path) -> None:
     loaded = load(cwd, DS_SERVER_URL="http://server", DS_FLEET__REGION="x", DS_="", PATH="/bin")
     assert set(loaded.origins.values()) == {"default"}
 
@@ -233,13 +233,13 @@ def test_invalid_value_is_reported_in_one_line(cwd: Path, variable: str, value: 
     assert refusal(cwd, **{variable: value}) == line
 
 
-def test_a_wrong_value_in_a_file_names_the_file(cwd: Path) -> None:
+def test_error_for_an_invalid_value_names_the_file(cwd: Path) -> None:
     write(cwd, "config/default.toml", '[limits]\nmax_chunk_bytes = "many"\n')
     line = refusal(cwd)
     assert line.startswith("limits.max_chunk_bytes: got 'many' from config/default.toml; it takes a whole number")
 
 
-def test_a_long_or_many_lined_value_stays_one_short_line(cwd: Path) -> None:
+def test_long_or_multiline_value_is_shown_on_one_short_line(cwd: Path) -> None:
     line = refusal(cwd, DS_SERVER__PORT="x\n" * 500)
     assert len(line) < 250
 
@@ -254,6 +254,6 @@ def test_half_a_tls_pair_is_an_error(cwd: Path) -> None:
 
 @pytest.mark.parametrize(("profile", "allowed"), [(None, False), ("prod", False), ("dev", True)])
 def test_only_the_dev_profile_allows_webhooks_to_this_machine(profile: str | None, allowed: bool) -> None:
-    """`headwater up` loads no profile of settings, whichever parts it starts, so it never allows them either."""
+    """`headwater up` loads no settings profile, with any profile of services, so it never allows them either."""
     loaded = load_settings(profile, None, {}, REPOSITORY)
     assert bool(loaded.settings.subscriptions.allow_local_webhooks) is allowed

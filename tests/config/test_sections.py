@@ -1,4 +1,4 @@
-"""What single settings accept, and the values that follow from several of them."""
+"""The values that settings accept, and values that are derived from several settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def settings(**environ: str) -> Settings:
     return load_settings(None, None, environ, Path("/nonexistent")).settings
 
 
-# Defaults of the protocol's reference server, by the names its users know. CORS differs: see decision O-3.
+# Defaults of the protocol's reference server, by its variable names. CORS differs: see decision O-3.
 REFERENCE_DEFAULTS = {
     "DS_SERVER__PORT": "4437",
     "DS_SERVER__LONG_POLL_TIMEOUT_SECS": "30",
@@ -53,7 +53,7 @@ def test_the_stream_limit_depends_on_the_mode() -> None:
     assert settings(DS_LIMITS__MAX_STREAM_BYTES="").max_stream_bytes == 10_485_760
 
 
-def test_redb_means_acid() -> None:
+def test_redb_is_an_alias_of_acid() -> None:
     assert settings(DS_STORAGE__MODE="redb").storage.mode == "acid"
 
 
@@ -90,12 +90,12 @@ def test_malformed_origin_is_refused(given: str) -> None:
 
 @pytest.mark.parametrize("variable", ["DS_SERVER__PORT", "DS_SERVER__IDLE_TIMEOUT_SECS"])
 @pytest.mark.parametrize("value", ["nan", "inf", "-1", "true", "", "1e99"])
-def test_numbers_are_numbers(variable: str, value: str) -> None:
+def test_text_is_not_accepted_as_a_number(variable: str, value: str) -> None:
     with pytest.raises(ConfigError, match="it takes a"):
         settings(**{variable: value})
 
 
-def test_a_truth_value_is_not_a_number(tmp_path: Path) -> None:
+def test_boolean_is_not_a_number(tmp_path: Path) -> None:
     (tmp_path / "slip.toml").write_text("[server]\nport = true\n")
     with pytest.raises(ConfigError, match=r"server\.port: got True from slip\.toml"):
         load_settings(None, Path("slip.toml"), {}, tmp_path)
@@ -129,6 +129,6 @@ OTHER_PATHS = ("/ds", "/ds/a", "/ui", "/v1", "/v1/stream/a", "/a,/a/b", "/v1/sha
     "roots",
     ["/", "streams", "/streams/", "/a//b", "/a/../b", "/%73", "/a?b", "/é", *OTHER_PATHS],
 )
-def test_a_root_that_could_be_read_in_two_ways_is_refused(roots: str) -> None:
+def test_ambiguous_root_is_rejected(roots: str) -> None:
     with pytest.raises(ConfigError, match=r"server\.roots"):
         settings(DS_SERVER__ROOTS=roots)

@@ -10,7 +10,7 @@ from tests.crash.workload import RETRY_S, TEXT, ReaderLog, Violation, Workload, 
 
 
 async def produce(workload: Workload, path: str, who: str) -> None:
-    """Append exactly once: repeat the same sequence number until it is answered."""
+    """Append exactly once: repeat the same sequence number until there is a response."""
     history = workload.history(path)
     client = workload.client()
     while workload.running:
@@ -21,7 +21,7 @@ async def produce(workload: Workload, path: str, who: str) -> None:
             client, "POST", path, producer(who, number), message(who, number), {200, 204}
         )
         if reply.status == 204 and not response_lost:
-            raise Violation(f"{path}: message {number} of {who} was answered as a duplicate, and was never sent before")
+            raise Violation(f"{path}: message {number} of {who} was reported as a duplicate, but was never sent before")
         history.observe_tail(reply.offset, before)
         history.acknowledged[who] += 1
         workload.counts["produced"] += 1

@@ -1,6 +1,6 @@
 """Clients of short-lived streams: created, closed, deleted, forked, expired, and created again under the same name.
 
-Each client is the only user of its streams and repeats a request until it is answered, so it knows the exact content.
+Each client is the only user of its streams and repeats a request until there is a response, so it knows the content.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GONE_AFTER_S = 1.5
 
 
 async def recreate_repeatedly(workload: Workload, path: str) -> None:
-    """Create and delete a stream under one name again and again; content of an earlier one must never reappear."""
+    """Repeatedly create and delete a stream with one name; content of an earlier one must never reappear."""
     client = workload.client()
     number = 0
     while workload.running:

@@ -1,7 +1,7 @@
 """Parse a Markdown page: its code blocks with their instructions, and its links.
 
-Above a block that is not run here, one comment line says so: `<!-- not run: why -->`, or `<!-- run by: tests/… -->`
-for one that another test runs. A page whose blocks of one language all have their own test says it once, anywhere:
+A block that is not run here has a comment line above it: `<!-- not run: why -->`, or `<!-- run by: tests/… -->` if
+another test runs it. If another test runs all blocks of one language, the page says so once, anywhere:
 `<!-- python run by: tests/… -->`.
 """
 
@@ -30,7 +30,7 @@ class Block:
     language: str
     content: tuple[str, ...]
     not_run: str = ""
-    """Why nobody runs it."""
+    """Why it is not run."""
     run_by: str = ""
     """The test that runs it."""
 
@@ -45,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A block to run, and the lines of the `text` block right after it (none, if there is none)."""
+    """A block to run, and the lines of the `text` block right after it, if there is one."""
 
     block: Block
     output: tuple[str, ...]
@@ -56,13 +56,13 @@ class Example:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """The lines of a `bash` block that do something."""
+        """The lines of a `bash` block without comments and empty lines."""
         return tuple(line for line in self.block.content if line.strip() and not line.startswith("#"))
 
 
 @cache
 def pages() -> tuple[Path, ...]:
-    """Every Markdown page that the repository keeps, in order."""
+    """Every Markdown page of the repository, in order."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--", "*.md"], cwd=REPOSITORY, capture_output=True, check=True, timeout=30
     )
@@ -82,13 +82,13 @@ def blocks(page: Path) -> list[Block]:
 
 
 def examples(page: Path, *languages: str) -> list[Example]:
-    """The blocks of these languages that are run here, in order, with the output that each promises."""
+    """The blocks of these languages that are run here, in order, with their expected output."""
     found = blocks(page)
     chosen = []
     for block, after in zip(found, [*found, None][1:], strict=True):
         if block.language not in languages or block.marked:
             continue
-        # The promised output begins on the line below the closing fence.
+        # The expected output begins on the line below the closing fence.
         end = block.line + len(block.content) + 2
         promises = after is not None and after.language == "text" and after.line == end
         output = after.content if after is not None and promises else ()

@@ -2,7 +2,7 @@
 
     python -m tests.docs.pictures docs/images        (`make screenshots`)
 
-Invariant: what is in `docs/images` was taken by this, of a real server in a real browser; nothing is drawn by hand.
+Invariant: this module takes all images in `docs/images`, of a real server in a real browser.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PHONE = (390, 720)
 MOVING = (1120, 420)
 MOVING_FRAMES = 4
 MOVING_MS = 600
-"""The picture that moves: its size, the number of its frames, and how long each is shown."""
+"""The animated image: its size, the number of its frames, and how long each is shown."""
 PIPELINE_RUNS_S = 45.0
-"""Before its picture: so long does a warm pipeline take to have something to show."""
+"""How long to wait before the image of the pipeline, until it has data to show."""
 BYTES_MAX = 250_000
-"""A picture larger than this does not belong into a repository."""
+"""The largest size of an image in the repository."""
 MOVING_BYTES_MAX = 400_000
-"""The one that moves has several frames."""
+"""The largest size of the animated image, which has several frames."""
 
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-lcd-text", "--hide-scrollbars", "--disable-dev-shm-usage")
 ORDER = '{"order":207,"customer":"Ada","total":12.5,"items":[]}'
@@ -160,7 +160,7 @@ def names() -> list[str]:
 
 
 def take_all(browser: Browser, directory: Path) -> None:
-    """Take every picture, of one server."""
+    """Take all images of one server."""
     directory.mkdir(parents=True, exist_ok=True)
     with (
         open_shop(with_pipeline=False) as server,
@@ -184,7 +184,7 @@ def take_all(browser: Browser, directory: Path) -> None:
 
 @contextmanager
 def ticking(server: Server) -> Iterator[None]:
-    """Append to a stream all the time, so that there is live data."""
+    """Append to a stream continuously, so that there is live data."""
     stop = threading.Event()
 
     def write() -> None:
@@ -241,7 +241,7 @@ def piping(server: Server) -> Iterator[None]:
 
 @contextmanager
 def agents_script(server: Server, name: str, pause_s: float = 0.02) -> Iterator[str]:
-    """The agents of the example in one process; the address of its page. It is killed at the end."""
+    """Run the agents of the example in one process; yields the address of its page. It is killed at the end."""
     command = [sys.executable, "examples/agents/agents.py", "--url", server.url, "--stream", name, "--port", "0"]
     process = subprocess.Popen(
         [*command, "--pause", str(pause_s)], cwd=REPOSITORY, env=server_environment(), stdout=subprocess.PIPE, text=True
@@ -257,7 +257,7 @@ def agents_script(server: Server, name: str, pause_s: float = 0.02) -> Iterator[
 
 
 def later_frames(page: Page) -> Iterator[tuple[int, int, bytes]]:
-    """The part of the page that moves, again and again: left, top, and the picture."""
+    """Frames of the part of the page that changes: left, top, and the image."""
     box = page.locator(".split").bounding_box()
     assert box is not None
     left, top = round(box["x"]), round(box["y"])
@@ -268,7 +268,7 @@ def later_frames(page: Page) -> Iterator[tuple[int, int, bytes]]:
 
 
 def animated(first: bytes, later: list[tuple[int, int, bytes]]) -> bytes:
-    """An animated PNG: the first picture whole, then parts of it that change. It repeats for ever."""
+    """An animated PNG: the first image whole, then the parts that change. It repeats forever."""
     out = [first[:8], _chunk(b"IHDR", _content(first, b"IHDR")), _chunk(b"acTL", struct.pack(">II", len(later) + 1, 0))]
     sequence = 0
     for left, top, picture in [(0, 0, first), *later]:
@@ -297,7 +297,7 @@ def _content(picture: bytes, wanted: bytes) -> bytes:
 
 
 def smaller(picture: bytes) -> bytes:
-    """The same PNG with its pixels packed as tightly as zlib can."""
+    """The same PNG with the best compression of zlib."""
     head, at, pixels, out = picture[:8], 8, b"", []
     while at < len(picture):
         (length,) = struct.unpack_from(">I", picture, at)
@@ -327,7 +327,7 @@ def size_of(picture: bytes) -> tuple[int, int]:
 def main() -> None:
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
-        raise SystemExit("the pictures are taken in Chromium, which is missing; on Debian: apt-get install chromium")
+        raise SystemExit("Chromium, which takes the images, is missing; on Debian: apt-get install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, headless=True, args=list(FLAGS))
         directory, *only = sys.argv[1:]

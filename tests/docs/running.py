@@ -1,7 +1,7 @@
 """Run the code blocks of a page (`bash`, `python`, `ts`, `js`) as printed against a real server.
 
-Invariant: a block that ends must end well, one that continues for ever is ended once it has said what was promised, and
-nothing that a block started outlives it.
+Invariant: a block that ends must succeed, an endless one is stopped when it has printed the expected output, and no
+process that a block started outlives it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _ENDLESS = ("curl -N", "headwater tail ")
 
 @dataclass(frozen=True, slots=True)
 class Printed:
-    """What a block said, in lines that can be held against a page."""
+    """The output of a block, as lines that can be compared with a page."""
 
     stdout: tuple[str, ...]
     stderr: str
     missing: str | None
-    """The first promised line that did not come."""
+    """The first expected line that is missing."""
 
 
 class Kitchen:
@@ -73,7 +73,7 @@ class Kitchen:
         return self._run([node(), str(compiled[example.line])], example, cwd=self.directory)
 
     def compile_scripts(self, found: Sequence[Example]) -> dict[int, Path]:
-        """The `ts` and `js` blocks of a page as files that Node runs; TypeScript goes through its compiler."""
+        """Write the `ts` and `js` blocks of a page to files that Node runs; TypeScript is compiled."""
         if not found:
             return {}
         if not (NODE_MODULES / "typescript").is_dir():
@@ -99,7 +99,7 @@ class Kitchen:
         return {example.line: place / f"line_{example.line}.js" for example in found}
 
     def as_run(self, text: str) -> str:
-        """What is printed, with this run's port, and our interpreter in place of the environment's script."""
+        """The text of a page with this run's port, and our interpreter instead of the environment's script."""
         return text.replace(PRINTED_ADDRESS, f"localhost:{self.server.port}").replace(
             ".venv/bin/headwater", "headwater"
         )
@@ -107,7 +107,7 @@ class Kitchen:
     def _comparable(self, line: str) -> str:
         line = line.rstrip("\r\n").replace(f"localhost:{self.server.port}", PRINTED_ADDRESS)
         name, colon, value = line.partition(": ")
-        # Header names have no case.
+        # Header names are case-insensitive.
         return f"{name.lower()}{colon}{value}" if re.fullmatch(r"[A-Za-z-]+", name) else line
 
     def _run(self, command: list[str], example: Example, cwd: Path, *, endless: bool = False) -> Printed:
@@ -146,7 +146,7 @@ class Kitchen:
 
 
 def missing_line(promised: Sequence[str], printed: Sequence[str]) -> str | None:
-    """The first promised line that does not follow, in order; `…` in a promise stands for anything."""
+    """The first expected line that is missing, in order; `…` matches any text."""
     rest = iter(printed)
     for line in promised:
         pattern = re.compile(".*".join(re.escape(piece) for piece in line.split("…")))
@@ -156,7 +156,7 @@ def missing_line(promised: Sequence[str], printed: Sequence[str]) -> str | None:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a block with everything that it started."""
+    """Stop a block with all processes that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -166,5 +166,5 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 def node() -> str:
     found = shutil.which("node")
     if found is None:
-        pytest.fail("Node.js runs the scripts of the pages; `make setup` sees to it")
+        pytest.fail("Node.js, which runs the scripts of the pages, is missing; `make setup` installs it")
     return found

@@ -14,7 +14,7 @@ from tests.serving import serve
 
 RUN_HERE = ("bash", "python", "ts", "js")
 SHOWN = frozenset(("text", "json", "toml", "yaml", "http", "html", "nginx", "css", "diff"))
-"""Languages of what is only shown. A block of any other is run here, or says who runs it or why nobody does."""
+"""Languages that are only shown. A block of any other is run here, or names the test that runs it or a reason."""
 
 _PAGES_WITH_EXAMPLES = [page for page in pages() if examples(page, *RUN_HERE)]
 
@@ -23,19 +23,19 @@ _PAGES_WITH_EXAMPLES = [page for page in pages() if examples(page, *RUN_HERE)]
 def test_every_block_is_run_or_has_a_reason_not_to(page: Path) -> None:
     for block in blocks(page):
         where = f"{page_id(page)}, line {block.line}"
-        assert block.language, f"{where}: say what the block is (```bash, ```text, …)"
+        assert block.language, f"{where}: the block has no language (```bash, ```text, …)"
         if block.run_by:
             assert block.run_by.startswith("tests/"), f"{where}: {block.run_by}"
-            assert (REPOSITORY / block.run_by).is_file(), f"{where} is said to be run by {block.run_by}"
+            assert (REPOSITORY / block.run_by).is_file(), f"{where} names {block.run_by}, which does not exist"
         elif not block.not_run:
             assert block.language in SHOWN or block.language in RUN_HERE, (
-                f"{where}: nobody runs {block.language}; say who does (<!-- run by: tests/… -->)"
-                " or why nobody (<!-- not run: … -->)"
+                f"{where}: {block.language} is not run; name the test that runs it (<!-- run by: tests/… -->)"
+                " or the reason (<!-- not run: … -->)"
             )
 
 
 @pytest.mark.parametrize("page", pages(), ids=page_id)
-def test_json_and_toml_can_be_read(page: Path) -> None:
+def test_json_and_toml_blocks_are_valid(page: Path) -> None:
     for block in blocks(page):
         if block.language == "json" and not block.marked:
             json.loads(block.text)
@@ -43,11 +43,11 @@ def test_json_and_toml_can_be_read(page: Path) -> None:
             tomllib.loads(block.text)
 
 
-@pytest.mark.timeout(300)  # a page may start forty processes; seconds on a quiet machine, not on a busy one
+@pytest.mark.timeout(300)  # a page may start forty processes, which takes long on a busy machine
 @pytest.mark.parametrize("page", _PAGES_WITH_EXAMPLES, ids=page_id)
-def test_what_a_page_prints_works_as_printed(page: Path, tmp_path: Path) -> None:
+def test_blocks_of_a_page_work_as_printed(page: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    # The same start as `make run`, but for the port and the place of its data.
+    # The same start as `make run`, except for the port and the data directory.
     with serve(arguments=("--profile", "dev"), directory=REPOSITORY, DS_STORAGE__DATA_DIR=str(data)) as server:
         kitchen = Kitchen(server, tmp_path)
         compiled = kitchen.compile_scripts(examples(page, "ts", "js"))
@@ -63,7 +63,7 @@ def test_what_a_page_prints_works_as_printed(page: Path, tmp_path: Path) -> None
             assert printed.missing is None, f"{where}\npromised: {printed.missing}\nprinted:\n{said}\n{printed.stderr}"
 
 
-def test_the_readme_shows_the_whole_round() -> None:
+def test_readme_shows_every_operation() -> None:
     readme = examples(REPOSITORY / "README.md", "bash")
     shown = "\n".join(command for example in readme for command in example.commands)
     for part in (

@@ -80,7 +80,7 @@ def test_scheduled_backup_is_restored_and_old_ones_are_deleted(tmp_path: Path) -
     assert done.returncode == 0, done.stderr
     assert "all checksums and indexes are correct" in done.stdout
     oldest, newest = sorted(path.name for path in target.iterdir())
-    assert oldest == "2021-01-01T000000Z", "the newest stay, and nothing of the drill"
+    assert oldest == "2021-01-01T000000Z", "the newest backups are kept, and nothing of the drill remains"
     assert (target / newest / "BACKUP").exists()
 
 

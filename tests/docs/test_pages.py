@@ -43,7 +43,7 @@ def test_the_generated_parts_match_the_code() -> None:
 
 
 @pytest.mark.parametrize("page", pages(), ids=page_id)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_targets_of_links_exist(page: Path) -> None:
     for link in links(page):
         if not link.startswith(("http:", "https:", "#")):
             assert (page.parent / link.partition("#")[0]).exists(), f"{page.name} links to {link}"
@@ -74,7 +74,7 @@ def test_every_module_that_the_architecture_names_exists() -> None:
 
 
 def test_the_picture_of_the_packages_keeps_to_the_contracts() -> None:
-    """It is drawn from the imports, so a forbidden arrow in it would be a forbidden import."""
+    """The picture is drawn from the imports, so a forbidden arrow would be a forbidden import."""
     picture = (REPOSITORY / "docs/images/packages.svg").read_text(encoding="utf-8")
     arrows = set(re.findall(r'data-from="(\w+)" data-to="(\w+)"', picture))
     assert {("http", "engine"), ("engine", "storage"), ("storage", "core"), ("engine", "core")} <= arrows
@@ -148,7 +148,7 @@ def test_lock_files_hold_hashes_and_no_addresses() -> None:
             assert "--hash=sha256:" in entry, entry
 
 
-def test_no_file_names_a_place_of_one_machine() -> None:
+def test_no_file_names_a_path_of_one_machine() -> None:
     places = ["/" + "root/", "/" + "work/main", "/" + "home/"]
     for path in tracked_files():
         content = path.read_bytes()

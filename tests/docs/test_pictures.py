@@ -16,7 +16,7 @@ IMAGES = REPOSITORY / "docs" / "images"
 _SHOWN = re.compile(r"!\[[^\]]*\]\((?:docs/)?images/([\w.-]+\.png)(#only-(light|dark))?\)")
 
 
-def test_every_picture_is_there_and_small() -> None:
+def test_every_image_exists_and_is_small() -> None:
     assert {path.name for path in IMAGES.glob("*.png")} == set(pictures.names())
     for path in IMAGES.glob("*.png"):
         content = path.read_bytes()
@@ -27,7 +27,7 @@ def test_every_picture_is_there_and_small() -> None:
         assert 400 <= height <= PHONE[1]
 
 
-def test_every_picture_is_shown_light_and_dark() -> None:
+def test_every_image_is_shown_in_light_and_dark() -> None:
     shown = {}
     for page in pages():
         for name, _, scheme in _SHOWN.findall(page.read_text(encoding="utf-8")):
@@ -37,8 +37,8 @@ def test_every_picture_is_shown_light_and_dark() -> None:
     assert set(shown) == set(pictures.names())
 
 
-def test_they_can_be_taken_again(tmp_path: Path, long: bool) -> None:
-    # In a process of its own: Playwright allows one instance in a process, and other tests may have it open.
+def test_images_can_be_taken_again(tmp_path: Path, long: bool) -> None:
+    # In a separate process: Playwright allows one instance per process, and other tests may use it.
     only = list(pictures.PICTURES) if long else ["state", "subscription"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.docs.pictures", str(tmp_path), *only],

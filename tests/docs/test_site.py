@@ -37,7 +37,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Loaded(HTMLParser):
-    """What a page makes a browser fetch: scripts, styles, pictures, frames."""
+    """The resources that a page loads: scripts, styles, images, frames."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,13 +51,13 @@ class Loaded(HTMLParser):
             self.addresses.append(given.get("href") or "")
 
 
-def test_it_builds_strictly_and_has_every_page_of_the_navigation(site: Path) -> None:
+def test_site_builds_without_warnings_and_has_every_page_of_the_navigation(site: Path) -> None:
     for page in ("index.html", "quickstart/index.html", "protocol/index.html", "clients/index.html"):
         assert (site / page).is_file()
     assert (site / "search" / "search_index.json").is_file()
 
 
-def test_no_page_asks_another_host(site: Path) -> None:
+def test_no_page_loads_from_another_host(site: Path) -> None:
     found = sorted(site.rglob("*.html"))
     assert len(found) > 20
     for page in found:
@@ -70,8 +70,8 @@ def test_no_page_asks_another_host(site: Path) -> None:
         assert not re.search(r"(@import|url\()\s*[\"']?(https?:)?//", style.read_text(encoding="utf-8")), style.name
 
 
-def test_no_page_makes_the_theme_fetch_what_it_does_not_carry(site: Path) -> None:
-    """The theme would get a script from elsewhere for diagrams, and asks a forge about a repository."""
+def test_no_page_makes_the_theme_load_external_resources(site: Path) -> None:
+    """The theme would load a script for diagrams from another host, and query a code host about the repository."""
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert 'class="mermaid"' not in text, page.name
@@ -119,7 +119,7 @@ def test_table_of_metrics_matches_the_server(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/benchmarks.md", "bench/README.md"])
-def test_the_benchmarks_that_a_page_names_are_there(page: str) -> None:
+def test_benchmarks_named_on_a_page_exist(page: str) -> None:
     modules = set(_BENCH.findall((REPOSITORY / page).read_text(encoding="utf-8")))
     assert len(modules) >= 2
     for module in sorted(modules):
@@ -142,7 +142,7 @@ def test_the_api_page_names_every_service_address(server: Server) -> None:
             assert http.get(address).status_code == 200, address
 
 
-def test_the_cli_page_names_every_command_and_none_that_is_not_there() -> None:
+def test_cli_page_lists_exactly_the_commands() -> None:
     from headwater.cli import command_line
 
     app = command_line()

@@ -1,4 +1,4 @@
-"""`headwater.Server` within another program: asyncio's own loop and uvloop, durable data, and nothing left behind."""
+"""`headwater.Server` embedded in a program: asyncio's own loop and uvloop, durable data, and a clean shutdown."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_neither_the_server_nor_the_spark_source_imports_the_client() -> None:
 
 
 def test_the_fixtures_of_headwater_testing(tmp_path: Path) -> None:
-    """A suite of its own, as a user of the package writes it."""
+    """Run a separate test suite, as a user of the package would write it."""
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["headwater.testing"]\n')
     (tmp_path / "test_own.py").write_text(
         "import httpx\n"

@@ -85,9 +85,7 @@ def token(
         claims = replace(claims, audience=aud)
     if not ring.jwks_file.exists():
         place = ring.jwks_file.parent
-        typer.echo(
-            f"headwater: created keys in {place}; a stack with this directory accepts the token", err=True
-        )
+        typer.echo(f"headwater: created keys in {place}; a stack with this directory accepts the token", err=True)
     typer.echo(mint(ring, claims, alg, flaws))
 
 
