@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +25,7 @@ from headwater.client.reading import Live
 from tests.client.folding import SNAPSHOT_TYPE, Table
 from tests.client.proxies import Breaking, WithoutEvents, running
 from tests.serving import Server, serve
+from tests.waiting import wait_until
 
 BUCKET = "client-tests"
 
@@ -212,10 +212,7 @@ def test_3_4_missing_history_is_an_error(stream: Stream) -> None:
     headers = {"Content-Type": "application/json", "Stream-Retention-Bytes": "200", "Stream-Retention-Drop": "allowed"}
     assert httpx.put(stream.url, headers=headers).status_code == 201
     write(stream, 0, 30)
-    deadline = time.monotonic() + 10
-    while "stream-earliest-offset" not in httpx.head(stream.url).headers:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: "stream-earliest-offset" in httpx.head(stream.url).headers)
     state = Texts()
     with pytest.raises(HistoryMissingError, match="were deleted and no snapshot covers them"):
         next(stream.follow_state(state))

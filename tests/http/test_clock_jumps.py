@@ -54,7 +54,7 @@ def test_start_after_40_days_keeps_the_data_of_expired_streams_until_it_is_confi
         done = headwater_command("store", "confirm-expiry", "--data-dir", str(data), cwd=tmp_path)
         assert (done.returncode, done.stdout) == (
             0,
-            "the time is confirmed; expired streams that the server deletes now: 1\n",
+            "the time is confirmed; the server is deleting expired streams: 1\n",
         )
         wait_for_sample(server, "streams", 2)
         assert samples(server)["headwater_expiry_held_streams"] == 0

@@ -13,6 +13,16 @@ from tests.model.broken import BROKEN
 from tests.model.machine import machine
 
 CHECKERS = Path(__file__).parents[1]
+RARE = frozenset(
+    (
+        "continues after a failed write",
+        "does not cascade",
+        "does not extend the TTL on reads",
+        "reopens closed streams after a restart",
+        "shows what is not durable",
+    )
+)
+"""Faults that only a long search finds."""
 
 SEARCH = settings(
     max_examples=600,
@@ -31,7 +41,9 @@ def failing_file(error: BaseException) -> Path:
     return Path(traceback.extract_tb(error.__traceback__)[-1].filename)
 
 
-@pytest.mark.parametrize("fault", BROKEN)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=pytest.mark.long if fault in RARE else ()) for fault in BROKEN]
+)
 def test_faulty_engine_is_detected(fault: str) -> None:
     broken = BROKEN[fault]
     try:

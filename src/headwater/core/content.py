@@ -69,10 +69,11 @@ def is_text(content_type: str) -> bool:
 
 def split_json(body: bytes, *, allow_empty: bool = False) -> Messages:
     """The messages of a JSON body: the elements of a top-level array, or the one value that it is (§7.1)."""
-    try:
-        body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidJson(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from None
+    if not body.isascii():
+        try:
+            body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise InvalidJson(f"The body is not valid UTF-8: {error.reason} at byte {error.start}.") from None
     try:
         if body.lstrip(_WHITESPACE)[:1] != b"[":
             value = bytes(_value.decode(body))

@@ -36,6 +36,8 @@ MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 RECORD_OVERHEAD_BYTES: Final = 64
 LENGTH_BYTES: Final = 5
 """A message length takes at most this much in a record, below 4 GiB."""
+_committed: Final = tuple.__new__
+"""Makes a `Committed` in a third of the time that its own constructor takes."""
 
 
 class CommitEntry(msgspec.Struct, frozen=True, gc=False):
@@ -82,9 +84,9 @@ class Committer:
         self._flush_is_due = False
         self._writing: list[CommitEntry] | None = None
         self.failure: str | None = None
-        self.gathers_checked = False
+        self.gathers_checked = not storage.waits_for_disk
         """Whether a batch is being gathered in this tick whose first record is an append: before that was accepted,
-        storage was found to take writes (see `write_gate`)."""
+        storage was found to take writes (see `write_gate`). Memory always takes them."""
         self.publishes_all = False
         """Whether appends to streams without followers are published too."""
 
@@ -103,17 +105,18 @@ class Committer:
     def _commit_now(self, entry: CommitEntry, size_bytes: int) -> None:
         record = entry.record
         stream = entry.stream
+        is_append = type(record) is Append
         if record is not None:
-            self._storage.publish((Committed(record, entry.removed),))
+            self._storage.publish((_committed(Committed, (record, entry.removed)),))
             _advance(stream, record)
-            if type(record) is not Append:
+            if not is_append:
                 guarded(self._on_applied, entry, record)
         try:
             # An exception of this callback belongs to the request that is calling, which reports it.
             if entry.done is not None:
                 entry.done(entry.result)
         finally:
-            if type(record) is not Append or stream is None or stream.followers is not None or self.publishes_all:
+            if not is_append or stream is None or stream.followers is not None or self.publishes_all:
                 guarded(self._publish, (entry,))
 
     def check(self) -> None:
@@ -132,7 +135,7 @@ class Committer:
         if self.failure is not None:
             self._refuse(batch)
             return
-        committed = [Committed(entry.record, entry.removed) for entry in batch if entry.record is not None]
+        committed = [_committed(Committed, (one.record, one.removed)) for one in batch if one.record is not None]
         if not committed:
             self._complete(batch, committed)
         elif self._placement.on_thread(size_bytes, takes_long=self._storage.takes_long()):

@@ -307,14 +307,15 @@ class Engine:
             metadata_bytes = PRODUCER_BYTES
         record_size = checked_size(decision)
         size = len(decision.payload)
+        quota = self.quota
         if by_server:
-            self.quota.check(size, metadata_bytes)
+            quota.check(size, metadata_bytes)
         else:
-            self.quota.check_append(name, stream.byte_position - stream.floor_position, size, metadata_bytes)
+            quota.check_append(name, stream.byte_position - stream.floor_position, size, metadata_bytes)
         if claim is not None:
             self.fences.accept(stream, decision)
         self.catalog.apply(decision)
-        self.quota.add(name, size, metadata_bytes, 0)
+        quota.add(name, size, metadata_bytes, 0)
         metrics = self.metrics
         metrics.appends += 1
         metrics.append_bytes += size

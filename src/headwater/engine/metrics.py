@@ -87,10 +87,14 @@ class Metrics:
         self.loop_lag_seconds = Histogram(LOOP_LAG_SECONDS_BOUNDS)
         self.delivery_lag_seconds = Histogram(LOOP_LAG_SECONDS_BOUNDS)
 
-    def observe_request(self, operation: str, seconds: float) -> None:
-        histogram = self.request_seconds.get(operation)
-        if histogram is None:
-            histogram = self.request_seconds[operation] = Histogram(REQUEST_SECONDS_BOUNDS)
+    def count_request(self, operation: str, status: int, seconds: float) -> None:
+        """Count an answered request, and how long its answer took."""
+        try:
+            self.requests[operation, status] += 1
+            histogram = self.request_seconds[operation]
+        except KeyError:
+            self.requests.setdefault((operation, status), 1)
+            histogram = self.request_seconds.setdefault(operation, Histogram(REQUEST_SECONDS_BOUNDS))
         # As `observe` does, without its call: this runs for every request.
         histogram.counts[bisect_left(REQUEST_SECONDS_BOUNDS, seconds)] += 1
         histogram.total += seconds

@@ -63,7 +63,6 @@ LINGER_S: Final = 2.0
 """How long the rest of a refused request is discarded before the connection is cut."""
 MALFORMED: Final = "malformed"
 UNKNOWN: Final = "unknown"
-_BODILESS: Final = frozenset((NO_CONTENT, NOT_MODIFIED))
 _CLOSE: Final = b"Connection: close\r\n"
 _KEEP_ALIVE: Final = b"Connection: keep-alive\r\n"
 _LAST_CHUNK: Final = b"0\r\n\r\n"
@@ -468,29 +467,26 @@ class Connection(asyncio.Protocol):
     def _write_whole(self, response: Response) -> None:
         request = self._request
         status = response.status
+        headers = response.headers
         context = self._context
-        body = response.body
         if b"origin" in request.headers:
             head = context.common_headers.begin(status, request.headers[b"origin"])
         else:
             head = context.common_headers.beginnings[status]
-        if VARY_ENCODING in response.headers:
-            head = without_vary(head)
-        if status in _BODILESS or request.method == b"HEAD":
-            length = body = b""
-        else:
-            length = b"Content-Length: %d\r\n" % len(body)
+        body = b""
+        if status != NO_CONTENT:  # First, because every append is answered with it.
+            if VARY_ENCODING in headers:
+                head = without_vary(head)
+            if status != NOT_MODIFIED and request.method != b"HEAD":
+                body = response.body
+                headers += b"Content-Length: %d\r\n" % len(body)
+                self._turn_bytes += len(body)
         if self._request_id:
-            length += header("X-Request-Id", self._request_id)
-        if request.keep_alive and not self._is_last and not request.http_1_0:
-            self._transport.write(b"%b%b%b\r\n%b" % (head, response.headers, length, body))
-        else:
-            self._transport.write(b"%b%b%b%b\r\n%b" % (head, response.headers, length, self._connection_header(), body))
-        self._turn_bytes += len(body)
-        counts = context.requests
-        key = (self._operation, status)
-        counts[key] = counts.get(key, 0) + 1
-        context.metrics.observe_request(self._operation, perf_counter() - self._began_s)
+            headers += header("X-Request-Id", self._request_id)
+        if self._is_last or not request.keep_alive or request.http_1_0:
+            headers += self._connection_header()
+        self._transport.write(b"%b%b\r\n%b" % (head, headers, body))
+        context.metrics.count_request(self._operation, status, perf_counter() - self._began_s)
         if context.observed:
             self._observe(status)
 
@@ -501,9 +497,7 @@ class Connection(asyncio.Protocol):
         if self._request_id:
             headers += header("X-Request-Id", self._request_id)
         self._transport.write(b"%b%b%b\r\n" % (head, headers, self._connection_header()))
-        key = (self._operation, status)
-        self._context.requests[key] = self._context.requests.get(key, 0) + 1
-        self._context.metrics.observe_request(self._operation, perf_counter() - self._began_s)
+        self._context.metrics.count_request(self._operation, status, perf_counter() - self._began_s)
         if self._context.observed:
             self._observe(status)
 

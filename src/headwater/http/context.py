@@ -132,7 +132,6 @@ class Context:
         self.limits = limits
         self.loop = loop
         self.metrics = engine.metrics
-        self.requests = engine.metrics.requests
         self.common_headers = CommonHeaders(access.origins)
         self.cache_control = cache_control
         self.access = access

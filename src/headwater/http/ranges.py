@@ -44,13 +44,13 @@ FRAMES_MAX: Final = 50_000
 """Messages in one answer with frames: their lengths are worked out at once, in about 10 ms."""
 FRAMES_TYPE: Final = "application/vnd.headwater.frames"
 FRAME_TIMES: Final = b"Stream-Frame-Times: 1\r\n"
-PARAMETERS: Final = ("until", "splits", "frames", "times", "find")
+PARAMETERS: Final = frozenset(("until", "splits", "frames", "times", "find"))
 
 _COUNT: Final = re.compile(r"[1-9][0-9]{0,4}", re.ASCII)
 
 
 def asked_for(query: Mapping[str, str]) -> bool:
-    return any(name in query for name in PARAMETERS)
+    return not PARAMETERS.isdisjoint(query)
 
 
 def not_for_live_reads() -> BadRequest:

@@ -67,7 +67,7 @@ def check_batch(batch: Sequence[Committed]) -> None:
     """Raise `BatchTooLargeError` for a batch that no journal can take, before anything is encoded or written."""
     total = 0
     for record, _ in batch:
-        if isinstance(record, Append | Create):
+        if type(record) is Append or type(record) is Create:
             size = len(record.payload) + _LENGTH_MAX_BYTES * len(record.lengths)
             if size > RECORD_MAX_BYTES:
                 raise BatchTooLargeError(

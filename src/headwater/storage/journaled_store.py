@@ -164,7 +164,7 @@ class JournaledStorage:
         streams = self._streams
         dirty = unsaved.dirty
         for record, removed in batch:
-            if isinstance(record, Append):
+            if type(record) is Append:
                 stream_id = record.id
                 dirty.add(stream_id)
                 payload = record.payload

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Final
 
 from headwater.storage.arrival_times import TimeRun
@@ -72,17 +72,21 @@ class Tail:
             growing += payload
             if len(growing) >= BLOCK_BYTES:
                 self._seal()
-        if len(lengths) == 1:
-            self.ends.append(end + size)
+        ends = self.ends
+        count = len(lengths)
+        if count == 1:
+            ends.append(end + size)
         else:
-            self.ends.extend(islice(accumulate(lengths, initial=end), 1, None))
+            added = list(accumulate(lengths, initial=end))
+            del added[0]
+            ends.fromlist(added)
         times = self.times
-        end_index = self.index + len(self.ends)
+        end_index = self.index + len(ends)
         if times and at_ms <= times[-1]:
             times[-2] = end_index
-            return size + 8 * len(lengths)
+            return size + 8 * count
         times.extend((end_index, at_ms))
-        return size + 8 * len(lengths) + TIME_RUN_BYTES
+        return size + 8 * count + TIME_RUN_BYTES
 
     def boundary(self, index: int) -> int | None:
         """Position after `index` messages of the stream, for boundaries inside the run or at its start."""

@@ -115,7 +115,7 @@ class BatchEncoder:
         table: list[int] = []
         all_removed: tuple[int, ...] = ()
         for record, removed in batch:
-            if isinstance(record, Append | Create) and len(record.payload) >= LARGE_BYTES:
+            if (type(record) is Append or type(record) is Create) and len(record.payload) >= LARGE_BYTES:
                 before, payload, after = encode_large(record)
                 buffer += before
                 buffer = bytearray(after)
