@@ -102,7 +102,7 @@ class Follows:
         """The same in other workers of the server."""
         self._open: dict[ManyFollower, None] = {}
         self._created_names: deque[str] = deque()
-        """New streams that followers have not been told of yet."""
+        """New streams that have not been announced to followers yet."""
         self._is_telling = False
 
     def __len__(self) -> int:
@@ -140,7 +140,7 @@ class Follows:
     def _told(self, error: Exception | None) -> None:
         self._is_telling = False
         if error is not None:
-            log.error("a follower could not be told of a new stream", exc_info=error)
+            log.error("a new stream could not be announced to a follower", exc_info=error)
         self._tell()
 
     def _tell_all(self) -> Iterator[None]:

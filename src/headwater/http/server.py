@@ -393,7 +393,7 @@ def warn_of_exposure(settings: Settings) -> None:
 
 
 def warn_of_loss(settings: Settings) -> None:
-    """Warn whoever started the server from a command line that nothing will survive."""
+    """Warn on the terminal that started the server that nothing will survive."""
     if settings.storage.mode == "memory":
         log.warning(
             "storage mode is memory: all streams are lost when the server stops."

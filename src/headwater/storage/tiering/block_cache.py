@@ -26,7 +26,7 @@ from headwater.storage.tiering.objects import Objects
 
 BLOCK_BYTES: Final = 1024 * 1024
 FETCH_BLOCKS: Final = 4
-"""Blocks that are fetched with one request, where they follow each other: a read goes on, most likely."""
+"""Blocks that are fetched with one request, where they follow each other: most reads continue with the next block."""
 FETCHES_MAX: Final = 4
 OPEN_MAX: Final = 256
 """Objects that are cached in part: each is an open file. Those that nobody reads are forgotten beyond that."""
