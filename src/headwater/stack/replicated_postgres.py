@@ -32,6 +32,7 @@ from headwater.stack.database import LocalPostgres, LocalPostgresError, database
 log = logging.getLogger("headwater.stack")
 
 WATCH_S: Final = 0.2
+STREAM_END_S: Final = 10.0
 STATE_NAME: Final = "servers.json"
 PASSWORD_VARIABLE: Final = "HEADWATER_POSTGRES_PASSWORD"
 _SETTINGS: Final = {
@@ -90,8 +91,10 @@ class ReplicatedPostgres:
         if is_new:
             primary.prepare()
             primary.start()
+            # By their names, because the connection of pg_basebackup is no standby.
+            names = ", ".join(f"pg_{server.port}" for server in self.servers)
             # Not effective yet: a commit would wait for standbys that do not exist.
-            self._run(primary, "ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (*)'")
+            self._run(primary, f"ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 ({names})'")
         elif primary.process is None:
             # Its databases exist, and a commit waits until a standby runs.
             primary.skips_set_up = True
@@ -158,8 +161,9 @@ class ReplicatedPostgres:
                 return None
             try:
                 with psycopg.connect(server.url, connect_timeout=2) as connection:
+                    _wait_for_end_of_stream(connection)
                     row = connection.execute(
-                        "SELECT pg_wal_lsn_diff(COALESCE(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0')"
+                        "SELECT pg_wal_lsn_diff(GREATEST(pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn()), '0/0')"
                     ).fetchone()
             except psycopg.Error:
                 return None
@@ -234,6 +238,15 @@ class ReplicatedPostgres:
         fresh = self._directory / f"{STATE_NAME}.new"
         fresh.write_text(json.dumps({"primary": self.primary, "former": self._former}))
         fresh.replace(self._directory / STATE_NAME)
+
+
+def _wait_for_end_of_stream(standby: roles.Connection) -> None:
+    """Wait until the former primary sends nothing: its processes survive it for a moment, and could still commit."""
+    until_s = time.monotonic() + STREAM_END_S
+    while standby.execute("SELECT 1 FROM pg_stat_wal_receiver WHERE status = 'streaming'").fetchone():
+        if time.monotonic() > until_s:
+            raise psycopg.OperationalError("the former primary still sends")
+        time.sleep(0.02)
 
 
 def _is_running(server: LocalPostgres) -> bool:
