@@ -83,10 +83,12 @@ def token(
     claims = replace(default_claims(settings), subject=sub, scope=" ".join(scope or ()), namespace=ns, ttl_s=ttl)
     if aud:
         claims = replace(claims, audience=aud)
-    if not ring.jwks_file.exists():
+    has_keys = ring.jwks_file.exists()
+    token = mint(ring, claims, alg, flaws)
+    if not has_keys:
         place = ring.jwks_file.parent
         typer.echo(f"headwater: created keys in {place}; a stack with this directory accepts the token", err=True)
-    typer.echo(mint(ring, claims, alg, flaws))
+    typer.echo(token)
 
 
 def default_claims(settings: Settings) -> TokenClaims:

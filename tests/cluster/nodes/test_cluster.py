@@ -29,19 +29,7 @@ from tests.vitest_run import describe_failures, run_vitest
 from tests.waiting import wait_until
 
 TEXT = {"Content-Type": "text/plain"}
-ROUNDS_LONG = 200
-SHORT_FAULTS = [
-    "kill_node",
-    "cut",
-    "kill_primary",
-    "kill_shard",
-    "pause_briefly",
-    "pause_node",
-    "kill_shard",
-    "cut",
-    "drain_node",
-    "kill_shard",
-]
+ROUNDS = 200
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +116,11 @@ def test_requests_get_503_while_postgres_has_no_standby(cluster: RunningCluster)
     cluster.wait_until_shared(0, 1, 2)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_no_fault_breaks_a_promise(cluster: RunningCluster, long: bool) -> None:
-    seed = time.time_ns() % 10**9 if long else 20_265
-    faults = random.Random(seed).choices(list(FAULTS), k=ROUNDS_LONG) if long else SHORT_FAULTS
+def test_no_fault_breaks_a_promise(cluster: RunningCluster) -> None:
+    seed = time.time_ns() % 10**9
+    faults = random.Random(seed).choices(list(FAULTS), k=ROUNDS)
     counts = asyncio.run(endure_faults(cluster, faults, seed))
     for what in ("append", "read", "tail", "create", "delete", "events"):
         assert counts[what] > len(faults), f"too little {what} to judge by: {counts}"
