@@ -50,6 +50,7 @@ def run_node(settings: Settings, load: Callable[[], Settings]) -> None:
     owner = f"{name}#{secrets.token_hex(4)}"
     keeper, pid, opened = start_keeper(settings, name, owner, f"{host}:{settings.server.port}")
     try:
+        log.warning("the mode cluster is experimental: do not use it for data that you cannot lose")
         log.info("node %s of the cluster %s, which has %d shards", name, settings.cluster.name, opened.shards)
         NodeSupervisor(settings, load, opened.shards, keeper, host).run()
     finally:
